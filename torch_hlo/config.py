@@ -1,0 +1,60 @@
+"""The only place that reads the environment: one table of flags, each `TORCH_HLO_<NAME>`.
+
+    config.get("LOG")                      # current value
+    with config.override(FALLBACK="error"): ...
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    name: str
+    default: object
+    parse: Callable[[str], object]
+    doc: str
+
+
+FLAGS: dict[str, Flag] = {
+    f.name: f
+    for f in (
+        Flag("LOG", 0, int, "1: compiles with their reason; 2: also step timings; 3: also HLO; 4: also LLVM IR"),
+        Flag("DUMP", "", str, "directory that gets one folder per compile: every pass's HLO, LLVM IR, assembly, buffers, reason"),
+        Flag("FALLBACK", "warn", str, "op without a lowering: warn (run on the CPU, one line per op), allow (silently), error"),
+        Flag("CHECK", 0, int, "1: verify HLO at pipeline ends; 2: after each pass, with text round trip; 3: also evaluate after each pass"),
+        Flag("DISABLE", "", str, "comma-separated names of passes to leave out"),
+        Flag("THREADS", 0, int, "CPU threads for compiled programs; 0: torch.get_num_threads()"),
+        Flag("DEVICE", "cpu", str, "what runs compiled programs: cpu, evaluator (NumPy reference)"),
+        Flag("EAGER", False, lambda s: s not in ("", "0"), "run op by op instead of recording"),
+        Flag("MAX_NODES", 20000, int, "recorded ops after which the graph is cut"),
+        Flag("ASYNC", True, lambda s: s not in ("", "0"), "run steps on a background thread while Python traces the next"),
+    )
+}
+_values: dict[str, object] = {}
+
+
+def get(name: str):
+    """Value of flag `name`, read from the environment once. Raises KeyError for an unknown flag."""
+    if name not in _values:
+        flag = FLAGS[name]
+        text = os.environ.get(f"TORCH_HLO_{name}")
+        try:
+            _values[name] = flag.default if text is None else flag.parse(text)
+        except ValueError:
+            raise ValueError(f"TORCH_HLO_{name}={text!r} is not valid: {flag.doc}") from None
+    return _values[name]
+
+
+@contextlib.contextmanager
+def override(**flags) -> Iterator[None]:
+    """Set flags for the duration of a `with` block."""
+    before = {name: get(name) for name in flags}
+    _values.update(flags)
+    try:
+        yield
+    finally:
+        _values.update(before)

@@ -1,0 +1,195 @@
+"""The one IR: interned, immutable instructions; computations and modules made of them.
+
+    x = parameter(0, Shape("f32", (4,)))          # builders live in build.py
+    y = instr("add", (x, x))                      # shape inferred from the opcode table
+    assert instr("add", (x, x)) is y              # same structure <=> same object: CSE is free
+
+Never assign to an Instruction. Names and source locations live in META and never change identity.
+"""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from torch_hlo.hlo.shape import Shape
+
+
+class Instruction:
+    """op (XLA's spelling), operands, shape, attrs (sorted pairs of hashable values, may hold a Computation)."""
+
+    __slots__ = ("op", "operands", "shape", "attrs", "__weakref__")
+    op: str
+    operands: tuple[Instruction, ...]
+    shape: Shape
+    attrs: tuple[tuple[str, object], ...]
+
+    def __getitem__(self, name: str):
+        """Attribute `name`; KeyError when absent."""
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        raise KeyError(f"{self.op} has no attribute {name}")
+
+    def get(self, name: str, default=None):
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        return default
+
+    def __str__(self) -> str:
+        from torch_hlo.hlo.text import instruction_text
+
+        return instruction_text(self)
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """Debug information of an instruction; not part of its identity."""
+
+    name: str = ""  # preferred name in text
+    op_name: str = ""  # e.g. "aten::add"
+    source: str = ""  # "model.py:31"
+
+
+META: weakref.WeakKeyDictionary[Instruction, Meta] = weakref.WeakKeyDictionary()
+_INTERNED: weakref.WeakValueDictionary[tuple, Instruction] = weakref.WeakValueDictionary()
+
+
+def instr(op: str, operands: tuple[Instruction, ...] = (), shape: Shape | None = None, **attrs) -> Instruction:
+    """The instruction with this structure. The shape is inferred from the opcode's row when not given.
+
+    Lists in attributes become tuples; attributes that are None are left out.
+    Raises ShapeError (infer.py) when the operands do not fit the opcode.
+    """
+    pairs = tuple(sorted((k, tuple(v) if type(v) is list else v) for k, v in attrs.items() if v is not None)) if attrs else ()
+    return _instr(op, tuple(operands), pairs, shape)
+
+
+def _instr(op: str, operands: tuple[Instruction, ...], attrs: tuple, shape: Shape | None) -> Instruction:
+    # Operands enter the key by id: they are interned, and the instruction found keeps them alive.
+    key = (op, tuple(map(id, operands)), attrs, shape)
+    found = _INTERNED.get(key)
+    if found is not None:
+        return found
+    if shape is None:
+        from torch_hlo.hlo.opcodes import OPCODES
+
+        shape = OPCODES[op].infer(*operands, **dict(attrs))
+        found = _instr(op, operands, attrs, shape)
+    else:
+        found = object.__new__(Instruction)
+        found.op, found.operands, found.shape, found.attrs = op, operands, shape, attrs
+    _INTERNED[key] = found
+    return found
+
+
+def replace(x: Instruction, operands: Iterable[Instruction] | None = None, **attrs) -> Instruction:
+    """`x` with other operands and/or attributes; shape inferred anew unless nothing but equal-shaped operands changed."""
+    new = x.operands if operands is None else tuple(operands)
+    if not attrs:
+        same = all(a.shape == b.shape for a, b in zip(new, x.operands, strict=True)) if len(new) == len(x.operands) else False
+        return _instr(x.op, new, x.attrs, x.shape if same else None)
+    merged = {**dict(x.attrs), **attrs}
+    return instr(x.op, new, **merged)
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """A function: parameters in order (a parameter may be unused) and one root."""
+
+    name: str = field(compare=False, default="")
+    params: tuple[Instruction, ...] = ()
+    root: Instruction = None  # type: ignore[assignment]
+
+    def __hash__(self) -> int:  # the name is no part of identity
+        return hash((tuple(map(id, self.params)), id(self.root)))
+
+    def instructions(self) -> list[Instruction]:
+        """All instructions in postorder, parameters first."""
+        return postorder((*self.params, self.root))
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A program. `aliases`: (output index, parameter index) pairs, the output may reuse the parameter's memory.
+
+    `symbols`: ((name, parameter index, dimension), …): where the value of each symbolic size is read.
+    """
+
+    name: str
+    entry: Computation
+    aliases: tuple[tuple[int, int], ...] = ()
+    symbols: tuple[tuple[str, int, int], ...] = ()
+    mesh: object | None = None
+
+    def with_root(self, root: Instruction) -> Module:
+        """This module computing another root; itself when nothing changed."""
+        if root is self.entry.root:
+            return self
+        return Module(self.name, Computation(self.entry.name, self.entry.params, root), self.aliases, self.symbols, self.mesh)
+
+    def __str__(self) -> str:
+        from torch_hlo.hlo.text import module_text
+
+        return module_text(self)
+
+
+def outputs(module: Module) -> tuple[Instruction, ...]:
+    """The instructions a program returns: the operands of a tuple root, else the root itself."""
+    root = module.entry.root
+    return root.operands if root.op == "tuple" else (root,)
+
+
+def postorder(roots: Iterable[Instruction]) -> list[Instruction]:
+    """Every instruction reachable from `roots`, operands before users, without recursion, in a stable order."""
+    seen: set[int] = set()
+    order: list[Instruction] = []
+    for root in roots:
+        if id(root) in seen:
+            continue
+        stack: list[tuple[Instruction, Iterator[Instruction]]] = [(root, iter(root.operands))]
+        seen.add(id(root))
+        while stack:
+            node, pending = stack[-1]
+            for operand in pending:
+                if id(operand) not in seen:
+                    seen.add(id(operand))
+                    stack.append((operand, iter(operand.operands)))
+                    break
+            else:
+                order.append(node)
+                stack.pop()
+    return order
+
+
+def users(roots: Iterable[Instruction]) -> dict[Instruction, list[Instruction]]:
+    """For each reachable instruction the instructions that use it (once per use), in postorder."""
+    table: dict[Instruction, list[Instruction]] = {}
+    for x in postorder(roots):
+        table.setdefault(x, [])
+        for operand in x.operands:
+            table[operand].append(x)
+    return table
+
+
+def called(x: Instruction) -> tuple[Computation, ...]:
+    """Computations that `x` calls (to_apply, body, condition, branches, fused computation, …)."""
+    found: list[Computation] = []
+    for _, value in x.attrs:
+        if isinstance(value, Computation):
+            found.append(value)
+        elif type(value) is tuple:
+            found.extend(v for v in value if isinstance(v, Computation))
+    return tuple(found)
+
+
+def rewrite_bottom_up(root: Instruction, fn: Callable[[Instruction], Instruction]) -> Instruction:
+    """Rebuild from the leaves: `fn` sees each instruction with operands already rewritten and returns its replacement."""
+    done: dict[Instruction, Instruction] = {}
+    for x in postorder((root,)):
+        operands = tuple(done[o] for o in x.operands)
+        done[x] = fn(x if operands == x.operands else replace(x, operands))
+    return done[root]

@@ -1,0 +1,133 @@
+"""A recorded graph of aten ops -> an HLO module. The lazy path and torch.compile both come through here.
+
+    node = Node(aten.add.Tensor, (leaf, leaf), {}, (Shape("f32", (4,)),))
+    module = lower([node], [Out(node, 0)], [leaf])
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_hlo.hlo.ir import META, Computation, Instruction, Meta, Module, instr
+from torch_hlo.hlo.shape import Shape, tuple_shape
+from torch_hlo.lowering import registry
+from torch_hlo.lowering.registry import LOWERINGS, LoweringError, Weak
+
+
+class Node:
+    """One recorded functional aten op. `args` and `kwargs` hold Out, Leaf, Lift, plain Python values and lists of them.
+
+    `outs` are the shapes of the flat results (None for an undefined one); `source` is the Python line, or "".
+    """
+
+    __slots__ = ("target", "args", "kwargs", "outs", "source", "__weakref__")
+
+    def __init__(self, target, args: tuple, kwargs: dict, outs: tuple[Shape | None, ...], source: str = "") -> None:
+        self.target, self.args, self.kwargs, self.outs, self.source = target, args, kwargs, outs, source
+
+
+class Out:
+    """Result `index` (flat) of `node`."""
+
+    __slots__ = ("node", "index")
+
+    def __init__(self, node: Node, index: int = 0) -> None:
+        self.node, self.index = node, index
+
+
+class Leaf:
+    """An array that the program takes as a parameter."""
+
+    __slots__ = ("shape", "__weakref__")
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+
+class Lift:
+    """A Python number that the program takes as a rank-0 parameter of `dtype` ("f64" or "s64"), so that another value
+    does not recompile. Seen by lowerings as `Weak`."""
+
+    __slots__ = ("dtype", "__weakref__")
+
+    def __init__(self, dtype: str = "f64") -> None:
+        self.dtype = dtype
+
+
+def lower(
+    nodes: Sequence[Node],
+    outputs: Sequence[Out | Leaf],
+    inputs: Sequence[Leaf | Lift],
+    aliases: tuple[tuple[int, int], ...] = (),
+    name: str = "step",
+    symbols: tuple[tuple[str, int, int], ...] = (),
+) -> Module:
+    """Lower `nodes` (in an order where operands come first). Parameter i of the module is `inputs[i]`.
+
+    `aliases`: (output, input) pairs, see Module. Raises LoweringError when an op has no lowering or the lowering does
+    not give the recorded shapes.
+    """
+    values: dict[int, Instruction | Weak] = {}
+    results: dict[int, tuple[Instruction | None, ...]] = {}
+    params = []
+    for i, leaf in enumerate(inputs):
+        shape = leaf.shape if isinstance(leaf, Leaf) else Shape(leaf.dtype)
+        param = instr("parameter", (), shape, index=i)
+        params.append(param)
+        values[id(leaf)] = param if isinstance(leaf, Leaf) else Weak(param)
+
+    def value(x):
+        kind = type(x)
+        if kind is Out:
+            return results[id(x.node)][x.index]
+        if kind is Leaf or kind is Lift:
+            return values[id(x)]
+        if kind is list or kind is tuple:
+            return [value(v) for v in x]
+        return x
+
+    for node in nodes:
+        results[id(node)] = _lower_node(node, [value(a) for a in node.args], {k: value(v) for k, v in node.kwargs.items()})
+    roots = [value(x) for x in outputs]
+    root = instr("tuple", tuple(roots), tuple_shape(*(r.shape for r in roots)))
+    return Module(name, Computation("main", tuple(params), root), aliases, symbols)
+
+
+def _lower_node(node: Node, args: list, kwargs: dict) -> tuple[Instruction | None, ...]:
+    fn = LOWERINGS.get(node.target)
+    if fn is None:
+        raise LoweringError(f"{node.target} has no lowering (operands {_shapes(args)}){_at(node)}")
+    registry._EXPECTED.append(node.outs)
+    try:
+        flat = tuple(_flatten(fn(*args, **kwargs)))
+    except LoweringError:
+        raise
+    except Exception as error:
+        error.add_note(f"while lowering {node.target} on {_shapes(args)}{_at(node)}")
+        raise
+    finally:
+        registry._EXPECTED.pop()
+    if len(flat) != len(node.outs):
+        raise LoweringError(f"{node.target}: the lowering gave {len(flat)} results, PyTorch {len(node.outs)}")
+    for got, want in zip(flat, node.outs, strict=True):
+        if got is not None and want is not None and (got.shape.dtype, got.shape.dims) != (want.dtype, want.dims):
+            raise LoweringError(f"{node.target}({_shapes(args)}): the lowering gave {got.shape}, PyTorch {want}{_at(node)}")
+    for x in flat:
+        if x is not None:
+            META.setdefault(x, Meta("", str(node.target), node.source))
+    return flat
+
+
+def _flatten(result):
+    if isinstance(result, (tuple, list)):
+        for r in result:
+            yield from _flatten(r)
+    else:
+        yield result
+
+
+def _shapes(args) -> str:
+    return ", ".join(str(a.shape) if isinstance(a, Instruction) else repr(a) for a in args)
+
+
+def _at(node: Node) -> str:
+    return f" at {node.source}" if node.source else ""

@@ -1,0 +1,64 @@
+"""The table aten overload -> lowering function, and the dtype names of both sides.
+
+A lowering takes the arguments of the aten op with every tensor replaced by an Instruction (every `Lift` by a rank-0
+Instruction wrapped in `Weak`), and returns an Instruction, or a (nested) tuple/list of Instructions and Nones in the
+order of the op's results. It knows nothing of lazy tensors, views or mutation: only functional overloads are lowered.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.shape import DTYPES, Shape
+
+LOWERINGS: dict[OpOverload, Callable] = {}
+TORCH_TO_HLO = {getattr(torch, d.torch): d.name for d in DTYPES.values() if d.torch and hasattr(torch, d.torch)}
+HLO_TO_TORCH = {v: k for k, v in TORCH_TO_HLO.items()}
+
+
+class LoweringError(RuntimeError):
+    """An op that a program needs cannot be lowered; names the op, the operand shapes and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weak:
+    """A Python number that enters the program as a rank-0 input (f64 or s64): it takes part in type promotion as a
+    Python scalar does, that is, only its category (int, float) counts."""
+
+    value: Instruction
+
+
+def lowers(*targets: OpOverloadPacket | OpOverload) -> Callable[[Callable], Callable]:
+    """Register the decorated function for these overloads. A packet stands for all its functional overloads
+    (no argument written to, no `out=`). Registering an overload twice is an error."""
+
+    def register(fn: Callable) -> Callable:
+        for target in targets:
+            for overload in overloads(target):
+                if overload in LOWERINGS:
+                    raise ValueError(f"{overload} has two lowerings: {LOWERINGS[overload].__name__}, {fn.__name__}")
+                LOWERINGS[overload] = fn
+        return fn
+
+    return register
+
+
+def overloads(target: OpOverloadPacket | OpOverload) -> list[OpOverload]:
+    """The functional overloads of a packet; an overload stands for itself."""
+    if isinstance(target, OpOverload):
+        return [target]
+    every = [getattr(target, name) for name in target.overloads()]
+    return [o for o in every if not any(a.alias_info and a.alias_info.is_write for a in o._schema.arguments)]
+
+
+_EXPECTED: list[tuple[Shape | None, ...]] = [()]
+
+
+def expected() -> tuple[Shape | None, ...]:
+    """Shapes (flat) that PyTorch gave the results of the op being lowered. Use it for the result dtype and for sizes
+    that the arguments do not determine."""
+    return _EXPECTED[-1]
