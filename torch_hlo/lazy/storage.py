@@ -1,0 +1,172 @@
+"""Storages: the memory that tensors alias, as a functional value that writes replace.
+
+    Storage.value    Out (pending: a result of a recorded node) or Array (a device value, usable as a leaf)
+    read(tensor)     the tensor's value, replaying its view operations as nodes
+    write(tensor, v) a new value for the tensor; everything that aliases it sees the change
+
+For the step (lazy/step.py):
+* `pending_storages()` are the live storages whose value is an `Out`, oldest first. The values of those are the outputs of the graph.
+* When a graph has run, `storage.bind(out, data)` stores the device value `data` unless a newer value was written meanwhile.
+* The leaves of a graph are `Array` (a `Leaf` that carries its device value in `.data`) and `Number` (a `Lift` that carries its
+  Python value in `.value`). An Array may be donated when `array.held()` is false and nothing else recorded reads it.
+* Old nodes stay valid after a step: whoever still holds one may evaluate it again. Nothing may be cleared in them.
+"""
+from __future__ import annotations
+
+import threading
+from collections import deque
+from weakref import ref
+
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.lowering.graph import Leaf, Lift, Node, Out
+
+LOCK = threading.Lock()  # guards "compare value, then replace it"
+_PENDING: deque[ref] = deque()
+
+
+class Array(Leaf):
+    """A leaf of the graph: an array on the device. `data` is the device runtime's value for it (opaque here)."""
+
+    __slots__ = ("data", "owners")
+
+    def __init__(self, shape: Shape, data) -> None:
+        self.shape = shape
+        self.data = data
+        self.owners: tuple[ref, ...] = ()
+
+    def held(self) -> bool:
+        """True while the value of some live storage is this array."""
+        for owner in self.owners:
+            storage = owner()
+            if storage is not None and storage.value is self:
+                return True
+        return False
+
+
+class Number(Lift):
+    """A Python number that enters a graph as a rank-0 input: `dtype` is "f64", "s64" (or "c128"), `value` the number."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value, dtype: str) -> None:
+        self.value = value
+        self.dtype = dtype
+
+
+class Storage:
+    """What the tensors of one alias set share. `value` is the array of the tensor that was created with the storage
+    (logically: `shape` in row-major order, whatever its strides); `meta` is that tensor's metadata.
+
+    `views` caches the values of views of the present value; `device` is the index of the device.
+    """
+
+    __slots__ = ("value", "shape", "meta", "device", "version", "views", "freed", "__weakref__")
+
+    def __init__(self, value: Out | Array, meta, device: int = 0) -> None:
+        self.value = value
+        self.meta = meta
+        self.shape: Shape = meta.hlo
+        self.device = device
+        self.version = 0
+        self.views: dict | None = None
+        self.freed = False
+        if type(value) is Out:
+            _PENDING.append(ref(self))
+        else:
+            value.owners += (ref(self),)
+
+    def replace(self, value: Out | Array) -> None:
+        """Give the storage another value, as an in-place operation does."""
+        with LOCK:
+            if type(value) is Array:
+                value.owners += (ref(self),)
+            elif type(self.value) is not Out:
+                _PENDING.append(ref(self))
+            self.value = value
+            self.views = None
+            self.version += 1
+
+    def bind(self, out: Out, data) -> bool:
+        """The graph that computes `out` has run: its device value is `data`. False if a newer value has been written.
+        `data` may be an Array (several storages with one value share it) or the bare device value."""
+        with LOCK:
+            if self.value is not out:
+                return False
+            array = data if type(data) is Array else Array(self.shape, data)
+            array.owners += (ref(self),)
+            self.value = array
+            self.views = None
+            return True
+
+
+def pending_storages() -> list[Storage]:
+    """Live storages with a pending value, in the order in which they became pending. They stay registered until bound."""
+    found: dict[int, Storage] = {}
+    for _ in range(len(_PENDING)):
+        storage = _PENDING.popleft()()
+        if storage is not None and type(storage.value) is Out:
+            found.setdefault(id(storage), storage)
+    for storage in found.values():
+        _PENDING.append(ref(storage))
+    return list(found.values())
+
+
+def pending_count() -> int:
+    """Upper bound of the number of pending storages; cheap."""
+    return len(_PENDING)
+
+
+def read(tensor) -> Out | Array:
+    """The value of an hlo tensor as an operand of a node. Never evaluates anything."""
+    storage = tensor._storage
+    view = tensor._view
+    if view is None:
+        return storage.value
+    cached = storage.views
+    if cached is not None:
+        value = cached.get(view)
+        if value is not None:
+            return value
+    return _replay(storage, view)
+
+
+def _replay(storage: Storage, view) -> Out | Array:
+    cached = storage.views
+    if cached is None:
+        cached = storage.views = {}
+    chain = []
+    value = None
+    while view is not None:
+        value = cached.get(view)
+        if value is not None:
+            break
+        chain.append(view)
+        view = view.parent
+    if value is None:
+        value = storage.value
+    for view in reversed(chain):
+        value = cached[view] = Out(Node(view.op, (value, *view.args), {}, view.outs))
+    return value
+
+
+def write(tensor, value: Out | Array) -> None:
+    """Make `value` (of the tensor's shape and dtype) the tensor's value; through a view, fold it into the storage's."""
+    storage = tensor._storage
+    view = tensor._view
+    if view is None:
+        storage.replace(value)
+        return
+    chain = []
+    while view is not None:
+        chain.append(view)
+        view = view.parent
+    seen = value
+    cached = storage.views or {}
+    bases: list = [storage.value]
+    for step in reversed(chain[1:]):
+        base = cached.get(step)
+        bases.append(base if base is not None else Out(Node(step.op, (bases[-1], *step.args), {}, step.outs)))
+    for step, base in zip(chain, reversed(bases)):
+        value = step.inverse(base, value)
+    storage.replace(value)
+    storage.views = {chain[0]: seen}
