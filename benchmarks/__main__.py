@@ -1,0 +1,192 @@
+"""Workloads x engines, interleaved in one run; a table of ratios, JSON, and a plot.
+
+    python -m benchmarks                                    # everything that is installed
+    python -m benchmarks --workloads gpt_train,softmax --engines eager,hlo --rounds 9
+    python -m benchmarks --torch-xla OTHER_VENV/bin/python  # PyTorch/XLA from another environment
+
+Each pair runs in a process of its own, so that cold start and peak memory are its own; rounds go A B C A B C, so that a noisy
+machine hits all alike. Quote the ratios of medians; absolute times of a shared machine mean little.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from benchmarks.workloads import WORKLOADS
+
+
+class Worker:
+    """A running benchmarks.worker; `failed` is the reason when it died."""
+
+    def __init__(self, engine: str, workload: str, threads: int, cache: str, python: str, timeout: float) -> None:
+        env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "inductor"), TORCH_HLO_CACHE=os.path.join(cache, "hlo"), PJRT_DEVICE="CPU")
+        os.makedirs(env["TORCH_HLO_CACHE"], mode=0o700, exist_ok=True)
+        self.log = tempfile.TemporaryFile("w+")
+        command = [python, "-m", "benchmarks.worker", engine, workload, str(threads)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=env)
+        self.engine, self.failed, self.seconds, self.last = engine, None, [], {}
+        self.ready = self._read()
+
+    def _read(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.log.seek(0)
+            lines = [x for x in self.log.read().strip().splitlines() if x.strip()]
+            self.failed = lines[-1] if lines else f"exit {self.process.returncode}"
+            return {}
+        return json.loads(line)
+
+    def steps(self, count: int) -> list[float]:
+        if self.failed:
+            return []
+        self.process.stdin.write(f"steps {count}\n")
+        self.process.stdin.flush()
+        reply = self._read()
+        self.last = reply or self.last
+        return reply.get("seconds", [])
+
+    def quit(self) -> None:
+        if self.process.poll() is None:
+            self.process.stdin.write("quit\n")
+            self.process.stdin.close()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+
+def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict:
+    """First-step times (cold, and in a second process), medians and peaks of every engine on one workload."""
+    results: dict[str, dict] = {}
+    workers = []
+    with tempfile.TemporaryDirectory() as cache:
+        for engine in engines:
+            python = args.torch_xla if engine == "torch_xla" else sys.executable
+            cold = Worker(engine, workload, args.threads, cache, python, args.timeout)
+            results[engine] = {"cold_s": cold.ready.get("first_step")}
+            if args.warm and not cold.failed:
+                cold.quit()
+                warm = Worker(engine, workload, args.threads, cache, python, args.timeout)
+                results[engine]["warm_s"] = warm.ready.get("first_step")
+                cold = warm
+            workers.append(cold)
+        for w in workers:
+            w.steps(args.warmup)
+        counts = {}
+        for w in workers:
+            one = min(w.steps(2) or [1.0])
+            counts[w.engine] = max(1, min(200, int(args.slice / max(one, 1e-6))))
+        for round_ in range(args.rounds):
+            order = workers if round_ % 2 == 0 else workers[::-1]
+            for w in order:
+                w.seconds += w.steps(counts[w.engine])
+                time.sleep(0.01)
+        for w in workers:
+            r = results[w.engine]
+            if w.failed or not w.seconds:
+                r["error"] = w.failed or "no samples"
+            else:
+                r.update(median_s=statistics.median(w.seconds), best_s=min(w.seconds), peak_mb=w.last["peak_bytes"] / 1e6, samples=len(w.seconds))
+                r.update({k: w.last[k] for k in ("compiles", "fallbacks") if k in w.last}, flops=w.ready["flops"], bytes=w.ready["bytes"])
+            w.quit()
+    return results
+
+
+def table(all_results: dict[str, dict], engines: list[str], ours: str) -> str:
+    """Median ms per engine, and the ratio peer/ours in brackets (above 1: ours is faster)."""
+    lines = [f"{'workload':20s}" + "".join(f"{e:>24s}" for e in engines)]
+    ratios: dict[str, list[float]] = {e: [] for e in engines}
+    for name, results in all_results.items():
+        base = results.get(ours, {}).get("median_s")
+        row = f"{name:20s}"
+        for e in engines:
+            r = results[e]
+            if "error" in r:
+                row += f"{'failed':>24s}"
+                continue
+            text = f"{r['median_s'] * 1e3:.2f} ms"
+            if base and e != ours:
+                ratios[e].append(r["median_s"] / base)
+                text += f" ({ratios[e][-1]:.2f}x)"
+            row += f"{text:>24s}"
+        lines.append(row)
+    mean = f"{'geometric mean':20s}"
+    for e in engines:
+        mean += f"{math.exp(statistics.fmean(map(math.log, ratios[e]))):>22.2f}x " if ratios[e] else f"{'':>24s}"
+    lines.append(mean)
+    for key, title in (("cold_s", "first step, empty caches, s"), ("warm_s", "first step, second process, s"), ("peak_mb", "peak memory, MB")):
+        if any(key in r for results in all_results.values() for r in results.values()):
+            lines += ["", title]
+            for name, results in all_results.items():
+                lines.append(f"{name:20s}" + "".join(f"{results[e].get(key) or float('nan'):>24.2f}" for e in engines))
+    for name, results in all_results.items():
+        for e in engines:
+            if "error" in results[e]:
+                lines.append(f"{name} {e}: {results[e]['error'][:200]}")
+            elif results[e].get("fallbacks"):
+                lines.append(f"{name} {e}: fallbacks {results[e]['fallbacks']}")
+    return "\n".join(lines)
+
+
+def plot(all_results: dict[str, dict], engines: list[str], ours: str, path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    peers = [e for e in engines if e != ours]
+    figure, axes = pyplot.subplots(figsize=(1.5 + 0.8 * len(all_results), 4))
+    for i, e in enumerate(peers):
+        heights = [r[e]["median_s"] / r[ours]["median_s"] if "median_s" in r[e] and "median_s" in r[ours] else 0 for r in all_results.values()]
+        axes.bar([x + i / (len(peers) + 1) for x in range(len(all_results))], heights, 1 / (len(peers) + 1), label=e)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks([x + 0.3 for x in range(len(all_results))], list(all_results), rotation=45, ha="right")
+    axes.set_ylabel(f"time relative to {ours} (above 1: {ours} is faster)")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated; default: all")
+    parser.add_argument("--engines", default="eager,inductor,hlo", help="of eager, inductor, hlo, hlo_compile, torch_xla")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--warmup", type=int, default=3, help="steps before measuring")
+    parser.add_argument("--slice", type=float, default=0.5, help="seconds per engine and round")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--warm", action="store_true", help="also measure the first step of a second process")
+    parser.add_argument("--timeout", type=float, default=600)
+    parser.add_argument("--torch-xla", metavar="PYTHON", help="interpreter of an environment with torch_xla; adds that engine")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--plot", metavar="FILE.png", help="needs matplotlib")
+    args = parser.parse_args()
+    engines = args.engines.split(",") + (["torch_xla"] if args.torch_xla else [])
+    names = args.workloads.split(",")
+    unknown = [n for n in names if n not in WORKLOADS]
+    if unknown:
+        parser.error(f"unknown workloads {unknown}; there are {', '.join(WORKLOADS)}")
+    results: dict[str, dict] = {}
+    ours = "hlo" if "hlo" in engines else engines[-1]
+    for name in names:
+        results[name] = measure(name, engines, args)
+        print(table({name: results[name]}, engines, ours).split("\n")[1], flush=True)
+        if args.json:
+            with open(args.json, "w") as f:
+                json.dump(results, f, indent=1)
+    print("\n" + table(results, engines, ours))
+    if args.plot:
+        plot(results, engines, ours, args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""One engine running one workload in a process of its own, told by lines on stdin what to do.
+
+    python -m benchmarks.worker ENGINE WORKLOAD THREADS   ->   {"ready": …}, then for each "steps N" line {"seconds": [...]}, "quit" ends it.
+"""
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+
+
+def engine_hlo(make):
+    import torch_hlo
+
+    w = make("hlo")
+
+    def step():
+        result = w.step()
+        torch_hlo.mark_step()
+        return result
+
+    return step, lambda: torch_hlo.sync(wait=True), w
+
+
+def _compiled(backend):
+    def engine(make):
+        import torch
+
+        w = make("cpu")
+        return w.compiled(lambda f: torch.compile(f, backend=backend)), lambda: None, w
+
+    return engine
+
+
+def engine_eager(make):
+    w = make("cpu")
+    return w.step, lambda: None, w
+
+
+def engine_torch_xla(make):
+    import torch_xla.core.xla_model as xm
+
+    w = make("xla")
+
+    def step():
+        w.step()
+        xm.mark_step()
+
+    return step, xm.wait_device_ops, w
+
+
+ENGINES = {
+    "eager": engine_eager,
+    "inductor": _compiled("inductor"),
+    "hlo": engine_hlo,
+    "hlo_compile": _compiled("hlo"),
+    "torch_xla": engine_torch_xla,
+}
+
+
+def main() -> None:
+    engine, name, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    out, sys.stdout = sys.stdout, sys.stderr
+    import torch
+
+    torch.set_num_threads(threads)
+    if engine.startswith("hlo"):
+        import torch_hlo  # noqa: F401  (an import is no part of the first step)
+    from benchmarks.workloads import WORKLOADS
+
+    step, wait, w = ENGINES[engine](WORKLOADS[name])
+    wait()
+    start = time.perf_counter()
+    step()
+    wait()
+    first = time.perf_counter() - start
+    print(json.dumps({"ready": True, "first_step": first, "flops": w.flops, "bytes": w.bytes}), file=out, flush=True)
+    for line in sys.stdin:
+        command, *rest = line.split()
+        if command == "quit":
+            break
+        seconds = []
+        for _ in range(int(rest[0])):
+            start = time.perf_counter()
+            step()
+            wait()
+            seconds.append(time.perf_counter() - start)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"seconds": seconds, "peak_bytes": peak, **counters(engine)}), file=out, flush=True)
+
+
+def counters(engine: str) -> dict:
+    if not engine.startswith("hlo"):
+        return {}
+    import torch_hlo
+
+    m = torch_hlo.metrics
+    return {"compiles": m.counter_value("UncachedCompile") or 0, "fallbacks": [n for n in m.counter_names() if n.startswith("aten::")]}
+
+
+if __name__ == "__main__":
+    main()

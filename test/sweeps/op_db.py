@@ -1,0 +1,211 @@
+"""torch's op_db on "hlo" against CPU: forward, backward, in-place and out=, float32.
+
+    python -m test.sweeps.op_db [--ops REGEX] [--samples 3] [--json FILE] [--verbose]
+
+An operator passes when every sample of every variant agrees; it is native when no aten op fell back to the CPU meanwhile.
+"""
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import re
+import signal
+import sys
+import traceback
+import warnings
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+import torch_hlo
+
+# CUDA-only or needing what a strided dense device does not have.
+SKIP = {
+    "jiterator_unary": "CUDA only", "jiterator_binary": "CUDA only", "jiterator_binary_return_by_ref": "CUDA only",
+    "jiterator_4inputs_with_extra_args": "CUDA only", "jiterator_2inputs_2outputs": "CUDA only",
+}  # fmt: skip
+# Random or uninitialised results: only shapes and dtypes are compared.
+UNDEFINED_VALUES = re.compile(
+    r"^(empty|empty_like|new_empty|empty_strided|new_empty_strided|empty_permuted|bernoulli|multinomial|normal|cauchy|exponential|geometric|log_normal|uniform|rand|randn"
+    r"|randint|.*_like_?rand.*|rand_like|randn_like|randint_like|nn\.functional\.(alpha_|feature_alpha_)?dropout.*|nn\.functional\.feature.*|nn\.functional\.rrelu"
+    r"|nn\.functional\.fractional_max_pool.*|svd_lowrank|pca_lowrank|torch\.ops\.aten\._efficient_attention_forward|nn\.functional\.multi_head_attention_forward)"
+)
+
+
+class Timeout(Exception):
+    pass
+
+
+def tensors(x):
+    if isinstance(x, torch.Tensor):
+        yield x
+    elif isinstance(x, (tuple, list)):
+        for v in x:
+            yield from tensors(v)
+    elif isinstance(x, dict):
+        for v in x.values():
+            yield from tensors(v)
+
+
+def move(x, device):
+    if isinstance(x, torch.Tensor):
+        if x.layout != torch.strided:
+            return x
+        moved = x.detach().to(device)
+        return moved.requires_grad_(x.requires_grad) if x.is_leaf or not x.requires_grad else moved.requires_grad_(True)
+    if isinstance(x, (tuple, list)):
+        return type(x)(move(v, device) for v in x) if not hasattr(x, "_fields") else type(x)(*(move(v, device) for v in x))
+    if isinstance(x, dict):
+        return {k: move(v, device) for k, v in x.items()}
+    if isinstance(x, torch.device):
+        return torch.device(device)
+    return x
+
+
+def compare(got, want, values: bool) -> None:
+    got, want = list(tensors(got)), list(tensors(want))
+    assert len(got) == len(want), f"{len(got)} results, not {len(want)}"
+    for g, w in zip(got, want):
+        assert g.shape == w.shape, f"shape {tuple(g.shape)}, not {tuple(w.shape)}"
+        assert g.dtype == w.dtype, f"dtype {g.dtype}, not {w.dtype}"
+        if values:
+            g, w = g.detach().cpu(), w.detach()
+            torch.testing.assert_close(g.resolve_conj().resolve_neg(), w.resolve_conj().resolve_neg(), equal_nan=True, rtol=2e-4, atol=2e-4, check_stride=False)
+
+
+def variants(op, sample):
+    """(name, function of moved (input, args, kwargs)) for each way to call the op."""
+    yield "forward", lambda i, a, k: op(i, *a, **k)
+    inplace = op.get_inplace()
+    if inplace is not None and isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
+
+        def run_inplace(i, a, k):
+            x = i.detach().clone()
+            return inplace(x, *a, **k)
+
+        yield "inplace", run_inplace
+    if op.supports_out:
+        yield "out", None
+
+
+def grads(op, sample, device):
+    i, a, k = move(sample.input, device), move(sample.args, device), move(sample.kwargs, device)
+    leaves = [t for t in tensors((i, a, k)) if t.requires_grad]
+    out = op(i, *a, **k)
+    if sample.output_process_fn_grad is not None:
+        out = sample.output_process_fn_grad(out)
+    outs = [o for o in tensors(out) if o.requires_grad]
+    if not outs or not leaves:
+        return []
+    total = sum(((o.abs() if o.is_complex() else o) * torch.linspace(0.5, 1.5, max(o.numel(), 1), device=device)[: o.numel()].reshape(o.shape)).sum() for o in outs)
+    return torch.autograd.grad(total, leaves, allow_unused=True)
+
+
+def check(op, samples: int) -> None:
+    name = op.name
+    values = not UNDEFINED_VALUES.match(name)
+    made = []
+    for s in op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd):
+        made.append(s)
+        if len(made) >= samples:
+            break
+    for s in made:
+        for variant, fn in variants(op, s):
+            if variant == "out":
+                check_out(op, s, values)
+                continue
+            try:
+                want = fn(move(s.input, "cpu"), move(s.args, "cpu"), move(s.kwargs, "cpu"))
+            except Exception:  # the sample does not suit this variant on the CPU either
+                continue
+            got = fn(move(s.input, "hlo"), move(s.args, "hlo"), move(s.kwargs, "hlo"))
+            compare(got, want, values)
+        if op.supports_autograd and values:
+            try:
+                want = grads(op, s, "cpu")
+            except Exception:
+                continue
+            compare([g for g in grads(op, s, "hlo") if g is not None], [g for g in want if g is not None], True)
+
+
+def check_out(op, s, values: bool) -> None:
+    def run(device):
+        with torch.no_grad():
+            i, a, k = move(s.input, device), move(s.args, device), move(s.kwargs, device)
+            result = op(i, *a, **k)
+            outs = list(tensors(result))
+            if not outs or len(outs) != (len(result) if isinstance(result, tuple) else 1):
+                return None
+            fresh = [torch.empty_like(o) for o in outs]
+            op(i, *a, **k, out=tuple(fresh) if isinstance(result, tuple) else fresh[0])
+            return fresh
+
+    try:
+        want = run("cpu")
+    except Exception:
+        return
+    if want is not None:
+        compare(run("hlo"), want, values)
+
+
+def run(pattern: str, samples: int, seconds: int, verbose: bool) -> dict:
+    """status per operator: pass, pass-fallback, or fail with the reason."""
+    report: dict[str, dict] = {}
+
+    def alarm(*_):
+        raise Timeout(f"more than {seconds} s")
+
+    signal.signal(signal.SIGALRM, alarm)
+    for op in op_db:
+        name = op.formatted_name if op.variant_test_name else op.name
+        if not re.search(pattern, name) or op.name in SKIP or torch.float32 not in op.supported_dtypes("cpu"):
+            continue
+        torch_hlo.metrics.clear_all()
+        torch.manual_seed(0)
+        signal.alarm(seconds)
+        try:
+            check(op, samples)
+            row = {"status": "pass"}
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            row = {"status": "fail", "reason": f"{type(error).__name__}: {str(error).strip()[:300]}"}
+            if verbose:
+                traceback.print_exc()
+        finally:
+            signal.alarm(0)
+        row["fallbacks"] = [n for n in torch_hlo.metrics.counter_names() if n.startswith("aten::")]
+        report[name] = row
+        if verbose or row["status"] == "fail":
+            print(name, row, flush=True)
+    return report
+
+
+def summary(report: dict) -> str:
+    total = len(report)
+    passed = sum(r["status"] == "pass" for r in report.values())
+    native = sum(r["status"] == "pass" and not r["fallbacks"] for r in report.values())
+    common = collections.Counter(f for r in report.values() for f in r["fallbacks"]).most_common(40)
+    return f"{total} operators: {passed} pass ({passed / total:.1%}), {native} without fallback ({native / total:.1%})\nfallbacks: {common}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", default="", help="regular expression on the operator's name")
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=60, help="limit per operator")
+    parser.add_argument("--json")
+    parser.add_argument("--verbose", action="store_true")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    report = run(args.ops, args.samples, args.seconds, args.verbose)
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(report, f, indent=1)
+    print(summary(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
