@@ -14,6 +14,18 @@ from dataclasses import dataclass, field
 
 from torch_hlo.hlo.shape import Shape
 
+# An attribute with this value is left out, as in XLA's text; `x[name]` gives it all the same.
+DEFAULTS: dict[str, object] = {
+    "lhs_batch_dims": (), "rhs_batch_dims": (), "lhs_contracting_dims": (), "rhs_contracting_dims": (), "rhs_group_dims": (),
+    "feature_group_count": 1, "batch_group_count": 1, "window": (),
+    "collapsed_slice_dims": (), "operand_batching_dims": (), "start_indices_batching_dims": (), "inserted_window_dims": (),
+    "input_batching_dims": (), "scatter_indices_batching_dims": (), "indices_are_sorted": False, "unique_indices": False, "is_stable": False,
+    "lower": False, "left_side": False, "unit_diagonal": False, "transpose_a": "NO_TRANSPOSE",
+    "replica_groups": (), "called_computations": (), "custom_call_has_side_effect": False, "use_global_device_ids": False,
+    "is_host_transfer": False,
+}  # fmt: skip
+_MISSING = object()
+
 
 class Instruction:
     """op (XLA's spelling), operands, shape, attrs (sorted pairs of hashable values, may hold a Computation)."""
@@ -25,10 +37,12 @@ class Instruction:
     attrs: tuple[tuple[str, object], ...]
 
     def __getitem__(self, name: str):
-        """Attribute `name`; KeyError when absent."""
+        """Attribute `name`, or its value in DEFAULTS; KeyError when absent."""
         for key, value in self.attrs:
             if key == name:
                 return value
+        if name in DEFAULTS:
+            return DEFAULTS[name]
         raise KeyError(f"{self.op} has no attribute {name}")
 
     def get(self, name: str, default=None):
@@ -61,11 +75,18 @@ _INTERNED: weakref.WeakValueDictionary[tuple, Instruction] = weakref.WeakValueDi
 def instr(op: str, operands: tuple[Instruction, ...] = (), shape: Shape | None = None, **attrs) -> Instruction:
     """The instruction with this structure. The shape is inferred from the opcode's row when not given.
 
-    Lists in attributes become tuples; attributes that are None are left out.
+    Lists in attributes become tuples; attributes that are None or have their default value (DEFAULTS) are left out.
     Raises ShapeError (infer.py) when the operands do not fit the opcode.
     """
-    pairs = tuple(sorted((k, tuple(v) if type(v) is list else v) for k, v in attrs.items() if v is not None)) if attrs else ()
+    pairs = ()
+    if attrs:
+        kept = [(k, tuple(v) if type(v) is list else v) for k, v in attrs.items() if v is not None]
+        pairs = tuple(sorted([p for p in kept if DEFAULTS.get(p[0], _MISSING) != p[1]], key=_attr_name))
     return _instr(op, tuple(operands), pairs, shape)
+
+
+def _attr_name(pair: tuple[str, object]) -> str:
+    return pair[0]
 
 
 def _instr(op: str, operands: tuple[Instruction, ...], attrs: tuple, shape: Shape | None) -> Instruction:
