@@ -1,0 +1,375 @@
+"""The builder that step emitters write to: one native program, `void entry(ptr block)`.
+
+`block` is an array of 64-bit words: [arena, constants, host callback, sizes…, parameters…, outputs…]. Every buffer of the program
+is a `Place`: a base of the block plus a byte offset, so any function that gets `%block` can reach any buffer.
+
+    @emits_step("my-op")
+    def my_op(program, x):
+        f = Function("my_op", "void", [("i64", "lo"), ("i64", "hi"), ("ptr", "in"), ("ptr", "out")])   # function.py
+        with f.loop("%lo", "%hi") as i: …
+        name = program.function(f.name, f.text())                # defined once, however often it is asked for
+        n = program.size(x.shape.size)                           # "128", or the SSA name of a symbolic size
+        program.parallel(name, [f"ptr {program.pointer(x.operands[0])}", f"ptr {program.pointer(x)}"], n, grain=16, cost=0.2)
+
+Put sizes and pointers in the arguments and not in the text: equal text is compiled once, and layers of a model repeat.
+Code runs in order: what is called first is complete before the next call starts. `program.code` is the Function being
+written (the entry, or the body of a loop…), for emitters that need control flow of their own.
+"""
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen.function import Function
+from torch_hlo.compiler.codegen.registry import HOST_CALLS, STEPS
+from torch_hlo.hlo.dim import Dim, Size, dim_max
+from torch_hlo.hlo.ir import META, Computation, Instruction, Module, outputs
+from torch_hlo.hlo.shape import Literal, Shape
+
+ARENA, CONSTANTS, HOST, FIXED_WORDS = 0, 1, 2, 3  # words of the block before the sizes
+ALIGNMENT = 64
+STEPS_PER_FUNCTION = 48  # the entry is cut into functions of this many steps: compile time stays linear, modules compile in parallel
+
+
+class CodegenError(RuntimeError):
+    """An instruction that no emitter can compile; names the opcode, the shapes and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a buffer lives: `word` of the block holds a base pointer, `offset` bytes are added to it."""
+
+    word: int
+    offset: Size
+    nbytes: Size
+
+
+Places = "Place | tuple[Places, ...]"  # a tuple-shaped value has one entry per element
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """A call of a registered Python function from native code. Shapes may be symbolic."""
+
+    name: str
+    attrs: str  # JSON
+    outputs: tuple[Shape, ...]
+    inputs: tuple[Shape, ...]
+
+
+class Program:
+    """Collects the functions, constants and calls of one module. `lanes` is the number of bytes of a vector register."""
+
+    def __init__(self, module: Module, target) -> None:
+        self.module, self.target = module, target
+        self.functions: dict[str, str] = {}  # name -> text of the definition
+        self.declarations: dict[str, str] = {}  # external symbol -> declare line
+        self.entry_parts: list[str] = []
+        self.host_calls: list[HostCall] = []
+        self.memo: dict = {}  # for emitters: see `once`
+        self._by_text: dict[tuple[str, str], str] = {}
+        self._constants: dict[bytes, int] = {}
+        self._constant_bytes = 0
+        self._symbols = {name: FIXED_WORDS + i for i, (name, _, _) in enumerate(module.symbols)}
+        self._first_parameter = FIXED_WORDS + len(module.symbols)
+        self._first_output = self._first_parameter + len(module.entry.params)
+        self.words = self._first_output + len(outputs(module))
+        self._top: Size = 0  # first free byte of the arena
+        self._arena: Size = 0  # its largest value
+        self._places: list[dict[Instruction, object]] = [{}]
+        self._tuple_fields: dict = {}
+        self.code: Function = None  # type: ignore[assignment]
+        self._sizes: dict[Size, str] = {}
+        self._bases: dict[int, str] = {}
+        self._arguments = 0
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+    def place(self, x: Instruction, *path: int) -> Place:
+        """The buffer of `x`; of element `path` when `x` is a tuple: `place(x, 0)`, `place(x, 1, 0)`."""
+        found = self.places(x)
+        for i in path:
+            found = found[i]
+        if not isinstance(found, Place):
+            raise CodegenError(f"{x.op} {x.shape} is a tuple: say which element's buffer you want")
+        return found
+
+    def places(self, x: Instruction):
+        """Place of `x`, or for a tuple a (nested) tuple of Places."""
+        scope = self._places[-1]
+        found = scope.get(x)
+        if found is None:
+            found = scope[x] = self._find(x)
+        return found
+
+    def bind(self, x: Instruction, places) -> None:
+        """Say where `x` lives in the current computation (a Place, or tuples of Places)."""
+        self._places[-1][x] = places
+
+    def is_bound(self, x: Instruction) -> bool:
+        return x in self._places[-1]
+
+    def pointer(self, x: Instruction, *path: int) -> str:
+        """SSA name (`%p7`) of the address of `x`'s buffer, valid in the current function."""
+        return self.at(self.place(x, *path))
+
+    def at(self, place: Place) -> str:
+        """SSA name of the address of a Place."""
+        base = self._base(place.word)
+        if place.offset == 0:
+            return base
+        return self.code.op(f"getelementptr inbounds i8, ptr {base}, i64 {self.size(place.offset)}")
+
+    def scratch(self, nbytes: Size, align: int = ALIGNMENT) -> Place:
+        """Arena memory that is valid until the end of the current step (also inside computations that the step calls)."""
+        return self._allocate(nbytes, align)
+
+    def constant(self, value: Literal | bytes) -> Place:
+        """The place of constant data: 64-byte aligned, never written to; equal bytes are stored once."""
+        data = value.data if isinstance(value, Literal) else value
+        offset = self._constants.get(data)
+        if offset is None:
+            offset = self._constants[data] = self._constant_bytes
+            self._constant_bytes += -(-len(data) // ALIGNMENT) * ALIGNMENT
+        return Place(CONSTANTS, offset, len(data))
+
+    def copy(self, target: Place, source: Place) -> None:
+        """Copy a whole buffer, unless it is the same one."""
+        if (target.word, target.offset) == (source.word, source.offset) or source.nbytes == 0:
+            return
+        name = self.function("copy_bytes", _COPY)
+        to, by, n = self.at(target), self.at(source), self.size(source.nbytes)
+        self.parallel(name, [f"ptr {to}", f"ptr {by}"], n, grain=65536, cost=0.08)
+
+    # -- sizes ----------------------------------------------------------------------------------------------------
+    def size(self, size: Size) -> str:
+        """i64 operand for a size: a decimal literal, or the SSA name of a symbolic one (computed once, at function entry)."""
+        if isinstance(size, int):
+            return str(size)
+        found = self._sizes.get(size)
+        if found is None:
+            found = self._sizes[size] = self._size(size)
+        return found
+
+    def _size(self, size: Dim) -> str:
+        return emit_size(size, self._prologue, self._symbol)
+
+    def _symbol(self, name: str) -> str:
+        if name not in self._symbols:
+            raise CodegenError(f"size symbol {name} is used in {self.module.name} but no parameter defines it (module.symbols)")
+        address = self._prologue(f"getelementptr i64, ptr %block, i64 {self._symbols[name]}")
+        return self._prologue(f"load i64, ptr {address}")
+
+    def _prologue(self, expression: str) -> str:
+        name = self.code.fresh("a")
+        self.code.entry_allocas.append(f"  {name} = {expression}")
+        return name
+
+    # -- code -----------------------------------------------------------------------------------------------------
+    def function(self, name: str, text: str) -> str:
+        """Add a definition (complete text: `define … @name(…) … {…}`) and return the name to call it by. The same text is kept
+        once; another text under a taken name is renamed."""
+        key = (name, text)
+        found = self._by_text.get(key)
+        if found is None:
+            found, n = name, 1
+            while found in self.functions:
+                n += 1
+                found = f"{name}.{n}"
+            if found != name:
+                text = re.sub(rf"@{re.escape(name)}(?![\w.$])", f"@{found}", text)
+            self.functions[found] = text
+            self._by_text[key] = found
+        return found
+
+    def once(self, key, build: Callable[[], object]):
+        """`build()` the first time `key` is seen, the remembered result afterwards. Use it to skip writing text again: e.g.
+        `program.once(("row", x["calls"], x.shape), lambda: ...)`; interned instructions and computations make exact keys."""
+        if key not in self.memo:
+            self.memo[key] = build()
+        return self.memo[key]
+
+    def call(self, function: str, arguments: Sequence[str], result: str = "void") -> str:
+        """Call a function once; arguments are "type value". Returns the result's SSA name ("" for void)."""
+        return self.code.call(result, function, *arguments)
+
+    def parallel(self, function: str, arguments: Sequence[str], items: str | int, grain: int = 1, cost: float = 0.0) -> None:
+        """Call `function(i64 lo, i64 hi, arguments…)` on ranges that together cover [0, items), on the thread pool when the
+        estimated time is worth it. Ranges start at multiples of `grain`. `cost` is nanoseconds per item on one thread.
+
+        How many ranges there are depends on the machine; results must not depend on it. For partial results make
+        the number of partials a constant of the kernel: one item = one partial.
+        """
+        if str(items) == "0":
+            return
+        picoseconds = max(1, int(cost * 1000))
+        if isinstance(items, int) or items.isdigit():
+            if int(items) <= grain or int(items) * picoseconds < self.target.parallel_threshold_ps:
+                self.call(function, ["i64 0", f"i64 {items}", *arguments])
+                return
+        trampoline = self._trampoline(function, tuple(a.split(" ", 1)[0] for a in arguments))
+        self._arguments = max(self._arguments, len(arguments))
+        for i, a in enumerate(arguments):
+            slot = self.code.op(f"getelementptr i64, ptr %arguments, i64 {i}") if i else "%arguments"
+            self.code.do(f"store {a}, ptr {slot}")
+        pool = self.symbol("torch_hlo_parallel", "declare void @torch_hlo_parallel(ptr, ptr, i64, i64, i64)")
+        self.call(pool, [f"ptr @{trampoline}", "ptr %arguments", f"i64 {items}", f"i64 {grain}", f"i64 {picoseconds}"])
+
+    def _trampoline(self, function: str, kinds: tuple[str, ...]) -> str:
+        """`void f.task(ptr args, i64 lo, i64 hi)`: unpack the argument words and call f."""
+        lines = [f"define void @{function}.task(ptr %a, i64 %lo, i64 %hi) #0 {{"]
+        for i, kind in enumerate(kinds):
+            lines += [f"  %q{i} = getelementptr i64, ptr %a, i64 {i}", f"  %v{i} = load {kind}, ptr %q{i}"]
+        values = "".join(f", {kind} %v{i}" for i, kind in enumerate(kinds))
+        lines += [f"  call void @{function}(i64 %lo, i64 %hi{values})", "  ret void", "}", ""]
+        return self.function(f"{function}.task", "\n".join(lines))
+
+    def symbol(self, name: str, declaration: str) -> str:
+        """Use a C symbol: `declaration` is its `declare …` line. Where it comes from is device/symbols.py's affair."""
+        known = self.declarations.setdefault(name, declaration)
+        if known != declaration:
+            raise CodegenError(f"symbol {name} is declared twice: {known} / {declaration}")
+        return name
+
+    def host_call(self, name: str, outputs: Sequence[tuple[Place, Shape]], inputs: Sequence[tuple[Place, Shape]], **attrs) -> None:
+        """Call the Python function registered as `name` with arrays over these buffers. `attrs` must be JSON data."""
+        if name not in HOST_CALLS:
+            raise CodegenError(f"no host call named {name} is registered")
+        index = len(self.host_calls)
+        self.host_calls.append(HostCall(name, json.dumps(attrs), tuple(s for _, s in outputs), tuple(s for _, s in inputs)))
+        places = [p for p, _ in (*outputs, *inputs)]
+        self._arguments = max(self._arguments, len(places))
+        for i, place in enumerate(places):
+            slot = self.code.op(f"getelementptr i64, ptr %arguments, i64 {i}") if i else "%arguments"
+            self.code.do(f"store ptr {self.at(place)}, ptr {slot}")
+        callback = self._base(HOST)
+        self.code.do(f"call void {callback}(ptr %block, i64 {index}, ptr %arguments)")
+
+    # -- computations ---------------------------------------------------------------------------------------------
+    def computation(self, computation: Computation, arguments: Sequence, result=None) -> str:
+        """Emit a called computation (a loop body, a branch) as a function `void f(ptr block)` and return its name; call it with
+        `program.call(f, ["ptr %block"])`. `arguments`: the Places (tuples of Places for tuples) of its parameters; the
+        root's value is left in `result` (same form). Its own buffers live in the arena until the calling step ends.
+
+        `result` may be the same memory as `arguments`: what would be overwritten too early goes through a copy.
+        """
+        from torch_hlo.compiler.codegen.loop import emit_computation
+
+        return emit_computation(self, computation, arguments, result)
+
+    @contextmanager
+    def function_scope(self, name: str, places: Mapping[Instruction, object] | None = None):
+        """Write into a new function `void name(ptr block)`; yields it. With `places`, instructions are looked up there and not in
+        the enclosing computation. The text is added by the caller of this method through `finish`."""
+        saved = (self.code, self._sizes, self._bases, self._arguments)
+        self.code = Function(name, "void", [("ptr", "block")], linkage="")
+        self._sizes, self._bases, self._arguments = {}, {}, 0
+        if places is not None:
+            self._places.append(dict(places))
+        try:
+            yield self.code
+            if self._arguments:
+                self.code.entry_allocas.append(f"  %arguments = alloca [{self._arguments} x i64], align 16")
+        finally:
+            self.code, self._sizes, self._bases, self._arguments = saved
+            if places is not None:
+                self._places.pop()
+
+    def step(self, x: Instruction) -> None:
+        """Emit one scheduled instruction. Raises CodegenError naming it when no emitter takes it."""
+        emitter = STEPS.get(x.op)
+        if emitter is None:
+            operands = ", ".join(str(o.shape) for o in x.operands)
+            meta = META.get(x)
+            at = f" ({meta.op_name} {meta.source})" if meta else ""
+            raise CodegenError(f"{x.op}({operands}) -> {x.shape}{at}: no emitter on the CPU; lower it to other opcodes or add one "
+                               f"with @emits_step({x.op!r})")
+        self.places(x)  # the result's buffer outlives the step's scratch memory
+        top = self._top
+        emitter(self, x)
+        self._top = top
+
+    # -- internals ------------------------------------------------------------------------------------------------
+    def _find(self, x: Instruction):
+        if x.op == "get-tuple-element":
+            return self.places(x.operands[0])[x["index"]]
+        if x.op == "tuple":
+            return tuple(self.places(o) for o in x.operands)
+        if x.op == "constant":
+            return self.constant(x["literal"])
+        return self._allocate_shape(x.shape)
+
+    def _allocate_shape(self, shape: Shape):
+        if shape.is_tuple:
+            return tuple(self._allocate_shape(e) for e in shape.elements)
+        return self._allocate(shape.nbytes, ALIGNMENT)
+
+    def _allocate(self, nbytes: Size, align: int) -> Place:
+        align = max(align, ALIGNMENT)
+        start = (self._top + (align - 1)) // align * align if align > ALIGNMENT else self._top
+        end = start + (nbytes + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+        self._top = end
+        self._arena = dim_max(self._arena, end)
+        return Place(ARENA, start, nbytes)
+
+    def _base(self, word: int) -> str:
+        found = self._bases.get(word)
+        if found is None:
+            address = self._prologue(f"getelementptr i64, ptr %block, i64 {word}") if word else "%block"
+            found = self._bases[word] = self._prologue(f"load ptr, ptr {address}")
+        return found
+
+    def parameter_place(self, index: int) -> Place:
+        return Place(self._first_parameter + index, 0, self.module.entry.params[index].shape.nbytes)
+
+    def output_place(self, index: int) -> Place:
+        return Place(self._first_output + index, 0, outputs(self.module)[index].shape.nbytes)
+
+    @property
+    def arena_size(self) -> Size:
+        return self._arena
+
+    def constant_data(self) -> bytes:
+        """All constants, in the order of their offsets."""
+        parts = []
+        for data in self._constants:
+            parts += [data, b"\0" * (-len(data) % ALIGNMENT)]
+        return b"".join(parts)
+
+
+_DIM_OPS = {"floordiv": "sdiv", "mod": "srem", "max": "llvm.smax.i64", "min": "llvm.smin.i64"}
+
+
+def emit_size(size: Size, op: Callable[[str], str], symbol: Callable[[str], str]) -> str:
+    """Write the polynomial `size` with `op(expression) -> name`; `symbol(name)` gives the value of a symbol."""
+    if isinstance(size, int):
+        return str(size)
+    total = ""
+    for monomial, coefficient in size.terms:
+        product = ""
+        for atom in monomial:
+            if atom[0] == "sym":
+                factor = symbol(atom[1])
+            else:
+                a, b = emit_size(atom[1], op, symbol), emit_size(atom[2], op, symbol)
+                name = _DIM_OPS[atom[0]]
+                factor = op(f"call i64 @{name}(i64 {a}, i64 {b})" if name.startswith("llvm") else f"{name} i64 {a}, {b}")
+            product = op(f"mul i64 {product}, {factor}") if product else factor
+        if not product:
+            product = str(coefficient)
+        elif coefficient != 1:
+            product = op(f"mul i64 {product}, {coefficient}")
+        total = op(f"add i64 {total}, {product}") if total else product
+    return total
+
+
+_COPY = """define void @copy_bytes(i64 %lo, i64 %hi, ptr %to, ptr %from) #0 {
+  %a = getelementptr i8, ptr %to, i64 %lo
+  %b = getelementptr i8, ptr %from, i64 %lo
+  %n = sub i64 %hi, %lo
+  call void @llvm.memmove.p0.p0.i64(ptr %a, ptr %b, i64 %n, i1 false)
+  ret void
+}
+"""

@@ -1,0 +1,65 @@
+"""The two tables that code generation is extended through, and the table of host calls.
+
+    @emits_value("negate")                     # (kernel, x, index) -> Value
+    def negate(kernel, x, index):
+        return scalar.emit(kernel, x, [kernel.value(x.operands[0], index)])
+
+    @emits_step("fft")                         # (program, x) -> None
+    def fft(program, x): ...                   # defines functions, calls them from the entry; see program.py
+
+A value emitter gives the element of `x` at `index` (one kernel.Index per dimension) inside a kernel: W lanes along the
+innermost loop, or one scalar when the index does not depend on that loop. Fusion is recursion through `kernel.value`.
+A step emitter runs one scheduled top-level instruction: it reads its operands' buffers and fills its own.
+
+    @host_call("eig")                          # (outputs, inputs, **attrs) -> None; NumPy arrays over the buffers
+    def eig(outputs, inputs, **attrs): ...     # for rare ops only: the interpreter lock is taken
+
+Every module of this package is imported by `load_emitters`, so decorating a function is all there is to do.
+"""
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+VALUES: dict[str, Callable] = {}
+STEPS: dict[str, Callable] = {}
+HOST_CALLS: dict[str, Callable] = {}
+_loaded = False
+
+
+def _registrar(table: dict[str, Callable], names: tuple[str, ...], what: str) -> Callable[[Callable], Callable]:
+    def register(fn: Callable) -> Callable:
+        for name in names:
+            if name in table:
+                raise ValueError(f"{name} has two {what}: {table[name].__module__} and {fn.__module__}")
+            table[name] = fn
+        return fn
+
+    return register
+
+
+def emits_value(*opcodes: str) -> Callable[[Callable], Callable]:
+    """Register `(kernel, x, index) -> Value` for these opcodes."""
+    return _registrar(VALUES, opcodes, "value emitters")
+
+
+def emits_step(*opcodes: str) -> Callable[[Callable], Callable]:
+    """Register `(program, x) -> None` for these opcodes."""
+    return _registrar(STEPS, opcodes, "step emitters")
+
+
+def host_call(*names: str) -> Callable[[Callable], Callable]:
+    """Register `(outputs, inputs, **attrs) -> None`, called with NumPy arrays over the buffers: `outputs` are writable and
+    must be filled in place; bf16 and f8 buffers appear as uint16 and uint8 (see hlo.numeric to decode them)."""
+    return _registrar(HOST_CALLS, names, "host calls")
+
+
+def load_emitters() -> None:
+    """Import every module of the package once, so that the tables are full."""
+    global _loaded
+    if not _loaded:
+        package = importlib.import_module("torch_hlo.compiler.codegen")
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+        _loaded = True
