@@ -1,0 +1,189 @@
+"""Device memory and what runs programs: the thin layer between the lazy device and a back end.
+
+    buffer = allocate(Shape("f32", (4,)))         # a Buffer: uninitialised device memory with a shape
+    program = compile_program(module)             # by TORCH_HLO_DEVICE
+    program.run([buffer, ...], [result, ...])     # blocks; raises before it has written anything
+Every array is dense and row-major. Memory is pooled: a step that frees what the step before it allocated touches no new page.
+"""
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from torch_hlo import config
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.shape import Shape
+
+ALIGNMENT = 64
+_KEEP = 64 << 20  # bytes the pool may always hold back; beyond that no more than the peak in use
+
+
+class Memory:
+    """A block of device memory. `array` is its bytes; `readers` counts host copies in progress (see Buffer)."""
+
+    __slots__ = ("array", "size", "readers", "__weakref__")
+
+    def __init__(self, nbytes: int) -> None:
+        self.readers = 0
+        self.size = 0
+        self.size, self.array = _POOL.take(nbytes)
+
+    def __del__(self) -> None:
+        if self.size:
+            _POOL.give(self.size, self.array)
+
+    @property
+    def address(self) -> int:
+        return self.array.ctypes.data
+
+
+class Buffer:
+    """An array on the device. Two buffers share a Memory when a program updates an array in place.
+
+    `job` is what computes the contents, None once they are there (see lazy/executor.py: wait before touching `memory`).
+    """
+
+    __slots__ = ("shape", "memory", "job", "__weakref__")
+
+    def __init__(self, shape: Shape, memory: Memory, job=None) -> None:
+        self.shape = shape
+        self.memory = memory
+        self.job = job
+
+    @property
+    def nbytes(self) -> int:
+        return self.shape.nbytes
+
+    @property
+    def bytes(self) -> np.ndarray:
+        """The contents as uint8[nbytes], without a copy."""
+        return self.memory.array[: self.shape.nbytes]
+
+    @property
+    def address(self) -> int:
+        return self.memory.address
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.shape}{', pending' if self.job is not None else ''})"
+
+
+class Program(Protocol):
+    """A compiled module, loaded. `aliases`: (output, input) pairs that must be given the same memory."""
+
+    name: str
+    aliases: tuple[tuple[int, int], ...]
+
+    def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        """Compute `outputs` from `inputs`; blocks. May be called from any thread, by one at a time.
+        When it raises, neither outputs nor aliased inputs have been written."""
+
+
+def allocate(shape: Shape) -> Buffer:
+    """An uninitialised buffer. Raises MemoryError naming the shape."""
+    try:
+        return Buffer(shape, Memory(shape.nbytes))
+    except MemoryError:
+        raise MemoryError(
+            f"hlo device: no memory for {shape} ({shape.nbytes / 2**20:.1f} MiB); {memory_summary()}. "
+            "Free tensors, use a smaller batch, or call torch_hlo.mark_step() more often"
+        ) from None
+
+
+def from_bytes(shape: Shape, data: bytes | np.ndarray) -> Buffer:
+    """A buffer with these contents (dense row-major bytes of `shape`)."""
+    buffer = allocate(shape)
+    buffer.bytes[:] = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data
+    return buffer
+
+
+class _Pool:
+    """Free blocks by size class. The lock is reentrant because garbage collection may free a block while one is taken."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.free: dict[int, list[np.ndarray]] = {}
+        self.cached = self.used = self.peak = self.blocks = 0
+
+    def take(self, nbytes: int) -> tuple[int, np.ndarray]:
+        size = _size_class(nbytes)
+        with self.lock:
+            blocks = self.free.get(size)
+            if blocks:
+                array = blocks.pop()
+                self.cached -= size
+            else:
+                array = self._new(size)
+            self.used += size
+            self.blocks += 1
+            self.peak = max(self.peak, self.used)
+        return size, array
+
+    def give(self, size: int, array: np.ndarray) -> None:
+        with self.lock:
+            self.used -= size
+            self.blocks -= 1
+            if self.cached + size <= max(_KEEP, self.peak - self.used):
+                self.free.setdefault(size, []).append(array)
+                self.cached += size
+
+    def _new(self, size: int) -> np.ndarray:
+        try:
+            raw = np.empty(size + ALIGNMENT, np.uint8)
+        except MemoryError:
+            self.trim()
+            raw = np.empty(size + ALIGNMENT, np.uint8)
+        skip = -raw.ctypes.data % ALIGNMENT
+        return raw[skip : skip + size]
+
+    def trim(self) -> None:
+        self.free = {}
+        self.cached = 0
+
+
+def _size_class(nbytes: int) -> int:
+    """Round up to a multiple of 64, and by at most 1/8 for large blocks, so that slightly different sizes share blocks."""
+    step = max(ALIGNMENT, 1 << max(nbytes.bit_length() - 4, 0))
+    return max(-(-nbytes // step) * step, ALIGNMENT)
+
+
+_POOL = _Pool()
+os.register_at_fork(after_in_child=lambda: setattr(_POOL, "lock", threading.RLock()))
+
+
+def memory_stats() -> dict[str, int]:
+    """Bytes and blocks in use, the peak, and bytes kept for reuse."""
+    return {"bytes": _POOL.used, "blocks": _POOL.blocks, "peak_bytes": _POOL.peak, "cached_bytes": _POOL.cached}
+
+
+def memory_summary() -> str:
+    s = memory_stats()
+    return f"{s['bytes'] / 2**20:.1f} MiB in {s['blocks']} arrays in use, peak {s['peak_bytes'] / 2**20:.1f} MiB"
+
+
+def empty_cache() -> None:
+    """Give the memory kept for reuse back to the system."""
+    _POOL.trim()
+
+
+# Back ends: module holding `compile_program(module, observe) -> Program`. Loaded when first used.
+BACKENDS = {"cpu": "torch_hlo.device.native", "evaluator": "torch_hlo.device.evaluator"}
+Observe = Callable[[str, object], None]
+
+
+def backend_name() -> str:
+    """The back end in use. Raises ValueError for an unknown TORCH_HLO_DEVICE."""
+    name = config.get("DEVICE")
+    if name not in BACKENDS:
+        raise ValueError(f"TORCH_HLO_DEVICE={name!r}: choose one of {', '.join(sorted(BACKENDS))}")
+    return name
+
+
+def compile_program(module: Module, observe: Observe | None = None) -> Program:
+    """Compile and load `module` for the back end in use. `observe(stage, value)` is called with what the compiler makes on
+    the way: "hlo:<pass>" -> Module, "llvm" -> str, "asm" -> str, "buffers" -> str (see lazy/dump.py)."""
+    return importlib.import_module(BACKENDS[backend_name()]).compile_program(module, observe)

@@ -1,0 +1,155 @@
+"""The exact structural key of a recorded graph: two graphs have equal keys only if one program computes both.
+
+    graph = collect([out, ...])       # nodes in canonical order (operands first), their leaves and numbers by first use
+    graph.key                         # compared in full, so there are no collisions to fear
+
+A node's key is `(id of the op, *arguments)` where an argument is
+* an int >= 0: result of an earlier node, `position << 20 | index`;  an int < 0: `~i`, leaf number i;
+* ("lift", i, dtype): number i of the program's scalar inputs;
+* ("int", v), ("bool", v), ("float", text), ("complex", text), ("ints", ...), ("list", ...), ("name", keyword, argument): static;
+* a string, None, dtype, layout, memory format or device: itself.
+Integers are tagged apart from wiring, so that a key without them (one program for many sizes) can be derived from this one.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from torch_hlo.lazy.storage import Array, Number
+from torch_hlo.lowering.graph import Node, Out
+
+INDEX_BITS = 20
+OPS: dict[int, object] = {}  # id -> op of every op that occurs in a key; ops live as long as the process
+
+
+class Graph:
+    """Nodes reachable from `outputs`, operands first. `position` maps id(node) to its place."""
+
+    __slots__ = ("nodes", "outputs", "leaves", "numbers", "node_keys", "key", "position")
+
+    def __init__(self, nodes: list[Node], outputs: Sequence[Out], position: dict[int, int]) -> None:
+        self.nodes = nodes
+        self.outputs = outputs
+        self.position = position
+        self.leaves: list[Array] = []
+        self.numbers: list[Number] = []
+        encoder = _Encoder(position, self.leaves, self.numbers)
+        self.node_keys = tuple(map(encoder.node, nodes))
+        roots = tuple(position[id(o.node)] << INDEX_BITS | o.index for o in outputs)
+        self.key = (self.node_keys, tuple(leaf.shape for leaf in self.leaves), roots)
+
+
+def collect(outputs: Sequence[Out]) -> Graph:
+    """The graph that computes `outputs` (distinct), without recursion."""
+    position: dict[int, int] = {}
+    nodes: list[Node] = []
+    stack = [out.node for out in reversed(outputs)]
+    while stack:
+        node = stack[-1]
+        key = id(node)
+        if key in position:
+            stack.pop()
+            continue
+        missing = [n for n in operands(node) if id(n) not in position]
+        if missing:
+            missing.reverse()
+            stack += missing
+            continue
+        stack.pop()
+        position[key] = len(nodes)
+        nodes.append(node)
+    return Graph(nodes, outputs, position)
+
+
+def operands(node: Node) -> Iterator[Node]:
+    """The nodes whose results `node` uses, in the order of its arguments, possibly repeated."""
+    for x in node.args:
+        kind = type(x)
+        if kind is Out:
+            yield x.node
+        elif kind is list or kind is tuple:
+            yield from _nested(x)
+    if node.kwargs:
+        yield from _nested(node.kwargs.values())
+
+
+def _nested(values) -> Iterator[Node]:
+    for x in values:
+        kind = type(x)
+        if kind is Out:
+            yield x.node
+        elif kind is list or kind is tuple:
+            yield from _nested(x)
+
+
+class _Encoder:
+    """Keys of nodes; numbers leaves and lifted numbers by first use. One method call per node, a table per argument type."""
+
+    __slots__ = ("position", "leaves", "numbers", "leaf_index", "number_index", "table")
+
+    def __init__(self, position: dict[int, int], leaves: list[Array], numbers: list[Number]) -> None:
+        self.position, self.leaves, self.numbers = position, leaves, numbers
+        self.leaf_index: dict[int, int] = {}
+        self.number_index: dict[int, int] = {}
+        self.table: dict[type, Callable] = {**_STATIC, Out: self._out, Array: self._leaf, Number: self._number}
+        self.table[list] = self.table[tuple] = self._list
+
+    def node(self, node: Node) -> tuple:
+        target = node.target
+        OPS[id(target)] = target
+        table = self.table
+        key = [id(target)]
+        for x in node.args:
+            encode = table.get(type(x))
+            key.append(self._other(x, node) if encode is None else encode(x))
+        for name, x in node.kwargs.items():
+            encode = table.get(type(x))
+            key.append(("name", name, self._other(x, node) if encode is None else encode(x)))
+        # Result types may depend on global state (the default dtype), which the arguments do not show.
+        for out in node.outs:
+            key.append(None if out is None else out.dtype)
+        return tuple(key)
+
+    def _out(self, x: Out) -> int:
+        return self.position[id(x.node)] << INDEX_BITS | x.index
+
+    def _leaf(self, x: Array) -> int:
+        index = self.leaf_index.get(id(x))
+        if index is None:
+            index = self.leaf_index[id(x)] = len(self.leaves)
+            self.leaves.append(x)
+        return ~index
+
+    def _number(self, x: Number) -> tuple:
+        index = self.number_index.get(id(x))
+        if index is None:
+            index = self.number_index[id(x)] = len(self.numbers)
+            self.numbers.append(x)
+        return ("lift", index, x.dtype)
+
+    def _list(self, x: Sequence) -> tuple:
+        if x and set(map(type, x)) == _INT:
+            return ("ints", *x)
+        table = self.table
+        return ("list", *[table.get(type(v), self._other)(v) for v in x])
+
+    def _other(self, x, node: Node | None = None):
+        if isinstance(x, (int, float)) and type(x).__mro__[1] in _STATIC:  # IntEnum and the like
+            return _STATIC[type(x).__mro__[1]](x)
+        where = f" in the arguments of {node.target}" if node is not None else ""
+        raise TypeError(f"hlo device: a {type(x).__name__} cannot be recorded{where}; pass a tensor or a plain number")
+
+
+_INT = {int}
+_STATIC: dict[type, Callable] = {
+    int: lambda x: ("int", x),
+    bool: lambda x: ("bool", x),
+    float: lambda x: ("float", x.hex()),
+    complex: lambda x: ("complex", x.real.hex(), x.imag.hex()),
+    **{
+        kind: lambda x: x
+        for kind in (str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis), torch.Size)
+    },
+}
+_STATIC[torch.Size] = lambda x: ("ints", *x) if x else ("list",)

@@ -1,0 +1,184 @@
+"""Counters and metrics with torch_xla's names and verbs: what compiled, what fell back to the CPU, where time went.
+
+    metrics.counter_value("UncachedCompile")      # None when it never counted
+    metrics.metric_data("ExecuteTime")            # (samples, total seconds, [(when, seconds), ...])
+    print(metrics.metrics_report())
+Counters named `aten::<op>` count ops that ran on the CPU because they have no lowering.
+"""
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+SAMPLES = 1024  # samples kept per metric; totals count all of them
+_PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
+
+_lock = threading.Lock()
+_counters: dict[str, int] = {}
+_metrics: dict[str, _Metric] = {}
+_reasons: deque[str] = deque(maxlen=64)
+
+
+class _Metric:
+    __slots__ = ("unit", "count", "total", "samples")
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        self.count = 0
+        self.total = 0.0
+        self.samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
+
+
+def count(name: str, value: int = 1) -> None:
+    """Add `value` to counter `name`."""
+    with _lock:
+        _counters[name] = _counters.get(name, 0) + value
+
+
+def record(name: str, value: float, unit: str = "s") -> None:
+    """Add a sample to metric `name`; `unit` is "s" (seconds), "B" (bytes) or "" (a plain number)."""
+    with _lock:
+        metric = _metrics.get(name)
+        if metric is None:
+            metric = _metrics[name] = _Metric(unit)
+        metric.count += 1
+        metric.total += value
+        metric.samples.append((time.time(), value))
+
+
+@contextlib.contextmanager
+def timed(name: str) -> Iterator[None]:
+    """Record how long the `with` block takes, also when it raises."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        record(name, time.perf_counter() - start)
+
+
+def counter_names() -> list[str]:
+    """Names of the counters that have counted, sorted."""
+    return sorted(_counters)
+
+
+def counter_value(name: str) -> int | None:
+    """Value of a counter; None when it never counted."""
+    return _counters.get(name)
+
+
+def metric_names() -> list[str]:
+    """Names of the metrics that have samples, sorted."""
+    return sorted(_metrics)
+
+
+def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | None:
+    """(number of samples, their sum, the last samples as (unix time, value)) of a metric; None when it has no sample.
+    Times are in seconds, sizes in bytes."""
+    with _lock:
+        metric = _metrics.get(name)
+        return None if metric is None else (metric.count, metric.total, list(metric.samples))
+
+
+def executed_fallback_ops() -> list[str]:
+    """Names of the aten ops that ran on the CPU."""
+    return [name for name in counter_names() if name.startswith("aten::")]
+
+
+def clear_counters() -> None:
+    """Forget every counter."""
+    with _lock:
+        _counters.clear()
+
+
+def clear_metrics() -> None:
+    """Forget every metric."""
+    with _lock:
+        _metrics.clear()
+
+
+def clear_all() -> None:
+    """Forget counters, metrics and compile reasons."""
+    clear_counters()
+    clear_metrics()
+    _reasons.clear()
+
+
+def add_compile_reason(text: str) -> None:
+    """Remember why a program was compiled."""
+    _reasons.append(text)
+
+
+def last_compile_reason() -> str | None:
+    """Why the last program was compiled: the first difference to the nearest cached one. None when nothing compiled yet."""
+    return _reasons[-1] if _reasons else None
+
+
+def explain() -> str:
+    """The reasons of the last compiles, oldest first, one paragraph each."""
+    return "\n".join(_reasons) if _reasons else "nothing has been compiled"
+
+
+def metrics_report() -> str:
+    """Everything, in torch_xla's layout."""
+    with _lock:
+        snapshot = {name: (m.unit, m.count, m.total, list(m.samples)) for name, m in sorted(_metrics.items())}
+        counters = dict(sorted(_counters.items()))
+    lines: list[str] = []
+    for name, (unit, samples, total, values) in snapshot.items():
+        lines += [f"Metric: {name}", f"  TotalSamples: {samples}", f"  Accumulator: {_show(total, unit)}"]
+        span = values[-1][0] - values[0][0]
+        if span > 0:
+            lines.append(f"  ValueRate: {_show(sum(v for _, v in values) / span, unit)} / second")
+            lines.append(f"  Rate: {len(values) / span:.6g} / second")
+        ordered = sorted(v for _, v in values)
+        picks = (f"{p}%={_show(ordered[min(len(ordered) * p // 100, len(ordered) - 1)], unit)}" for p in _PERCENTILES)
+        lines.append("  Percentiles: " + "; ".join(picks))
+    for name, value in counters.items():
+        lines += [f"Counter: {name}", f"  Value: {value}"]
+    return "\n".join(lines) + ("\n" if lines else "")
+
+
+_SHORT = ("CompileTime", "ExecuteTime", "TransferToDeviceTime", "TransferFromDeviceTime", "InboundData", "OutboundData")
+
+
+def short_metrics_report(counter_names: Iterable[str] | None = None, metric_names: Iterable[str] | None = None) -> str:
+    """The counters and metrics named, one line each. By default compiles, fallbacks, run and transfer totals."""
+    with _lock:
+        counters = dict(_counters)
+        totals = {name: (m.unit, m.count, m.total) for name, m in _metrics.items()}
+    if counter_names is None:
+        counter_names = sorted(n for n in counters if n.startswith("aten::") or n in ("CachedCompile", "UncachedCompile", "MarkStep"))
+    lines = []
+    for name in _SHORT if metric_names is None else metric_names:
+        if name in totals:
+            unit, samples, total = totals[name]
+            lines.append(f"Metric: {name}  samples {samples}  total {_show(total, unit)}")
+    lines += [f"Counter: {name}  {counters[name]}" for name in counter_names if name in counters]
+    return "\n".join(lines) + ("\n" if lines else "")
+
+
+def _show(value: float, unit: str) -> str:
+    return {"s": _show_time, "B": _show_bytes}.get(unit, "{:.6g}".format)(value)
+
+
+def _show_time(seconds: float) -> str:
+    """01m02s003ms004.005us, as torch_xla prints it."""
+    micros = seconds * 1e6
+    parts = []
+    for size, name, width in ((86400e6, "d", 1), (3600e6, "h", 2), (60e6, "m", 2), (1e6, "s", 2), (1e3, "ms", 3)):
+        if micros >= size or parts:
+            whole = int(micros // size)
+            parts.append(f"{whole:0{width}d}{name}")
+            micros -= whole * size
+    return "".join(parts) + f"{micros:07.3f}us"
+
+
+def _show_bytes(value: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(value) < 1024:
+            return f"{value:.2f}{unit}"
+        value /= 1024
+    return f"{value:.2f}TB"
