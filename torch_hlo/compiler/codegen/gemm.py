@@ -1,0 +1,356 @@
+"""Matrix multiplication kernels written as LLVM IR: C[m, n] = sum_k A[m, k] B[k, n], any strides of A and B, C row-major.
+
+The scheme is BLIS's. A chunk of work owns a range of row tiles and of column panels of C:
+
+    for each block of columns (fits L2)          for each block of K (KC)
+        pack B into panels [K][lanes]                for each tile of rows: pack A into [K][lanes]
+                                                         for each pair of panels: micro-kernel, C tile in registers
+
+Packing brings any stride (and any narrower element type) into one form, so one micro-kernel per tile height serves every
+dot of a program. Sizes are IR values or Python ints: nothing but the tile heights is specialised.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen.function import Function, Int
+
+KC = 384  # depth of a packed block: A tile 24 KB in L1
+PREFETCH = 16  # rows of B that are asked for in advance
+NC = 512  # columns of a packed block: 768 KB of B in L2
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The register block of a micro-kernel for accumulators of LLVM type `kind`: `rows` x (`vectors` * `lanes`)."""
+
+    kind: str
+    itemsize: int
+    lanes: int
+    rows: int
+    vectors: int
+
+    @property
+    def vector(self) -> str:
+        return f"<{self.lanes} x {self.kind}>"
+
+    @property
+    def columns(self) -> int:
+        return self.lanes * self.vectors
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind in ("float", "double")
+
+    @property
+    def suffix(self) -> str:
+        return f"v{self.lanes}" + {"float": "f32", "double": "f64"}.get(self.kind, self.kind)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Packing space of one chunk: a block of B panels and a tile of A."""
+        return self.itemsize * (KC * (NC + self.columns) + KC * self.lanes) + 256
+
+
+def tile(kind: str, vector_bytes: int) -> Tile:
+    """The tile for an accumulator type on a machine with `vector_bytes`-wide registers (64: 32 registers; 32, 16: 16)."""
+    itemsize = {"float": 4, "double": 8, "i32": 4, "i64": 8}[kind]
+    lanes = vector_bytes // itemsize
+    registers = 28 if vector_bytes >= 64 else 12
+    rows = min(14 if vector_bytes >= 64 else 6, lanes)  # a packed row of A is one vector
+    return Tile(kind, itemsize, lanes, rows, registers // rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How elements of an operand become accumulators: LLVM type in memory, and an expression text with `{v}`, `{n}`."""
+
+    name: str
+    kind: str
+    itemsize: int
+    steps: tuple[str, ...] = ()  # e.g. ("fpext {s} {v} to {d}",): {s} source vector type, {d} accumulator vector type
+
+
+def _converted(f: Function, t: Tile, source: Source, value: str) -> str:
+    s, d = f"<{t.lanes} x {source.kind}>", t.vector
+    for step in source.steps:
+        value = f.op(step.format(v=value, s=s, d=d))
+    return value
+
+
+def lane_mask(f: Function, lanes: int, first: Int, count: Int) -> str:
+    """`<lanes x i1>`: lane i is on when first + i < count."""
+    return f.op(f"call <{lanes} x i1> @llvm.get.active.lane.mask.v{lanes}i1.i64(i64 {first}, i64 {count})")
+
+
+def masked_load(f: Function, kind: str, lanes: int, pointer: str, mask: str, align: int) -> str:
+    vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}{KIND_SUFFIX[kind]}"
+    return f.op(f"call {vector} @llvm.masked.load.{suffix}.p0(ptr align {align} {pointer}, <{lanes} x i1> {mask}, {vector} zeroinitializer)")
+
+
+def masked_store(f: Function, kind: str, lanes: int, value: str, pointer: str, mask: str, align: int) -> None:
+    vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}{KIND_SUFFIX[kind]}"
+    f.do(f"call void @llvm.masked.store.{suffix}.p0({vector} {value}, ptr align {align} {pointer}, <{lanes} x i1> {mask})")
+
+
+KIND_SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"}
+
+
+def pack_copy(name: str, t: Tile, source: Source) -> Function:
+    """Pack where the lanes are adjacent in memory: dst[k][lane] = src[k * k_stride + lane], lanes >= valid are zero."""
+    f = Function(name, "void", [("ptr", "src"), ("i64", "k_stride"), ("i64", "depth"), ("i64", "valid"), ("ptr", "dst")], attrs="noinline #0")
+    mask = lane_mask(f, t.lanes, 0, "%valid")
+    with f.loop(0, "%depth", known_nonempty=True) as k:
+        ahead = f.gep(source.kind, "%src", f.mul(f.add(k, PREFETCH), "%k_stride"))
+        f.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")
+        p = f.gep(source.kind, "%src", f.mul(k, "%k_stride"))
+        v = _converted(f, t, source, masked_load(f, source.kind, t.lanes, p, mask, source.itemsize))
+        f.store(t.vector, v, f.gep(t.kind, "%dst", f.mul(k, t.lanes)), t.itemsize)
+    return f
+
+
+def pack_transpose(name: str, t: Tile, source: Source) -> Function:
+    """Pack where K is adjacent in memory: dst[k][lane] = src[lane * lane_stride + k]. Unused lanes repeat the last one."""
+    f = Function(name, "void", [("ptr", "src"), ("i64", "lane_stride"), ("i64", "depth"), ("i64", "valid"), ("ptr", "dst")], attrs="noinline #0")
+    last = f.sub("%valid", 1)
+    rows = [f.gep(source.kind, "%src", f.mul(f.min(i, last) if i else 0, "%lane_stride")) for i in range(t.lanes)]
+    with f.loop(0, "%depth", t.lanes, known_nonempty=True) as k:
+        mask = lane_mask(f, t.lanes, k, "%depth")
+        block = [_converted(f, t, source, masked_load(f, source.kind, t.lanes, f.gep(source.kind, r, k), mask, source.itemsize)) for r in rows]
+        to = f.gep(t.kind, "%dst", f.mul(k, t.lanes))
+        for i, v in enumerate(transposed(f, t, block)):
+            f.store(t.vector, v, f.gep(t.kind, to, i * t.lanes), t.itemsize)
+    return f
+
+
+def transposed(f: Function, t: Tile, block: list[str]) -> list[str]:
+    """Transpose of `lanes` vectors of `lanes` elements, by log2(lanes) rounds of two-vector shuffles.
+
+    The first rounds interleave inside 128-bit pieces, the others take the even or odd pieces: shuffles that x86 has as
+    single instructions without an index register, which also compile several times faster than arbitrary ones.
+    """
+    n, piece = t.lanes, min(16 // t.itemsize, t.lanes)
+    block = list(block)
+    holds = [[(row, column) for column in range(n)] for row in range(n)]  # which element each lane now has
+    distance = 1
+    while distance < n:
+        if distance < piece:
+            half = [[lane + base + k for lane in range(0, n, piece) for g in range(0, piece // 2, distance) for base in (g + h, g + h + n)
+                     for k in range(distance)] for h in (0, piece // 2)]
+        else:
+            half = [[lane + base + k for base in (0, n) for lane in range(h, n, 2 * piece) for k in range(piece)] for h in (0, piece)]
+        for i in range(n):
+            if not i & distance:
+                a, b, held = block[i], block[i + distance], holds[i] + holds[i + distance]
+                for at, mask in zip((i, i + distance), half, strict=True):
+                    block[at] = f.op(f"shufflevector {t.vector} {a}, {t.vector} {b}, {_mask(mask)}")
+                    holds[at] = [held[m] for m in mask]
+        distance *= 2
+    order = {held[0][1]: value for held, value in zip(holds, block, strict=True)}
+    assert all(h == [(r, h[0][1]) for r in range(n)] for h in holds)
+    return [order[column] for column in range(n)]
+
+
+def _mask(indices: list[int]) -> str:
+    return f"<{len(indices)} x i32> <{', '.join(f'i32 {i}' for i in indices)}>"
+
+
+def pack_strided(name: str, t: Tile, source: Source) -> Function:
+    """Pack with any strides, one element at a time."""
+    params = [("ptr", "src"), ("i64", "lane_stride"), ("i64", "k_stride"), ("i64", "depth"), ("i64", "valid"), ("ptr", "dst")]
+    f = Function(name, "void", params, attrs="noinline #0")
+    one = Tile(t.kind, t.itemsize, 1, 1, 1)
+    with f.loop(0, "%depth") as k, f.loop(0, t.lanes) as lane:
+        inside = f.icmp("slt", lane, "%valid")
+        at = f.add(f.mul(f.select(inside, "i64", lane, 0), "%lane_stride"), f.mul(k, "%k_stride"))
+        v = f.op(f"load <1 x {source.kind}>, ptr {f.gep(source.kind, '%src', at)}, align {source.itemsize}")
+        v = _converted(f, one, source, v)
+        f.store(f"<1 x {t.kind}>", v, f.gep(t.kind, "%dst", f.add(f.mul(k, t.lanes), lane)), t.itemsize)
+    return f
+
+
+def multiply_add(f: Function, t: Tile, a: str, b: str, c: str) -> str:
+    if t.is_float:
+        return f.op(f"call {t.vector} @llvm.fma.{t.suffix}({t.vector} {a}, {t.vector} {b}, {t.vector} {c})")
+    return f.op(f"add {t.vector} {c}, {f.op(f'mul {t.vector} {a}, {b}')}")
+
+
+def splat(f: Function, kind: str, lanes: int, scalar) -> str:
+    vector = f"<{lanes} x {kind}>"
+    v = f.op(f"insertelement {vector} poison, {kind} {scalar}, i64 0")
+    return f.op(f"shufflevector {vector} {v}, {vector} poison, <{lanes} x i32> zeroinitializer")
+
+
+def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = False) -> Function:
+    """C[rows, columns] (+)= A panel x B. `cols` columns are valid; with `partial` only `%valid_rows` rows.
+
+    B holds `vectors` panels of [depth][lanes], one after the other; with `direct` it is the unpacked operand, its rows
+    `%b_k` elements apart.
+    """
+    params = [("ptr noalias", "A"), ("ptr noalias", "B"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
+    params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct
+    f = Function(name, "void", params, attrs="noinline #0")
+    masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
+    distance = t.lanes if direct else f.mul("%depth", t.lanes)
+    panels = ["%B"]
+    for _ in range(t.vectors - 1):
+        panels.append(f.gep(t.kind, panels[-1], distance))
+    carry = [(t.vector, "zeroinitializer")] * (rows * t.vectors)
+    with f.loop(0, "%depth", carry=carry, known_nonempty=True) as loop:
+        at = f.mul(loop.index, t.lanes)
+        if direct:
+            row = f.mul(loop.index, "%b_k")
+            ahead = f.mul(f.add(loop.index, PREFETCH), "%b_k")
+            for p in panels:
+                f.do(f"call void @llvm.prefetch.p0(ptr {f.gep(t.kind, p, ahead)}, i32 0, i32 3, i32 1)")
+            b = [masked_load(f, t.kind, t.lanes, f.gep(t.kind, p, row), m, t.itemsize) for p, m in zip(panels, masks, strict=True)]
+        else:
+            b = [f.load(t.vector, f.gep(t.kind, p, at), t.itemsize) for p in panels]
+        a_row = f.gep(t.kind, "%A", at)
+        loop.next = []
+        for i in range(rows):
+            a = splat(f, t.kind, t.lanes, f.load(t.kind, f.gep(t.kind, a_row, i), t.itemsize))
+            for j in range(t.vectors):
+                loop.next.append(multiply_add(f, t, a, b[j], loop.vars[i * t.vectors + j]))
+    store_tile(f, t, rows, loop.vars, masks, partial)
+    return f
+
+
+def store_tile(f: Function, t: Tile, rows: int, values: list[str], masks: list[str], partial: bool) -> None:
+    """Store a register tile to %C (leading dimension %ldc), adding what is there when %more."""
+    add = "fadd" if t.is_float else "add"
+    more, plain, end = (f.label(x) for x in ("more", "plain", "end"))
+
+    def places():
+        for i in range(rows):
+            row = f.gep(t.kind, "%C", f.mul("%ldc", i))
+            inside = f.icmp("slt", i, "%valid_rows") if partial else None
+            for j in range(t.vectors):
+                mask = masks[j]
+                if inside:
+                    mask = f.op(f"select i1 {inside}, <{t.lanes} x i1> {mask}, <{t.lanes} x i1> zeroinitializer")
+                yield values[i * t.vectors + j], f.gep(t.kind, row, j * t.lanes), mask
+
+    f.branch("%more", more, plain)
+    f.start(more)
+    for value, p, mask in places():
+        old = masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)
+        masked_store(f, t.kind, t.lanes, f.op(f"{add} {t.vector} {value}, {old}"), p, mask, t.itemsize)
+    f.jump(end)
+    f.start(plain)
+    for value, p, mask in places():
+        masked_store(f, t.kind, t.lanes, value, p, mask, t.itemsize)
+    f.jump(end)
+    f.start(end)
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """Element strides of a matrix operand: along its free dimension (rows of A, columns of B) and along K."""
+
+    free: Int
+    k: Int
+
+    @property
+    def form(self) -> str:
+        return "copy" if self.free == 1 else "transpose" if self.k == 1 else "strided"
+
+
+def tile_heights(t: Tile, m: Int) -> tuple[int, ...]:
+    """Heights of the row tiles for M rows: balanced (two neighbouring heights), or the full height when M is symbolic."""
+    if not isinstance(m, int):
+        return (t.rows,)
+    count = max(1, -(-m // t.rows))
+    high = -(-m // count)
+    return (high,) if m % count == 0 else (high, high - 1)
+
+
+class Gemm:
+    """The functions of one kind of product. `functions` collects name -> text of everything that `block` needs."""
+
+    def __init__(self, t: Tile, source_a: Source, source_b: Source, form_a: str, form_b: str, heights: tuple[int, ...], static_m: bool):
+        self.t, self.heights, self.static_m = t, heights, static_m
+        self.direct = form_b == "direct"
+        self.sources, self.forms = (source_a, source_b), (form_a, form_b)
+        self.functions: dict[str, str] = {}
+        self.name = f"gemm_{t.suffix}_{source_a.name}{form_a[0]}_{source_b.name}{form_b[0]}_{'_'.join(map(str, heights))}{'' if static_m else 'p'}"
+
+    def _function(self, make, name: str, *args) -> str:
+        if name not in self.functions:
+            self.functions[name] = make(name, *args).text()
+        return name
+
+    def _pack(self, f: Function, side: int, src: str, strides: tuple[str, str], depth: Int, valid: Int, dst: str) -> None:
+        t, source, form = self.t, self.sources[side], self.forms[side]
+        make = {"copy": pack_copy, "transpose": pack_transpose, "strided": pack_strided}[form]
+        name = self._function(make, f"pack_{form}_{t.suffix}_{source.name}", t, source)
+        free, k = strides
+        args = {"copy": [k], "transpose": [free], "strided": [free, k]}[form]
+        f.call("void", name, f"ptr {src}", *(f"i64 {a}" for a in args), f"i64 {depth}", f"i64 {valid}", f"ptr {dst}")
+
+    def block(self) -> str:
+        """Define and return the name of: void(A, a_free, a_k, B, b_free, b_k, C, ldc, tile0, tile1, m, n0, n1, k, scratch).
+
+        Computes the columns [n0, n1) of the row tiles [tile0, tile1) of C.
+        """
+        t = self.t
+        params = [("ptr", "A"), ("i64", "a_free"), ("i64", "a_k"), ("ptr", "B"), ("i64", "b_free"), ("i64", "b_k"), ("ptr", "C"), ("i64", "ldc"),
+                  ("i64", "tile0"), ("i64", "tile1"), ("i64", "m"), ("i64", "n0"), ("i64", "n1"), ("i64", "k"), ("ptr", "scratch")]
+        if self.name in self.functions:
+            return self.name
+        f = Function(self.name, "void", params, attrs="noinline #0")
+        kind_a, kind_b = (s.kind for s in self.sources)
+        a_panel = f.gep(t.kind, "%scratch", KC * (NC + t.columns))
+        nc = NC // t.columns * t.columns
+        blocks = f.max(f.ceildiv("%k", KC), 1)
+        depth_each = f.ceildiv("%k", blocks)
+        tall = None
+        if len(self.heights) == 2:  # the first `tall` tiles have the greater height
+            low = self.heights[1]
+            tiles = f.ceildiv("%m", self.heights[0])
+            tall = f.sub("%m", f.mul(tiles, low))
+        with f.loop("%n0", "%n1", nc) as j0:
+            j1 = f.min(f.add(j0, nc), "%n1")
+            with f.loop(0, "%k", depth_each) as k0:
+                depth = f.min(depth_each, f.sub("%k", k0))
+                more = f.icmp("ne", k0, 0)
+                panel = f.mul(depth, t.lanes)
+                if not self.direct:
+                    with f.loop(j0, j1, t.lanes) as j:
+                        src = f.gep(kind_b, "%B", f.add(f.mul(j, "%b_free"), f.mul(k0, "%b_k")))
+                        number = f.div(f.sub(j, j0), t.lanes)
+                        self._pack(f, 1, src, ("%b_free", "%b_k"), depth, f.sub(j1, j), f.gep(t.kind, "%scratch", f.mul(number, panel)))
+                with f.loop("%tile0", "%tile1") as i:
+                    if len(self.heights) == 2:
+                        is_tall = f.icmp("slt", i, tall)
+                        row = f.add(f.mul(i, self.heights[1]), f.min(i, tall))
+                        height: Int = f.select(is_tall, "i64", self.heights[0], self.heights[1])
+                    else:
+                        row = f.mul(i, self.heights[0])
+                        height = self.heights[0] if self.static_m else f.min(self.heights[0], f.sub("%m", row))
+                    self._pack(f, 0, f.gep(kind_a, "%A", f.add(f.mul(row, "%a_free"), f.mul(k0, "%a_k"))), ("%a_free", "%a_k"), depth, height, a_panel)
+                    c_row = f.gep(t.kind, "%C", f.mul(row, "%ldc"))
+
+                    def panels(call_micro, c_row=c_row, panel=panel, k0=k0):
+                        with f.loop(j0, j1, t.columns) as j:
+                            if self.direct:
+                                b = f.gep(t.kind, "%B", f.add(j, f.mul(k0, "%b_k")))
+                            else:
+                                b = f.gep(t.kind, "%scratch", f.mul(f.div(f.sub(j, j0), t.lanes), panel))
+                            call_micro(b, f.gep(t.kind, c_row, j), f.sub(j1, j))
+
+                    def with_height(rows: int, partial: bool = False, depth=depth, more=more, height=height, panels=panels):
+                        name = f"micro_{t.suffix}_{rows}{'p' * partial}{'d' * self.direct}"
+                        name = self._function(micro, name, t, rows, partial, self.direct)
+                        panels(lambda b, c, cols: f.call("void", name, f"ptr {a_panel}", f"ptr {b}", f"i64 {depth}", f"ptr {c}", "i64 %ldc", f"i64 {cols}",
+                                                         f"i1 {more}", *[f"i64 {height}"] * partial, *["i64 %b_k"] * self.direct))
+
+                    if len(self.heights) == 2:
+                        f.choose(is_tall, lambda: with_height(self.heights[0]), lambda: with_height(self.heights[1]))
+                    elif self.static_m:
+                        with_height(self.heights[0])
+                    else:
+                        full = f.icmp("eq", height, self.heights[0])
+                        f.choose(full, lambda: with_height(self.heights[0]), lambda: with_height(self.heights[0], True))
+        self.functions[self.name] = f.text()
+        return self.name
