@@ -1,0 +1,106 @@
+"""Meanings of dot, fft, cholesky and triangular-solve."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from torch_hlo.hlo.evaluate_core import EvaluateError, meaning, wide
+from torch_hlo.hlo.shape import Shape, numpy_dtype
+
+
+def _accumulated(v: np.ndarray, shape: Shape, result: Shape) -> np.ndarray:
+    return v.astype(numpy_dtype(result.dtype)) if result.kind in "su" else wide(v, shape)
+
+
+@meaning("dot")
+def _dot(x, a, b):
+    a, b = _accumulated(a, x.operands[0].shape, x.shape), _accumulated(b, x.operands[1].shape, x.shape)
+    a_contract, b_contract = x["lhs_contracting_dims"], x["rhs_contracting_dims"]
+    a_batch, b_batch = x.get("lhs_batch_dims", ()), x.get("rhs_batch_dims", ())
+    a_free = [d for d in range(a.ndim) if d not in (*a_contract, *a_batch)]
+    b_free = [d for d in range(b.ndim) if d not in (*b_contract, *b_batch)]
+    batch = [a.shape[d] for d in a_batch]
+    depth = math.prod(a.shape[d] for d in a_contract)
+    rows, columns = math.prod(a.shape[d] for d in a_free), math.prod(b.shape[d] for d in b_free)
+    left = a.transpose(*a_batch, *a_free, *a_contract).reshape(*batch, rows, depth)
+    right = b.transpose(*b_batch, *b_contract, *b_free).reshape(*batch, depth, columns)
+    return np.matmul(left, right).reshape(*batch, *(a.shape[d] for d in a_free), *(b.shape[d] for d in b_free))
+
+
+@meaning("ragged-dot")
+def _ragged_dot(x, a, b, sizes):
+    """Rows of `a` in consecutive groups; group g is multiplied with b[g]. Only the mode with a ragged free dimension."""
+    if x.get("lhs_batch_dims", ()) or x["lhs_ragged_dims"][0] in x["lhs_contracting_dims"] or len(x["rhs_group_dims"]) != 1:
+        raise EvaluateError(f"ragged-dot of {x.operands[0].shape} and {x.operands[1].shape}: only a ragged free dimension, no batch")
+    ragged, contract = x["lhs_ragged_dims"][0], x["lhs_contracting_dims"]
+    group_dim = x["rhs_group_dims"][0]
+    b_contract = [d - (d > group_dim) for d in x["rhs_contracting_dims"]]
+    a, b = _accumulated(a, x.operands[0].shape, x.shape), _accumulated(b, x.operands[1].shape, x.shape)
+    result = np.zeros(x.shape.dims, np.result_type(a, b))
+    out_axis = [d for d in range(a.ndim) if d not in contract].index(ragged)
+    begin = 0
+    for g, size in enumerate(sizes):
+        end = min(begin + int(size), a.shape[ragged])
+        rows = a[(slice(None),) * ragged + (slice(begin, end),)]
+        part = np.tensordot(rows, np.take(b, g, group_dim), (contract, b_contract))
+        result[(slice(None),) * out_axis + (slice(begin, end),)] = part
+        begin = end
+    return result
+
+
+_FFT = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn}
+
+
+@meaning("fft")
+def _fft(x, v):
+    kind, lengths = x["fft_type"], tuple(x["fft_length"])
+    axes = tuple(range(v.ndim - len(lengths), v.ndim))
+    if 0 in v.shape:
+        return np.zeros(x.shape.dims, np.complex128)
+    v = wide(v, x.operands[0].shape)
+    if kind in _FFT:
+        return _FFT[kind](v, lengths, axes)
+    return np.fft.rfftn(v, lengths, axes) if kind == "RFFT" else np.fft.irfftn(v, lengths, axes)
+
+
+def _lower_of(v: np.ndarray, lower: bool) -> np.ndarray:
+    return np.tril(v) if lower else np.conj(np.swapaxes(np.triu(v), -1, -2))
+
+
+@meaning("cholesky")
+def _cholesky(x, v):
+    lower = x.get("lower", False)
+    half = _lower_of(wide(v, x.shape), lower)
+    diagonal = np.einsum("...ii->...i", half).real
+    full = half + np.conj(np.swapaxes(half, -1, -2))
+    n = v.shape[-1]
+    full[..., np.arange(n), np.arange(n)] = diagonal
+    flat = full.reshape(-1, n, n)
+    result = np.empty_like(flat)
+    for i, matrix in enumerate(flat):
+        try:
+            result[i] = np.linalg.cholesky(matrix)
+        except np.linalg.LinAlgError:  # not positive definite: XLA's factor is nan
+            result[i] = np.tril(np.full_like(matrix, np.nan))
+    result = result.reshape(full.shape)
+    return result if lower else np.conj(np.swapaxes(result, -1, -2))
+
+
+@meaning("triangular-solve")
+def _triangular_solve(x, a, b):
+    left, lower, unit, transpose = x["left_side"], x["lower"], x["unit_diagonal"], x.get("transpose_a", "NO_TRANSPOSE")
+    a, b = wide(a, x.shape), wide(b, x.shape)
+    if transpose != "NO_TRANSPOSE":
+        a, lower = np.swapaxes(a, -1, -2), not lower
+        a = np.conj(a) if transpose == "ADJOINT" else a
+    if not left:  # X A = B  <=>  A^T X^T = B^T
+        a, lower, b = np.swapaxes(a, -1, -2), not lower, np.swapaxes(b, -1, -2)
+    n = a.shape[-1]
+    solution = np.array(b)
+    for i in range(n) if lower else reversed(range(n)):
+        before = slice(0, i) if lower else slice(i + 1, n)
+        known = np.matmul(a[..., i:i + 1, before], solution[..., before, :])[..., 0, :]
+        row = solution[..., i, :] - known
+        solution[..., i, :] = row if unit else row / a[..., i, i][..., None]
+    return solution if left else np.swapaxes(solution, -1, -2)
