@@ -31,6 +31,7 @@ FLAGS: dict[str, Flag] = {
         Flag("DEVICE", "cpu", str, "what runs compiled programs: cpu, evaluator (NumPy reference)"),
         Flag("EAGER", False, lambda s: s not in ("", "0"), "run op by op instead of recording"),
         Flag("MAX_NODES", 20000, int, "recorded ops after which the graph is cut"),
+        Flag("PROGRAMS", 256, int, "compiled programs kept in memory"),
         Flag("ASYNC", True, lambda s: s not in ("", "0"), "run steps on a background thread while Python traces the next"),
     )
 }

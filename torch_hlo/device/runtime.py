@@ -41,6 +41,19 @@ class Memory:
     def address(self) -> int:
         return self.array.ctypes.data
 
+    def part(self, offset: int, nbytes: int) -> Memory:
+        """A block inside this one, which stays alive as long."""
+        return _Part(self, offset, nbytes)
+
+
+class _Part(Memory):
+    __slots__ = ("whole",)
+
+    def __init__(self, whole: Memory, offset: int, nbytes: int) -> None:
+        self.readers = self.size = 0
+        self.whole = whole
+        self.array = whole.array[offset : offset + nbytes]
+
 
 class Buffer:
     """An array on the device. Two buffers share a Memory when a program updates an array in place.

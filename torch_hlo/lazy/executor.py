@@ -1,17 +1,19 @@
 """Runs programs in order on one background thread, so that Python can trace the next step meanwhile.
 
-    job = Job("step", program, inputs, outputs, donated)
-    reserve(); submit(job)          # returns at once; blocks in reserve() while DEPTH jobs are in flight
-    wait(buffer)                    # until its contents are there; raises the error of the job that should have made them
+    throttle()                                          # waits while DEPTH jobs are in flight
+    submit(Job("step", program, inputs, outputs, donated))
+    wait(buffer)                                        # afterwards buffer.job is None, or a job with an error
 A job whose inputs come from a failed job fails with the same error. Nothing here takes the step's lock.
 """
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from queue import SimpleQueue
 
 from torch_hlo import config, metrics
@@ -21,12 +23,9 @@ DEPTH = 2
 
 
 class Job:
-    """One run of a program. `donated`: (output, input) pairs that share memory. `error` is set before `done`.
+    """One run of a program. `donated`: (output, input) pairs that share memory. `error` is set before `done`."""
 
-    `undo` is called by the step with the job when `error` must be rolled back; the executor only keeps it.
-    """
-
-    __slots__ = ("name", "program", "inputs", "outputs", "donated", "done", "error", "undo", "reported")
+    __slots__ = ("name", "program", "inputs", "outputs", "donated", "done", "error")
 
     def __init__(
         self, name: str, program: Program, inputs: Sequence[Buffer], outputs: Sequence[Buffer], donated: Sequence[tuple[int, int]] = ()
@@ -34,15 +33,6 @@ class Job:
         self.name, self.program, self.inputs, self.outputs, self.donated = name, program, inputs, outputs, donated
         self.done = threading.Event()
         self.error: BaseException | None = None
-        self.undo: Callable[[], None] | None = None
-        self.reported = False
-
-    def wait(self) -> None:
-        """Block until the job has run. Raises what it raised."""
-        self.done.wait()
-        if self.error is not None:
-            self.reported = True
-            raise self.error
 
     def run(self) -> None:
         """Run here. Never raises: the error is kept."""
@@ -55,7 +45,7 @@ class Job:
             if not isinstance(error, _Upstream):
                 error.add_note(f"while running {self.name}")
                 self.error = error
-            _FAILED.append(self)
+                _FAILED.append(self)
         else:
             for buffer in self.outputs:
                 buffer.job = None
@@ -88,17 +78,16 @@ class _Upstream(Exception):
     """An input was never computed."""
 
 
-_FAILED: list[Job] = []
+_FAILED: deque[Job] = deque(maxlen=8)  # whose error nobody has seen
 _state_lock = threading.Lock()
 
 
 class _Executor:
-    """The thread, its queue and the slots that bound it. Made on first use; anew in a forked child."""
+    """The thread and its queue. Made on first use; anew in a forked child."""
 
     def __init__(self) -> None:
-        self.queue: SimpleQueue[Job | None] = SimpleQueue()
-        self.slots = threading.Semaphore(DEPTH)
-        self.last: Job | None = None
+        self.queue: SimpleQueue[Job] = SimpleQueue()
+        self.in_flight: deque[Job] = deque()
         self.closing = False
         self.thread: threading.Thread | None = None
 
@@ -109,67 +98,80 @@ class _Executor:
                 self.thread.start()
 
     def _loop(self) -> None:
-        while (job := self.queue.get()) is not None:
-            if self.closing:
-                job.error = RuntimeError(f"{job.name} was dropped: Python is exiting")
-                job.done.set()
-            else:
-                job.run()
-            self.slots.release()
-            job = None  # no reference while waiting for the next
+        while True:
+            job = self.queue.get()
+            self.take(job)
+            del job  # no reference while waiting for the next
+
+    def take(self, job: Job) -> None:
+        """Run a job; twice submitted (after Ctrl-C), it runs once."""
+        if job.done.is_set():
+            return
+        if self.closing:
+            job.error = RuntimeError(f"{job.name} was dropped: Python is exiting")
+            job.done.set()
+        else:
+            job.run()
 
 
 _EXECUTOR = _Executor()
 
 
-def reserve() -> None:
-    """Wait until another job may be submitted. Every reserve is followed by submit or cancel."""
-    _EXECUTOR.slots.acquire()
-
-
-def cancel() -> None:
-    """Give back a reservation."""
-    _EXECUTOR.slots.release()
+def throttle() -> None:
+    """Wait while DEPTH jobs are in flight, so that Python does not run far ahead of the device."""
+    in_flight = _EXECUTOR.in_flight
+    while len(in_flight) >= DEPTH:
+        try:
+            oldest = in_flight[0]
+        except IndexError:  # another thread was faster
+            return
+        oldest.done.wait()
+        _forget_done(in_flight)
 
 
 def submit(job: Job) -> None:
-    """Queue a job (its slot is reserved). With TORCH_HLO_ASYNC=0 it runs here."""
+    """Queue a job; its output buffers are pending until it has run. With TORCH_HLO_ASYNC=0 it runs here."""
     executor = _EXECUTOR
-    for buffer in job.outputs:
-        buffer.job = job
-    if not config.get("ASYNC"):
-        if executor.last is not None:
-            executor.last.done.wait()
-        job.run()
-        executor.slots.release()
-        return
-    if executor.thread is None:
-        executor.start()
-    executor.last = job
-    executor.queue.put(job)
+    if config.get("ASYNC"):
+        if executor.thread is None:
+            executor.start()
+        _forget_done(executor.in_flight)
+        executor.in_flight.append(job)
+        executor.queue.put(job)
+    else:
+        drain()
+        executor.take(job)
+
+
+def _forget_done(in_flight: deque[Job]) -> None:
+    while in_flight and in_flight[0].done.is_set():
+        try:
+            in_flight.popleft()
+        except IndexError:
+            return
 
 
 def drain() -> None:
     """Wait until every submitted job has run, whether it failed or not."""
-    last = _EXECUTOR.last
-    if last is not None:
-        last.done.wait()
-        if _EXECUTOR.last is last:
-            _EXECUTOR.last = None
+    in_flight = _EXECUTOR.in_flight
+    while in_flight:
+        try:
+            in_flight[-1].done.wait()
+        except IndexError:
+            return
+        _forget_done(in_flight)
 
 
 def wait(buffer: Buffer) -> None:
-    """Until the contents of `buffer` are there. Raises the error of the job that failed to make them."""
+    """Until the job that computes `buffer` has ended. If it failed, `buffer.job` stays and has an error."""
     job = buffer.job
     if job is not None:
-        job.wait()
+        job.done.wait()
 
 
-def take_failed() -> list[Job]:
-    """Jobs that failed since the last call, in order."""
-    failed = _FAILED[:]
-    del _FAILED[: len(failed)]
-    return failed
+def forget_failures() -> None:
+    """The errors of failed jobs have been raised."""
+    _FAILED.clear()
 
 
 def _restart_in_child() -> None:
@@ -182,12 +184,8 @@ def _close() -> None:
     """At exit: let the running job end, drop the others, report errors that nobody has seen."""
     _EXECUTOR.closing = True
     drain()
-    for job in take_failed():
-        if not job.reported:
-            import sys
-
-            print(f"torch_hlo: {job.name} failed and nothing waited for it: {job.error!r}", file=sys.stderr)
-            job.reported = True
+    for job in _FAILED:
+        print(f"torch_hlo: {job.name} failed and nothing waited for it: {job.error!r}", file=sys.stderr)
 
 
 os.register_at_fork(after_in_child=_restart_in_child)

@@ -67,7 +67,8 @@ def operands(node: Node) -> Iterator[Node]:
     for x in node.args:
         kind = type(x)
         if kind is Out:
-            yield x.node
+            if x.array is None:
+                yield x.node
         elif kind is list or kind is tuple:
             yield from _nested(x)
     if node.kwargs:
@@ -78,7 +79,8 @@ def _nested(values) -> Iterator[Node]:
     for x in values:
         kind = type(x)
         if kind is Out:
-            yield x.node
+            if x.array is None:
+                yield x.node
         elif kind is list or kind is tuple:
             yield from _nested(x)
 
@@ -112,6 +114,8 @@ class _Encoder:
         return tuple(key)
 
     def _out(self, x: Out) -> int:
+        if x.array is not None:
+            return self._leaf(x.array)
         return self.position[id(x.node)] << INDEX_BITS | x.index
 
     def _leaf(self, x: Array) -> int:

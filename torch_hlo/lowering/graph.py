@@ -26,12 +26,12 @@ class Node:
 
 
 class Out:
-    """Result `index` (flat) of `node`."""
+    """Result `index` (flat) of `node`. `array` is the Leaf that holds it once the node has been evaluated, else None."""
 
-    __slots__ = ("node", "index")
+    __slots__ = ("node", "index", "array")
 
     def __init__(self, node: Node, index: int = 0) -> None:
-        self.node, self.index = node, index
+        self.node, self.index, self.array = node, index, None
 
 
 class Leaf:
@@ -78,8 +78,8 @@ def lower(
     def value(x):
         kind = type(x)
         if kind is Out:
-            return results[id(x.node)][x.index]
-        if kind is Leaf or kind is Lift:
+            return results[id(x.node)][x.index] if x.array is None else values[id(x.array)]
+        if isinstance(x, (Leaf, Lift)):
             return values[id(x)]
         if kind is list or kind is tuple:
             return [value(v) for v in x]

@@ -1,0 +1,435 @@
+"""Steps: cut the recorded graph, find or compile its program, run it in the background, give the storages their new values.
+
+    mark_step()          everything recorded so far becomes one program; returns while it runs
+    sync()               the same, and wait
+    materialize([t])     CPU copies; an implicit cut (print, .item(), .cpu()) evaluates the whole pending graph, so that work is not split
+
+A failure leaves the tensors as they were. While cutting (an op cannot be lowered, no memory, Ctrl-C) nothing has changed yet and the
+graph stays pending. While running, the storages get their graph back when the error surfaces: at the next cut or wait, with the name
+of the step. A program raises before it writes, so donated inputs are intact.
+"""
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from weakref import ref
+
+import torch
+
+from torch_hlo import config, metrics
+from torch_hlo.device import runtime
+from torch_hlo.device.runtime import Buffer, Memory
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.lazy import dump, executor, explain, log, progress
+from torch_hlo.lazy import meta as metas
+from torch_hlo.lazy.executor import Job
+from torch_hlo.lazy.fingerprint import Graph, collect
+from torch_hlo.lazy.storage import Array, Storage, pending_storages
+from torch_hlo.lowering.graph import Out, lower
+from torch_hlo.lowering.registry import HLO_TO_TORCH
+
+LOCK = threading.RLock()  # one cut at a time; the executor's thread never takes it
+
+
+class Compiled:
+    """A program of the cache. Its inputs are the graph's leaves, then its numbers; `aliases` are what the program wants shared."""
+
+    __slots__ = ("name", "program", "key", "aliases", "outputs", "sources")
+
+    def __init__(self, name: str, program: runtime.Program, key: tuple, outputs: tuple[Shape, ...], sources: tuple[str, ...]) -> None:
+        self.name, self.program, self.key, self.outputs, self.sources = name, program, key, outputs, sources
+        self.aliases = tuple(program.aliases)
+
+
+_CACHE: OrderedDict[tuple, Compiled] = OrderedDict()
+_IN_FLIGHT: deque[_Run] = deque()
+_compiles = 0
+
+
+class _Run:
+    """What a submitted job needs to be undone: which storage got which array for which pending value, and the donated leaves."""
+
+    __slots__ = ("job", "graph", "bindings", "donated")
+
+    def __init__(self, job: Job, graph: Graph, bindings: list[tuple[ref, Out, Array]], donated: list[tuple[Array, Buffer]]) -> None:
+        self.job, self.graph, self.bindings, self.donated = job, graph, bindings, donated
+
+    def undo(self, replaced: dict[int, Out]) -> None:
+        for array, buffer in self.donated:
+            array.data = buffer
+        for storage, out, array in self.bindings:
+            out.array = None
+            replaced[id(array)] = out
+            s = storage()
+            if s is not None and s.value is array:
+                s.replace(out)
+
+
+# ---- the verbs
+
+
+def mark_step(wait: bool = False) -> None:
+    """Make one program of everything recorded and run it; in the background unless `wait`.
+
+    Raises the error of an earlier step that failed in the background, LoweringError if an op cannot be compiled, MemoryError.
+    """
+    metrics.count("MarkStep")
+    _evaluate()
+    if wait:
+        _wait_all()
+
+
+def sync(tensors: Sequence[torch.Tensor] | None = None) -> None:
+    """Evaluate everything recorded and wait: for all of it, or until `tensors` are there."""
+    _evaluate()
+    if tensors is None:
+        _wait_all()
+        return
+    for tensor in tensors:
+        value = tensor._storage.value
+        if type(value) is Array and value.data is not None:
+            executor.wait(value.data)
+    _surface()
+
+
+def synchronize() -> None:
+    """Evaluate everything recorded and wait for all work under way."""
+    sync()
+
+
+@contextlib.contextmanager
+def step() -> Iterator[None]:
+    """A training step: `with torch_hlo.step(): ...` marks it at the end of the block (not when the block raises)."""
+    yield
+    mark_step()
+
+
+def upload(tensor: torch.Tensor) -> Buffer:
+    """The values of a CPU tensor as a new device array. Later writes to `tensor` do not show."""
+    start = time.perf_counter()
+    shape = metas.contiguous(tuple(tensor.shape), tensor.dtype).hlo
+    buffer = runtime.allocate(shape)
+    with torch.no_grad():
+        _host_view(buffer).copy_(tensor)
+    metrics.record("TransferToDeviceTime", time.perf_counter() - start)
+    metrics.record("OutboundData", buffer.nbytes, "B")
+    return buffer
+
+
+def materialize(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Contiguous CPU copies of the logical values of hlo tensors. Evaluates what is pending, once.
+
+    If the pending graph cannot be compiled because of an op that these tensors do not need, only their part of it runs.
+    """
+    storages = list({id(t._storage): t._storage for t in tensors}.values())
+    _evaluate_for(storages)
+    start = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        bases = {id(s): stack.enter_context(_reading(s)) for s in storages}
+        results = [_view_on_host(bases[id(t._storage)], t) for t in tensors]
+    metrics.record("TransferFromDeviceTime", time.perf_counter() - start)
+    metrics.record("InboundData", sum(r.nbytes for r in results), "B")
+    return results
+
+
+def clear_cache() -> None:
+    """Forget the compiled programs in memory."""
+    with LOCK:
+        _CACHE.clear()
+
+
+def cache_size() -> int:
+    """Number of compiled programs in memory."""
+    return len(_CACHE)
+
+
+# ---- cutting
+
+
+def _evaluate(only: Sequence[Storage] | None = None) -> None:
+    """Run the pending graph: all of it, or what the storages `only` need."""
+    executor.throttle()
+    with LOCK:
+        _surface()
+        storages = pending_storages() if only is None else only
+        bindings = []
+        for storage in storages:
+            out = storage.value
+            if type(out) is Out:
+                if out.array is None:
+                    bindings.append((storage, out))
+                else:  # the value was read by another thread just before it was computed
+                    storage.bind(out, out.array)
+        if bindings:
+            _submit(bindings, donate=only is None)
+
+
+def _evaluate_for(storages: Sequence[Storage]) -> None:
+    if not any(type(s.value) is Out for s in storages):
+        return
+    try:
+        _evaluate()
+    except Exception as whole:
+        try:
+            _evaluate(storages)
+        except Exception as part:
+            raise part from (None if type(part) is type(whole) and str(part) == str(whole) else whole)
+
+
+def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
+    start = time.perf_counter()
+    roots: dict[tuple[int, int], int] = {}
+    distinct: list[Out] = []
+    places = []
+    for _, out in bindings:
+        place = roots.setdefault((id(out.node), out.index), len(distinct))
+        if place == len(distinct):
+            distinct.append(out)
+        places.append(place)
+    graph = collect(distinct)
+    metrics.record("TensorsGraphSize", len(graph.nodes), "")
+    aliases = _aliases(graph, bindings, places) if donate else ()
+    compiled = _program(graph, aliases)
+    traced = time.perf_counter()
+
+    inputs = [_leaf_buffer(leaf) for leaf in graph.leaves]
+    if graph.numbers:
+        inputs += _number_buffers(graph.numbers)
+    given = {o: i for o, i in compiled.aliases}
+    outputs = [
+        Buffer(shape, inputs[given[o]].memory) if o in given else runtime.allocate(shape) for o, shape in enumerate(compiled.outputs)
+    ]
+    job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
+    arrays = [Array(shape, buffer) for shape, buffer in zip(compiled.outputs, outputs)]
+    donated = [(graph.leaves[i], graph.leaves[i].data) for _, i in compiled.aliases]
+    undo = [(ref(s), out, arrays[place]) for (s, out), place in zip(bindings, places)]
+    for buffer in outputs:
+        buffer.job = job
+    run = _Run(job, graph, undo, donated)
+    # From here all or nothing, also when Ctrl-C comes: each part may be repeated.
+    interrupt = None
+    while True:
+        try:
+            for (storage, out), place in zip(bindings, places):
+                out.array = arrays[place]
+                storage.bind(out, arrays[place])
+            for array, _ in donated:
+                array.data = None
+            if not _IN_FLIGHT or _IN_FLIGHT[-1] is not run:
+                _IN_FLIGHT.append(run)
+            executor.submit(job)
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+    if config.get("LOG") >= 2:
+        end = time.perf_counter()
+        log.say(2, f"{compiled.name}: {len(graph.nodes)} ops, cut {(traced - start) * 1e3:.2f} ms, submit {(end - traced) * 1e3:.2f} ms")
+
+
+def _aliases(graph: Graph, bindings: list[tuple[Storage, Out]], places: list[int]) -> tuple[tuple[int, int], ...]:
+    """(output, leaf) pairs: leaves that die with this step give their memory to an output of the same shape, rather to the one that
+    overwrites the same storage. Part of the program's key."""
+    dead = [i for i, leaf in enumerate(graph.leaves) if not leaf.held()]
+    if not dead:
+        return ()
+    heirs = {id(s): place for (s, _), place in zip(bindings, places)}
+    shapes = [o.node.outs[o.index] for o in graph.outputs]
+    free = dict.fromkeys(range(len(shapes)))
+    aliases = []
+    rest = []
+    for i in dead:
+        leaf = graph.leaves[i]
+        for owner in leaf.owners:
+            place = heirs.get(id(owner()))
+            if place in free and shapes[place] == leaf.shape:
+                del free[place]
+                aliases.append((place, i))
+                break
+        else:
+            rest.append(i)
+    by_shape: dict[Shape, list[int]] = {}
+    for place in reversed(free):
+        by_shape.setdefault(shapes[place], []).append(place)
+    for i in rest:
+        places_left = by_shape.get(graph.leaves[i].shape)
+        if places_left:
+            aliases.append((places_left.pop(), i))
+    return tuple(sorted(aliases))
+
+
+def _leaf_buffer(leaf: Array) -> Buffer:
+    if leaf.data is None:
+        raise RuntimeError(
+            f"hlo device: an array {leaf.shape} is used after its memory was given to a newer value; "
+            "a tensor was overwritten in one thread while another thread recorded operations on it"
+        )
+    return leaf.data
+
+
+_PACK = {"f64": ("d", 8), "s64": ("q", 8), "c128": ("dd", 16)}
+
+
+def _number_buffers(numbers) -> list[Buffer]:
+    """Rank-0 arrays of the lifted numbers, packed into one block."""
+    block = Memory(16 * len(numbers))
+    for i, number in enumerate(numbers):
+        value = number.value
+        parts = (value.real, value.imag) if number.dtype == "c128" else (value,)
+        struct.pack_into(_PACK[number.dtype][0], block.array, 16 * i, *parts)
+    return [Buffer(_SCALARS[n.dtype], block.part(16 * i, _PACK[n.dtype][1])) for i, n in enumerate(numbers)]
+
+
+_SCALARS = {name: Shape(name) for name in _PACK}
+
+
+# ---- programs
+
+
+def _program(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> Compiled:
+    key = (graph.key, aliases, runtime.backend_name(), config.get("DISABLE"))
+    found = _CACHE.get(key)
+    if found is not None:
+        metrics.count("CachedCompile")
+        _CACHE.move_to_end(key)
+        return found
+    metrics.count("UncachedCompile")
+    compiled = _CACHE[key] = _compile(graph, aliases, key)
+    while len(_CACHE) > max(config.get("PROGRAMS"), 1):
+        _CACHE.popitem(last=False)
+    return compiled
+
+
+def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple) -> Compiled:
+    global _compiles
+    _compiles += 1
+    name = f"step_{_compiles}"
+    sources = tuple(n.source for n in graph.nodes)
+    reason = f"{name}: " + explain.reason(key, sources, list(_CACHE.values()))
+    metrics.add_compile_reason(reason)
+    log.say(1, f"compiling {reason}")
+    with progress.compiling(name, len(graph.nodes)), metrics.timed("CompileTime"), dump.recording(name, reason) as observe:
+        try:
+            module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, name="step")
+            if observe is not None:
+                observe("hlo:input", module)
+            program = runtime.compile_program(module, observe)
+        except Exception as error:
+            error.add_note(f"{name} ({len(graph.nodes)} ops) was not run; its tensors are unchanged and still pending")
+            raise
+    return Compiled(name, program, key, tuple(o.node.outs[o.index] for o in graph.outputs), sources)
+
+
+# ---- waiting, failing
+
+
+def _wait_all() -> None:
+    executor.drain()
+    _surface()
+
+
+def _surface() -> None:
+    """Forget runs that are done. If one failed, give its storages their graph back and raise its error."""
+    with LOCK:
+        while _IN_FLIGHT and _IN_FLIGHT[0].job.done.is_set() and _IN_FLIGHT[0].job.error is None:
+            _IN_FLIGHT.popleft()
+        if not _IN_FLIGHT or not _IN_FLIGHT[0].job.done.is_set():
+            return
+        executor.drain()  # what came after may have failed with it
+        error = _IN_FLIGHT[0].job.error
+        replaced: dict[int, Out] = {}
+        for run in reversed(_IN_FLIGHT):
+            if run.job.error is not None:
+                run.undo(replaced)
+        executor.forget_failures()
+        _IN_FLIGHT.clear()
+        _substitute(replaced)
+    raise error
+
+
+def _substitute(replaced: dict[int, Out]) -> None:
+    """Pending nodes that read an array that was never computed read the pending value again."""
+    pending = [s.value for s in pending_storages()]
+    for node in collect([out for out in pending if type(out) is Out]).nodes:
+        node.args = _replace(node.args, replaced)
+        node.kwargs = {k: _replace(v, replaced) for k, v in node.kwargs.items()}
+
+
+def _replace(x, replaced: dict[int, Out]):
+    if type(x) is Array:
+        return replaced.get(id(x), x)
+    if type(x) is tuple or type(x) is list:
+        return type(x)(_replace(v, replaced) for v in x)
+    return x
+
+
+# ---- the host's side
+
+
+@contextlib.contextmanager
+def _reading(storage: Storage) -> Iterator[torch.Tensor]:
+    """The storage's value as a CPU tensor on the device's own memory, which no step overwrites within the block."""
+    while True:
+        value = storage.value
+        if type(value) is not Array:  # another thread, or a failure, made it pending again
+            _evaluate_for([storage])
+            continue
+        buffer = value.data
+        if buffer is None:
+            continue
+        executor.wait(buffer)
+        with LOCK:
+            if buffer.job is not None:
+                _surface()
+            elif storage.value is value:
+                memory = buffer.memory
+                memory.readers += 1
+                break
+    try:
+        yield _host_view(buffer)
+    finally:
+        with LOCK:
+            memory.readers -= 1
+
+
+def _host_view(buffer: Buffer) -> torch.Tensor:
+    shape = buffer.shape
+    dtype = HLO_TO_TORCH[shape.dtype]
+    if not buffer.nbytes:
+        return torch.empty(shape.dims, dtype=dtype, device="cpu")
+    return torch.from_numpy(buffer.bytes).view(dtype).view(shape.dims)
+
+
+def _view_on_host(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's view operations applied to the storage's value; a fresh contiguous tensor."""
+    chain = []
+    view = tensor._view
+    while view is not None:
+        chain.append(view)
+        view = view.parent
+    with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.no_grad():
+        value = base
+        for view in reversed(chain):
+            value = _HOST_OPS.get(view.op, view.op)(value, *view.args)
+        value = value.contiguous()
+        shared = value.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        return value.clone() if shared else value
+
+
+def _strided_on_host(x: torch.Tensor, *args) -> torch.Tensor:
+    x = x.contiguous()
+    return torch.ops.aten.as_strided.default(x.clone() if x.storage_offset() else x, *args)
+
+
+# Views speak of logical arrays; on the host an earlier step may have left other strides.
+_HOST_OPS = {
+    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
+    torch.ops.aten.as_strided.default: _strided_on_host,
+    torch.ops.aten.view.dtype: lambda x, dtype: torch.ops.aten.view.dtype(x.contiguous(), dtype),
+    torch.ops.aten.view_as_complex.default: lambda x: torch.ops.aten.view_as_complex.default(x.contiguous()),
+}
