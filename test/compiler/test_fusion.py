@@ -1,0 +1,117 @@
+"""fusion: what becomes one kernel, and that nothing changes in value."""
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import programs
+import pytest
+from random_programs import random_module
+
+from torch_hlo.compiler.passes.fusion import fusion
+from torch_hlo.hlo import build as b
+from torch_hlo.hlo.dim import symbol
+from torch_hlo.hlo.evaluate import evaluate
+from torch_hlo.hlo.ir import Module, postorder
+
+
+def kernels(m: Module) -> list[str]:
+    """Kinds and shapes of the entry's fusions and steps."""
+    skip = ("parameter", "tuple", "get-tuple-element", "constant")
+    return [f"{x.get('kind', x.op)} {x.shape}" for x in postorder((m.entry.root,)) if x.op not in skip]
+
+
+def assert_same_value(m: Module, f: Module, sizes=None) -> None:
+    inputs = [np.abs(x) if x.dtype.kind == "f" and m.name == "adam" else x for x in programs.inputs_for(m, sizes=sizes)]
+    for x, y in zip(evaluate(m, inputs), evaluate(f, inputs), strict=True):
+        np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("softmax", ["row f32[64,100]"]),
+    ("layernorm", ["row (f32[8,16], f32[8,16], f32[8,16,96])"]),
+    ("layernorm_backward", ["row (f32[8,16,96], f32[96], f32[96])"]),
+    ("cross_entropy", ["row (f32[32], f32[32,200])", "reduce f32[]"]),
+])
+def test_row_programs_are_one_kernel(name, expected):
+    m = getattr(programs, name)()
+    f = fusion(m)
+    assert kernels(f) == expected
+    assert_same_value(m, f)
+    assert fusion(f) is f
+
+
+def test_softmax_over_a_middle_dimension():
+    m = programs.softmax((4, 10, 64), 1)
+    f = fusion(m)
+    assert kernels(f) == ["row f32[4,10,64]"]
+    assert_same_value(m, f)
+
+
+def test_one_long_row_is_split_over_kernels():
+    assert len(kernels(fusion(programs.softmax((1, 1 << 20))))) == 3
+
+
+def test_optimizer_update_is_one_loop_per_parameter():
+    m = programs.adam()
+    f = fusion(m)
+    assert [k.split(" ")[0] for k in kernels(f)] == ["loop"] * 3
+    assert_same_value(m, f)
+
+
+def test_diamond_through_a_step_does_not_cycle():
+    x, w = programs.params(("f32", (8, 8)), ("f32", (8, 8)))
+    e = b.exponential(x)
+    d = b.dot(e, w, (1,), (0,))
+    m = programs.module("diamond", [b.add(e, d)], [x, w])
+    f = fusion(m)
+    assert kernels(f) == ["loop f32[8,8]", "dot f32[8,8]", "loop f32[8,8]"]
+    assert_same_value(m, f)
+
+
+def test_reshape_of_memory_is_a_view():
+    (x,) = programs.params(("f32", (6, 4)))
+    m = programs.module("view", [b.exponential(b.reshape(x, (24,)))], [x])
+    assert kernels(fusion(m)) == ["reshape f32[24]", "loop f32[24]"]
+
+
+def test_broadcast_for_a_step_is_materialized_once():
+    x, w = programs.params(("f32", (8,)), ("f32", (8, 8)))
+    wide = b.broadcast(x, (8, 8), (1,))
+    one = b.dot(wide, w, (1,), (0,))
+    two = b.dot(w, wide, (1,), (0,))
+    m = programs.module("wide", [b.add(one, wide), two], [x, w])
+    f = fusion(m)
+    assert kernels(f).count("loop f32[8,8]") == 2
+    assert_same_value(m, f)
+
+
+def test_siblings_read_a_shared_array_once():
+    (x,) = programs.params(("f32", (64, 64)))
+    column = b.reduce(x, programs.zero(), (0,), "add")
+    m = programs.module("siblings", [column, b.exponential(x)], [x])
+    f = fusion(m)
+    assert kernels(f) == ["reduce (f32[64], f32[64,64])"]
+    assert_same_value(m, f)
+
+
+def test_symbolic_rows():
+    n = symbol("s0")
+    x = b.parameter(0, b.Shape("f32", (n, 32)))
+    m = programs.module("symbolic", [programs.softmax_of(x)], [x], symbols=(("s0", 0, 0),))
+    f = fusion(m)
+    assert kernels(f) == ["row f32[s0,32]"]
+    assert_same_value(m, f, {"s0": 5})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs_keep_their_value(seed):
+    m = random_module(seed)
+    assert_same_value(m, fusion(m))
+
+
+def test_cost_is_about_linear():
+    m = random_module(1, 3000)
+    start = time.perf_counter()
+    fusion(m)
+    assert time.perf_counter() - start < 3

@@ -1,0 +1,417 @@
+"""Which instructions share a kernel: greedy grouping in program order, decided by the bytes that no longer move.
+
+Every group iterates over one *space* (a number of elements, split at `cuts`). A member has a role, the intervals of the
+space that its elements span: FULL for one element per point, the kept intervals of a reduction for its result and for what
+is computed from it. One role may be the group's `rows`: values per row, which FULL members may read back (softmax,
+layernorm). Results with any other role are complete only after the last point of the space; nothing FULL may read them.
+
+FREE instructions (broadcast, iota, reshape, scalar constants, widening converts, …) belong to no group: every kernel
+that needs one computes it in place. Moving instructions (transpose, slice, gather, …) read operands of other groups only.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch_hlo.compiler.passes import fusion_table as table
+from torch_hlo.compiler.passes.fusion_table import FREE, HEAVY, LIGHT, MOVE, REDUCE, STEP, Intervals
+from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.ir import Instruction, Module, postorder
+from torch_hlo.hlo.shape import DTYPES
+
+MAX_MEMBERS = 160  # instructions in a kernel
+MAX_INPUTS = 40  # arrays a kernel reads
+SEARCH_BUDGET = 200  # groups visited by one cycle check
+MIN_SIBLING_BYTES = 4096  # two kernels merge only for reading an array of at least this size once
+ROW_LIMIT = 1 << 15  # elements of a row that one thread may walk alone when there are few rows
+STRIDED_ROW_LIMIT = 2048  # elements of a row whose neighbours are far apart
+FEW_ROWS = 8
+
+OTHER = None  # an edge that no role explains: the operand must be in memory
+SAME = "same"  # an edge that reads the operand at the user's own linear index
+Edge = Intervals | str | None
+FULL = "full"
+Role = Intervals | str
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """One kernel in the making. `roles` maps member numbers (positions in postorder) to their role."""
+
+    size: Size
+    roles: dict[int, Role] = field(default_factory=dict)
+    rows: Intervals | None = None
+    cuts: frozenset = frozenset()
+    reads: dict[int, set[Edge]] = field(default_factory=dict)  # source number -> how it is read
+    first: int = 0
+    last: int = 0
+    step: bool = False  # a single instruction that is not fusible
+    merged_into: Group | None = None
+
+    @property
+    def plain(self) -> bool:
+        return self.rows is None and all(r is FULL for r in self.roles.values())
+
+
+class Plan:
+    """The grouping of a module's entry computation: `group_of[number]` for every instruction that is not FREE."""
+
+    def __init__(self, module: Module) -> None:
+        root = module.entry.root
+        self.order: list[Instruction] = postorder((*module.entry.params, root))
+        self.number = {x: i for i, x in enumerate(self.order)}
+        self.kind = [table.classify(x) for x in self.order]
+        self.users: list[list[int]] = [[] for _ in self.order]
+        for i, x in enumerate(self.order):
+            for o in x.operands:
+                self.users[self.number[o]].append(i)
+        self._group: list[Group | None] = [None] * len(self.order)
+        self._sources: list[list[tuple[int, Edge]]] = []
+        self._cuts: list[frozenset] = []
+        self.free_cost = [0] * len(self.order)
+        for i in range(len(self.order)):
+            self._describe(i)
+        for i in range(len(self.order)):
+            self._add(i)
+        self._merge_siblings()
+
+    # -- what an instruction reads, and how ------------------------------------------------------------------------
+    def _describe(self, i: int) -> None:
+        x = self.order[i]
+        kind = self.kind[i]
+        if kind == REDUCE and (any(self.order[u].op != "get-tuple-element" for u in self.users[i]) if x.shape.is_tuple else False):
+            kind = self.kind[i] = STEP
+        sources: list[tuple[int, Edge]] = []
+        cuts: frozenset = frozenset()
+        if kind == MOVE or kind == STEP:
+            sources = [(s, OTHER) for o in x.operands for s, _ in self._reaches(o)]
+            cuts = frozenset() if kind == STEP else table.cuts(tuple((s, s) for s in _suffixes(x.shape.dims)))
+        elif kind == REDUCE:
+            half = len(x.operands) // 2
+            for o in x.operands[:half]:
+                sources += self._reaches(o)
+                cuts |= self._free_cuts(o)
+            sources += [(s, OTHER) for o in x.operands[half:] for s, _ in self._reaches(o)]
+            cuts |= table.cuts(table.reduced_intervals(x))
+        elif x.op == "broadcast":
+            kept = table.intervals(x.shape.dims, x["dimensions"])
+            operand = x.operands[0]
+            cuts = table.cuts(kept)
+            increasing = list(x["dimensions"]) == sorted(x["dimensions"])
+            for s, edge in self._reaches(operand):
+                if edge is not SAME and operand.shape.size == x.shape.size and increasing:
+                    sources.append((s, edge))
+                elif edge is SAME and increasing:
+                    sources.append((s, SAME if operand.shape.size is x.shape.size else kept))
+                else:
+                    sources.append((s, OTHER))
+            if not increasing:
+                cuts = frozenset(_suffixes(x.shape.dims))
+        elif x.op == "iota":
+            cuts = table.cuts(table.intervals(x.shape.dims, (x["iota_dimension"],)))
+        else:
+            size = None if x.shape.is_tuple else x.shape.size
+            for o in x.operands:
+                scalar = not o.shape.is_tuple and o.shape.size == 1 and size != 1
+                sources += [(s, () if scalar and e is SAME else e) for s, e in self._reaches(o)]
+                cuts |= self._free_cuts(o)
+        merged: dict[tuple[int, Edge], None] = dict.fromkeys(sources)
+        self._sources.append(list(merged))
+        self._cuts.append(cuts)
+        if kind == FREE:
+            self.free_cost[i] = sum(self._cost_of_free(o) for o in x.operands)
+        elif kind == LIGHT and self._is_free(i):
+            self.kind[i] = FREE
+            self.free_cost[i] = 1 + sum(self._cost_of_free(o) for o in x.operands)
+
+    def _is_free(self, i: int) -> bool:
+        """Cheaper to compute again in each kernel than to read from memory: widening converts, and masks made of iotas."""
+        x = self.order[i]
+        if x.shape.is_tuple or x.shape.size == 1 or x.op == "get-tuple-element":
+            return False
+        if sum(self._cost_of_free(o) for o in x.operands) > 16:
+            return False
+        if x.op == "convert":
+            before = DTYPES[x.operands[0].shape.dtype]
+            return before.bits < DTYPES[x.shape.dtype].bits and before.kind != "c" and self.kind[self.number[x.operands[0]]] in (FREE, STEP)
+        return not self._sources[i]
+
+    def _cost_of_free(self, o: Instruction) -> int:
+        return self.free_cost[self.number[o]]
+
+    def _reaches(self, o: Instruction) -> list[tuple[int, Edge]]:
+        """The non-FREE instructions that an operand is computed from, with the edge from the operand's own index."""
+        i = self.number[o]
+        return self._sources[i] if self.kind[i] == FREE else [(i, SAME)]
+
+    def _free_cuts(self, o: Instruction) -> frozenset:
+        i = self.number[o]
+        return self._cuts[i] if self.kind[i] == FREE else frozenset()
+
+    # -- grouping --------------------------------------------------------------------------------------------------
+    def group(self, i: int) -> Group | None:
+        """The group of instruction number `i`; None for a FREE one that no memory needs."""
+        g = self._group[i]
+        while g is not None and g.merged_into is not None:
+            g = g.merged_into
+        return g
+
+    def _needs_memory(self, i: int) -> bool:
+        """True when a step or the program's result reads this FREE instruction (views of arrays in memory excepted)."""
+        x = self.order[i]
+        if x.op == "constant" or x.op == "reshape" and not self._is_computed(x):
+            return False
+        return any(self.kind[u] == STEP or self.order[u].op == "reshape" and self._feeds_memory(u) for u in self.users[i])
+
+    def _feeds_memory(self, i: int) -> bool:
+        return any(self.kind[u] == STEP or self.order[u].op == "reshape" and self._feeds_memory(u) for u in self.users[i])
+
+    def _is_computed(self, x: Instruction) -> bool:
+        """A reshape of something FREE that has no memory of its own."""
+        while x.op == "reshape":
+            x = x.operands[0]
+        return self.kind[self.number[x]] == FREE and x.op != "constant"
+
+    def _add(self, i: int) -> None:
+        x, kind = self.order[i], self.kind[i]
+        if kind == FREE and not (x.op != "reshape" and self._needs_memory(i)):
+            return
+        reads: dict[int, set[Edge]] = {}
+        for s, edge in self._sources[i]:
+            reads.setdefault(s, set()).add(edge)
+        if kind == STEP:
+            self._group[i] = Group(1, {i: FULL}, None, frozenset(), reads, i, i, step=True)
+            return
+        if kind == REDUCE:
+            kept = table.kept_intervals(x)
+            g = Group(x.operands[0].shape.size, {i: kept}, None, self._cuts[i], reads, i, i)
+            if kept and kept[0][0] != 1 and _rows_fit(g.size, kept):
+                g.rows = kept
+        else:
+            g = Group(1 if x.shape.is_tuple else x.shape.size, {i: FULL}, None, self._cuts[i], reads, i, i)
+        self._group[i] = g
+        if kind == FREE:
+            return
+        candidates: dict[int, tuple[Group, Size, int, Edge]] = {}
+        for s, edge in self._sources[i]:
+            h = self.group(s)
+            if edge is OTHER or h is None or h.step:
+                continue
+            saved = self.order[s].shape.nbytes
+            before = candidates.get(id(h))
+            candidates[id(h)] = (h, saved + before[1] if before else saved, s, edge)
+        ranked = sorted(candidates.values(), key=lambda c: c[1] if isinstance(c[1], int) else 1 << 60, reverse=True)
+        for h, _, s, edge in ranked:
+            g, h = self.group(i), self.group(s)
+            if g is not h:
+                self._try_merge(g, h, i, s, edge)
+
+    def _try_merge(self, g: Group, h: Group, user: int, source: int, edge: Edge) -> bool:
+        """Merge `h`, which has `source`, with `g`, whose member `user` reads it through `edge`."""
+        reads_at: Role = FULL if self.kind[user] == REDUCE else g.roles[user]
+        has: Role = h.roles[source]
+        g_as: Role = FULL  # what FULL of g becomes in the merged group
+        h_as: Role = FULL
+        rows: Intervals | None = None
+        if edge is SAME:
+            if reads_at is FULL and has is not FULL:
+                g_as = has
+            elif reads_at is not FULL and has is FULL:
+                h_as = reads_at
+            elif reads_at != has:
+                return False
+        else:
+            if reads_at is not FULL:
+                return False
+            rows = edge
+            if has is FULL:
+                h_as = edge
+            elif has != edge:
+                return False
+        return self._merge(g, h, g_as, h_as, rows)
+
+    def _merge(self, g: Group, h: Group, g_as: Role, h_as: Role, rows: Intervals | None) -> bool:
+        """Merge when the roles fit, every edge between the two stays inside one kernel, and no cycle appears."""
+        if g_as is not FULL and not g.plain or h_as is not FULL and not h.plain:
+            return False
+        host = g if g_as is FULL else h
+        if g_as is FULL and h_as is FULL and g.size is not h.size and g.size != h.size:
+            return False
+        if len(g.roles) + len(h.roles) > MAX_MEMBERS or len(g.reads.keys() | h.reads.keys()) > MAX_INPUTS:
+            return False
+        wanted = {r for r in (rows, g.rows if g_as is FULL else None, h.rows if h_as is FULL else None) if r is not None}
+        if len(wanted) > 1:
+            return False
+        chosen = next(iter(wanted), None)
+        if rows is not None and (not rows or not _rows_fit(host.size, rows)):
+            return False
+        moved = g if g_as is not FULL else h if h_as is not FULL else None
+        if moved is not None:
+            role = g_as if moved is g else h_as
+            if rows is not None and not rows[0][0] != 1 and not any(r == rows for r in host.roles.values()):
+                return False  # a value per column is cheaper to keep in memory than to make per element
+            cuts = table.refine(host.cuts, table.cuts(role))
+            # Cuts of the moved group speak about its own linear index; they survive only when its role is one interval.
+            if cuts is not None and moved.cuts:
+                if len(role) != 1:
+                    return False
+                low = role[0][0]
+                cuts = table.refine(cuts, frozenset(c * low for c in moved.cuts))
+        else:
+            cuts = table.refine(g.cuts, h.cuts)
+        if cuts is None:
+            return False
+        if chosen is not None:
+            cuts = table.refine(cuts, table.cuts(chosen))
+            if cuts is None:
+                return False
+        roles = {i: (g_as if g_as is not FULL else r) for i, r in g.roles.items()}
+        roles.update((i, h_as if h_as is not FULL else r) for i, r in h.roles.items())
+        if not _outputs_fit(roles, chosen, host.size):
+            return False
+        if not self._edges_fit(g, h, roles, chosen) or not self._edges_fit(h, g, roles, chosen):
+            return False
+        if self._depends(g, h) or self._depends(h, g):
+            return False
+        reads = {s: set(e) for s, e in g.reads.items()}
+        for s, e in h.reads.items():
+            reads.setdefault(s, set()).update(e)
+        # Reads of a group that became rows are no longer at the space's own index.
+        if moved is not None:
+            role = g_as if moved is g else h_as
+            for s, e in moved.reads.items():
+                reads[s] = {role if k is SAME else OTHER for k in e} | (host.reads.get(s) or set())
+        merged = Group(host.size, roles, chosen, cuts, {s: e for s, e in reads.items() if s not in roles},
+                       min(g.first, h.first), max(g.last, h.last))
+        g.merged_into = h.merged_into = merged
+        return True
+
+    def _edges_fit(self, user: Group, source: Group, roles: dict[int, Role], rows: Intervals | None) -> bool:
+        """Every read of a member of `source` by a member of `user` is at the same point of the merged space."""
+        for s in user.reads:
+            if s not in source.roles:
+                continue
+            has = roles[s]
+            for u in self._readers(s, user):
+                at: Role = FULL if self.kind[u] == REDUCE else roles[u]
+                for found, edge in self._sources[u]:
+                    if found != s:
+                        continue
+                    if edge is SAME:
+                        if at != has:
+                            return False
+                    elif edge is OTHER or at is not FULL or edge != has or edge != rows:
+                        return False
+        return True
+
+    def _readers(self, s: int, group: Group) -> list[int]:
+        """Members of `group` that read `s`, also through FREE instructions."""
+        found, stack, seen = [], [s], {s}
+        while stack:
+            for u in self.users[stack.pop()]:
+                if u in group.roles:
+                    found.append(u)
+                if self.kind[u] == FREE and u not in seen:
+                    seen.add(u)
+                    stack.append(u)
+        return found
+
+    def _depends(self, g: Group, h: Group) -> bool:
+        """True when `g` depends on `h` through a third group, or the search is too long to tell."""
+        seen: set[int] = {id(g), id(h)}
+        stack: list[Group] = []
+
+        def push(reads: dict[int, set[Edge]]) -> bool:
+            for s in reads:
+                k = self.group(s)
+                if k is h:
+                    return True
+                if k is not None and id(k) not in seen and k.last > h.first:
+                    seen.add(id(k))
+                    stack.append(k)
+            return False
+
+        for s in g.reads:
+            k = self.group(s)
+            if k is not None and id(k) not in seen and k.last > h.first:
+                seen.add(id(k))
+                stack.append(k)
+        budget = SEARCH_BUDGET
+        while stack:
+            budget -= 1
+            if budget < 0 or push(stack.pop().reads):
+                return True
+        return False
+
+    def _merge_siblings(self) -> None:
+        """Kernels over the same space that read the same large array become one."""
+        readers: dict[int, list[int]] = {}
+        for i in range(len(self.order)):
+            if self.kind[i] in (LIGHT, HEAVY, REDUCE, MOVE):
+                for s, edge in self._sources[i]:
+                    if edge is SAME:
+                        readers.setdefault(s, []).append(i)
+        for s, members in readers.items():
+            nbytes = self.order[s].shape.nbytes
+            if len(members) < 2 or isinstance(nbytes, int) and nbytes < MIN_SIBLING_BYTES:
+                continue
+            groups = list({id(g): g for g in map(self.group, members) if g is not self.group(s)}.values())
+            done: list[int] = []
+            for g in groups[:32]:
+                i = next(iter(g.roles))
+                for j in done:
+                    a, b = self.group(i), self.group(j)
+                    if a is b or a.size != b.size or SAME not in a.reads.get(s, ()) or SAME not in b.reads.get(s, ()):
+                        continue
+                    if self._merge(b, a, FULL, FULL, None):
+                        break
+                else:
+                    done.append(i)
+
+    def groups(self) -> list[Group]:
+        """All groups, steps included, each once."""
+        found = {id(g): g for g in map(self.group, range(len(self.order))) if g is not None}
+        return list(found.values())
+
+
+def _suffixes(dims: tuple[Size, ...]) -> list[Size]:
+    """Strides of the dimensions that are not 1, and the total size."""
+    found: list[Size] = []
+    low: Size = 1
+    for d in reversed(dims):
+        if d != 1:
+            found.append(low)
+            low = low * d
+    return found + [low]
+
+
+def _rows_fit(size: Size, kept: Intervals) -> bool:
+    """True when one thread can walk whole rows: enough rows, or short ones."""
+    rows: Size = 1
+    for low, high in kept:
+        rows = rows * (high // low)
+    if not isinstance(size, int) or not isinstance(rows, int):
+        return bool(kept)
+    if rows == 0 or size == 0:
+        return False
+    length = size // rows
+    if kept[0][0] == 1:
+        return length <= STRIDED_ROW_LIMIT
+    return rows >= FEW_ROWS or length <= ROW_LIMIT
+
+
+def _outputs_fit(roles: dict[int, Role], rows: Intervals | None, size: Size) -> bool:
+    """Results complete only at the end must be alike: all with one role, or the total, or made of parts of a row."""
+    late = {r for r in roles.values() if r is not FULL and r != rows and r != ()}
+    if not late:
+        return True
+    if rows is None:
+        return len(late) == 1
+    return all(_disjoint(r, rows) for r in late)
+
+
+def _disjoint(a: Intervals, b: Intervals) -> bool:
+    for low, high in a:
+        for other_low, other_high in b:
+            if not (table.divides(high, other_low) or table.divides(other_high, low)):
+                return False
+    return True
