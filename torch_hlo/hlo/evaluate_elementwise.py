@@ -231,6 +231,24 @@ def _stochastic_convert(x, v, random):
     return convert(np.copysign(whole + up, v), x.shape.dtype)
 
 
+def _per_channel(x, v, scale, zero_point) -> tuple[np.ndarray, np.ndarray]:
+    axes = x.get("dimensions", ())
+    dims = [n if d in axes else 1 for d, n in enumerate(v.shape)]
+    return scale.astype(np.float64).reshape(dims), zero_point.astype(np.float64).reshape(dims)
+
+
+@meaning("uniform-quantize")
+def _uniform_quantize(x, v, scale, zero_point):
+    scale, zero_point = _per_channel(x, v, scale, zero_point)
+    return convert(np.rint(v / scale) + zero_point, x.shape.dtype)
+
+
+@meaning("uniform-dequantize")
+def _uniform_dequantize(x, v, scale, zero_point):
+    scale, zero_point = _per_channel(x, v, scale, zero_point)
+    return (v - zero_point) * scale
+
+
 @meaning("bitcast-convert")
 def _bitcast_convert(x, v):
     return reinterpret(v, x.operands[0].shape.dtype, x.shape.dtype)

@@ -16,7 +16,7 @@ def _accumulated(v: np.ndarray, shape: Shape, result: Shape) -> np.ndarray:
 @meaning("dot")
 def _dot(x, a, b):
     a, b = _accumulated(a, x.operands[0].shape, x.shape), _accumulated(b, x.operands[1].shape, x.shape)
-    a_contract, b_contract = x["lhs_contracting_dims"], x["rhs_contracting_dims"]
+    a_contract, b_contract = x.get("lhs_contracting_dims", ()), x.get("rhs_contracting_dims", ())
     a_batch, b_batch = x.get("lhs_batch_dims", ()), x.get("rhs_batch_dims", ())
     a_free = [d for d in range(a.ndim) if d not in (*a_contract, *a_batch)]
     b_free = [d for d in range(b.ndim) if d not in (*b_contract, *b_batch)]
@@ -89,7 +89,8 @@ def _cholesky(x, v):
 
 @meaning("triangular-solve")
 def _triangular_solve(x, a, b):
-    left, lower, unit, transpose = x["left_side"], x["lower"], x["unit_diagonal"], x.get("transpose_a", "NO_TRANSPOSE")
+    left, lower, unit = (x.get(name, False) for name in ("left_side", "lower", "unit_diagonal"))
+    transpose = x.get("transpose_a", "NO_TRANSPOSE")
     a, b = wide(a, x.shape), wide(b, x.shape)
     if transpose != "NO_TRANSPOSE":
         a, lower = np.swapaxes(a, -1, -2), not lower

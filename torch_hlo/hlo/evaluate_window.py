@@ -8,7 +8,7 @@ import numpy as np
 from torch_hlo.hlo.evaluate_core import apply, meaning, pointwise, run, simple_fold, wide
 from torch_hlo.hlo.evaluate_index import combine_at, pad
 from torch_hlo.hlo.ir import Computation
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.shape import Shape, numpy_dtype
 from torch_hlo.hlo.window import Window
 
 
@@ -83,7 +83,7 @@ def _taps(v: np.ndarray, window: Window, counts) -> list[np.ndarray]:
 @meaning("reduce-window")
 def _reduce_window(x, *values):
     count = len(values) // 2
-    window, computation = x["window"], x["to_apply"]
+    window, computation = x.get("window", ()), x["to_apply"]
     counts = element_shapes(x)[0].dims
     ufunc = simple_fold(computation) if count == 1 else None
     if ufunc is not None:
@@ -103,7 +103,7 @@ def _reduce_window(x, *values):
 
 @meaning("select-and-scatter")
 def _select_and_scatter(x, v, source, init):
-    window, counts = x["window"], source.shape
+    window, counts = x.get("window", ()), source.shape
     positions = np.arange(v.size).reshape(v.shape)
     inside = _dilated(positions, -1, window)
     best_at = np.full(counts, -1)
@@ -137,7 +137,7 @@ def _convolution(x, lhs, rhs):
     data = wide(lhs, x.operands[0].shape).transpose(lhs_axes)
     kernel = wide(rhs, x.operands[1].shape).transpose(rhs_axes)
     if x.shape.kind in "su":
-        data, kernel = data.astype(f"{x.shape.kind.replace('s', 'i')}{x.shape.itemsize}"), kernel.astype(f"{x.shape.kind.replace('s', 'i')}{x.shape.itemsize}")
+        data, kernel = data.astype(numpy_dtype(x.shape.dtype)), kernel.astype(numpy_dtype(x.shape.dtype))
     flipped = [2 + i for i, w in enumerate(window) if w.reversal]
     kernel = np.flip(kernel, flipped) if flipped else kernel
     data = pad(data, 0, [(0, 0, 0), (0, 0, 0), *((w.pad_low, w.pad_high, w.base_dilation - 1) for w in window)])
