@@ -1,0 +1,325 @@
+"""Patterns over instructions, and the driver that rewrites programs with a table of rules.
+
+    RULES = rules(
+        (op("add", x, const(0)), lambda x: x, where_ints),            # x + 0 -> x
+        (op("transpose", op("transpose", x, name="inner"), name="outer"), compose),
+    )
+    module = rewrite(module, RULES)
+
+A builder (and a guard) takes the bound names it mentions as parameters, plus `out`, the matched instruction, and returns an
+Instruction of the same shape, or None to decline. Commutative opcodes match in both orders. The driver works bottom-up to a fixed point,
+without recursion on deep graphs, rewrites called computations too, and returns the module itself when nothing fired.
+"""
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch_hlo.hlo.infer import compatible
+from torch_hlo.hlo.ir import META, Computation, Instruction, Module, called, instr, replace
+from torch_hlo.hlo.shape import Literal
+
+BUDGET = 16  # rule firings per instruction, on average, before the driver suspects rules that undo each other
+
+
+class RewriteError(RuntimeError):
+    """A rule changed a shape, or rules alternate forever."""
+
+
+# Patterns
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """Any instruction (satisfying `where`); the same name matches the same instruction everywhere."""
+
+    name: str
+    where: Callable[[Instruction], bool] | None = None
+
+    def match(self, x: Instruction, bound: dict[str, Instruction]) -> bool:
+        seen = bound.setdefault(self.name, x)
+        return seen is x and (self.where is None or self.where(x))
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A scalar constant or a broadcast of one; of `value` when given (0.0 and -0.0 differ, integers compare by value)."""
+
+    value: int | float | bool | None = None
+    name: str = ""
+
+    def match(self, x: Instruction, bound: dict[str, Instruction]) -> bool:
+        if x.op != "constant" and x.op != "broadcast":
+            return False
+        found = splat(x)
+        if found is None or self.value is not None and not _same(found, self.value):
+            return False
+        return not self.name or bound.setdefault(self.name, x) is x
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An instruction with one of `ops`; operands are matched unless the pattern lists none of them."""
+
+    ops: frozenset[str]
+    operands: tuple
+    name: str = ""
+    where: Callable[[Instruction], bool] | None = None
+
+    def match(self, x: Instruction, bound: dict[str, Instruction]) -> bool:
+        if x.op not in self.ops:
+            return False
+        if self.operands:
+            if len(self.operands) != len(x.operands):
+                return False
+            for pattern, operand in zip(self.operands, x.operands):
+                if not pattern.match(operand, bound):
+                    return False
+        if self.where is not None and not self.where(x):
+            return False
+        return not self.name or bound.setdefault(self.name, x) is x
+
+
+Pattern = Var | Const | Op
+
+
+def var(name: str, where: Callable[[Instruction], bool] | None = None) -> Var:
+    return Var(name, where)
+
+
+def const(value: int | float | bool | None = None, name: str = "") -> Const:
+    return Const(value, name)
+
+
+def op(names: str, *operands: Pattern, name: str = "", where: Callable[[Instruction], bool] | None = None) -> Op:
+    """`names`: one or several opcodes separated by spaces."""
+    return Op(frozenset(names.split()), operands, name, where)
+
+
+@lru_cache(maxsize=4096)
+def scalar_value(literal: Literal) -> int | float | bool | complex | None:
+    """The Python value of a rank-0 literal."""
+    return literal.numpy().item() if not literal.dims else None
+
+
+def splat(x: Instruction) -> int | float | bool | complex | None:
+    """The value of every element when `x` is a scalar constant or a broadcast of one, else None."""
+    if x.op == "broadcast":
+        x = x.operands[0]
+    return scalar_value(x["literal"]) if x.op == "constant" else None
+
+
+def _same(a, b) -> bool:
+    if isinstance(a, complex):
+        return a == b and math.copysign(1, a.real) == math.copysign(1, b) and math.copysign(1, a.imag) == 1
+    if isinstance(a, float) and isinstance(b, (int, float)):
+        return a == b and math.copysign(1, a) == math.copysign(1, b)
+    return a == b
+
+
+# Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    name: str
+    patterns: tuple[Op, ...]  # one per order of commutative operands
+    build: Callable[[dict[str, Instruction]], Instruction | None]
+    where: Callable[[dict[str, Instruction]], bool] | None
+
+    def apply(self, x: Instruction) -> Instruction | None:
+        for pattern in self.patterns:
+            bound: dict[str, Instruction] = {}
+            if pattern.match(x, bound):
+                bound["out"] = x
+                if self.where is None or self.where(bound):
+                    y = self.build(bound)
+                    if y is not None and y is not x:
+                        return y
+        return None
+
+
+def rules(*rows: tuple) -> dict[str, tuple[Rule, ...]]:
+    """Rules `(pattern, builder[, guard])` indexed by the opcode of the pattern."""
+    table: dict[str, list[Rule]] = {}
+    for pattern, builder, *guard in rows:
+        where = _by_name(guard[0]) if guard and guard[0] is not None else None
+        code = builder.__code__ if hasattr(builder, "__code__") else None
+        line = f"{builder.__module__.rsplit('.', 1)[-1]}:{code.co_firstlineno}" if code else ""
+        label = builder.__name__ if builder.__name__ != "<lambda>" else "/".join(sorted(pattern.ops))
+        rule = Rule(f"{label} ({line})", tuple(_orders(pattern)), _by_name(builder), where)
+        for name in pattern.ops:
+            table.setdefault(name, []).append(rule)
+    return {name: tuple(found) for name, found in table.items()}
+
+
+def merged(*tables: dict[str, tuple[Rule, ...]]) -> dict[str, tuple[Rule, ...]]:
+    """The rules of all tables, in order."""
+    result: dict[str, tuple[Rule, ...]] = {}
+    for table in tables:
+        for name, found in table.items():
+            result[name] = result.get(name, ()) + found
+    return result
+
+
+def _by_name(fn: Callable) -> Callable[[dict[str, Instruction]], object]:
+    names = tuple(inspect.signature(fn).parameters)
+    if len(names) == 1:
+        (only,) = names
+        return lambda bound: fn(bound[only])
+    return lambda bound: fn(*[bound[n] for n in names])
+
+
+def _orders(pattern: Pattern) -> list[Pattern]:
+    """The pattern with every combination of operand orders of commutative opcodes."""
+    from torch_hlo.hlo.opcodes import OPCODES
+
+    if not isinstance(pattern, Op) or not pattern.operands:
+        return [pattern]
+    combinations: list[tuple] = [()]
+    for operand in pattern.operands:
+        combinations = [(*c, o) for c in combinations for o in _orders(operand)]
+    if len(pattern.operands) == 2 and all("commutative" in OPCODES[n].traits for n in pattern.ops):
+        a, b = pattern.operands
+        if not (isinstance(a, Var) and isinstance(b, Var) and a.where is b.where):
+            combinations += [(y, x) for x, y in combinations]
+    return [Op(pattern.ops, c, pattern.name, pattern.where) for c in combinations]
+
+
+# The driver
+
+Fire = Callable[[Instruction], tuple[Instruction | None, str]]
+
+
+def rewrite(module: Module, table: dict[str, tuple[Rule, ...]]) -> Module:
+    """`module` with rules applied until none matches; itself when none did. Raises RewriteError."""
+
+    def fire(x: Instruction) -> tuple[Instruction | None, str]:
+        for rule in table.get(x.op, ()):
+            y = rule.apply(x)
+            if y is not None:
+                return y, rule.name
+        return None, ""
+
+    return rewrite_module(module, fire)
+
+
+def rewrite_module(module: Module, fire: Fire) -> Module:
+    """The driver with a function in place of a table: `fire(x)` is (replacement or None, name of the rule)."""
+    memo: dict[Computation, Computation] = {}
+    root = rewrite_root(module.entry.root, fire, memo)
+    return module.with_root(root)
+
+
+def rewrite_computation(c: Computation, fire: Fire, memo: dict[Computation, Computation]) -> Computation:
+    found = memo.get(c)
+    if found is None:
+        root = rewrite_root(c.root, fire, memo)
+        found = memo[c] = c if root is c.root else Computation(c.name, c.params, root)
+    return found
+
+
+def rewrite_root(root: Instruction, fire: Fire, memo: dict[Computation, Computation]) -> Instruction:
+    """Rewrite everything `root` depends on; each new instruction is visited too."""
+    done: dict[Instruction, Instruction] = {}
+    forward: dict[Instruction, tuple[Instruction, str]] = {}  # fired: what an instruction became, and by which rule
+    fired = visited = 0
+    stack = [root]
+    while stack:
+        x = stack[-1]
+        if x in done:
+            stack.pop()
+            continue
+        if x in forward:
+            z, rule = forward[x]
+            if z not in done:
+                raise RewriteError(f"rule {rule} turned {x.op} {x.shape} into something that contains it")
+            done[x] = done[z]
+            stack.pop()
+            continue
+        pending = [o for o in x.operands if o not in done]
+        if pending:
+            stack.extend(reversed(pending))
+            continue
+        visited += 1
+        y = rebuilt(x, tuple([done[o] for o in x.operands]), fire, memo)
+        if y is not x and (y in done or y in forward):
+            z, rule = y, "operands"
+        else:
+            z, rule = fire(y)
+            if z is None:
+                done[x] = done[y] = y
+                stack.pop()
+                continue
+            fired += 1
+            if not compatible(z.shape, y.shape):
+                raise RewriteError(f"rule {rule} turned {y.op} of shape {y.shape} into {z.op} of shape {z.shape}")
+            carry_meta(y, z)
+        forward[x] = (z, rule)
+        if z in forward and z not in done:
+            other = forward[z][1]
+            raise RewriteError(f"rules {other} and {rule} undo each other on {y.op} {y.shape}")
+        if fired > BUDGET * (visited + 64):
+            names = sorted({r for _, r in list(forward.values())[-64:]} - {"operands"})
+            raise RewriteError(f"{fired} firings on {visited} instructions; the last rules were {', '.join(names)}")
+        stack.append(z)
+    return done[root]
+
+
+def rebuilt(x: Instruction, operands: tuple[Instruction, ...], fire: Fire, memo: dict[Computation, Computation]) -> Instruction:
+    """`x` on new operands, its called computations rewritten."""
+    y = x
+    if operands != x.operands:
+        y = replace(x, operands)
+        carry_meta(x, y)
+    if y.attrs and y.op != "fusion" and (calls := called(y)):
+        table = {c: rewrite_computation(c, fire, memo) for c in calls}
+        y = with_computations(y, table)
+    return y
+
+
+def with_computations(x: Instruction, table: dict[Computation, Computation]) -> Instruction:
+    """`x` calling `table[c]` in place of each computation `c`; itself when nothing changes."""
+    if all(old is new for old, new in table.items()):
+        return x
+
+    def swap(value):
+        if isinstance(value, Computation):
+            return table[value]
+        return tuple(map(swap, value)) if type(value) is tuple else value
+
+    return instr(x.op, x.operands, x.shape, **{k: swap(v) for k, v in x.attrs})
+
+
+def carry_meta(old: Instruction, new: Instruction) -> None:
+    """Names and source locations follow a rewrite."""
+    meta = META.get(old)
+    if meta is not None:
+        META.setdefault(new, meta)
+
+
+def rebuild(root: Instruction, table: dict[Instruction, Instruction]) -> Instruction:
+    """`root` with the instructions of `table` replaced (a replacement's own operands are left alone), without recursion."""
+    done: dict[Instruction, Instruction] = dict(table)
+    stack = [root]
+    while stack:
+        x = stack[-1]
+        if x in done:
+            stack.pop()
+            continue
+        pending = [o for o in x.operands if o not in done]
+        if pending:
+            stack.extend(reversed(pending))
+            continue
+        operands = tuple([done[o] for o in x.operands])
+        done[x] = x if operands == x.operands else replace(x, operands)
+        stack.pop()
+    return done[root]
+
+
+def inline(c: Computation, operands: Iterable[Instruction]) -> Instruction:
+    """The root of `c` computed from `operands`."""
+    return rebuild(c.root, dict(zip(c.params, operands, strict=True)))
