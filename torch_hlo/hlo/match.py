@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from torch_hlo.hlo.infer import compatible
-from torch_hlo.hlo.ir import META, Computation, Instruction, Module, called, instr, replace
+from torch_hlo.hlo.ir import META, Computation, Instruction, Module, called, instr, postorder, replace
 from torch_hlo.hlo.shape import Literal
 
 BUDGET = 16  # rule firings per instruction, on average, before the driver suspects rules that undo each other
@@ -226,7 +226,7 @@ def rewrite_root(root: Instruction, fire: Fire, memo: dict[Computation, Computat
     """Rewrite everything `root` depends on; each new instruction is visited too."""
     done: dict[Instruction, Instruction] = {}
     forward: dict[Instruction, tuple[Instruction, str]] = {}  # fired: what an instruction became, and by which rule
-    fired = visited = 0
+    fired, limit = 0, BUDGET * (64 + len(postorder((root,))))
     stack = [root]
     while stack:
         x = stack[-1]
@@ -244,7 +244,6 @@ def rewrite_root(root: Instruction, fire: Fire, memo: dict[Computation, Computat
         if pending:
             stack.extend(reversed(pending))
             continue
-        visited += 1
         y = rebuilt(x, tuple([done[o] for o in x.operands]), fire, memo)
         if y is not x and (y in done or y in forward):
             z, rule = y, "operands"
@@ -262,9 +261,9 @@ def rewrite_root(root: Instruction, fire: Fire, memo: dict[Computation, Computat
         if z in forward and z not in done:
             other = forward[z][1]
             raise RewriteError(f"rules {other} and {rule} undo each other on {y.op} {y.shape}")
-        if fired > BUDGET * (visited + 64):
+        if fired > limit:
             names = sorted({r for _, r in list(forward.values())[-64:]} - {"operands"})
-            raise RewriteError(f"{fired} firings on {visited} instructions; the last rules were {', '.join(names)}")
+            raise RewriteError(f"{fired} firings on a program of {limit // BUDGET - 64} instructions; the last rules were {', '.join(names)}")
         stack.append(z)
     return done[root]
 
