@@ -8,7 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_hlo import config, metrics
-from torch_hlo.lazy import log
+from torch_hlo.lazy import generator, log
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.storage import write
 from torch_hlo.lazy.tensor import HloTensor, adopt, from_cpu, to_cpu, upload
@@ -31,6 +31,8 @@ def run_fallback(op: OpOverload, args: tuple, kwargs: dict, reason: str = "torch
     on_cpu = _copies(tensors)
     host_args = [_to_host(a, on_cpu) for a in args]
     host_kwargs = {k: _to_host(v, on_cpu) for k, v in kwargs.items()}
+    if generator.is_random(op) and any(a.name == "generator" for a in op._schema.arguments):
+        host_kwargs["generator"] = generator.cpu_generator(kwargs)
     result = op(*host_args, **host_kwargs)
     back = {id(on_cpu[id(t)]): t for t in _mutated(op, args, kwargs)}
     for t in back.values():
@@ -62,8 +64,6 @@ def _to_host(value, on_cpu: dict[int, torch.Tensor]):
         return type(value)(_to_host(v, on_cpu) for v in value)
     if isinstance(value, torch.device):
         return torch.device("cpu") if value.type in ("hlo", "privateuseone") else value
-    if isinstance(value, torch.Generator) and value.device.type != "cpu":
-        return None  # the CPU's own generator
     return value
 
 

@@ -225,6 +225,7 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
             break
         except KeyboardInterrupt as error:
             interrupt = error
+    pending_storages()  # forgets what is bound, so that the order of the next step's results does not depend on this one's
     if interrupt is not None:
         raise interrupt
     if config.get("LOG") >= 2:
