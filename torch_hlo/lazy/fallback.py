@@ -25,6 +25,11 @@ def run_fallback(op: OpOverload, args: tuple, kwargs: dict, reason: str = "torch
     name = op._schema.name
     _announce(op, name, args, kwargs, reason)
     metrics.count(name)
+    return execute(op, args, kwargs)
+
+
+def execute(op: OpOverload, args: tuple, kwargs: dict):
+    """Run an overload on the CPU, without warning or counter: what a data-dependent op does, too."""
     found: dict[int, HloTensor] = {}
     _collect((args, list(kwargs.values())), found)
     tensors = list(found.values())
