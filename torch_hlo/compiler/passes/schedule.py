@@ -1,0 +1,160 @@
+"""schedule: the order in which the steps of a computation run, chosen for a small memory peak.
+
+Two orders are made, depth-first from the root and greedy by bytes freed, and the one with the lower peak is returned.
+Both run the readers of a donated parameter before the step that overwrites it, when dependencies allow.
+"""
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from torch_hlo.hlo.dim import Size, substitute, symbols
+from torch_hlo.hlo.ir import Computation, Instruction, postorder
+from torch_hlo.hlo.shape import Shape
+
+# Instructions that compute nothing: their value is (part of) an operand's memory.
+VIEWS = frozenset(("reshape", "bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency", "domain"))
+_NO_STEP = VIEWS | {"parameter", "constant"}
+ASSUMED_SIZE = 64  # value of a symbol when orders are compared
+
+
+def is_step(x: Instruction) -> bool:
+    """True when `x` runs code, false for parameters, constants and views."""
+    return x.op not in _NO_STEP
+
+
+def schedule(computation: Computation, aliases: Sequence[tuple[int, int]] = ()) -> list[Instruction]:
+    """The steps of `computation` in execution order. `aliases`: (output, parameter) pairs that share memory."""
+    order = postorder((*computation.params, computation.root))
+    graph = _Graph(computation, order, aliases)
+    candidates = [graph.depth_first(), graph.greedy()]
+    best = min(candidates, key=graph.peak)
+    return [graph.steps[i] for i in best]
+
+
+class _Graph:
+    """Steps with their true and wanted predecessors, by number."""
+
+    def __init__(self, computation: Computation, order: list[Instruction], aliases: Sequence[tuple[int, int]]) -> None:
+        self.steps = [x for x in order if is_step(x)]
+        number = {x: i for i, x in enumerate(self.steps)}
+        base: dict[Instruction, tuple[Instruction, ...]] = {}  # what an instruction's memory is made of: steps and parameters
+        for x in order:
+            base[x] = (x,) if x.op not in VIEWS else tuple(dict.fromkeys(b for o in x.operands for b in base[o]))
+        self.before: list[list[int]] = []
+        readers: dict[Instruction, list[int]] = {}
+        for i, x in enumerate(self.steps):
+            sources = dict.fromkeys(b for o in x.operands for b in base[o])
+            for s in sources:
+                readers.setdefault(s, []).append(i)
+            self.before.append([number[s] for s in sources if s in number])
+        self.users: list[list[int]] = [[] for _ in self.steps]
+        for i, sources in enumerate(self.before):
+            for s in sources:
+                self.users[s].append(i)
+        self.wanted: list[list[int]] = [[] for _ in self.steps]
+        root = computation.root
+        results = root.operands if root.op == "tuple" else (root,)
+        for output, p in aliases:
+            if output < len(results) and p < len(computation.params):
+                for writer in base[results[output]]:
+                    if writer in number:
+                        w = number[writer]
+                        self.wanted[w] += [r for r in readers.get(computation.params[p], ()) if r != w]
+        self.kept = {number[b] for b in base[root] if b in number}
+        self.bytes = [_bytes(x.shape) for x in self.steps]
+
+    def depth_first(self) -> list[int]:
+        """Postorder; wanted predecessors count unless they would close a cycle."""
+        state = [0] * len(self.steps)  # 1: on the stack, 2: done
+        order: list[int] = []
+        for start in range(len(self.steps)):
+            if state[start]:
+                continue
+            state[start] = 1
+            stack = [(start, iter(self.before[start] + self.wanted[start]))]
+            while stack:
+                i, pending = stack[-1]
+                for j in pending:
+                    if not state[j]:
+                        state[j] = 1
+                        stack.append((j, iter(self.before[j] + self.wanted[j])))
+                        break
+                else:
+                    state[i] = 2
+                    order.append(i)
+                    stack.pop()
+        # A wanted edge skipped on the way down may have put a step before its operand: keep true dependencies only then.
+        return order if self._is_legal(order) else list(range(len(self.steps)))
+
+    def _is_legal(self, order: list[int]) -> bool:
+        at = {i: k for k, i in enumerate(order)}
+        return all(at[j] < at[i] for i in order for j in self.before[i])
+
+    def greedy(self) -> list[int]:
+        """Always the ready step that frees the most (or adds the fewest) bytes; ties in program order."""
+        n = len(self.steps)
+        missing = [len(b) for b in self.before]
+        waiting = [len(w) for w in self.wanted]
+        wanted_by: list[list[int]] = [[] for _ in range(n)]
+        for i, before in enumerate(self.wanted):
+            for j in before:
+                wanted_by[j].append(i)
+        uses = [len(u) + (i in self.kept) for i, u in enumerate(self.users)]
+
+        def grows(i: int) -> int:
+            return self.bytes[i] - sum(self.bytes[j] for j in self.before[i] if uses[j] == 1)
+
+        ready = [(waiting[i] > 0, grows(i), i) for i in range(n) if not missing[i]]
+        heapq.heapify(ready)
+        order: list[int] = []
+        done = [False] * n
+        while ready:
+            late, key, i = heapq.heappop(ready)
+            if done[i]:
+                continue
+            now = (waiting[i] > 0, grows(i))
+            if now != (late, key):
+                heapq.heappush(ready, (*now, i))
+                continue
+            done[i] = True
+            order.append(i)
+            for j in wanted_by[i]:
+                waiting[j] -= 1
+                if not waiting[j] and not missing[j] and not done[j]:
+                    heapq.heappush(ready, (False, grows(j), j))
+            for j in self.before[i]:
+                uses[j] -= 1
+                if uses[j] == 1:
+                    for u in self.users[j]:
+                        if not missing[u] and not done[u]:
+                            heapq.heappush(ready, (waiting[u] > 0, grows(u), u))
+            for u in self.users[i]:
+                missing[u] -= 1
+                if not missing[u]:
+                    heapq.heappush(ready, (waiting[u] > 0, grows(u), u))
+        return order
+
+    def peak(self, order: list[int]) -> int:
+        """Largest sum of live results over the steps of `order`."""
+        uses = [len(u) + (i in self.kept) for i, u in enumerate(self.users)]
+        live = top = 0
+        for i in order:
+            live += self.bytes[i]
+            top = max(top, live)
+            for j in self.before[i]:
+                uses[j] -= 1
+                if not uses[j]:
+                    live -= self.bytes[j]
+            if not uses[i]:
+                live -= self.bytes[i]
+        return top
+
+
+def _bytes(shape: Shape) -> int:
+    if shape.is_tuple:
+        return sum(_bytes(e) for e in shape.elements)
+    n: Size = shape.nbytes
+    if isinstance(n, int):
+        return n
+    return int(substitute(n, dict.fromkeys(symbols(n), ASSUMED_SIZE)))
