@@ -1,0 +1,19 @@
+"""aten ops -> HLO, one file per family. Importing the package fills `LOWERINGS`."""
+from __future__ import annotations
+
+from torch_hlo.lowering import (  # noqa: F401
+    activation,
+    attention,
+    binary,
+    create,
+    index,
+    loss,
+    matmul,
+    norm,
+    optim,
+    pointwise,
+    random,
+    reduce,
+    softmax,
+    view,
+)

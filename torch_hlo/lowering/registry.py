@@ -52,7 +52,12 @@ def overloads(target: OpOverloadPacket | OpOverload) -> list[OpOverload]:
     if isinstance(target, OpOverload):
         return [target]
     every = [getattr(target, name) for name in target.overloads()]
-    return [o for o in every if not any(a.alias_info and a.alias_info.is_write for a in o._schema.arguments)]
+    return [o for o in every if _returns_tensor(o) and not any(a.alias_info and a.alias_info.is_write for a in o._schema.arguments)]
+
+
+def _returns_tensor(overload: OpOverload) -> bool:
+    """False for TorchScript's overloads on plain numbers and lists."""
+    return any("Tensor" in str(r.type) for r in overload._schema.returns)
 
 
 _EXPECTED: list[tuple[Shape | None, ...]] = [()]
@@ -62,3 +67,12 @@ def expected() -> tuple[Shape | None, ...]:
     """Shapes (flat) that PyTorch gave the results of the op being lowered. Use it for the result dtype and for sizes
     that the arguments do not determine."""
     return _EXPECTED[-1]
+
+
+def nested(shapes: tuple[Shape | None, ...], fn: Callable, *args, **kwargs):
+    """Call the lowering `fn` of one part of an op (an element of a foreach list), whose results have `shapes`."""
+    _EXPECTED.append(shapes)
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        _EXPECTED.pop()

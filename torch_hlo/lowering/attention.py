@@ -1,0 +1,133 @@
+"""Scaled dot-product attention as one op, forward and backward, in f32 inside.
+
+Forward keeps the row log-sum-exp; backward recomputes the probabilities from it. Rows with every key masked give 0.
+"""
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.lowering import promote
+from torch_hlo.lowering.expr import Expr, exp, is_number, log, where
+from torch_hlo.lowering.matmul import dot
+from torch_hlo.lowering.promote import broadcast_to, reshape
+from torch_hlo.lowering.random import keep_mask
+from torch_hlo.lowering.reduce import fold, keep
+from torch_hlo.lowering.registry import expected, lowers
+from torch_hlo.lowering.view import on_diagonal, sum_to
+
+aten = torch.ops.aten
+
+
+def _product(a: Expr | Instruction, b: Expr | Instruction, lhs: int, rhs: int) -> Expr:
+    """Batched product contracting dimension `lhs` of a with `rhs` of b (both counted from the end)."""
+    a, b = (v.x if isinstance(v, Expr) else v for v in (a, b))
+    rank = a.shape.rank
+    batch = tuple(range(rank - 2))
+    return dot(a, b, (rank + lhs,), (rank + rhs,), batch, batch)
+
+
+def _match_heads(x: Instruction, query: Instruction) -> Instruction:
+    """Grouped-query attention: repeat each key/value head for its group of query heads."""
+    heads, wanted = x.shape.dims[-3], query.shape.dims[-3]
+    if x.shape.rank < 3 or heads == wanted:
+        return x
+    *batch, _, length, size = x.shape.dims
+    grouped = reshape(x, (*batch, heads, 1, length, size))
+    return reshape(broadcast_to(grouped, (*batch, heads, wanted // heads, length, size)), (*batch, wanted, length, size))
+
+
+def _ungroup(grad: Expr, like: Instruction) -> Expr:
+    """Gradient of _match_heads."""
+    heads = like.shape.dims[-3]
+    if like.shape.rank < 3 or grad.dims[-3] == heads:
+        return grad
+    *batch, wanted, length, size = grad.dims
+    grouped = Expr(reshape(grad.x, (*batch, heads, wanted // heads, length, size)))
+    return fold(grouped, (len(grouped.dims) - 3,))
+
+
+def _scores(query, key, bias, is_causal: bool, scale) -> Expr:
+    if scale is None:
+        size = query.shape.dims[-1]
+        scale = 1 / math.sqrt(size)
+    s = _product(query, key, -1, -1) * scale
+    if bias is not None:
+        if bias.shape.dtype == "pred":
+            s = where(Expr(broadcast_to(bias, s.dims)), s, -math.inf)
+        else:
+            s = s + Expr(promote.operand(bias, s.dtype, s.dims))
+    if is_causal:
+        s = where(Expr(on_diagonal(s.dims, 0, "LE")), s, -math.inf)
+    return s
+
+
+def _dropped(p: Expr, probability, seed, offset) -> Expr:
+    """Dropout on the attention weights."""
+    if is_number(probability) and probability == 0:
+        return p
+    mask = keep_mask(p.dims, probability, seed, offset)
+    return where(mask, p * (1 / (1 - p.like(probability))), 0)
+
+
+def _in_dtype(x: Expr, index: int = 0) -> Instruction:
+    shape = expected()[index]
+    return promote.cast(x.x, shape.dtype)
+
+
+@lowers(aten._scaled_dot_product_fused_attention_overrideable.default)
+def attention(
+    query, key, value, bias=None, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None, seed=None, offset=None,
+):  # fmt: skip
+    k, v = _match_heads(key, query), _match_heads(value, query)
+    s = _scores(query, k, bias, is_causal, scale)
+    last = (len(s.dims) - 1,)
+    top = fold(s, last, "maximum")
+    top = where(top.eq(-math.inf), 0, top)
+    weights = exp(s - keep(top, s.dims, last))
+    total = fold(weights, last)
+    total = where(total.eq(0), 1, total)
+    p = weights / keep(total, s.dims, last)
+    out = _product(_dropped(p, dropout_p, seed, offset).cast(v.shape.dtype), v, -1, -2)
+    # output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset, debug_attn_mask
+    state = [promote.scalar(0 if n is None else n, "s64") for n in (seed, offset)]
+    flat = [_in_dtype(out), _in_dtype(top + log(total), 1), None, None, None, None, *state, None]
+    if len(expected()) == 7:  # the two sizes are no tensors
+        flat = flat[:4] + flat[6:]
+    return tuple(
+        None if s is None else v if v is None or v.shape.dims == s.dims and v.shape.dtype == s.dtype else broadcast_to(promote.cast(v, s.dtype), s.dims)
+        for v, s in zip(flat, expected(), strict=True)
+    )
+
+
+@lowers(aten._scaled_dot_product_fused_attention_overrideable_backward.default)
+def attention_backward(
+    grad, query, key, value, bias, grad_mask, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset,
+    *, scale=None,
+):  # fmt: skip
+    k, v = _match_heads(key, query), _match_heads(value, query)
+    s = _scores(query, k, bias, is_causal, scale)
+    last = (len(s.dims) - 1,)
+    p = exp(s - keep(Expr(promote.cast(logsumexp, s.dtype)), s.dims, last))
+    used = _dropped(p, dropout_p, philox_seed, philox_offset)
+    g = Expr(promote.cast(grad, promote.compute_type(grad.shape.dtype)))
+    narrow = value.shape.dtype
+    dv = _product(used.cast(narrow), grad, -2, -2)
+    dp = _dropped(_product(grad, v, -1, -1), dropout_p, philox_seed, philox_offset)
+    delta = fold(g * Expr(promote.cast(out, g.dtype)), (len(g.dims) - 1,))
+    ds = p * (dp - keep(delta, p.dims, last))
+    if scale is None:
+        scale = 1 / math.sqrt(query.shape.dims[-1])
+    dq = _product(ds.cast(narrow), k, -1, -2) * scale
+    dk = _product(ds.cast(narrow), query, -2, -2) * scale
+    results = [dq, _ungroup(dk, key), _ungroup(dv, value)]
+    dbias = None
+    if bias is not None and grad_mask[3] and bias.shape.dtype != "pred":
+        dbias = promote.cast(sum_to(ds.x, bias.shape.dims), bias.shape.dtype)
+    shapes = expected()
+    flat = [promote.cast(r.x, s.dtype) if s is not None else None for r, s in zip(results, shapes, strict=False)]
+    if shapes[3] is not None and dbias is None:
+        dbias = promote.full(0, shapes[3].dtype, shapes[3].dims)
+    return (*flat, dbias if shapes[3] is not None else None)

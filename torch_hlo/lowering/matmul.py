@@ -1,0 +1,158 @@
+"""Matrix products: mm, bmm, addmm, linear, … as `dot`; narrow floats accumulate in f32 and round once."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_hlo.hlo import build
+from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.lowering import promote
+from torch_hlo.lowering.expr import Expr, is_number
+from torch_hlo.lowering.pointwise import conjugate
+from torch_hlo.lowering.promote import reshape
+from torch_hlo.lowering.registry import Weak, expected, lowers
+from torch_hlo.lowering.shaping import reduce
+
+aten = torch.ops.aten
+
+
+def dot(x: Instruction, y: Instruction, lhs: Sequence[int], rhs: Sequence[int], lhs_batch: Sequence[int] = (), rhs_batch: Sequence[int] = ()) -> Expr:
+    """Contraction in the compute type. Result dims: batch, free of `x`, free of `y`."""
+    if x.shape.kind == "c":
+        return _complex_dot(x, y, lhs, rhs, lhs_batch, rhs_batch)
+    dtype = promote.compute_type(x.shape.dtype)
+    return Expr(build.dot(x, y, lhs, rhs, lhs_batch, rhs_batch, dtype))
+
+
+def _complex_dot(x, y, *dims) -> Expr:
+    (a, b), (c, d) = ((instr("real", (v,)), instr("imag", (v,))) for v in (x, y))
+    real = dot(a, c, *dims) - dot(b, d, *dims)
+    imag = dot(a, d, *dims) + dot(b, c, *dims)
+    return Expr(instr("complex", (real.x, imag.x)))
+
+
+def matrix_product(a: Instruction, b: Instruction) -> Expr:
+    """[…, n, k] x […, k, m] with equal leading dims."""
+    batch = tuple(range(a.shape.rank - 2))
+    return dot(a, b, (a.shape.rank - 1,), (b.shape.rank - 2,), batch, batch)
+
+
+def _finish(x: Expr) -> Instruction:
+    return promote.cast(x.x, expected()[0].dtype)
+
+
+@lowers(aten.mm.default, aten.bmm.default, aten.mm.dtype, aten.bmm.dtype, aten._int_mm.default)
+def mm(a, b, dtype=None):
+    if expected()[0].dtype != a.shape.dtype:
+        a, b = promote.cast(a, expected()[0].dtype), promote.cast(b, expected()[0].dtype)
+    return _finish(matrix_product(a, b))
+
+
+@lowers(aten.mv)
+def mv(a, v):
+    return _finish(dot(a, v, (1,), (0,)))
+
+
+@lowers(aten.dot)
+def dot_(a, b):
+    return _finish(dot(a, b, (0,), (0,)))
+
+
+@lowers(aten.vdot)
+def vdot(a, b):
+    return _finish(dot(conjugate(Expr(a)).x, b, (0,), (0,)))
+
+
+@lowers(aten.outer, aten.ger)
+def outer(a, b):
+    return _finish(dot(a, b, (), ()))
+
+
+def _combine(bias: Instruction, product: Expr, beta, alpha) -> Instruction:
+    """beta * bias + alpha * product; with beta 0 the bias (even nan) plays no part."""
+    shape = expected()[0]
+    if not (is_number(alpha) and alpha == 1):
+        product = product * _scalar(alpha)
+    if not (is_number(beta) and beta == 0):
+        term = Expr(promote.operand(bias, product.dtype, shape.dims))
+        product = product + (term if is_number(beta) and beta == 1 else term * _scalar(beta))
+    return promote.cast(product.x, shape.dtype)
+
+
+def _scalar(value):
+    return Expr(value.value) if isinstance(value, Weak) else value
+
+
+@lowers(aten.addmm.default, aten.baddbmm.default)
+def addmm(bias, a, b, *, beta=1, alpha=1):
+    return _combine(bias, matrix_product(a, b), beta, alpha)
+
+
+@lowers(aten._addmm_activation.default)
+def addmm_activation(bias, a, b, *, beta=1, alpha=1, use_gelu=False):
+    from torch_hlo.lowering.activation import gelu, relu
+
+    total = Expr(_combine(bias, matrix_product(a, b), beta, alpha))
+    compute = total.cast(promote.compute_type(total.dtype))
+    return promote.cast((gelu(compute, "tanh") if use_gelu else relu(compute)).x, expected()[0].dtype)
+
+
+@lowers(aten.addbmm.default)
+def addbmm(bias, a, b, *, beta=1, alpha=1):
+    return _combine(bias, dot(a, b, (0, 2), (0, 1)), beta, alpha)
+
+
+@lowers(aten.addmv)
+def addmv(bias, a, v, *, beta=1, alpha=1):
+    return _combine(bias, dot(a, v, (1,), (0,)), beta, alpha)
+
+
+@lowers(aten.addr)
+def addr(bias, a, b, *, beta=1, alpha=1):
+    dtype = expected()[0].dtype
+    if dtype == "pred":
+        product = Expr(build.and_(promote.broadcast_to(reshape(a, (*a.shape.dims, 1)), expected()[0].dims), promote.broadcast_to(b, expected()[0].dims)))
+        if is_number(beta) and not beta:
+            return product.x
+        return build.or_(promote.broadcast_to(bias, expected()[0].dims), product.x)
+    return _combine(bias, dot(promote.cast(a, dtype), promote.cast(b, dtype), (), ()), beta, alpha)
+
+
+@lowers(aten.linear)
+def linear(x, weight, bias=None):
+    product = dot(x, weight, (x.shape.rank - 1,), (weight.shape.rank - 1,))
+    if bias is not None:
+        product = product + Expr(promote.operand(bias, product.dtype, product.dims))
+    return _finish(product)
+
+
+@lowers(aten.linear_backward)
+def linear_backward(x, grad, weight, mask):
+    rows = tuple(range(x.shape.rank - 1))
+    dx = dw = db = None
+    if mask[0]:
+        dx = promote.cast(dot(grad, weight, (grad.shape.rank - 1,), (0,)).x, x.shape.dtype)
+    if mask[1]:
+        dw = promote.cast(dot(grad, x, rows, rows).x, weight.shape.dtype)
+    if mask[2]:
+        total = reduce(promote.cast(grad, promote.compute_type(grad.shape.dtype)), rows)
+        db = promote.cast(total, grad.shape.dtype)
+    return dx, dw, db
+
+
+@lowers(aten._trilinear)
+def trilinear(a, b, c, expand1, expand2, expand3, sumdim, unroll_dim=1):
+    """Product of three broadcast tensors, summed over `sumdim`."""
+    from torch_hlo.lowering.promote import broadcast_dims
+    from torch_hlo.lowering.shaping import add_dim
+
+    terms = []
+    for x, places in ((a, expand1), (b, expand2), (c, expand3)):
+        for d in sorted(places):
+            x = add_dim(x, d)
+        terms.append(x)
+    dims = broadcast_dims(*(t.shape.dims for t in terms))
+    dtype = promote.compute_type(expected()[0].dtype)
+    x, y, z = (Expr(promote.operand(t, dtype, dims)) for t in terms)
+    return _finish(Expr(reduce((x * y * z).x, sorted(sumdim))))

@@ -1,0 +1,230 @@
+"""Normalisations: layer, RMS, batch, group; forward and backward. Statistics are computed in f32 or wider."""
+from __future__ import annotations
+
+import torch
+
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.lowering import promote
+from torch_hlo.lowering.elementwise import compute
+from torch_hlo.lowering.expr import Expr, rsqrt, sqrt, square
+from torch_hlo.lowering.promote import broadcast_to, reshape
+from torch_hlo.lowering.reduce import average, count, fold, keep, variance
+from torch_hlo.lowering.registry import expected, lowers
+
+aten = torch.ops.aten
+
+
+def _results(*values: Expr | None) -> tuple[Instruction | None, ...]:
+    """Each value in the dtype and dims PyTorch expects; a result that PyTorch leaves empty becomes an empty array."""
+    results = []
+    for value, shape in zip(values, expected(), strict=True):
+        if value is None or shape is None:
+            results.append(None if shape is None else promote.full(0, shape.dtype, shape.dims))
+        elif shape.dims == (0,) and value.dims != (0,):
+            results.append(promote.full(0, shape.dtype, (0,)))
+        else:
+            results.append(reshape(promote.cast(value.x, shape.dtype), shape.dims))
+    return tuple(results)
+
+
+def _like(x: Instruction | None, like: Expr) -> Expr | None:
+    """`x` in the compute type, broadcast (trailing alignment) to `like`."""
+    return None if x is None else Expr(promote.operand(x, like.dtype, like.dims))
+
+
+def _normalised_dims(x: Expr, normalized_shape) -> tuple[int, ...]:
+    rank = len(x.dims)
+    return tuple(range(rank - len(normalized_shape), rank))
+
+
+@lowers(aten.native_layer_norm)
+def native_layer_norm(x, normalized_shape, weight, bias, eps):
+    value = compute(x)
+    dims = _normalised_dims(value, normalized_shape)
+    spread, mean = variance(value, dims, 0)
+    rstd = rsqrt(spread + eps)
+    out = (value - keep(mean, value.dims, dims)) * keep(rstd, value.dims, dims)
+    return _results(_affine(out, _like(weight, out), _like(bias, out)), mean, rstd)
+
+
+def _affine(x: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+@lowers(aten.native_layer_norm_backward)
+def native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, mask):
+    value, g = compute(x), compute(grad)
+    dims = _normalised_dims(value, normalized_shape)
+    outer = tuple(range(dims[0] if dims else len(value.dims)))
+    mean, rstd = (Expr(promote.operand(v, value.dtype, value.dims)) for v in (mean, rstd))
+    normal = (value - mean) * rstd
+    dx = dw = db = None
+    if mask[0]:
+        dx = _input_gradient(g if weight is None else g * _like(weight, g), normal, rstd, dims)
+    if mask[1] and weight is not None:
+        dw = fold(g * normal, outer)
+    if mask[2] and bias is not None:
+        db = fold(g, outer)
+    return _results(dx, dw, db)
+
+
+def _input_gradient(g: Expr, normal: Expr, rstd: Expr, dims) -> Expr:
+    """rstd * (g - mean(g) - normal * mean(g * normal))."""
+    inner = g - keep(average(g, dims), g.dims, dims) - normal * keep(average(g * normal, dims), g.dims, dims)
+    return rstd * inner
+
+
+@lowers(aten._fused_rms_norm)
+def fused_rms_norm(x, normalized_shape, weight, eps):
+    value = compute(x)
+    dims = _normalised_dims(value, normalized_shape)
+    if eps is None:
+        eps = torch.finfo(promote.HLO_TO_TORCH[value.dtype]).eps
+    rstd = rsqrt(average(square(value), dims) + eps)
+    out = value * keep(rstd, value.dims, dims)
+    return _results(_affine(out, _like(weight, out), None), rstd)
+
+
+@lowers(aten._fused_rms_norm_backward)
+def fused_rms_norm_backward(grad, x, normalized_shape, rstd, weight, mask):
+    value, g = compute(x), compute(grad)
+    dims = _normalised_dims(value, normalized_shape)
+    rstd = Expr(promote.operand(rstd, value.dtype, value.dims))
+    normal = value * rstd
+    dx = dw = None
+    if mask[0]:
+        scaled = g if weight is None else g * _like(weight, g)
+        dx = rstd * (scaled - normal * keep(average(scaled * normal, dims), g.dims, dims))
+    if mask[1] and weight is not None:
+        dw = fold(g * normal, tuple(range(dims[0])))
+    return _results(dx, dw)
+
+
+# Batch normalisation: the channel is dimension 1.
+def _channel(x: Instruction | Expr, like: Expr) -> Expr:
+    """A vector over channels repeated over an array of shape [N, C, …]."""
+    x = x.x if isinstance(x, Expr) else x
+    x = promote.cast(x, like.dtype)
+    return Expr(broadcast_to(reshape(x, (*x.shape.dims, *(1,) * (len(like.dims) - 2))), like.dims))
+
+
+def _all_but_channel(x: Expr) -> tuple[int, ...]:
+    return tuple(i for i in range(len(x.dims)) if i != 1)
+
+
+def _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    """(output, save_mean, save_rstd, new running mean, new running variance); the last two None without statistics."""
+    value = compute(x)
+    dims = _all_but_channel(value)
+    if training:
+        spread, mean = variance(value, dims, 0)
+        rstd = rsqrt(spread + eps)
+        n = Expr(count(value, dims))
+        unbiased = spread * (n / (n - 1))
+        new = tuple(_running(old, fresh, momentum) for old, fresh in ((running_mean, mean), (running_var, unbiased)))
+    else:
+        mean, rstd = compute(running_mean), 1 / sqrt(compute(running_var) + eps)
+        new = (running_mean if running_mean is None else Expr(running_mean), running_var if running_var is None else Expr(running_var))
+    out = (value - _channel(mean, value)) * _channel(rstd, value)
+    scale, shift = (None if v is None else _channel(v, value) for v in (weight, bias))
+    saved = (mean, rstd)
+    return _affine(out, scale, shift), *saved, *new
+
+
+def _running(old: Instruction | None, fresh: Expr, momentum) -> Expr | None:
+    if old is None:
+        return None
+    before = compute(old)
+    fresh = fresh.cast(before.dtype)
+    return before * (1 - before.like(momentum)) + fresh * momentum
+
+
+@lowers(aten.native_batch_norm.default)
+def native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    return _results(*_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3])
+
+
+@lowers(aten._native_batch_norm_legit_functional.default)
+def native_batch_norm_functional(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    return _results(*_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps))
+
+
+@lowers(aten._native_batch_norm_legit.no_stats)
+def native_batch_norm_no_stats(x, weight, bias, training, momentum, eps):
+    return _results(*_batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3])
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def native_batch_norm_no_training(x, weight, bias, running_mean, running_var, momentum, eps):
+    return _results(*_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[:3])
+
+
+@lowers(aten._batch_norm_with_update_functional.default)
+def batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps):
+    out, mean, rstd, *new = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    return _results(out, mean, rstd, None, *new)
+
+
+@lowers(aten._batch_norm_no_update.default)
+def batch_norm_no_update(x, weight, bias, running_mean, running_var, momentum, eps):
+    training = running_mean is None
+    return _results(*_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3], None)
+
+
+@lowers(aten.native_batch_norm_backward.default)
+def native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, mask):
+    value, g = compute(x), compute(grad)
+    dims = _all_but_channel(value)
+    if train:
+        mean, rstd = compute(save_mean), compute(save_invstd)
+    else:
+        mean, rstd = compute(running_mean), rsqrt(compute(running_var) + eps)
+    rstd_all = _channel(rstd, value)
+    normal = (value - _channel(mean, value)) * rstd_all
+    dx = None
+    if mask[0]:
+        scaled = g if weight is None else g * _channel(weight, g)
+        dx = _input_gradient(scaled, normal, rstd_all, dims) if train else scaled * rstd_all
+    return _results(dx, fold(g * normal, dims) if mask[1] else None, fold(g, dims) if mask[2] else None)
+
+
+@lowers(aten.batch_norm_backward.default)
+def batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask, reserve):
+    return native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask)
+
+
+# Group normalisation: [N, C, …] as [N, groups, C / groups * …].
+def _grouped(x: Expr, n, groups: int) -> Expr:
+    size = 1
+    for d in x.dims[1:]:
+        size = size * d
+    return Expr(reshape(x.x, (n, groups, size // groups)))
+
+
+@lowers(aten.native_group_norm)
+def native_group_norm(x, weight, bias, n, c, hxw, group, eps):
+    value = compute(x)
+    blocks = _grouped(value, value.dims[0], group)
+    spread, mean = variance(blocks, (2,), 0)
+    rstd = rsqrt(spread + eps)
+    normal = (blocks - keep(mean, blocks.dims, (2,))) * keep(rstd, blocks.dims, (2,))
+    normal = Expr(reshape(normal.x, value.dims))
+    scale, shift = (None if v is None else _channel(v, value) for v in (weight, bias))
+    return _results(_affine(normal, scale, shift), mean, rstd)
+
+
+@lowers(aten.native_group_norm_backward)
+def native_group_norm_backward(grad, x, mean, rstd, weight, n, c, hxw, group, mask):
+    value, g = compute(x), compute(grad)
+    blocks = _grouped(value, value.dims[0], group)
+    mean, rstd = (keep(Expr(promote.cast(reshape(v, blocks.dims[:2]), blocks.dtype)), blocks.dims, (2,)) for v in (mean, rstd))
+    normal = (blocks - mean) * rstd
+    dx = None
+    if mask[0]:
+        scaled = g if weight is None else g * _channel(weight, g)
+        dx = _input_gradient(_grouped(scaled, value.dims[0], group), normal, rstd, (2,))
+        dx = Expr(reshape(dx.x, value.dims))
+    dims = _all_but_channel(value)
+    flat = Expr(reshape(normal.x, value.dims))
+    return _results(dx, fold(g * flat, dims) if mask[1] else None, fold(g, dims) if mask[2] else None)

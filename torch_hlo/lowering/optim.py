@@ -1,0 +1,209 @@
+"""Optimizer steps: `_foreach_*` ops tensor by tensor, and the fused Adam, AdamW, SGD and Adagrad."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.lowering import promote
+from torch_hlo.lowering.elementwise import compute
+from torch_hlo.lowering.expr import Expr, is_number, maximum, power, sqrt, where
+from torch_hlo.lowering.promote import reshape
+from torch_hlo.lowering.registry import LOWERINGS, Weak, expected, lowers, nested
+from torch_hlo.lowering.shaping import select_dim
+
+aten = torch.ops.aten
+
+# foreach op -> the overload whose lowering runs on each tensor.
+_ELEMENTWISE = {
+    **{
+        name: getattr(aten, name).default
+        for name in (
+            "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin "
+            "sinh sqrt tan tanh trunc maximum minimum zero clone copy mm"
+        ).split()
+    },
+    "add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor, "div": aten.div.Tensor, "pow": aten.pow.Tensor_Tensor,
+    "clamp_min": aten.clamp_min.Tensor, "clamp_max": aten.clamp_max.Tensor, "lerp": aten.lerp.Tensor, "addcmul": aten.addcmul.default,
+    "addcdiv": aten.addcdiv.default, "max": aten.max.default,
+}  # fmt: skip
+
+
+def _foreach(overload) -> Callable:
+    """Each argument is a list (one element per tensor) or the same for all tensors."""
+
+    def lowering(*args, **kwargs):
+        fn = LOWERINGS[overload]
+        shapes = expected()
+        count = len(shapes)
+        results = []
+        for i in range(count):
+            each = [a[i] if isinstance(a, (list, tuple)) else a for a in args]
+            results.append(nested(shapes[i : i + 1], fn, *each, **kwargs))
+        return results
+
+    return lowering
+
+
+def _fused_terms(overload) -> Callable:
+    """addcmul and addcdiv: the fourth argument is a scalar, a list of them, or a vector holding one per tensor."""
+    plain = _foreach(overload)
+
+    def lowering(xs, a, b, scalars=1):
+        if isinstance(scalars, Instruction):
+            values = [Weak(select_dim(scalars, 0, i)) for i in range(len(xs))]
+        else:
+            values = scalars if isinstance(scalars, (list, tuple)) else [scalars] * len(xs)
+        fn = LOWERINGS[overload]
+        return [nested((s,), fn, *t, value=v) for s, t, v in zip(expected(), zip(xs, a, b), values, strict=True)]
+
+    lowering.__name__ = plain.__name__
+    return lowering
+
+
+for _name, _overload in _ELEMENTWISE.items():
+    _packet = getattr(aten, f"_foreach_{_name}", None)
+    if _packet is not None:
+        lowers(_packet)(_fused_terms(_overload) if _name in ("addcmul", "addcdiv") else _foreach(_overload))
+
+
+@lowers(aten._foreach_norm)
+def foreach_norm(xs, ord=2, dtype=None):
+    from torch_hlo.lowering.reduce import vector_norm
+
+    return [nested((s,), vector_norm, x, ord, dtype=dtype) for x, s in zip(xs, expected(), strict=True)]
+
+
+@lowers(aten._foreach_powsum)
+def foreach_powsum(xs, ord=2, dtype=None):
+    from torch_hlo.lowering.expr import absolute
+    from torch_hlo.lowering.reduce import fold, result
+
+    def one(x):
+        value = compute(promote.cast(x, expected()[0].dtype))
+        return result(fold(power(absolute(value), value.like(ord)), tuple(range(len(value.dims)))))
+
+    return [nested((s,), one, x) for x, s in zip(xs, expected(), strict=True)]
+
+
+# Fused steps. Scalars are combined in f64, as the CPU kernels do, then rounded.
+class Scalars:
+    """The numbers of a step (Python, Weak, or a learning-rate tensor) as rank-0 f64 expressions."""
+
+    def __init__(self, **numbers) -> None:
+        self._numbers = numbers
+
+    def __getattr__(self, name: str) -> Expr:
+        return Expr(promote.scalar(self._numbers[name], "f64"))
+
+    def is_zero(self, name: str) -> bool:
+        value = self._numbers[name]
+        return is_number(value) and value == 0
+
+
+def _times(x: Expr, scalar: Expr) -> Expr:
+    return x * x.like(scalar.cast(x.dtype))
+
+
+def _ready(grad: Instruction, grad_scale, maximize: bool) -> tuple[Expr, Expr]:
+    """(unscaled gradient as written back, gradient to descend along)."""
+    g = compute(grad)
+    if grad_scale is not None:
+        g = g / g.like(Expr(promote.cast(reshape(grad_scale, ()), g.dtype)))
+    return g, -g if maximize else g
+
+
+def _unless_inf(found_inf, new: Expr, old: Instruction) -> Instruction:
+    """The new value in the old one's dtype, or the old value when a gradient was infinite."""
+    value = promote.cast(new.x, old.shape.dtype)
+    if found_inf is None:
+        return value
+    skip = Expr(promote.cast(reshape(found_inf, ()), "f32")).eq(1)
+    return where(skip, Expr(old), Expr(value)).x
+
+
+def _adam_step(p, g, m, v, vmax, step, s: Scalars, decoupled: bool, amsgrad: bool) -> tuple[Expr, ...]:
+    """New (parameter, exp_avg, exp_avg_sq, max_exp_avg_sq)."""
+    if not s.is_zero("weight_decay"):
+        if decoupled:
+            p = _times(p, 1 - s.lr * s.weight_decay)
+        else:
+            g = g + _times(p, s.weight_decay)
+    m = m + _times(g - m, 1 - s.beta1)
+    v = _times(v, s.beta2) + _times(g * g, 1 - s.beta2)
+    count = Expr(promote.cast(reshape(step, ()), "f64"))
+    correction1, correction2 = (1 - power(beta, count) for beta in (s.beta1, s.beta2))
+    second = v
+    if amsgrad:
+        vmax = second = maximum(vmax, v)
+    root = sqrt(second) / second.like(sqrt(correction2).cast(second.dtype)) + s.eps.cast(second.dtype)
+    return p - _times(m / root, s.lr / correction1), m, v, vmax
+
+
+def _fused_adam(decoupled: bool) -> Callable:
+    def lowering(
+        params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, *, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale=None,
+        found_inf=None,
+    ):  # fmt: skip
+        s = Scalars(lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps)
+        rows = []
+        for i, (p, grad, m, v, step) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True)):
+            largest = max_exp_avg_sqs[i] if amsgrad else v
+            unscaled, g = _ready(grad, grad_scale, maximize)
+            new = _adam_step(*(compute(t) if isinstance(t, Instruction) else t for t in (p, g, m, v, largest)), step, s, decoupled, amsgrad)
+            rows.append((_unless_inf(found_inf, new[0], p), _unless_inf(found_inf, unscaled, grad) if grad_scale is not None else grad,
+                         *(_unless_inf(found_inf, n, o) for n, o in zip(new[1:], (m, v, largest), strict=True))))  # fmt: skip
+        columns = [list(c) for c in zip(*rows, strict=True)]
+        if not amsgrad:
+            columns[4] = []
+        return columns
+
+    lowering.__name__ = "fused_adamw" if decoupled else "fused_adam"
+    return lowering
+
+
+lowers(aten._fused_adam)(_fused_adam(False))
+lowers(aten._fused_adamw)(_fused_adam(True))
+
+
+@lowers(aten._fused_sgd)
+def fused_sgd(
+    params, grads, momenta, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale=None, found_inf=None,
+):  # fmt: skip
+    s = Scalars(weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening)
+    new_params, new_grads, new_momenta = [], [], []
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        p = compute(param)
+        unscaled, g = _ready(grad, grad_scale, maximize)
+        new_grads.append(_unless_inf(found_inf, unscaled, grad) if grad_scale is not None else grad)
+        if not s.is_zero("weight_decay"):
+            g = g + _times(p, s.weight_decay)
+        if momenta and not s.is_zero("momentum"):
+            buffer = g if is_first_step else _times(compute(momenta[i]), s.momentum) + _times(g, 1 - s.dampening)
+            new_momenta.append(_unless_inf(found_inf, buffer, momenta[i]))
+            g = g + _times(buffer, s.momentum) if nesterov else buffer
+        elif momenta:
+            new_momenta.append(momenta[i])
+        new_params.append(_unless_inf(found_inf, p - _times(g, s.lr), param))
+    return new_params, new_grads, new_momenta
+
+
+@lowers(aten._fused_adagrad)
+def fused_adagrad(params, grads, sums, steps, *, lr, lr_decay, weight_decay, eps, maximize, grad_scale=None, found_inf=None):
+    s = Scalars(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
+    new_params, new_grads, new_sums = [], [], []
+    for param, grad, total, step in zip(params, grads, sums, steps, strict=True):
+        p = compute(param)
+        unscaled, g = _ready(grad, grad_scale, maximize)
+        new_grads.append(_unless_inf(found_inf, unscaled, grad) if grad_scale is not None else grad)
+        if not s.is_zero("weight_decay"):
+            g = g + _times(p, s.weight_decay)
+        count = Expr(promote.cast(reshape(step, ()), "f64"))
+        rate = s.lr / (1 + (count - 1) * s.lr_decay)
+        squares = compute(total) + g * g
+        new_sums.append(_unless_inf(found_inf, squares, total))
+        new_params.append(_unless_inf(found_inf, p - _times(g / (sqrt(squares) + s.eps.cast(squares.dtype)), rate), param))
+    if len(expected()) == 3 * len(params):
+        return new_params, new_grads, new_sums
+    return new_params, new_grads, new_sums, list(steps)

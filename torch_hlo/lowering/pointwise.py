@@ -1,0 +1,229 @@
+"""Elementwise arithmetic: aten op -> opcode, or a short kernel where torch's meaning differs from the opcode's."""
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+
+from torch_hlo.lowering import promote
+from torch_hlo.lowering.elementwise import pointwise
+from torch_hlo.lowering.expr import (
+    Expr,
+    absolute,
+    atan2,
+    binary,
+    bitcast,
+    ceil,
+    cos,
+    erf,
+    exp,
+    expm1,
+    floor,
+    imag,
+    is_nan,
+    log,
+    log1p,
+    logistic,
+    real,
+    round_even,
+    rsqrt,
+    sin,
+    sqrt,
+    tan,
+    tanh,
+    trunc,
+    unary,
+    where,
+)
+
+aten = torch.ops.aten
+
+# Functions of one floating or complex operand (integers were converted by promotion).
+FLOAT_UNARY = {
+    aten.exp: exp, aten.expm1: expm1, aten.log: log, aten.log1p: log1p, aten.sqrt: sqrt, aten.rsqrt: rsqrt, aten.sin: sin,
+    aten.cos: cos, aten.tan: tan, aten.tanh: tanh, aten.sigmoid: logistic, aten.special_expit: logistic, aten.erf: erf, aten.special_erf: erf,
+    **{getattr(aten, name): partial(unary, name) for name in ("asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh")},
+    **{getattr(aten, "arc" + name[1:]): partial(unary, name) for name in ("asin", "acos", "asinh", "acosh", "atanh")},
+}  # fmt: skip
+for _packet, _kernel in FLOAT_UNARY.items():
+    pointwise(_packet)(_kernel)
+
+
+def _floating(x: Expr) -> bool:
+    return promote.is_floating(x.dtype)
+
+
+def is_bool(x: Expr) -> bool:
+    return x.dtype == "pred"
+
+
+def is_complex(x: Expr) -> bool:
+    return promote.is_complex(x.dtype)
+
+
+# Rounding: integers stay as they are.
+@pointwise(aten.floor)
+def floor_(x):
+    return floor(x) if _floating(x) else x
+
+
+@pointwise(aten.ceil)
+def ceil_(x):
+    return ceil(x) if _floating(x) else x
+
+
+@pointwise(aten.trunc, aten.fix)
+def trunc_(x):
+    return trunc(x) if _floating(x) else x
+
+
+@pointwise(aten.round)
+def round_(x, decimals=0):
+    if not _floating(x):
+        return x
+    if decimals == 0:
+        return round_even(x)
+    scale = 10.0 ** abs(decimals)
+    return round_even(x * scale) / scale if decimals > 0 else round_even(x / scale) * scale
+
+
+@pointwise(aten.frac)
+def frac(x):
+    return x - trunc(x)
+
+
+@pointwise(aten.neg, aten.negative)
+def neg(x):
+    return -x
+
+
+@pointwise(aten.positive)
+def positive(x):
+    return x
+
+
+@pointwise(aten.abs, aten.absolute, operands=True)
+def abs_(x):
+    return x if promote.kind(x.dtype) in "pu" else absolute(x)
+
+
+@pointwise(aten.sign)
+def sign(x):
+    if is_bool(x):
+        return x
+    if _floating(x):  # not the opcode: torch gives 0 for nan
+        return (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype)
+    return unary("sign", x) if promote.kind(x.dtype) == "s" else (x > 0).cast(x.dtype)
+
+
+@pointwise(aten.sgn)
+def sgn(x):
+    if not is_complex(x):
+        return sign(x)
+    size = absolute(x)
+    zero = size.eq(0)
+    return where(zero, 0, x / where(zero, 1, size).cast(x.dtype))
+
+
+@pointwise(aten.signbit, operands=True)
+def signbit(x):
+    if not _floating(x):
+        return x < 0 if promote.kind(x.dtype) == "s" else x.ne(x)
+    return bitcast(x, _LAYOUT[x.dtype][0]) < 0
+
+
+@pointwise(aten.square)
+def square_(x):
+    return x & x if is_bool(x) else x * x
+
+
+@pointwise(aten.reciprocal)
+def reciprocal(x):
+    return 1.0 / x
+
+
+# Binary and decimal logarithms split off the exponent, so that powers of the base come out exact.
+@pointwise(aten.exp2, aten.special_exp2)
+def exp2(x):
+    if is_complex(x):
+        return exp(x * math.log(2))
+    n = round_even(x)
+    inside = absolute(x) < 1100
+    n = where(inside, n, 0)
+    half = floor(n * 0.5)
+    scaled = exp((x - n) * math.log(2)) * pow2(half) * pow2(n - half)
+    return where(inside, scaled, where(x > 0, x * math.inf, where(x < 0, 0, x)))
+
+
+@pointwise(aten.log2)
+def log2(x):
+    if is_complex(x):
+        return log(x) * (1 / math.log(2))
+    ordinary, mantissa, exponent = split_exponent(x)
+    return where(ordinary, exponent + log(mantissa) * (1 / math.log(2)), log(x))
+
+
+@pointwise(aten.log10)
+def log10(x):
+    if is_complex(x):
+        return log(x) * (1 / math.log(10))
+    ordinary, mantissa, exponent = split_exponent(x)
+    high = 0.30078125  # exponent * high is exact
+    low = math.log10(2) - high
+    return where(ordinary, exponent * high + (exponent * low + log(mantissa) * (1 / math.log(10))), log(x))
+
+
+def pow2(n: Expr) -> Expr:
+    """2**n for integral n (floating type) in the range of normal numbers."""
+    integer, bias, shift = _LAYOUT[n.dtype]
+    return bitcast((n.cast(integer) + bias) * (1 << shift), n.dtype)
+
+
+def split_exponent(x: Expr) -> tuple[Expr, Expr, Expr]:
+    """(is positive, finite and normal; mantissa in [sqrt(1/2), sqrt(2)); exponent) of a float."""
+    integer, bias, shift = _LAYOUT[x.dtype]
+    ordinary = (x >= 2.0 ** (1 - bias)) & (x < math.inf)
+    bits = bitcast(where(ordinary, x, 1), integer)
+    exponent = binary("shift-right-arithmetic", bits, shift) - bias
+    mantissa = bitcast((bits & ((1 << shift) - 1)) | (bias << shift), x.dtype)
+    big = mantissa > math.sqrt(2)
+    return ordinary, where(big, mantissa * 0.5, mantissa), exponent.cast(x.dtype) + big.cast(x.dtype)
+
+
+_LAYOUT = {"f32": ("s32", 127, 23), "f64": ("s64", 1023, 52)}  # same-width integer, exponent bias, mantissa bits
+
+
+@pointwise(aten.deg2rad)
+def deg2rad(x):
+    return x * (math.pi / 180)
+
+
+@pointwise(aten.rad2deg)
+def rad2deg(x):
+    return x * (180 / math.pi)
+
+
+@pointwise(aten.atan, aten.arctan)
+def atan(x):
+    if is_complex(x):  # (i/2) (log(1 - i x) - log(1 + i x))
+        ix = x * 1j
+        return (log(1 - ix) - log(1 + ix)) * 0.5j
+    return atan2(x, 1.0)
+
+
+@pointwise(aten.angle)
+def angle(x):
+    if is_complex(x):
+        return atan2(imag(x), real(x))
+    return where(is_nan(x), x, where(x < 0, math.pi, x.like(0)))
+
+
+
+
+@pointwise(aten._conj_physical, aten.conj_physical, aten._conj, aten.conj, aten.resolve_conj)
+def conjugate(x):
+    return binary("complex", real(x), -imag(x)) if is_complex(x) else x
+
+
+pointwise(aten._neg_view)(neg)
