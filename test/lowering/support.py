@@ -148,7 +148,8 @@ class Checker(TorchDispatchMode):
         copies = tree_map(lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v, (args, kwargs))
         if op is not twin:  # the written arguments are those before the call
             kept = {k: v for k, v in copies[1].items() if not any(a.is_out and a.name == k for a in op._schema.arguments)}
-            copies = (copies[0], kept)
+            defaults = [a.default_value for a in op._schema.arguments if not a.kwarg_only]
+            copies = ((*copies[0], *defaults[len(copies[0]) :]), kept)
         result = op(*args, **kwargs)
         with _disabled():
             self._check(twin or op, *copies, missing=twin is None)

@@ -25,7 +25,7 @@ def _dot(x, a, b):
     rows, columns = math.prod(a.shape[d] for d in a_free), math.prod(b.shape[d] for d in b_free)
     left = a.transpose(*a_batch, *a_free, *a_contract).reshape(*batch, rows, depth)
     right = b.transpose(*b_batch, *b_contract, *b_free).reshape(*batch, depth, columns)
-    return np.matmul(left, right).reshape(*batch, *(a.shape[d] for d in a_free), *(b.shape[d] for d in b_free))
+    return np.matmul(left, right).reshape((*batch, *(a.shape[d] for d in a_free), *(b.shape[d] for d in b_free)))
 
 
 @meaning("ragged-dot")
