@@ -14,9 +14,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Flag:
     name: str
-    default: object
+    default: object  # a value, or a function that finds one
     parse: Callable[[str], object]
     doc: str
+
+
+def _default_cache() -> str:
+    """XDG_CACHE_HOME/torch_hlo, ~/.cache/torch_hlo, or nothing when there is no home."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(base, "torch_hlo") if os.path.isabs(base) else ""
 
 
 FLAGS: dict[str, Flag] = {
@@ -31,6 +37,8 @@ FLAGS: dict[str, Flag] = {
         Flag("DEVICE", "cpu", str, "what runs compiled programs: cpu, evaluator (NumPy reference)"),
         Flag("EAGER", False, lambda s: s not in ("", "0"), "run op by op instead of recording"),
         Flag("MAX_NODES", 20000, int, "recorded ops after which the graph is cut"),
+        Flag("CACHE", _default_cache, str, "directory of compiled programs (default ~/.cache/torch_hlo); empty turns the disk cache off"),
+        Flag("CACHE_SIZE", 1024, int, "MiB of compiled programs kept on disk"),
         Flag("PROGRAMS", 256, int, "compiled programs kept in memory"),
         Flag("ASYNC", True, lambda s: s not in ("", "0"), "run steps on a background thread while Python traces the next"),
     )
@@ -44,7 +52,8 @@ def get(name: str):
         flag = FLAGS[name]
         text = os.environ.get(f"TORCH_HLO_{name}")
         try:
-            _values[name] = flag.default if text is None else flag.parse(text)
+            default = flag.default() if callable(flag.default) else flag.default
+            _values[name] = default if text is None else flag.parse(text)
         except ValueError:
             raise ValueError(f"TORCH_HLO_{name}={text!r} is not valid: {flag.doc}") from None
     return _values[name]
