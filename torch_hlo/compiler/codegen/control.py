@@ -1,0 +1,119 @@
+"""Control flow, and the steps that only name, order or copy values. Called computations become native functions."""
+from __future__ import annotations
+
+from torch_hlo.compiler.codegen.program import CodegenError, Place
+from torch_hlo.compiler.codegen.registry import emits_step
+from torch_hlo.hlo.dim import Dim
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.shape import Literal, literal
+
+
+def copy_places(program, target, source) -> None:
+    """Copy a value, tuples element by element."""
+    if isinstance(target, Place):
+        program.copy(target, source)
+    else:
+        for t, s in zip(target, source, strict=True):
+            copy_places(program, t, s)
+
+
+@emits_step("while")
+def while_(program, x: Instruction) -> None:
+    state = program.places(x)
+    copy_places(program, state, program.places(x.operands[0]))
+    keep = program.scratch(1)
+    condition = program.computation(x["condition"], [state], keep)
+    body = program.computation(x["body"], [state], state)
+    f = program.code
+    with f.while_() as loop:
+        program.call(condition, ["ptr %block"])
+        f.break_if(loop, f.icmp("eq", f.load("i8", program.at(keep)), 0, "i8"))
+        program.call(body, ["ptr %block"])
+
+
+@emits_step("conditional")
+def conditional(program, x: Instruction) -> None:
+    selector, *operands = x.operands
+    branches = x["branch_computations"]
+    result, f = program.places(x), program.code
+    if selector.shape.dtype == "pred":
+        chosen = f.select(f.icmp("ne", f.load("i8", program.pointer(selector)), 0, "i8"), "i64", 0, 1)
+    else:
+        index = f.op(f"sext i32 {f.load('i32', program.pointer(selector))} to i64")
+        # Out of range selects the last branch; a negative index is a large unsigned one.
+        chosen = f.op(f"call i64 @llvm.umin.i64(i64 {index}, i64 {len(branches) - 1})")
+    for i, (branch, operand) in enumerate(zip(branches, operands, strict=True)):
+        name = program.computation(branch, [program.places(operand)], result)
+        with f.when(f.icmp("eq", chosen, i)):
+            program.call(name, ["ptr %block"])
+
+
+@emits_step("call")
+def call(program, x: Instruction) -> None:
+    name = program.computation(x["to_apply"], [program.places(o) for o in x.operands], program.places(x))
+    program.call(name, ["ptr %block"])
+
+
+@emits_step("async-start")
+def async_start(program, x: Instruction) -> None:
+    """Runs at once; the value is (operands, result, …)."""
+    operands, result = program.places(x)[:2]
+    copy_places(program, operands, tuple(program.places(o) for o in x.operands))
+    program.call(program.computation(x["calls"], operands, result), ["ptr %block"])
+
+
+@emits_step("copy-start")
+def copy_start(program, x: Instruction) -> None:
+    for target in program.places(x)[:2]:
+        copy_places(program, target, program.places(x.operands[0]))
+
+
+def _forwards(*path: int):
+    def emit(program, x: Instruction) -> None:
+        source = program.places(x.operands[0])
+        for i in path:
+            source = source[i]
+        copy_places(program, program.places(x), source)
+
+    return emit
+
+
+emits_step("opt-barrier", "add-dependency", "domain", "async-update")(_forwards())
+emits_step("copy-done")(_forwards(0))
+emits_step("async-done")(_forwards(1))
+
+
+@emits_step("after-all")
+def after_all(program, x: Instruction) -> None:
+    """A token holds nothing: steps already run in order."""
+
+
+@emits_step("get-dimension-size")
+def get_dimension_size(program, x: Instruction) -> None:
+    size = x.operands[0].shape.dims[x["dimensions"][0]]
+    f = program.code
+    f.store("i32", f.op(f"trunc i64 {program.size(size)} to i32") if isinstance(size, Dim) else size, program.pointer(x), 4)
+
+
+@emits_step("set-dimension-size")
+def set_dimension_size(program, x: Instruction) -> None:
+    """Sizes are static or symbolic, never bounded: only a size that changes nothing is accepted."""
+    value, size = x.operands
+    dimension = x["dimensions"][0]
+    current = value.shape.dims[dimension]
+    given = size["literal"].numpy().item() if size.op == "constant" else None
+    same_source = size.op == "get-dimension-size" and size.operands[0].shape.dims[size["dimensions"][0]] == current
+    if given != current and not same_source:
+        raise CodegenError(f"set-dimension-size({value.shape}, {size.shape}) of dimension {dimension}: arrays with a bounded size are not supported; "
+                           "use a symbolic size")
+    copy_places(program, program.places(x), program.places(value))
+
+
+def constant_of(x: Instruction) -> Literal | None:
+    """The literal of a constant, also behind broadcasts, reshapes, copies and converts that keep one value everywhere."""
+    while x.op in ("broadcast", "reshape", "copy", "convert", "bitcast"):
+        inner = x.operands[0]
+        if x.op == "convert" and inner.op == "constant" and inner.shape.size == 1:
+            return literal(inner["literal"].numpy().reshape(()), x.shape.dtype)
+        x = inner
+    return x["literal"] if x.op == "constant" and x.shape.size == 1 else None

@@ -1,0 +1,322 @@
+"""dot: any batch, contracting and free dimensions, through the kernels of gemm.py and gemv.py.
+
+Both operands become matrices with two strides each: [batch…, free, K]. Dimensions that do not merge into one stride become
+batch dimensions when that costs nothing, else the operand is transposed first. Nothing else is copied: a transposed
+operand is only another pair of strides. Results narrower than the accumulator (bf16, f16, small integers) are converted
+from a scratch array.
+
+Complex products, f8 and 4-bit types are rewritten to HLO on types that have kernels.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch_hlo.compiler.codegen import gemm
+from torch_hlo.compiler.codegen.function import Function
+from torch_hlo.compiler.codegen.gemm import Gemm, Source, Tile
+from torch_hlo.compiler.codegen.gemv import gemv_rows
+from torch_hlo.compiler.codegen.program import CodegenError
+from torch_hlo.compiler.codegen.registry import emits_step
+from torch_hlo.hlo import build
+from torch_hlo.hlo.dim import Dim, Size, ceildiv
+from torch_hlo.hlo.ir import Instruction, instr, postorder
+from torch_hlo.hlo.shape import row_major_strides
+
+SOURCES: dict[tuple[str, str], Source] = {
+    ("f32", "float"): Source("f32", "float", 4),
+    ("f64", "double"): Source("f64", "double", 8),
+    ("f32", "double"): Source("f32", "float", 4, ("fpext {s} {v} to {d}",)),
+    ("f64", "float"): Source("f64", "double", 8, ("fptrunc {s} {v} to {d}",)),
+    ("bf16", "float"): Source("bf16", "bfloat", 2, ("fpext {s} {v} to {d}",)),
+    ("f16", "float"): Source("f16", "half", 2, ("fpext {s} {v} to {d}",)),
+    ("bf16", "double"): Source("bf16", "bfloat", 2, ("fpext {s} {v} to {d}",)),
+    ("f16", "double"): Source("f16", "half", 2, ("fpext {s} {v} to {d}",)),
+}
+for _bits in (8, 16, 32, 64):
+    for _kind, _sign, _extend in (("s", "s", "sext"), ("u", "u", "zext")):
+        for _to, _width in (("i32", 32), ("i64", 64)):
+            _step = () if _bits == _width else ((f"{_extend if _bits < _width else 'trunc'} {{s}} {{v}} to {{d}}"),)
+            SOURCES[f"{_sign}{_bits}", _to] = Source(f"{_sign}{_bits}", f"i{_bits}", _bits // 8, _step)
+for _to in ("i32", "i64"):
+    SOURCES["pred", _to] = Source("pred", "i8", 1, ("zext {s} {v} to {d}",))
+
+# Result type -> (accumulator, HLO type of an array of accumulators)
+ACCUMULATORS = {
+    "f32": ("float", "f32"), "bf16": ("float", "f32"), "f16": ("float", "f32"), "f64": ("double", "f64"),
+    "s64": ("i64", "s64"), "u64": ("i64", "u64"), "pred": ("i32", "s32"),
+    **{f"{s}{b}": ("i32", f"{s}32") for s in "su" for b in (8, 16, 32)},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """C[batch, m, n] = sum_k A[batch, m, k] B[batch, k, n]; strides in elements, C dense with `c_m` between rows.
+
+    `batch`: (size, stride of A, stride of B, stride of C) per batch dimension, outermost first.
+    """
+
+    m: Size
+    n: Size
+    k: Size
+    a: tuple[Size, Size]  # strides along (m, k)
+    b: tuple[Size, Size]  # strides along (n, k)
+    c_m: Size
+    batch: tuple[tuple[Size, Size, Size, Size], ...]
+
+
+def _merged(dims: list[tuple[Size, Size]]) -> tuple[Size, Size] | None:
+    """One (size, stride) for several nested dimensions, or None. Sizes of 1 are ignored."""
+    dims = [d for d in dims if d[0] != 1]
+    if not dims:
+        return (1, 1)
+    size, stride = dims[-1]
+    for n, s in reversed(dims[:-1]):
+        if s != size * stride:
+            return None
+        size = n * size
+    return size, dims[-1][1]
+
+
+def _contracted(pairs: list[tuple[Size, Size, Size]]) -> tuple[Size, Size, Size] | None:
+    """One (size, stride of A, stride of B) for the contracting dimensions in any order, or None."""
+    # Outermost first as A has them; the order is free, but must be the same on both sides.
+    pairs = sorted((p for p in pairs if p[0] != 1), key=lambda p: -p[1] if isinstance(p[1], int) else float("-inf"))
+    a, b = _merged([(n, s) for n, s, _ in pairs]), _merged([(n, s) for n, _, s in pairs])
+    return None if a is None or b is None else (a[0], a[1], b[1])
+
+
+def product(x: Instruction) -> Product | None:
+    """The strided form of a dot, or None when an operand must be transposed first."""
+    lhs, result = x.operands[0], row_major_strides(x.shape.dims)
+    strides = [row_major_strides(o.shape.dims) for o in x.operands]
+    batch_dims, contract_dims, free_dims = _roles(x)
+    batch = [(lhs.shape.dims[i], strides[0][i], strides[1][j], result[p]) for p, (i, j) in enumerate(zip(*batch_dims, strict=True))]
+    k = _contracted([(lhs.shape.dims[i], strides[0][i], strides[1][j]) for i, j in zip(*contract_dims, strict=True)])
+    if k is None:
+        return None
+    free = [[(o.shape.dims[d], s[d]) for d in dims] for o, s, dims in zip(x.operands, strides, free_dims, strict=True)]
+    at = len(batch)
+    # Outer dimensions of the left operand that do not merge with the inner ones become batch dimensions.
+    rows = free[0]
+    split = next(i for i in range(len(rows) + 1) if _merged(rows[i:]) is not None)
+    m = _merged(rows[split:])
+    if split and (isinstance(m[0], Dim) or m[0] < 32):
+        return None
+    batch += [(n, s, 0, result[at + i]) for i, (n, s) in enumerate(rows[:split])]
+    n = _merged(free[1])
+    if n is None:
+        return None
+    c_m = n[0]
+    return Product(m[0], n[0], k[0], (m[1], k[1]), (n[1], k[2]), c_m, _merge_batch(batch))
+
+
+def _roles(x: Instruction) -> tuple[list, list, list]:
+    """([lhs batch, rhs batch], [lhs contracting, …], [lhs free, …]) dimension numbers of a dot."""
+    batch = [tuple(x.get(f"{side}_batch_dims", ())) for side in ("lhs", "rhs")]
+    contract = [tuple(x.get(f"{side}_contracting_dims", ())) for side in ("lhs", "rhs")]
+    free = [[d for d in range(o.shape.rank) if d not in b and d not in c] for o, b, c in zip(x.operands, batch, contract, strict=True)]
+    return batch, contract, free
+
+
+def _merge_batch(batch: list[tuple[Size, Size, Size, Size]]) -> tuple[tuple[Size, Size, Size, Size], ...]:
+    merged: list[tuple[Size, Size, Size, Size]] = []
+    for d in batch:
+        if d[0] == 1:
+            continue
+        if merged and all(outer == d[0] * inner for outer, inner in zip(merged[-1][1:], d[1:], strict=True)):
+            merged[-1] = (merged[-1][0] * d[0], *d[1:])
+        else:
+            merged.append(d)
+    return tuple(merged)
+
+
+def canonical(x: Instruction) -> Instruction:
+    """The same dot with one operand transposed, or both when that is not enough, so that `product` takes it."""
+    batch, contract, free = _roles(x)
+    sizes = [o.shape.nbytes if o.shape.is_static else float("inf") for o in x.operands]
+    pairs = list(zip(*contract, strict=True))
+    for sides in sorted(([0], [1]), key=lambda s: sizes[s[0]]) + [[0, 1]]:
+        # The contracting dimensions go in the order in which the operand that stays has them.
+        stays = 0 if sides == [1] else 1
+        ordered = list(zip(*sorted(pairs, key=lambda p, s=stays: p[s]), strict=True)) or [(), ()]
+        found = _with_transposed(x, sides, batch, ordered, free)
+        if product(found) is not None:
+            return found
+    raise CodegenError(f"dot({x.operands[0].shape}, {x.operands[1].shape}) -> {x.shape}: no form with two strides per operand")
+
+
+def _with_transposed(x: Instruction, sides: list[int], batch, contract, free) -> Instruction:
+    """The dot with the operands in `sides` transposed: the left to [batch, free, contracting], the right to [batch, contracting, free]."""
+    operands, attrs = list(x.operands), {}
+    for side, name in enumerate(("lhs", "rhs")):
+        groups = [batch[side], contract[side]]
+        if side in sides:
+            order = (*batch[side], *free[side], *contract[side]) if side == 0 else (*batch[side], *contract[side], *free[side])
+            operands[side] = build.transpose(operands[side], order)
+            groups = [tuple(order.index(d) for d in g) for g in groups]
+        attrs[f"{name}_batch_dims"], attrs[f"{name}_contracting_dims"] = groups
+    return instr("dot", tuple(operands), x.shape, **attrs)
+
+
+def _retyped(x: Instruction, dtype: str, operands: list[Instruction]) -> Instruction:
+    return instr("dot", tuple(operands), x.shape.with_dtype(dtype), **dict(x.attrs))
+
+
+def _complex(x: Instruction) -> Instruction:
+    """A complex dot as four real ones."""
+    real = {"c64": "f32", "c128": "f64"}[x.shape.dtype]
+    wanted = [o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype) for o in x.operands]
+    (ar, ai), (br, bi) = ((build.real(o), build.imag(o)) for o in wanted)
+    dots = {n: _retyped(x, real, [p, q]) for n, p, q in (("rr", ar, br), ("ii", ai, bi), ("ri", ar, bi), ("ir", ai, br))}
+    return build.complex_(build.subtract(dots["rr"], dots["ii"]), build.add(dots["ri"], dots["ir"]))
+
+
+def emit_tree(program, root: Instruction, known: tuple[Instruction, ...], result: Instruction) -> None:
+    """Emit the instructions between `known` (already in memory) and `root`, and leave the value in `result`'s buffer."""
+    for x in postorder((root,)):
+        if x not in known and x is not root and not program.is_bound(x):
+            program.step(x)
+    program.bind(root, program.places(result))
+    program.step(root)
+
+
+@emits_step("dot")
+def dot(program, x: Instruction) -> None:
+    """Emit a dot as calls of matrix kernels. Raises CodegenError (through `step`) for element types without a kernel."""
+    dtype = x.shape.dtype
+    if x.shape.size == 0:
+        return
+    if x.shape.kind == "c":
+        return emit_tree(program, _complex(x), x.operands, x)
+    if dtype not in ACCUMULATORS:
+        narrow = "f32" if x.shape.kind == "f" else "s32"
+        return emit_tree(program, build.convert(_retyped(x, narrow, list(x.operands)), dtype), x.operands, x)
+    kind, wide = ACCUMULATORS[dtype]
+    if any((o.shape.dtype, kind) not in SOURCES for o in x.operands):
+        operands = [o if (o.shape.dtype, kind) in SOURCES else build.convert(o, wide) for o in x.operands]
+        return emit_tree(program, _retyped(x, dtype, operands), x.operands, x)
+    if wide != dtype:
+        accumulated = _retyped(x, wide, list(x.operands))
+        narrowed = build.compare(accumulated, build.zeros_like(accumulated), "NE") if dtype == "pred" else build.convert(accumulated, dtype)
+        return emit_tree(program, narrowed, x.operands, x)
+    p = product(x)
+    if p is None:
+        return emit_tree(program, canonical(x), x.operands, x)
+    if p.k == 0:
+        return emit_tree(program, build.zeros_like(x), (), x)
+    emit_product(program, p, kind, tuple(o.shape.dtype for o in x.operands), [program.pointer(o) for o in (*x.operands, x)])
+
+
+def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointers: list[str]) -> None:
+    """Call the kernels for one strided product; `pointers` are A, B, C."""
+    t = gemm.tile(kind, program.target.vector_bytes)
+    sources = tuple(SOURCES[d, kind] for d in dtypes)
+    plan = _plan(p, t, sources)
+    name = program.once(("dot", kind, dtypes, plan, len(p.batch), isinstance(p.m, int)), lambda: _task(program, t, sources, plan, p))
+    rows_each, columns_each = plan.block(p, t)
+    blocks_m, blocks_n = ceildiv(plan.rows(p, t), rows_each), ceildiv(p.n, columns_each)
+    items = blocks_m * blocks_n
+    for size, *_ in p.batch:
+        items = items * size
+    sizes = [p.m, p.n, p.k, *p.a, *p.b, p.c_m, rows_each, columns_each, blocks_m, blocks_n]
+    for entry in p.batch:
+        sizes += entry
+    work = _hint(p.m, 512) * _hint(p.n, 512) * _hint(p.k, 512) / max(1, _hint(blocks_m, 1) * _hint(blocks_n, 1))
+    arguments = [f"ptr {q}" for q in pointers] + [f"i64 {program.size(s)}" for s in sizes]
+    program.parallel(name, arguments, program.size(items), cost=50 + work * t.itemsize / 4 / (1.5 * t.lanes * t.itemsize))
+
+
+def _hint(size: Size, usual: int) -> int:
+    return size if isinstance(size, int) else usual
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a product is computed. `kernel`: "tiles" (gemm.py) or "rows" (gemv.py); forms say how operands are read."""
+
+    kernel: str
+    form_a: str
+    form_b: str
+    heights: tuple[int, ...]
+    vectors: int
+
+    def rows(self, p: Product, t: Tile) -> Size:
+        """Number of row tiles."""
+        return 1 if self.kernel == "rows" else ceildiv(p.m, self.heights[0])
+
+    def block(self, p: Product, t: Tile) -> tuple[Size, Size]:
+        """(row tiles, columns) of one parallel item."""
+        if self.kernel == "rows":
+            return 1, 64
+        tiles = self.rows(p, t)
+        if not isinstance(tiles, int) or not isinstance(p.n, int):
+            return 8, 256
+        # Enough items for many threads, but none smaller than some 4 M multiply-adds.
+        batch = 1
+        for size, *_ in p.batch:
+            batch *= _hint(size, 8)
+        wanted = max(1, min(64, p.n * _hint(p.m, 512) * _hint(p.k, 512) * batch >> 22) // batch)
+        step = t.lanes * self.vectors
+        best = (float("inf"), 1, 1)
+        for blocks_m in range(1, min(wanted, tiles) + 1):
+            blocks_n = min(ceildiv(wanted, blocks_m), ceildiv(p.n, step))
+            # Every block of rows packs B again, every block of columns A.
+            cost = blocks_m * p.n * (self.form_b != "direct") + blocks_n * _hint(p.m, 512) + (blocks_m * blocks_n < wanted) * 1e9
+            best = min(best, (cost, blocks_m, blocks_n))
+        return ceildiv(tiles, best[1]), ceildiv(ceildiv(p.n, best[2]), step) * step
+
+
+def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
+    plain = not sources[1].steps
+    form_a, form_b = (gemm.Strides(*s).form for s in (p.a, p.b))
+    heights = gemm.tile_heights(t, p.m)
+    static = isinstance(p.m, int)
+    if static and p.m <= 8 and p.a[1] == 1 and p.b[1] == 1 and t.is_float and p.n != 1:
+        return Plan("rows", form_a, form_b, (p.m,), 1)
+    if form_b == "copy" and plain and static and p.m <= 5 * t.rows:
+        # Too few rows to pay for packing B: read it where it is, in wider strips when there are registers left.
+        registers = t.rows * t.vectors
+        return Plan("tiles", form_a, "direct", heights, min(8, max(t.vectors, registers // heights[0])))
+    return Plan("tiles", form_a, form_b, heights, t.vectors)
+
+
+def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Product) -> str:
+    """The function of parallel items: (lo, hi, A, B, C, m, n, k, a_m, a_k, b_n, b_k, ldc, rows_each, columns_each, blocks_m,
+    blocks_n, then four sizes per batch dimension)."""
+    batch = len(p.batch)
+    params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "ABC")]
+    params += [("i64", q) for q in ("m", "n", "k", "a_m", "a_k", "b_n", "b_k", "ldc", "rows_each", "columns_each", "blocks_m", "blocks_n")]
+    params += [("i64", f"{q}{i}") for i in range(batch) for q in ("size", "batch_a", "batch_b", "batch_c")]
+    t = replace(t, vectors=plan.vectors)
+    if plan.kernel == "tiles":
+        g = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int))
+        kernel = g.block()
+        for name, text in g.functions.items():
+            program.function(name, text)
+    else:
+        text = gemv_rows(f"gemv_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}", t, sources, plan.heights[0]).text()
+        kernel = program.function(f"gemv_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}", text)
+    f = Function(f"dot_{kernel}_{batch}", "void", params)
+    scratch = f.alloca("i8", t.scratch_bytes, 64) if plan.kernel == "tiles" else ""
+    with f.loop("%lo", "%hi") as item:
+        rest, column_block = f.div(item, "%blocks_n"), f.rem(item, "%blocks_n")
+        rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")
+        offsets: list = [0, 0, 0]
+        for i in reversed(range(batch)):
+            index = f.rem(rest, f"%size{i}") if i else rest
+            rest = f.div(rest, f"%size{i}") if i else rest
+            offsets = [f.add(o, f.mul(index, f"%batch_{q}{i}")) for o, q in zip(offsets, "abc", strict=True)]
+        kinds = (sources[0].kind, sources[1].kind, t.kind)
+        a, b, c = (f.gep(kind, f"%{q}", o) for kind, q, o in zip(kinds, "ABC", offsets, strict=True))
+        n0 = f.mul(column_block, "%columns_each")
+        n1 = f.min(f.add(n0, "%columns_each"), "%n")
+        if plan.kernel == "tiles":
+            first = f.mul(row_block, "%rows_each")
+            tiles = f.ceildiv("%m", plan.heights[0])
+            last = f.min(f.add(first, "%rows_each"), tiles)
+            integers = ("%a_m", "%a_k", "%b_n", "%b_k", "%ldc", first, last, "%m", n0, n1, "%k")
+            am, ak, bn, bk, ldc, *others = (f"i64 {v}" for v in integers)
+            f.call("void", kernel, f"ptr {a}", am, ak, f"ptr {b}", bn, bk, f"ptr {c}", ldc, *others, f"ptr {scratch}")
+        else:
+            f.call("void", kernel, f"ptr {a}", "i64 %a_m", f"ptr {b}", "i64 %b_n", f"ptr {c}", "i64 %ldc", "i64 1", f"i64 {n0}", f"i64 {n1}", "i64 %k")
+    return program.function(f.name, f.text())

@@ -1,0 +1,212 @@
+"""gather as a value (it fuses into its users) and scatter as a step, with XLA's semantics for every dimension number.
+
+gather clamps start indices so that the slice fits; scatter drops windows that do not fit, and applies updates in index
+order whatever the number of threads: threads split batch dimensions or the window, never the updates of one element.
+"""
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen.control import copy_places
+from torch_hlo.compiler.codegen.function import Function, Int
+from torch_hlo.compiler.codegen.gemm import lane_mask
+from torch_hlo.compiler.codegen.inline import apply, load, store
+from torch_hlo.compiler.codegen.registry import emits_step, emits_value
+from torch_hlo.hlo.dim import Dim, Size, dim_max
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.shape import Shape, row_major_strides
+
+
+@emits_value("gather")
+def gather(kernel, x: Instruction, index: tuple[ix.Index, ...]):
+    """The element of the operand that the gather's element at `index` comes from."""
+    return kernel.value(x.operands[0], gather_index(x, index))
+
+
+def gather_index(x: Instruction, index: tuple[ix.Index, ...]) -> tuple[ix.Index, ...]:
+    """Operand index of a gather's element; start indices become loaded, clamped indices."""
+    operand, indices = x.operands
+    vector_dim, sizes = x["index_vector_dim"], x["slice_sizes"]
+    batching = x.get("operand_batching_dims", ())
+    dropped = {*x.get("collapsed_slice_dims", ()), *batching}
+    batch = [i for d, i in enumerate(index) if d not in x["offset_dims"]]
+    offsets = iter([index[d] for d in x["offset_dims"]])
+    place = [ix.ZERO if d in dropped else next(offsets) for d in range(operand.shape.rank)]
+    for component, d in enumerate(x["start_index_map"]):
+        at = list(batch)
+        if vector_dim < indices.shape.rank:
+            at.insert(vector_dim, ix.constant(component))
+        extent = dim_max(operand.shape.dims[d] - sizes[d], 0) + 1
+        if extent != 1:
+            place[d] = place[d] + ix.loaded(indices, tuple(at), extent)
+    for d, b in zip(batching, x.get("start_indices_batching_dims", ()), strict=True):
+        place[d] = place[d] + batch[b - (b > vector_dim)]
+    return tuple(place)
+
+
+class Sizes:
+    """Sizes inside a function's text: ints are literals, symbolic ones trailing i64 parameters."""
+
+    def __init__(self, f: Function) -> None:
+        self.f = f
+        self.names: dict[Size, str] = {}
+
+    def __call__(self, size: Size) -> Int:
+        if not isinstance(size, Dim):
+            return size
+        if size not in self.names:
+            name = f"n{len(self.names)}"
+            self.names[size] = f"%{name}"
+            self.f.params.append(("i64", name))
+        return self.names[size]
+
+    def arguments(self, program) -> list[str]:
+        return [f"i64 {program.size(s)}" for s in self.names]
+
+
+INDEX_KIND = {"s8": "i8", "s16": "i16", "s32": "i32", "s64": "i64", "u8": "i8", "u16": "i16", "u32": "i32", "u64": "i64"}
+
+
+def load_index(f: Function, shape: Shape, pointer: str, at: Int) -> str:
+    """An element of an integer array as i64 (huge unsigned values stay out of every range: they become negative)."""
+    kind = INDEX_KIND[shape.dtype]
+    raw = f.load(kind, f.gep(kind, pointer, at), shape.itemsize)
+    return raw if kind == "i64" else f.op(f"{'sext' if shape.kind == 's' else 'zext'} {kind} {raw} to i64")
+
+
+def loop_nest(f: Function, stack: ExitStack, ranges: list[tuple[Int, Int]]) -> list[Int]:
+    """Nested loops entered on `stack`; ranges of one known iteration make no loop."""
+    return [low if low == 0 and high == 1 else stack.enter_context(f.loop(low, high)) for low, high in ranges]
+
+
+def dot_product(f: Function, values: list[Int], strides: list[Int]) -> Int:
+    total: Int = 0
+    for v, s in zip(values, strides, strict=True):
+        total = f.add(total, f.mul(v, s))
+    return total
+
+
+@emits_step("scatter")
+def scatter(program, x: Instruction) -> None:
+    count = len(x.operands) // 2
+    operands, indices, updates = x.operands[:count], x.operands[count], x.operands[count + 1:]
+    places = program.places(x) if x.shape.is_tuple else (program.places(x),)
+    for place, operand in zip(places, operands, strict=True):
+        copy_places(program, place, program.places(operand))
+    if updates[0].shape.size == 0 or operands[0].shape.size == 0:
+        return
+    f = Function("scatter", "void", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"to{i}") for i in range(count)), ("ptr", "indices"),
+                                     *(("ptr", f"by{i}") for i in range(count))])
+    writer = _Scatter(f, x, operands, indices, updates, program.target.lanes(32))
+    items, grain, cost = writer.write()
+    name = program.function("scatter", f.text())
+    pointers = [program.at(p) for p in places] + [program.pointer(o) for o in (indices, *updates)]
+    program.parallel(name, [f"ptr {p}" for p in pointers] + writer.size.arguments(program), program.size(items), grain, cost)
+
+
+class _Scatter:
+    """Writes `void scatter(lo, hi, results…, indices, updates…)`; [lo, hi) is a range of the dimension that threads split."""
+
+    def __init__(self, f: Function, x: Instruction, operands, indices: Instruction, updates, lanes: int) -> None:
+        self.f, self.x, self.operands, self.indices, self.updates = f, x, operands, indices, updates
+        self.size = Sizes(f)
+        self.vector_dim = x["index_vector_dim"]
+        dims, update_dims = operands[0].shape.dims, updates[0].shape.dims
+        batching = tuple(x.get("input_batching_dims", ()))
+        dropped = {*x.get("inserted_window_dims", ()), *batching}
+        self.window_dims = [d for d in range(len(dims)) if d not in dropped]  # operand dimension of each window dimension
+        self.window_positions = list(x["update_window_dims"])
+        self.scatter_positions = [d for d in range(len(update_dims)) if d not in self.window_positions]
+        self.window_sizes = [update_dims[d] for d in self.window_positions]
+        self.dims, self.update_dims = dims, update_dims
+        self.strides, self.update_strides = row_major_strides(dims), row_major_strides(update_dims)
+        indices_batching = [d - (d > self.vector_dim) for d in x.get("scatter_indices_batching_dims", ())]
+        self.batching = dict(zip(indices_batching, batching, strict=True))  # position among scatter dimensions -> operand dimension
+        contiguous = bool(self.window_dims) and self.window_dims[-1] == len(dims) - 1 and self.window_positions[-1:] == [len(update_dims) - 1]
+        real = all(o.shape.kind != "c" for o in operands)
+        self.lanes = lanes if contiguous and real and (isinstance(self.window_sizes[-1], Dim) or self.window_sizes[-1] >= 8) else 1
+
+    def write(self) -> tuple[Size, int, float]:
+        """Write the body; returns (items, grain, nanoseconds per item)."""
+        split, items, grain = self._split()
+        total = 1
+        for d in self.update_dims:
+            total *= d if isinstance(d, int) else 256
+        f = self.f
+        with ExitStack() as stack:
+            ranges = [("%lo", "%hi") if split == ("scatter", i) else (0, self.size(self.update_dims[d])) for i, d in enumerate(self.scatter_positions)]
+            batch = loop_nest(f, stack, ranges)
+            start, fits = self._starts(batch)
+            with f.when(fits) if fits else ExitStack():
+                self._window(batch, start, split)
+        items_hint = items if isinstance(items, int) else 256
+        return items, grain, max(1.0, total / max(1, items_hint) * (0.15 if self.lanes > 1 else 2.0))
+
+    def _split(self) -> tuple[tuple[str, int], Size, int]:
+        """Which dimension threads share: a batching dimension, else the window's last or largest, else none."""
+        if self.batching:
+            i = max(self.batching, key=lambda i: _rough(self.update_dims[self.scatter_positions[i]]))
+            return ("scatter", i), self.update_dims[self.scatter_positions[i]], 1
+        if self.lanes > 1 and _rough(self.window_sizes[-1]) >= 4 * self.lanes:
+            return ("window", len(self.window_sizes) - 1), self.window_sizes[-1], 2 * self.lanes
+        wide = [i for i, n in enumerate(self.window_sizes[: -1 if self.lanes > 1 else None]) if _rough(n) > 1]
+        if wide:
+            i = max(wide, key=lambda i: _rough(self.window_sizes[i]))
+            return ("window", i), self.window_sizes[i], 1
+        return ("none", 0), 1, 1
+
+    def _starts(self, batch: list[Int]) -> tuple[Int, str | None]:
+        """(element offset of the window's start in the operand, condition that the window fits)."""
+        f, x = self.f, self.x
+        index_strides = list(row_major_strides(self.indices.shape.dims))
+        component_stride = index_strides.pop(self.vector_dim) if self.vector_dim < self.indices.shape.rank else 0
+        base = dot_product(f, batch, [self.size(s) for s in index_strides])
+        offset: Int = 0
+        fits = None
+        for component, d in enumerate(x["scatter_dims_to_operand_dims"]):
+            i = load_index(f, self.indices.shape, "%indices", f.add(base, f.mul(component, self.size(component_stride))))
+            room = self.dims[d] - (self.window_sizes[self.window_dims.index(d)] if d in self.window_dims else 1)
+            inside = f.icmp("ult", i, self.size(room + 1)) if not isinstance(room, int) or room >= 0 else "false"
+            fits = inside if fits is None else f.op(f"and i1 {fits}, {inside}")
+            offset = f.add(offset, f.mul(i, self.size(self.strides[d])))
+        for position, d in self.batching.items():
+            offset = f.add(offset, f.mul(batch[position], self.size(self.strides[d])))
+        return offset, fits
+
+    def _window(self, batch: list[Int], start: Int, split: tuple[str, int]) -> None:
+        f = self.f
+        read = dot_product(f, batch, [self.size(self.update_strides[d]) for d in self.scatter_positions])
+        ranges = [("%lo", "%hi") if split == ("window", i) else (0, self.size(n)) for i, n in enumerate(self.window_sizes)]
+        with ExitStack() as stack:
+            outer = ranges if self.lanes == 1 else ranges[:-1]
+            window = loop_nest(f, stack, outer)
+            to = f.add(start, dot_product(f, window, [self.size(self.strides[d]) for d in self.window_dims[: len(outer)]]))
+            by = f.add(read, dot_product(f, window, [self.size(self.update_strides[d]) for d in self.window_positions[: len(outer)]]))
+            if self.lanes == 1:
+                self._combine(to, by, 1, None)
+                return
+            low, high = ranges[-1]
+            whole = f.add(low, f.mul(f.div(f.sub(high, low), self.lanes), self.lanes))
+            if whole != 0:
+                with f.loop(low, whole, self.lanes) as j:
+                    self._combine(f.add(to, j), f.add(by, j), self.lanes, None)
+            if isinstance(whole, str) or whole != high:
+                with f.loop(whole, high, self.lanes) as j:  # at most one, partial, vector
+                    self._combine(f.add(to, j), f.add(by, j), self.lanes, lane_mask(f, self.lanes, j, high))
+
+    def _combine(self, to: Int, by: Int, lanes: int, mask: str | None) -> None:
+        f = self.f
+        types = [o.shape.dtype for o in self.operands]
+        new = [load(f, t, f"%by{i}", by, lanes, mask) for i, t in enumerate(types)]
+        root, params = self.x["to_apply"].root, self.x["to_apply"].params
+        if len(types) == 1 and root is params[1]:
+            store(f, types[0], new[0], "%to0", to, lanes, mask)
+            return
+        old = [load(f, t, f"%to{i}", to, lanes, mask) for i, t in enumerate(types)]
+        for i, (t, v) in enumerate(zip(types, apply(f, self.x["to_apply"], [*old, *new], lanes), strict=True)):
+            store(f, t, v, f"%to{i}", to, lanes, mask)
+
+
+def _rough(size: Size) -> int:
+    return size if isinstance(size, int) else 256
