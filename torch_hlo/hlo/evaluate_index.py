@@ -6,7 +6,7 @@ import functools
 import numpy as np
 
 from torch_hlo.hlo.evaluate_core import EvaluateError, apply, meaning, pointwise, run
-from torch_hlo.hlo.evaluate_elementwise import total_order
+from torch_hlo.hlo.evaluate_elementwise import reinterpret, total_order
 from torch_hlo.hlo.ir import Computation
 from torch_hlo.hlo.shape import numpy_dtype
 
@@ -41,7 +41,11 @@ def _reshape(x, v, *sizes):
 
 @meaning("bitcast")
 def _bitcast(x, v):
-    return v.reshape(x.shape.dims)
+    return reinterpret(v.ravel(), x.operands[0].shape.dtype, x.shape.dtype).reshape(x.shape.dims) if _retypes(x) else v.reshape(x.shape.dims)
+
+
+def _retypes(x) -> bool:
+    return x.operands[0].shape.dtype != x.shape.dtype
 
 
 @meaning("copy", "opt-barrier", "domain", "add-dependency")
@@ -130,7 +134,7 @@ def _window_indices(dims, batch, starts, window_sizes, window_dims) -> list[np.n
     rank = len(batch) + len(window_sizes)
     columns = []
     for d in range(len(dims)):
-        column = np.zeros((1,) * rank, np.int64) if starts[d] is None else starts[d].reshape(*batch, *[1] * len(window_sizes))
+        column = np.zeros((1,) * rank, np.int64) if starts[d] is None else starts[d].reshape((*batch, *[1] * len(window_sizes)))
         if d in window_dims:
             k = window_dims.index(d)
             shape = [1] * rank
@@ -196,7 +200,7 @@ def _scatter(x, *values):
         elif size > dims[d]:
             fits[...] = False
     where = _window_indices(dims, batch, starts, list(sizes), window_dims)
-    fits = np.broadcast_to(fits.reshape(*batch, *[1] * len(sizes)), (*batch, *sizes)).ravel()
+    fits = np.broadcast_to(fits.reshape((*batch, *[1] * len(sizes))), (*batch, *sizes)).ravel()
     flat = np.zeros((*batch, *sizes), np.int64)
     for n, column in zip(dims, where):
         flat = flat * n + column

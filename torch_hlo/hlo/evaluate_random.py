@@ -59,7 +59,7 @@ def _threefry_bits(state: np.ndarray, dims: tuple[int, ...], bits: int) -> tuple
         return low.astype(U64) | (high.astype(U64) << U64(32)), state
     if split is None:
         return low, state
-    pairs = np.stack([low, high], split + 1).reshape(*dims[:split], -1, *dims[split + 1:])
+    pairs = np.stack([low, high], split + 1).reshape((*dims[:split], -1, *dims[split + 1:]))
     return pairs[(slice(None),) * split + (slice(0, dims[split]),)], state
 
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from torch_hlo.hlo import parse_attrs
 from torch_hlo.hlo.dim import Dim, symbols
 from torch_hlo.hlo.infer import ShapeError
-from torch_hlo.hlo.ir import META, Computation, Instruction, Meta, Module, instr
+from torch_hlo.hlo.ir import META, Computation, Instruction, Meta, Module, instr, postorder, replace
 from torch_hlo.hlo.opcodes import COMMON_ATTRS, OPCODES
 from torch_hlo.hlo.parse_attrs import ATTRIBUTES, HARMLESS, Ref, name, plain, raw, shape
 from torch_hlo.hlo.parse_literal import parse_nested_literal
 from torch_hlo.hlo.scan import ParseError, Scanner
-from torch_hlo.hlo.shape import Literal, Shape, tuple_shape
+from torch_hlo.hlo.shape import DTYPES, Literal, Shape, tuple_shape
 
 __all__ = ["ParseError", "parse_module", "parse_computation"]
 
@@ -482,11 +482,24 @@ def _bitcast(operands: list[Instruction], want: Shape, result: Shape, written: S
     if source is not None:
         order = tuple(reversed(source))
         x = instr("transpose", (x,), dimensions=order)
+    if x.shape.dtype != want.dtype:
+        x = _retyped(x, want.dtype)
     if target is None:
-        return instr("bitcast", (x,), want)
+        return x if x.shape == want and operands[0].shape != want else instr("bitcast", (x,), want)
     order = tuple(reversed(target))
     physical = instr("bitcast", (x,), Shape(want.dtype, tuple(want.dims[d] for d in order)))
     return instr("transpose", (physical,), dimensions=tuple(order.index(d) for d in range(len(order))))
+
+
+def _retyped(x: Instruction, dtype: str) -> Instruction:
+    """The row-major bytes of `x` as elements of `dtype`, in any shape."""
+    old, new = DTYPES[x.shape.dtype].bits, DTYPES[dtype].bits
+    if old < new:
+        ratio = new // old
+        x = instr("reshape", (x,), x.shape.with_dims((x.shape.size // ratio, ratio)))
+        return instr("bitcast-convert", (x,), Shape(dtype, x.shape.dims[:1]))
+    extra = (old // new,) if old > new else ()
+    return instr("bitcast-convert", (x,), Shape(dtype, (*x.shape.dims, *extra)))
 
 
 def _has_layout(s: Shape) -> bool:
@@ -494,16 +507,14 @@ def _has_layout(s: Shape) -> bool:
 
 
 def _kept_copy(x: Instruction, to: Shape) -> Instruction:
-    """`x` with another layout; a copy that already does it is not doubled."""
-    if x.op == "copy" and x.operands[0].shape == to:
-        return x
+    """`x` with another layout; a copy that is already there becomes it."""
+    if x.op == "copy" and x.operands[0].shape == plain(to):
+        x = x.operands[0]
     return x if x.shape == to else instr("copy", (x,), to)
 
 
 def _replaced(root: Instruction, swaps: dict[Instruction, Instruction]) -> Instruction:
     """`root` with parameters replaced. A copy of a parameter to the row-major layout is the replacement itself."""
-    from torch_hlo.hlo.ir import postorder, replace
-
     done = dict(swaps)
     for x in postorder((root,)):
         if x in done:
