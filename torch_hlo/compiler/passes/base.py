@@ -17,6 +17,7 @@ class Pass:
     name: str
     run: Callable[[Module], Module]
     doc: str
+    members: tuple[Pass, ...] = ()  # of a fixpoint
 
     def __call__(self, module: Module) -> Module:
         return self.run(module)
@@ -44,4 +45,4 @@ def fixpoint(*passes: Pass) -> Pass:
                 return module
         raise RuntimeError(f"{name} did not settle in {ROUNDS} rounds on module {module.name}: two passes undo each other")
 
-    return Pass(name, run, f"{', '.join(p.name for p in passes)} until nothing changes")
+    return Pass(name, run, f"{', '.join(p.name for p in passes)} until nothing changes", passes)

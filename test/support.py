@@ -1,0 +1,65 @@
+"""Test cases on HLO text. One assert, six checks: see HloTestCase.assertPass."""
+from __future__ import annotations
+
+import numpy as np
+from expecttest import TestCase
+
+from torch_hlo.compiler.passes.base import Pass
+from torch_hlo.compiler.pipeline import random_inputs
+from torch_hlo.hlo.evaluate import evaluate
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.parse import parse_module
+from torch_hlo.hlo.text import module_text
+from torch_hlo.hlo.verify import verify
+
+
+def hlo(text: str) -> Module:
+    """The module in `text`, verified."""
+    return verify(parse_module(text))
+
+
+def short(module: Module) -> str:
+    """Text with names %0, %1, … as expectations in tests show it."""
+    return module_text(module, style="short").rstrip() + "\n"
+
+
+class HloTestCase(TestCase):
+    def hlo(self, text: str) -> Module:
+        return hlo(text)
+
+    def assertPass(self, p: Pass, module: Module, expected: str, rtol: float = 1e-5) -> None:
+        """`p` turns `module` into the program of text `expected`, and:
+
+        the verifier accepts both; both print and parse back to the same root; the pass has nothing left to do on its result; the
+        evaluator gives both the same values on random inputs; a pass that changed nothing returns the same object.
+        Write the input and the expectation in two statements: EXPECTTEST_ACCEPT=1 rewrites the first literal of a statement.
+        """
+        result = self.check(p, module, rtol)
+        self.assertExpectedInline(short(result), expected, skip=1)
+
+    def assertUnchanged(self, p: Pass, module: Module) -> None:
+        """The pass has nothing to do here: a negative test, whose comment says why."""
+        self.assertEqual(short(self.check(p, module)), short(module))
+        self.assertIs(p(module), module)
+
+    def check(self, p: Pass, module: Module, rtol: float = 1e-5) -> Module:
+        """The result of `p`, after all checks but that of the text."""
+        self.assertRoundTrip(verify(module))
+        result = p(module)
+        self.assertRoundTrip(verify(result))
+        self.assertIs(p(result), result, f"{p.name} is not idempotent: {short(result)}becomes\n{short(p(result))}")
+        if result.entry.root is module.entry.root:
+            self.assertIs(result, module, f"{p.name} changed nothing but made a new module")
+        for seed in (0, 1):
+            self.assertSameValue(module, result, seed, rtol)
+        return result
+
+    def assertRoundTrip(self, module: Module) -> None:
+        for style in ("canonical", "short"):
+            text = module_text(module, style=style)
+            self.assertIs(parse_module(text).entry.root, module.entry.root, f"does not read back:\n{text}")
+
+    def assertSameValue(self, before: Module, after: Module, seed: int = 0, rtol: float = 1e-5) -> None:
+        inputs = random_inputs(before, seed)
+        for x, y in zip(evaluate(before, inputs), evaluate(after, inputs), strict=True):
+            np.testing.assert_allclose(y, x, rtol=rtol, atol=rtol)

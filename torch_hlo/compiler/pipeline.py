@@ -1,0 +1,132 @@
+"""The flat list of passes, and `optimize`, which runs them.
+
+    optimized = optimize(module)
+    optimize(module, dump=lambda name, module, ms: ...)       # called with the input and after every pass that changed something
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from torch_hlo import config
+from torch_hlo.compiler.passes.algebra import algebra
+from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
+from torch_hlo.compiler.passes.dce import dce
+from torch_hlo.compiler.passes.fold import fold
+from torch_hlo.compiler.passes.fusion import fusion
+from torch_hlo.hlo.dim import symbols
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.shape import Shape, numpy_dtype
+from torch_hlo.hlo.verify import verify
+
+Dump = Callable[[str, Module, float], None]
+
+PIPELINE: list[Pass] = [
+    fixpoint(algebra, fold, dce),
+    hlo_pass(fusion),  # what becomes one kernel
+]
+
+
+class PassError(RuntimeError):
+    """A pass failed, or at CHECK 2 and 3 its result breaks an invariant or has another value; names the pass."""
+
+
+def disabled() -> frozenset[str]:
+    return frozenset(name for name in config.get("DISABLE").split(",") if name)
+
+
+def enabled(passes: Sequence[Pass]) -> list[Pass]:
+    """The passes without those in the DISABLE flag; a fixpoint loses the members named there. Raises ValueError for a name that is no pass."""
+    off = disabled()
+    known = {p.name for group in passes for p in (group, *group.members)}
+    if off - known:
+        raise ValueError(f"TORCH_HLO_DISABLE: no pass {min(off - known)!r}; passes are {', '.join(sorted(known))}")
+    kept = []
+    for p in passes:
+        if p.name in off:
+            continue
+        members = [m for m in p.members if m.name not in off]
+        if p.members and len(members) < len(p.members):
+            if members:
+                kept.append(fixpoint(*members))
+        else:
+            kept.append(p)
+    return kept
+
+
+def optimize(module: Module, dump: Dump | None = None, passes: Sequence[Pass] | None = None) -> Module:
+    """Run the passes (all of PIPELINE by default). The CHECK flag says how much is verified on the way."""
+    check = config.get("CHECK")
+    if check:
+        verify(module)
+    if dump is not None:
+        dump("input", module, 0.0)
+    for p in enabled(PIPELINE) if passes is None else passes:
+        start = time.perf_counter()
+        try:
+            result = p.run(module)
+        except Exception as error:
+            error.add_note(f"in pass {p.name} on module {module.name}")
+            raise
+        elapsed = (time.perf_counter() - start) * 1e3
+        if result is not module:
+            if check >= 2:
+                _check(p, module, result, check)
+            if dump is not None:
+                dump(p.name, result, elapsed)
+        module = result
+    if check:
+        verify(module)
+    return module
+
+
+def _check(p: Pass, before: Module, after: Module, level: int) -> None:
+    from torch_hlo.hlo.parse import parse_module
+    from torch_hlo.hlo.text import module_text
+
+    try:
+        verify(after)
+        if parse_module(module_text(after)).entry.root is not after.entry.root:
+            raise PassError("the text does not read back as the same program")
+        if level >= 3:
+            compare(before, after)
+    except Exception as error:
+        raise PassError(f"pass {p.name} on module {before.name}: {error}") from error
+
+
+def compare(before: Module, after: Module, seed: int = 0, rtol: float = 1e-4) -> None:
+    """Raises PassError unless the evaluator gives both programs the same values (within `rtol`) on random inputs."""
+    from torch_hlo.hlo.evaluate import evaluate
+
+    inputs = random_inputs(before, seed)
+    for i, (x, y) in enumerate(zip(evaluate(before, inputs), evaluate(after, inputs), strict=True)):
+        if x.dtype.kind in "fc":
+            same = np.allclose(x, y, rtol=rtol, atol=rtol, equal_nan=True)
+        else:
+            same = np.array_equal(x, y)
+        if not same:
+            raise PassError(f"output {i} changed: {x.ravel()[:8]} became {y.ravel()[:8]}")
+
+
+def random_inputs(module: Module, seed: int = 0) -> list:
+    """One random array per entry parameter; symbolic sizes get small values."""
+    from torch_hlo.hlo.dim import substitute
+
+    generator = np.random.default_rng(seed)
+    names = sorted({n for p in module.entry.params for d in p.shape.dims for n in symbols(d)})
+    sizes = {n: 3 + i for i, n in enumerate(names)}
+
+    def value(s: Shape):
+        if s.is_tuple:
+            return tuple(value(e) for e in s.elements)
+        dims = tuple(substitute(d, sizes) for d in s.dims)
+        if s.kind == "p":
+            return generator.integers(0, 2, dims).astype(bool)
+        if s.kind in "su":
+            return generator.integers(-3 if s.kind == "s" else 0, 4, dims).astype(numpy_dtype(s.dtype))
+        normal = generator.standard_normal(dims)
+        return (normal + 1j * generator.standard_normal(dims) if s.kind == "c" else normal).astype(numpy_dtype(s.dtype))
+
+    return [value(p.shape) for p in module.entry.params]
