@@ -1,0 +1,83 @@
+"""torch_hlo: PyTorch on a lazy "hlo" device with its own compiler.
+
+    import torch, torch_hlo
+    model.to("hlo"); loss = model(x.to("hlo")); loss.backward(); optimizer.step()
+    torch_hlo.mark_step()        # what was recorded becomes one compiled program
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from torch_hlo import config, metrics
+from torch_hlo.lazy import install
+
+__version__ = "0.1.0"
+install.register()
+
+
+def device(index: int | None = None) -> torch.device:
+    """The hlo device. Raises RuntimeError for an index that does not exist."""
+    from torch_hlo.lazy import device_module
+
+    return torch.device("hlo", device_module._index(index))
+
+
+def is_available() -> bool:
+    return True
+
+
+def mark_step(wait: bool = False) -> None:
+    """Compile (if not seen before) and run everything recorded; in the background unless `wait`."""
+    from torch_hlo.lazy import engine
+
+    engine.current().mark_step(wait)
+
+
+def sync(tensors: Sequence[torch.Tensor] | None = None) -> None:
+    """`mark_step` and wait: for everything, or until `tensors` are there."""
+    from torch_hlo.lazy import engine
+
+    engine.current().sync(tensors)
+
+
+@contextlib.contextmanager
+def step() -> Iterator[None]:
+    """A training step: `with torch_hlo.step(): ...` marks it at the end of the block (not when the block raises)."""
+    yield
+    mark_step()
+
+
+def eager_mode(on: bool = True) -> None:
+    """Run every op when it is called, as a debugger wants it (True), or record again (False)."""
+    from torch_hlo.lazy import dispatch
+
+    dispatch.set_eager(on)
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the device's default generator. `torch.manual_seed` does this too."""
+    from torch_hlo.lazy import device_module
+
+    device_module.manual_seed(seed)
+
+
+def parse_text(text: str):
+    """HLO text -> `hlo.ir.Module`. Raises a ParseError with the line."""
+    from torch_hlo.tools import text_api
+
+    return text_api.parse_text(text)
+
+
+def run_text(text: str, *inputs):
+    """Compile and run HLO text on tensors or arrays; returns its results."""
+    from torch_hlo.tools import text_api
+
+    return text_api.run_text(text, *inputs)
+
+
+__all__ = [
+    "config", "device", "eager_mode", "is_available", "manual_seed", "mark_step", "metrics", "parse_text", "run_text", "step", "sync",
+]  # fmt: skip

@@ -178,6 +178,11 @@ def memory_summary() -> str:
     return f"{s['bytes'] / 2**20:.1f} MiB in {s['blocks']} arrays in use, peak {s['peak_bytes'] / 2**20:.1f} MiB"
 
 
+def reset_peak() -> None:
+    """Start to measure the peak anew."""
+    _POOL.peak = _POOL.used
+
+
 def empty_cache() -> None:
     """Give the memory kept for reuse back to the system."""
     _POOL.trim()

@@ -25,14 +25,18 @@ _PENDING: deque[ref] = deque()
 
 
 class Array(Leaf):
-    """A leaf of the graph: an array on the device. `data` is the device runtime's value for it (opaque here)."""
+    """A leaf of the graph: an array on the device. `data` is the device runtime's value for it (opaque here).
 
-    __slots__ = ("data", "owners")
+    `bounds`: None if the values were computed, () if they came from the CPU, (lowest, highest) once somebody asked.
+    """
+
+    __slots__ = ("data", "owners", "bounds")
 
     def __init__(self, shape: Shape, data) -> None:
         self.shape = shape
         self.data = data
         self.owners: tuple[ref, ...] = ()
+        self.bounds: tuple[int, ...] | None = None
 
     def held(self) -> bool:
         """True while the value of some live storage is this array."""

@@ -1,0 +1,212 @@
+"""Registration of "hlo" as a PyTorch device from Python alone. The only file that touches PyTorch's private API.
+
+The first half names the private things that the rest of lazy/ uses; `register` wires the device up, once per process.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import threading
+import types
+
+import torch
+import torch.autograd.graph
+import torch.utils._foreach_utils
+from torch._ops import OpOverload
+
+NAME = "hlo"
+SUPPORTED = ((2, 11), (2, 13))
+
+# ---- private names
+
+make_wrapper = torch.Tensor._make_wrapper_subclass
+tensor_data = torch._C.TensorBase.data
+disabled_torch_function = torch._C._disabled_torch_function_impl
+Key = torch._C.DispatchKey
+PRIVATE_USE, AUTOGRAD_PRIVATE_USE = "PrivateUse1", "AutogradPrivateUse1"
+# A key at which linear's generated autograd kernel can be called. (The device's own key holds our kernel, which decides.)
+ANY_AUTOGRAD_OF_LINEAR = Key.AutogradMPS
+_AUTOCAST = torch._C.DispatchKeySet(Key.AutocastPrivateUse1)
+
+
+def without_autocast():
+    """Context manager: autocast does not see the ops called inside."""
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)
+
+
+def has_kernel(op: OpOverload, key: torch._C.DispatchKey) -> bool:
+    """True if a kernel of `op` is registered for this very key."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+def call_kernel(op: OpOverload, key: torch._C.DispatchKey, *args, **kwargs):
+    """Call the kernel of `op` for one key."""
+    return op._op_dk(key, *args, **kwargs)
+
+
+def generator_new(cls: type) -> torch.Generator:
+    """An instance of a subclass of torch.Generator; C++ takes it for a CPU generator."""
+    return torch._C.Generator.__new__(cls, "cpu")
+
+
+def forward_mode() -> bool:
+    """True while forward-mode differentiation is under way."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+# ---- errors in backward
+
+# The autograd engine asks Python for the device type in a destructor while a Python exception is pending. Entering Python with an
+# exception set is a SystemError, and throwing in a destructor ends the process. So the guard takes the pending exception away first, and
+# the wrapper of the engine raises it again.
+_fetch = ctypes.pythonapi.PyErr_Fetch
+_fetch.restype = None
+_normalize = ctypes.pythonapi.PyErr_NormalizeException
+_normalize.restype = None
+_PRIVATE_USE = torch._C._autograd.DeviceType.PrivateUse1
+
+
+class _Pending(threading.local):
+    def __init__(self) -> None:
+        self.cells = (ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p())
+        self.pointers = tuple(map(ctypes.byref, self.cells))
+
+
+_pending = _Pending()
+_stashed: list[BaseException] = []
+
+
+class _Guard(torch._C._acc.DeviceGuard):
+    def type_(self):
+        _fetch(*_pending.pointers)  # must come first
+        if _pending.cells[0].value:
+            _stash()
+        return _PRIVATE_USE
+
+
+def _stash() -> None:
+    _normalize(*_pending.pointers)
+    kind, value, trace = _pending.cells
+    error = ctypes.cast(value.value, ctypes.py_object).value if value.value else None
+    if error is not None:
+        if trace.value:
+            error = error.with_traceback(ctypes.cast(trace.value, ctypes.py_object).value)
+        _stashed.append(error)
+    for cell in (kind, value, trace):  # PyErr_Fetch gave us references of our own
+        if cell.value:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object.from_address(ctypes.addressof(cell)))
+        cell.value = None
+
+
+def _protect_backward() -> None:
+    original = torch.autograd.graph._engine_run_backward
+
+    @functools.wraps(original)
+    def run_backward(*args, **kwargs):
+        depth = len(_stashed)
+        try:
+            return original(*args, **kwargs)
+        except SystemError:
+            if len(_stashed) > depth:
+                error = _stashed[depth]
+                raise error from error.__cause__
+            raise
+        finally:
+            del _stashed[depth:]
+
+    torch.autograd.graph._engine_run_backward = run_backward
+    torch.autograd._engine_run_backward = run_backward
+
+
+# ---- registration
+
+_registered = False
+
+
+def check_version() -> None:
+    """Raises ImportError for a PyTorch that this file was not written for."""
+    version = tuple(int(p) for p in torch.__version__.split("+")[0].split(".")[:2])
+    if not SUPPORTED[0] <= version <= SUPPORTED[1]:
+        wanted = " to ".join(".".join(map(str, v)) for v in SUPPORTED)
+        raise ImportError(f"torch_hlo needs PyTorch {wanted}, found {torch.__version__}: its device API is private and changes between versions")
+
+
+def register_device(module: types.ModuleType) -> None:
+    """Make "hlo" a device whose module `torch.hlo` is `module`. Raises RuntimeError if another Python or C++ backend has taken PrivateUse1."""
+    global _registered
+    if _registered:
+        return
+    check_version()
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken != "privateuseone":
+        raise RuntimeError(f"torch_hlo needs PyTorch's PrivateUse1 device, which the backend {taken!r} has taken in this process")
+    _setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=_guard())
+    _registered = True
+
+
+@functools.cache
+def _guard() -> _Guard:
+    return _Guard()
+
+
+def patch(tensor_class: type, module: types.ModuleType, generator_class: type) -> None:
+    """Behaviour of PyTorch that has no hook: see each line."""
+    _protect_backward()
+    # `module.to("hlo")` keeps Parameter objects: optimizers made before and tied weights stay valid.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    # Optimizers and clip_grad_norm_ take the _foreach_ and _fused_ paths only for these exact types.
+    # (torch.optim deletes its attribute `optimizer`, hence import_module.)
+    for holder in (torch.utils._foreach_utils, importlib.import_module("torch.optim.optimizer")):
+        if tensor_class not in holder._foreach_supported_types:
+            holder._foreach_supported_types.append(tensor_class)
+    torch.Generator = generator_class
+    _patch_pin_memory()
+    _patch_accelerator(module)
+
+
+def _patch_pin_memory() -> None:
+    # DataLoader(pin_memory=True) asks "the" accelerator for page-locked memory. The device reads any CPU memory.
+    original = torch.Tensor.pin_memory
+
+    @functools.wraps(original)
+    def pin_memory(self, device=None):
+        if self.device.type == "cpu" and (device is None or torch.device(device).type == NAME):
+            return self
+        return original(self, device) if device is not None else original(self)
+
+    torch.Tensor.pin_memory = pin_memory
+
+
+def _patch_accelerator(module: types.ModuleType) -> None:
+    # The C++ side of these wants a C++ backend.
+    accelerator = torch.accelerator
+
+    def bind(holder, name: str, replacement) -> None:
+        original = getattr(holder, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def function(*args, **kwargs):
+            current = accelerator.current_accelerator()
+            if current is None or current.type != NAME:
+                return original(*args, **kwargs)
+            return replacement(*args, **kwargs)
+
+        setattr(holder, name, function)
+
+    for name in (
+        "empty_cache", "memory_stats", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+        "reset_accumulated_memory_stats", "reset_peak_memory_stats",
+    ):  # fmt: skip
+        for holder in (accelerator, accelerator.memory):
+            bind(holder, name, getattr(module, name))
+    for name in ("synchronize", "current_stream", "set_stream"):
+        bind(accelerator, name, getattr(module, name))
+    for name in ("set_device_index", "set_device_idx"):
+        bind(accelerator, name, module.set_device)
+    for name in ("current_device_index", "current_device_idx"):
+        bind(accelerator, name, module.current_device)

@@ -1,0 +1,157 @@
+"""Checks at record time: tensors of another device, index tensors whose values are known."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch._ops import OpOverload
+
+from torch_hlo.lazy import dispatch
+from torch_hlo.lazy.meta import aten
+from torch_hlo.lazy.storage import Array
+from torch_hlo.lazy.tensor import HloTensor, from_cpu, peek
+
+
+def admit(tensor: torch.Tensor) -> HloTensor:
+    """A tensor argument that is not an hlo tensor as one: as on CUDA, only a rank-0 CPU tensor may take part.
+
+    Raises RuntimeError for a tensor of another device, Foreign for a subclass that handles ops itself.
+    """
+    if isinstance(tensor, HloTensor):
+        return tensor
+    if type(tensor) not in _PLAIN:
+        raise dispatch.Foreign
+    if tensor.device.type == "cpu" and tensor.dim() == 0:
+        return from_cpu(tensor)
+    raise RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, hlo:0 and {tensor.device}! "
+        f"(a {tensor.dtype} tensor of shape {list(tensor.shape)}; move it with .to('hlo'))"
+    )
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def admit_all(value):
+    """`value` with every tensor admitted; lists, tuples and dictionaries are searched."""
+    if isinstance(value, torch.Tensor):
+        return value if type(value) is HloTensor else admit(value)
+    if isinstance(value, (list, tuple)):
+        return [admit_all(v) for v in value]
+    if isinstance(value, dict):
+        return {k: admit_all(v) for k, v in value.items()}
+    return value
+
+
+# ---- index values
+
+
+def _bounds(tensor: HloTensor) -> tuple[int, int] | None:
+    """Smallest and largest value in the tensor's storage if it came from the CPU, else None."""
+    array = tensor._storage.value
+    if type(array) is not Array or array.bounds is None:
+        return None
+    if not array.bounds:
+        value = peek(dispatch.make(tensor._storage.meta, tensor._storage))
+        if value.numel() == 0 or value.dtype.is_floating_point or value.dtype.is_complex:
+            array.bounds = (0, -1)
+        else:
+            low, high = value.aminmax()
+            array.bounds = (int(low), int(high))
+    return array.bounds
+
+
+def _dim_size(x: HloTensor, dim: int) -> int:
+    size = x._meta.size
+    return size[dim] if size else 1
+
+
+def _along(position: int, negative: bool) -> Callable:
+    """(self, dim, index, ...): values of `index` lie in the size of `dim`."""
+
+    def indices(args, kwargs) -> Iterator[tuple[HloTensor, int, int]]:
+        size = _dim_size(args[0], args[1])
+        yield args[position], -size if negative else 0, size
+
+    return indices
+
+
+def _index(args, kwargs):
+    x, indices = args[0], args[1]
+    for dim, index in enumerate(indices):
+        if isinstance(index, HloTensor):
+            size = x._meta.size[dim]
+            yield index, -size, size
+
+
+def _target(args, kwargs):
+    # (self, target, weight, reduction, ignore_index)
+    size = args[0]._meta.size
+    yield args[1], 0, size[0 if len(size) == 1 else 1]
+
+
+def _embedding(args, kwargs):
+    yield args[1], 0, args[0]._meta.size[0]
+
+
+def _take(args, kwargs):
+    n = args[0].numel()
+    yield args[1], -n, n
+
+
+def _checked(indices: Callable) -> Callable:
+    def check(op: OpOverload, args: tuple, kwargs: dict) -> None:
+        for index, low, high in indices(args, kwargs):
+            known = _bounds(index) if isinstance(index, HloTensor) else None
+            if known is not None and (known[0] < low or known[1] >= high):
+                _run_on_cpu(op, args, kwargs)
+                return
+
+    return check
+
+
+def _run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> None:
+    """Let the CPU's kernel judge, and raise, with the real indices and operands without memory."""
+
+    def stand_in(value):
+        if isinstance(value, HloTensor):
+            if not value.dtype.is_floating_point and not value.dtype.is_complex:
+                known = peek(value)
+                if known is not None:
+                    return known
+            return torch.zeros((), dtype=value.dtype, device="cpu").expand(value._meta.size)
+        if isinstance(value, (list, tuple)):
+            return [stand_in(v) for v in value]
+        return value
+
+    op(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
+
+
+BOUNDS: dict[OpOverload, Callable] = {
+    op: _checked(indices)
+    for indices, ops in {
+        _embedding: (aten.embedding.default,),
+        _along(2, False): (
+            aten.index_select.default, aten.gather.default, aten.scatter.src, aten.scatter.value, aten.scatter.reduce,
+            aten.scatter.value_reduce, aten.scatter_add.default, aten.scatter_reduce.two,
+        ),
+        _along(2, True): (
+            aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
+            aten.index_reduce.default,
+        ),
+        _index: (aten.index.Tensor, aten.index_put.default, aten._unsafe_index.Tensor),
+        _target: (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default),
+        _take: (aten.take.default,),
+    }.items()
+    for op in ops
+}  # fmt: skip
+
+
+def admit_target(target: torch.Tensor, args: tuple) -> None:
+    """The tensor written to is not an hlo tensor, but another argument is. Always raises."""
+    if type(target) not in _PLAIN:
+        raise dispatch.Foreign
+    raise RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, hlo:0 and {target.device}! "
+        f"(the result would be written to a {target.device} tensor of shape {list(target.shape)})"
+    )

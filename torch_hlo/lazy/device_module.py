@@ -1,0 +1,333 @@
+"""`torch.hlo`: the device's module, with the verbs of `torch.cuda`. There is one device per process."""
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+
+import torch
+
+from torch_hlo.device import runtime
+from torch_hlo.lazy import engine, generator
+
+# ---- devices
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def init() -> None:
+    """Nothing to do: the device is ready after import."""
+
+
+def device_count() -> int:
+    return 1
+
+
+def current_device() -> int:
+    return 0
+
+
+def _index(device=None) -> int:
+    """The index that `device` (None, int, str, torch.device) means. Raises for one that does not exist."""
+    if device is None:
+        return 0
+    if isinstance(device, int):
+        index = device
+    else:
+        device = torch.device(device)
+        if device.type != "hlo":
+            raise ValueError(f"Expected an hlo device, but got: {device}")
+        index = device.index or 0
+    if index not in (-1, 0):
+        raise RuntimeError(f"hlo error: invalid device ordinal {index}: this process has 1 hlo device")
+    return 0
+
+
+def set_device(device) -> None:
+    _index(device)
+
+
+class device:
+    """Context manager that makes a device current; there is only one."""
+
+    def __init__(self, device) -> None:
+        self.idx = _index(device) if device is not None else -1
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error) -> bool:
+        return False
+
+
+class device_of(device):
+    def __init__(self, obj) -> None:
+        super().__init__(0 if obj.device.type == "hlo" else None)
+
+
+class DeviceProperties:
+    """Name and memory of the device."""
+
+    def __init__(self) -> None:
+        self.name = get_device_name()
+        self.total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self.multi_processor_count = os.cpu_count() or 1
+        self.major, self.minor = get_device_capability()
+
+    def __repr__(self) -> str:
+        return f"DeviceProperties(name={self.name!r}, total_memory={self.total_memory >> 20}MB, cores={self.multi_processor_count})"
+
+
+def get_device_name(device=None) -> str:
+    _index(device)
+    return f"hlo ({runtime.backend_name()})"
+
+
+def get_device_properties(device=None) -> DeviceProperties:
+    _index(device)
+    return DeviceProperties()
+
+
+def get_device_capability(device=None) -> tuple[int, int]:
+    _index(device)
+    return (1, 0)
+
+
+def can_device_access_peer(device, peer) -> bool:
+    return _index(device) == _index(peer)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.bfloat16, torch.float16, torch.float32]
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    return True
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def _lazy_init() -> None:
+    """Nothing to do."""
+
+
+def _lazy_call(function, **kwargs) -> None:
+    function()
+
+
+# ---- order of execution
+
+
+def synchronize(device=None) -> None:
+    """Evaluate everything recorded and wait for it."""
+    _index(device)
+    engine.current().synchronize()
+
+
+class Stream:
+    """Work on the device runs in order; every stream is the same one."""
+
+    stream_id = 0
+    device_index = 0
+    device_type = 20  # PrivateUse1
+
+    def __init__(self, device=None, priority: int = 0, **kwargs) -> None:
+        _index(device)
+        self.priority = priority
+
+    device = property(lambda self: torch.device("hlo", 0))
+
+    def synchronize(self) -> None:
+        synchronize()
+
+    def query(self) -> bool:
+        return True
+
+    def wait_event(self, event) -> None:
+        """In order already."""
+
+    def wait_stream(self, stream) -> None:
+        """In order already."""
+
+    def record_event(self, event=None):
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error) -> bool:
+        return False
+
+
+class Event:
+    """A point in the order of execution; with `enable_timing`, `record` waits for the work before it."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kwargs) -> None:
+        self.enable_timing = enable_timing
+        self._time: float | None = None
+
+    def record(self, stream=None) -> None:
+        if self.enable_timing:
+            synchronize()
+        self._time = time.perf_counter()
+
+    def wait(self, stream=None) -> None:
+        """In order already."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        synchronize()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to `end`."""
+        if not (self.enable_timing and end.enable_timing):
+            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
+        if self._time is None or end._time is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return (end._time - self._time) * 1e3
+
+
+_stream = Stream()
+
+
+def current_stream(device=None) -> Stream:
+    return _stream
+
+
+default_stream = current_stream
+
+
+def set_stream(stream) -> None:
+    """Every stream is the same one."""
+
+
+@contextlib.contextmanager
+def stream(stream):
+    yield stream
+
+
+StreamContext = stream
+
+
+def is_current_stream_capturing() -> bool:
+    return False
+
+
+# ---- random numbers
+
+
+def default_generator(device=None) -> generator.HloGenerator:
+    return generator.default
+
+
+def manual_seed(seed: int) -> None:
+    generator.default.manual_seed(seed)
+
+
+manual_seed_all = manual_seed
+
+
+def seed() -> None:
+    generator.default.seed()
+
+
+seed_all = seed
+
+
+def initial_seed() -> int:
+    return generator.default.initial_seed()
+
+
+def get_rng_state(device="hlo") -> torch.Tensor:
+    _index(device)
+    return generator.default.get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device="hlo") -> None:
+    _index(device)
+    generator.default.set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [get_rng_state()]
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)
+
+
+# ---- memory
+
+
+def memory_stats(device=None) -> dict[str, int]:
+    """Counts of bytes with torch.cuda's names."""
+    used, peak, reserved = memory_allocated(), max_memory_allocated(), memory_reserved()
+    return {
+        "allocated_bytes.all.current": used, "allocated_bytes.all.peak": peak,
+        "reserved_bytes.all.current": reserved, "reserved_bytes.all.peak": max(reserved, peak),
+    }  # fmt: skip
+
+
+def memory_allocated(device=None) -> int:
+    """Bytes of device arrays that are alive."""
+    return runtime.memory_stats()["bytes"]
+
+
+def max_memory_allocated(device=None) -> int:
+    return runtime.memory_stats()["peak_bytes"]
+
+
+def memory_reserved(device=None) -> int:
+    """Bytes taken from the system, including pooled free blocks."""
+    stats = runtime.memory_stats()
+    return stats["bytes"] + stats["cached_bytes"]
+
+
+def max_memory_reserved(device=None) -> int:
+    return max(memory_reserved(), max_memory_allocated())
+
+
+def reset_peak_memory_stats(device=None) -> None:
+    runtime.reset_peak()
+
+
+reset_accumulated_memory_stats = reset_max_memory_allocated = reset_peak_memory_stats
+
+
+def mem_get_info(device=None) -> tuple[int, int]:
+    """(free, total) bytes of the memory the device uses."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+
+def memory_summary(device=None, abbreviated: bool = False) -> str:
+    return runtime.memory_summary()
+
+
+def empty_cache() -> None:
+    """Give pooled free blocks back to the system."""
+    runtime.empty_cache()
+
+
+def ipc_collect() -> None:
+    """Nothing is shared between processes."""

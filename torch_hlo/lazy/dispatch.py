@@ -1,0 +1,488 @@
+"""Every operation on hlo tensors arrives here: `handle(op, args, kwargs)`.
+
+`TABLE[op]` is a function `(args, kwargs) -> result` made once from the op's schema by `resolve`:
+* hand-written (`@handles`, in the modules dispatch imports at its end),
+* a view: new metadata over the same storage,
+* a mutation: the functional twin, then a write (mutation.py),
+* a recorded function: a Node in the graph,
+* an op without a lowering: its decomposition, else the CPU.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch._ops import OpOverload
+
+from torch_hlo import config
+from torch_hlo.lazy import backend, engine, storage, tensor
+from torch_hlo.lazy import meta as metas
+from torch_hlo.lazy.meta import Meta, Result, aten
+from torch_hlo.lazy.storage import Number, Storage, read
+from torch_hlo.lazy.tensor import DEVICE, HloTensor, fresh, make
+from torch_hlo.lazy.views import View, chain
+from torch_hlo.lowering.graph import Node, Out
+from torch_hlo.lowering.registry import LOWERINGS
+
+Handler = Callable[[tuple, dict], object]
+TABLE: dict[OpOverload, Handler] = {}
+_NO_KWARGS: dict = {}
+_PENDING = storage._PENDING
+_make_tensor = backend.make_wrapper
+
+
+class Foreign(Exception):
+    """An argument is a tensor subclass that has to handle the op itself."""
+
+
+def handle(func: OpOverload, args: tuple, kwargs: dict | None):
+    """Record (or run) one op. Raises what PyTorch raises for bad arguments."""
+    handler = TABLE.get(func)
+    if handler is None:
+        handler = resolve(func)
+    if len(_PENDING) >= LIMIT:
+        cut()
+    try:
+        return handler(args, kwargs or _NO_KWARGS)
+    except Foreign:
+        return NotImplemented
+
+
+def eager_handle(func: OpOverload, args: tuple, kwargs: dict | None):
+    """`handle` for TORCH_HLO_EAGER: evaluate before returning."""
+    result = handle(func, args, kwargs)
+    if not _state.nested:
+        engine.current().mark_step(wait=True)
+    return result
+
+
+class _State(threading.local):
+    nested = 0
+
+
+_state = _State()
+LIMIT = config.get("MAX_NODES")
+
+
+def cut() -> None:
+    """The graph has grown to MAX_NODES: evaluate it."""
+    global LIMIT
+    LIMIT = config.get("MAX_NODES")
+    if len(_PENDING) >= LIMIT:
+        storage.pending_storages()  # forgets storages that died
+        engine.current().mark_step()
+
+
+def set_eager(on: bool) -> None:
+    """Evaluate every op at once (True) or record (False)."""
+    if on:
+        engine.current().mark_step(wait=True)
+    tensor.handle = eager_handle if on else handle
+
+
+# ---- hand-written handlers and their helpers
+
+
+def handles(*ops: OpOverload) -> Callable[[Handler], Handler]:
+    """Register a handler for these overloads."""
+
+    def register(fn: Handler) -> Handler:
+        for op in ops:
+            if op in TABLE:
+                raise ValueError(f"{op} has two handlers")
+            TABLE[op] = fn
+        return fn
+
+    return register
+
+
+def resolve(op: OpOverload) -> Handler:
+    """Make, remember and return the handler of an op."""
+    schema = op._schema
+    if any(a.alias_info and a.alias_info.is_write for a in schema.arguments):
+        handler = mutation.mutator(op)
+    elif op in VIEWS:
+        handler = viewer(op)
+    elif any(r.alias_info for r in schema.returns):
+        handler = aliasing(op)
+    elif has_lowering(op):
+        handler = recorder(op)
+    else:
+        handler = lower_or_fall_back(op)
+    return TABLE.setdefault(op, handler)
+
+
+def has_lowering(op: OpOverload) -> bool:
+    """True if the op may be recorded as it is."""
+    return op in LOWERINGS
+
+
+def lower_or_fall_back(op: OpOverload) -> Handler:
+    """The handler of a functional op without a lowering."""
+    decomposition = decompose.decomposition(op)
+    if decomposition is not None:
+        return lambda args, kwargs: nested(decomposition, args, kwargs)
+    return lambda args, kwargs: decompose.on_cpu(op, args, kwargs)
+
+
+def nested(fn: Callable, args: tuple, kwargs: dict):
+    """Call a decomposition: ops on hlo tensors re-enter `handle`; autocast does not apply a second time."""
+    _state.nested += 1
+    try:
+        with backend.without_autocast():
+            return fn(*args, **kwargs)
+    finally:
+        _state.nested -= 1
+
+
+# ---- recording
+
+
+class Arguments:
+    """How the arguments of one overload are recorded: which positions and keywords take floats as inputs of the program."""
+
+    __slots__ = ("lift", "lift_keywords")
+
+    def __init__(self, op: OpOverload) -> None:
+        arguments = op._schema.arguments
+        lifted = [lifts(op, a) for a in arguments]
+        self.lift = tuple(lifted) + (False,)
+        self.lift_keywords = {a.name for a, yes in zip(arguments, lifted) if yes}
+
+
+# Scalars that choose the structure of the computation or the shape of the result: they stay in the graph.
+STATIC_PACKETS = frozenset(
+    "pow float_power norm linalg_vector_norm linalg_norm linalg_matrix_norm renorm dist cdist arange range linspace logspace histc histogram "
+    "_foreach_pow _foreach_norm native_norm polygamma mvlgamma embedding_renorm constant_pad_nd _pdist_forward pdist full_like".split()
+)
+
+
+def lifts(op: OpOverload, argument) -> bool:
+    """True if a float given for this argument travels beside the graph."""
+    name = op._schema.name.split("::")[1].removesuffix("_")
+    if name.startswith("_fused_"):
+        return str(argument.type) in ("float", "number", "Scalar", "Tensor")
+    if name in STATIC_PACKETS:
+        return False
+    kind = str(argument.type)
+    return kind in ("number", "Tensor", "List[number]", "Optional[number]")
+
+
+def operand(a, key: list, lift: bool):
+    """Operand of a node for the argument `a`, whose contribution to the metadata key is appended to `key`."""
+    kind = type(a)
+    if kind is HloTensor:
+        key.append(a._meta)
+        return read(a)
+    if kind is float:
+        if lift:
+            key.append(float)
+            return Number(a, "f64")
+        key.append(float)
+        key.append(a)
+        return a
+    if kind is int or kind is bool:
+        key.append(kind)
+        key.append(a)
+        return a
+    if kind is list or kind is tuple:
+        key.append(len(a))
+        return [operand(x, key, lift) for x in a]
+    if isinstance(a, torch.Tensor):
+        a = checks.admit(a)
+        key.append(a._meta)
+        return read(a)
+    if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        raise TypeError(f"the hlo device cannot record the symbolic value {a}")
+    key.append(kind)
+    key.append(a)
+    return a
+
+
+_DROPPED = ("device", "layout", "pin_memory", "generator")
+
+
+def operands(args: tuple, kwargs: dict, arguments: Arguments) -> tuple[list, dict, tuple]:
+    """Node arguments, node keywords, metadata key."""
+    key: list = []
+    lift = arguments.lift
+    nodes = []
+    i = 0
+    for a in args:
+        kind = type(a)
+        if kind is HloTensor:
+            key.append(a._meta)
+            nodes.append(a._storage.value if a._view is None else read(a))
+        else:
+            nodes.append(operand(a, key, lift[i]))
+        i += 1
+    if not kwargs:
+        return nodes, {}, tuple(key)
+    keywords = {}
+    for name, a in kwargs.items():
+        if name in _DROPPED:
+            if name == "layout" and a not in (None, torch.strided):
+                raise NotImplementedError(f"the hlo device holds strided tensors only, not {a}")
+            continue
+        key.append(name)
+        keywords[name] = operand(a, key, name in arguments.lift_keywords)
+    return nodes, keywords, tuple(key)
+
+
+def recorder(op: OpOverload) -> Handler:
+    """Handler that records a functional op."""
+    arguments = Arguments(op)
+    cache: dict[tuple, Result] = {}
+    check = checks.BOUNDS.get(op)
+    random = generator.is_random(op)
+    has_device = any(a.name == "device" for a in op._schema.arguments)
+
+    def record(args: tuple, kwargs: dict):
+        if has_device and "device" in kwargs and not on_device(kwargs["device"]):
+            return like_on_cpu(op, args, kwargs)
+        nodes, keywords, key = operands(args, kwargs, arguments)
+        result = cache.get(key)
+        if result is None:
+            result = cache[key] = infer(op, args, kwargs)
+        if check is not None:
+            check(op, args, kwargs)
+        if random:
+            keywords["seed"], keywords["offset"] = generator.draw(kwargs)
+        node = Node(op, tuple(nodes), keywords, result.outs, SOURCE and source())
+        if result.form == 0:
+            meta = result.metas[0]
+            # `fresh`, inlined: this is the hot path.
+            t = _make_tensor(HloTensor, meta.size, meta.stride, dtype=meta.dtype, device=DEVICE)
+            t._storage = Storage(Out(node), meta)
+            t._view = None
+            t._meta = meta
+            return t
+        return build(result.form, result.metas, node)
+
+    return record
+
+
+# Ops whose meta kernel is missing or wrong: arguments -> metas of the results (None: undefined).
+INFER: dict[OpOverload, Callable] = {}
+
+
+def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
+    """Metadata of the results, by running the op on meta tensors; raises PyTorch's own errors."""
+    own = INFER.get(op)
+    if own is not None:
+        return Result.of(own(*checks.admit_all(args), **checks.admit_all(kwargs)))
+    return metas.infer(op, checks.admit_all(args), checks.admit_all(kwargs), HloTensor)
+
+
+def build(form, metadata: tuple[Meta | None, ...], node: Node):
+    """The results of a node in the nesting `form`."""
+    kind = type(form)
+    if kind is int:
+        meta = metadata[form]
+        return None if meta is None else fresh(meta, Out(node, form))
+    if kind is dict:
+        return form["value"]
+    return kind(build(f, metadata, node) for f in form)
+
+
+def call(op: OpOverload, *args, **kwargs):
+    """The op through the table, without the dispatcher: for handlers built from other ops."""
+    return (TABLE.get(op) or resolve(op))(args, kwargs)
+
+
+def on_device(device) -> bool:
+    """True for the hlo device (or no device). Raises for an index that does not exist."""
+    if device is None:
+        return True
+    device = torch.device(device)
+    if device.type != DEVICE.type and device.type != "hlo":
+        return False
+    if device.index:
+        raise RuntimeError(f"hlo error: invalid device ordinal {device.index}: this process has 1 hlo device")
+    return True
+
+
+def like_on_cpu(op: OpOverload, args: tuple, kwargs: dict):
+    """`zeros_like(x, device="cpu")` and friends: only the metadata of x counts."""
+
+    def stand_in(a):
+        if isinstance(a, HloTensor):
+            return aten.empty_strided.default(a._meta.size, a._meta.stride, dtype=a._meta.dtype, device="cpu")
+        return a
+
+    return op(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
+
+
+# ---- views
+
+
+def aliasing(op: OpOverload) -> Handler:
+    """Handler of an op that may return a view and is made of other ops (`reshape`, which arrives under inference_mode)."""
+    kernel = decompose.composite(op)
+    if kernel is None:
+        raise NotImplementedError(f"the hlo device does not know the view operation {op}; use an operation that copies")
+    return lambda args, kwargs: nested(kernel, args, kwargs)
+
+
+class ViewRule:
+    """What a view op does to tensors of one Meta: the resulting metas and, for each, the chain steps."""
+
+    __slots__ = ("metas", "steps", "many")
+
+    def __init__(self, metas: list[Meta], steps: list[tuple], many: bool) -> None:
+        self.metas, self.steps, self.many = metas, steps, many
+
+
+def viewer(op: OpOverload) -> Handler:
+    """Handler of a view op: `op(self, *args)`."""
+    names = [a.name for a in op._schema.arguments]
+    cache: dict[tuple, ViewRule] = {}
+    plan = VIEWS[op]
+
+    def view(args: tuple, kwargs: dict):
+        x = args[0]
+        if kwargs:
+            args = (*args, *[kwargs[n] for n in names[len(args) :] if n in kwargs])
+        key = (x._meta, *[tuple(a) if type(a) is list else a for a in args[1:]])
+        rule = cache.get(key)
+        if rule is None:
+            rule = cache[key] = make_rule(op, plan, x._meta, args[1:])
+        base, parent, shape = x._storage, x._view, x._meta.hlo
+        if not rule.many:
+            meta = rule.metas[0]
+            step = rule.steps[0]
+            t = _make_tensor(HloTensor, meta.size, meta.stride, meta.offset, dtype=meta.dtype, device=DEVICE)
+            t._storage = base
+            t._view = parent if step is None else View(parent, step[0], step[1], step[2], shape)
+            t._meta = meta
+            return t
+        return [make(m, base, View(parent, *s, shape)) for m, s in zip(rule.metas, rule.steps)]
+
+    return view
+
+
+def make_rule(op: OpOverload, plan, meta: Meta, args: tuple) -> ViewRule:
+    """Run the view on a meta tensor for its metadata; `plan` says what to record."""
+    result = op(metas.meta_tensor(meta), *args)
+    many = isinstance(result, (list, tuple))
+    found = [metas.of(t) for t in (result if many else [result])]
+    steps = plan(op, meta, args, found)
+    if not many and found[0].hlo == meta.hlo and op in _RESHAPES:
+        steps = [None]  # nothing changes but strides
+    return ViewRule(found, steps, many)
+
+
+def _as_is(op, meta, args, found):
+    return [(op, tuple(list(a) if isinstance(a, (tuple, list)) else a for a in args), found[0].hlo)]
+
+
+def _as_reshape(op, meta, args, found):
+    return [(aten.view.default, (list(found[0].size),), found[0].hlo)]
+
+
+def _as_expand(op, meta, args, found):
+    return [(aten.expand.default, (list(found[0].size),), found[0].hlo)]
+
+
+def _as_unary(other):
+    return lambda op, meta, args, found: [(other, (), found[0].hlo)]
+
+
+def _as_slices(op, meta, args, found):
+    dim = (args[1] if len(args) > 1 else 0) % len(meta.size)
+    steps, start = [], 0
+    for m in found:
+        steps.append((aten.slice.Tensor, (dim, start, start + m.size[dim]), m.hlo))
+        start += m.size[dim]
+    return steps
+
+
+def _as_selects(op, meta, args, found):
+    dim = (args[0] if args else 0) % len(meta.size)
+    return [(aten.select.int, (dim, i), m.hlo) for i, m in enumerate(found)]
+
+
+def _as_slice(op, meta, args, found):
+    dim, start, stop, step = (*args, *(0, None, None, 1)[len(args) :])
+    dim %= len(meta.size)
+    size = meta.size[dim]
+    start = min(max(start + size if start < 0 else start, 0), size) if start is not None else 0
+    length = found[0].size[dim]
+    stop = min(start + (length - 1) * step + 1, size) if length else start
+    if length == size and step == 1:
+        return [None]
+    return [(aten.slice.Tensor, (dim, start, stop) if step == 1 else (dim, start, stop, step), found[0].hlo)]
+
+
+def _as_select(op, meta, args, found):
+    dim, index = args
+    dim %= len(meta.size)
+    return [(aten.select.int, (dim, index % meta.size[dim]), found[0].hlo)]
+
+
+_RESHAPES = {
+    aten.view.default, aten._reshape_alias.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
+    aten.expand.default, aten.slice.Tensor,
+}  # fmt: skip
+VIEWS: dict[OpOverload, Callable] = {
+    aten.view.default: _as_reshape, aten._reshape_alias.default: _as_reshape, aten.squeeze.default: _as_reshape,
+    aten.squeeze.dim: _as_reshape, aten.squeeze.dims: _as_reshape, aten.unsqueeze.default: _as_reshape,
+    aten.expand.default: _as_expand, aten.permute.default: _as_is, aten.t.default: _as_is, aten.transpose.int: _as_is,
+    aten.select.int: _as_select, aten.slice.Tensor: _as_slice, aten.diagonal.default: _as_is, aten.unfold.default: _as_is,
+    aten.split.Tensor: _as_slices, aten.split_with_sizes.default: _as_slices, aten.unbind.int: _as_selects,
+    aten.view_as_real.default: _as_is, aten.view_as_complex.default: _as_is, aten.view.dtype: _as_is,
+}  # fmt: skip
+
+
+@handles(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+def detach(args: tuple, kwargs: dict):
+    x = args[0]
+    meta = x._meta
+    t = _make_tensor(HloTensor, meta.size, meta.stride, meta.offset, dtype=meta.dtype, device=DEVICE)
+    t._storage = x._storage
+    t._view = x._view
+    t._meta = meta
+    return t
+
+
+def _bit_view(op: OpOverload) -> Handler:
+    # conj() and _neg_view() are views whose bit other devices keep in the tensor; here the values are computed.
+    def view(args: tuple, kwargs: dict):
+        x = args[0]
+        return make(x._meta, x._storage, chain(x._view, x._meta.hlo, (op, (), x._meta.hlo)))
+
+    return view
+
+
+TABLE[aten._conj.default] = _bit_view(aten._conj_physical.default)
+TABLE[aten._neg_view.default] = _bit_view(aten.neg.default)
+
+
+# ---- where in the user's program
+
+
+SOURCE = config.get("LOG") >= 1 or bool(config.get("DUMP"))
+
+
+def source() -> str:
+    """`file:line` of the innermost frame outside torch and torch_hlo, or ""."""
+    import sys
+
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("torch.", "torch_hlo.")) and name not in ("torch", "torch_hlo"):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+# These modules use the names above. One line each: a handler made while a later one loads needs the earlier ones.
+from torch_hlo.lazy import checks  # noqa: E402, I001
+from torch_hlo.lazy import decompose  # noqa: E402
+from torch_hlo.lazy import generator  # noqa: E402
+from torch_hlo.lazy import mutation  # noqa: E402
+from torch_hlo.lazy import sync  # noqa: E402, F401
+
+tensor.handle = eager_handle if config.get("EAGER") else handle

@@ -1,0 +1,22 @@
+"""Puts the device together, in the order that PyTorch needs. Imported once, by `import torch_hlo`."""
+from __future__ import annotations
+
+_done = False
+
+
+def register() -> None:
+    """Register "hlo" with PyTorch."""
+    global _done
+    if _done:
+        return
+    from torch_hlo.lazy import backend, device_module
+
+    backend.register_device(device_module)
+    from torch_hlo import lowering  # noqa: F401  fills the table of lowerings, which dispatch consults
+    from torch_hlo.lazy import dispatch, generator, overrides, serialization, tensor
+
+    backend.patch(tensor.HloTensor, device_module, generator.Generator)
+    serialization.register()
+    overrides.register()
+    assert dispatch.TABLE
+    _done = True

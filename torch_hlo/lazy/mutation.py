@@ -1,0 +1,458 @@
+"""In-place ops: the functional twin is recorded, and its results are written to what the schema says is mutated.
+
+`mutator(op)` makes the handler of any op with written arguments: in-place (`add_`), `out=`, lists (`_foreach_add_`), and ops that
+do both (`_native_batch_norm_legit`). Ops that change metadata (`resize_`, `t_`, `set_`) are written by hand.
+"""
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+
+from torch_hlo.lazy import checks, decompose, dispatch, generator, views
+from torch_hlo.lazy import meta as metas
+from torch_hlo.lazy.dispatch import Arguments, Handler, call, handles, operands
+from torch_hlo.lazy.meta import Meta, aten, meta_tensor
+from torch_hlo.lazy.storage import read, write
+from torch_hlo.lazy.tensor import HloTensor, adopt, alias, fresh, make, to_cpu, upload
+from torch_hlo.lowering.graph import Node, Out
+
+IDEMPOTENT = frozenset("fill_ zero_".split())  # may write the same element twice
+
+
+def written(op: OpOverload) -> list:
+    """The schema arguments that the op writes to."""
+    return [a for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
+
+
+def functional_twin(op: OpOverload) -> OpOverload | None:
+    """The overload with the same inputs that returns new tensors instead, or None."""
+    name = op._schema.name.split("::")[1]
+    namespace = getattr(torch.ops, op.namespace)
+    base = name.removesuffix("_") if not name.endswith("__") else name
+    if name.startswith("__i"):
+        base = "__" + name[3:]
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not (a.kwarg_only and a.alias_info and a.alias_info.is_write)]
+    for candidate in dict.fromkeys((base, name, base + "_functional")):
+        packet = getattr(namespace, candidate, None)
+        for overload in packet.overloads() if packet is not None else ():
+            twin = getattr(packet, overload)
+            if not written(twin) and [(a.name, str(a.type)) for a in twin._schema.arguments] == wanted:
+                return twin
+    return None
+
+
+def factory_twin(op: OpOverload) -> OpOverload | None:
+    """For `full.out` and the like: the overload that takes dtype and device instead of `out`, or None."""
+    namespace = getattr(torch.ops, op.namespace)
+    wanted = [a.name for a in op._schema.arguments if a.name != "out"]
+    packet = getattr(namespace, op._schema.name.split("::")[1])
+    for overload in packet.overloads():
+        twin = getattr(packet, overload)
+        names = [a.name for a in twin._schema.arguments]
+        if "dtype" in names and [n for n in names if n not in ("dtype", "layout", "device", "pin_memory")] == wanted:
+            return twin
+    return None
+
+
+def mutator(op: OpOverload) -> Handler:
+    """Handler of an op that writes to arguments."""
+    twin = functional_twin(op)
+    if twin is None:
+        return _factory_out(op) or decompose.in_place(op)
+    targets = written(op)
+    if not dispatch.has_lowering(twin):
+        special = decompose.in_place(op, twin)
+        if special is not None:
+            return special
+    if len(targets) == 1 and not targets[0].kwarg_only and str(targets[0].type) == "Tensor" and len(op._schema.returns) == 1:
+        if op._schema.arguments[0] is targets[0] or op._schema.arguments[0].name == targets[0].name:
+            if dispatch.has_lowering(twin) and twin not in dispatch.TABLE:
+                return _in_place(op, twin)
+    return _general(op, twin, targets)
+
+
+def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
+    """`x.op_(...)` whose twin is recorded as it is: no temporary tensor is made."""
+    arguments = Arguments(twin)
+    cache: dict[tuple, tuple] = {}
+    check = checks.BOUNDS.get(twin)
+    random = generator.is_random(twin)
+    idempotent = op._schema.name.split("::")[1] in IDEMPOTENT
+
+    def run(args: tuple, kwargs: dict):
+        x = args[0]
+        if type(x) is not HloTensor:
+            checks.admit_target(x, args)
+        nodes, keywords, key = operands(args, kwargs, arguments)
+        found = cache.get(key)
+        if found is None:
+            checked(op, args, kwargs)
+            result = dispatch.infer(twin, args, kwargs)
+            found = cache[key] = (result.outs, _conversion(result.metas[0], x._meta))
+        if x._meta.overlaps and not idempotent:
+            raise RuntimeError(OVERLAP)
+        if check is not None:
+            check(twin, args, kwargs)
+        if random:
+            keywords["seed"], keywords["offset"] = generator.draw(kwargs)
+        outs, convert = found
+        value = Out(Node(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source()))
+        if convert is not None:
+            value = Out(Node(aten._to_copy.default, (value,), convert[0], convert[1]))
+        write(x, value)
+        return x
+
+    return run
+
+
+OVERLAP = (
+    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)
+
+
+def _conversion(result: Meta, target: Meta) -> tuple | None:
+    if result.dtype == target.dtype:
+        return None
+    return {"dtype": target.dtype}, (target.hlo,)
+
+
+def checked(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """Run the mutating op itself on meta tensors, so that its errors are PyTorch's. Returns the meta tensors written to."""
+    mirrors: dict[int, torch.Tensor] = {}
+
+    def mirror(a):
+        if isinstance(a, HloTensor):
+            if id(a) not in mirrors:
+                mirrors[id(a)] = meta_tensor(a._meta)
+            return mirrors[id(a)]
+        if isinstance(a, (list, tuple)):
+            return [mirror(v) for v in a]
+        return a
+
+    args = checks.admit_all(args)
+    kwargs = {k: v for k, v in checks.admit_all(kwargs).items() if k != "generator"}
+    op(*map(mirror, args), **{k: mirror(v) for k, v in kwargs.items()})
+    given = dict(zip([a.name for a in op._schema.arguments], args)) | kwargs
+    targets = []
+    for a in written(op):
+        value = given.get(a.name)
+        targets += [mirrors[id(v)] for v in (value if isinstance(value, (list, tuple)) else [value]) if v is not None]
+    return targets
+
+
+def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
+    """Any mutating op: run the twin through the table, write its last results to the targets."""
+    names = [a.name for a in op._schema.arguments]
+    out_names = {a.name for a in targets if a.kwarg_only}
+    alias_returns = [bool(r.alias_info) for r in op._schema.returns]
+    lists = any("List[Tensor]" in str(a.type) for a in targets)
+
+    def run(args: tuple, kwargs: dict):
+        given = dict(zip(names, args)) | kwargs
+        outs = [given.get(a.name) for a in targets]
+        for o in outs:
+            if isinstance(o, torch.Tensor) and type(o) is not HloTensor:
+                checks.admit_target(o, args)
+        if not lists:
+            # The meta run resizes `out=` as PyTorch does (with its warning) and checks shapes and dtypes.
+            try:
+                mirrors = checked(op, args, kwargs)
+            except NotImplementedError:
+                mirrors = None
+        results = call(twin, *args, **{k: v for k, v in kwargs.items() if k not in out_names})
+        results = list(results) if isinstance(results, (tuple, list)) else [results]
+        new = [results] if lists and len(targets) == 1 else results[len(results) - len(targets) :]
+        if not lists and mirrors is not None:
+            for o, m in zip([o for o in outs if o is not None], mirrors):
+                if tuple(m.shape) != o._meta.size:
+                    resize(o, tuple(m.shape))
+        for target, value in zip(outs, new):
+            if isinstance(target, (list, tuple)):
+                for t, v in zip(target, value):
+                    assign(t, v)
+            elif target is not None:
+                assign(target, value)
+        return _returned(outs, results, alias_returns)
+
+    return run
+
+
+def _returned(outs: list, results: list, alias_returns: list[bool]):
+    if not alias_returns:
+        return None
+    from_targets, plain = iter(outs), iter(results)
+    values = [next(from_targets) if aliased else next(plain) for aliased in alias_returns]
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _factory_out(op: OpOverload) -> Handler | None:
+    twin = factory_twin(op)
+    if twin is None:
+        return None
+
+    def run(args: tuple, kwargs: dict):
+        out = kwargs["out"]
+        rest = {k: v for k, v in kwargs.items() if k != "out"}
+        value = call(twin, *args, **rest, dtype=out.dtype, device=out.device)
+        if value._meta.size != out._meta.size:
+            resize(out, value._meta.size)
+        assign(out, value)
+        return out
+
+    return run
+
+
+def assign(target: HloTensor, value: torch.Tensor) -> None:
+    """target[...] = value, which has the target's shape; the dtype is converted."""
+    if target._meta.overlaps:
+        raise RuntimeError(OVERLAP)
+    if type(value) is not HloTensor:
+        value = checks.admit(value)
+    new = read(value)
+    if value._meta.size != target._meta.size:
+        raise RuntimeError(f"output with shape {list(target._meta.size)} doesn't match the broadcast shape {list(value._meta.size)}")
+    if value._meta.dtype != target._meta.dtype:
+        new = Out(Node(aten._to_copy.default, (new,), {"dtype": target._meta.dtype}, (target._meta.hlo,)))
+    write(target, new)
+
+
+# ---- copies
+
+
+@handles(aten.copy_.default)
+def copy_(args: tuple, kwargs: dict):
+    target, source = args[0], args[1]
+    if type(target) is not HloTensor:
+        if isinstance(target, HloTensor) or type(target) not in checks._PLAIN:
+            raise dispatch.Foreign
+        target.copy_(to_cpu([source])[0])
+        return target
+    to = target._meta
+    if to.overlaps:
+        raise RuntimeError(OVERLAP)
+    if type(source) is HloTensor:
+        value, dtype, size = read(source), source._meta.dtype, source._meta.size
+    elif source.device.type == "meta":
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+    elif type(source) in checks._PLAIN:
+        plain = source.detach()
+        if plain.layout is not torch.strided:
+            plain = plain.to_dense()
+        value = upload(plain if plain.dtype == to.dtype else plain.to(to.dtype))
+        dtype, size = to.dtype, tuple(source.shape)
+    else:
+        raise dispatch.Foreign
+    if dtype != to.dtype:
+        shape = metas.contiguous(size, to.dtype).hlo
+        value = Out(Node(aten._to_copy.default, (value,), {"dtype": to.dtype}, (shape,)))
+    if size != to.size:
+        meta_tensor(to).copy_(torch.empty(size, device="meta"))  # raises if the sizes do not fit
+        lead = len(size) - len(to.size)
+        if lead > 0:  # sizes of 1 in front of the target's
+            value = Out(Node(aten.view.default, (value, list(size[lead:])), {}, (to.hlo.with_dims(size[lead:]),)))
+        value = Out(Node(aten.expand.default, (value, list(to.size)), {}, (to.hlo,)))
+    write(target, value)
+    return target
+
+
+def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """`aten::_copy_from`, which C++ calls where one side is an hlo tensor and `__torch_dispatch__` is off."""
+    if type(target) is HloTensor:
+        return copy_((target, source), {})
+    return target.copy_(to_cpu([source])[0])
+
+
+@handles(aten.clone.default)
+def clone(args: tuple, kwargs: dict):
+    x = args[0]
+    meta = x._meta
+    key = (meta, kwargs.get("memory_format"))
+    new = _CLONES.get(key)
+    if new is None:
+        new = _CLONES[key] = dispatch.infer(aten.clone.default, args, kwargs).metas[0]
+    return fresh(new, read(x))  # a value never changes: the copy is another storage with the same value
+
+
+_CLONES: dict[tuple, Meta] = {}
+
+
+@handles(aten._to_copy.default)
+def to_copy(args: tuple, kwargs: dict):
+    x = args[0]
+    device = kwargs.get("device")
+    if type(x) is not HloTensor:  # a CPU tensor goes to the device
+        from torch_hlo.lazy.tensor import from_cpu
+
+        dispatch.on_device(device)
+        rest = {k: v for k, v in kwargs.items() if k in ("dtype", "memory_format")}
+        return from_cpu(aten._to_copy.default(x, **rest) if rest else x)
+    if device is not None and not dispatch.on_device(device):
+        rest = {k: v for k, v in kwargs.items() if k in ("dtype", "memory_format", "layout")}
+        if torch.device(device).type == "meta":
+            return aten._to_copy.default(meta_tensor(x._meta), **rest)
+        value = to_cpu([x])[0]
+        if torch.device(device).type != "cpu":
+            rest["device"] = device
+        return aten._to_copy.default(value, **rest) if rest else value
+    if kwargs.get("layout") not in (None, torch.strided):
+        raise NotImplementedError(f"the hlo device holds strided tensors only, not {kwargs['layout']}")
+    dtype = kwargs.get("dtype")
+    key = (x._meta, dtype, kwargs.get("memory_format"))
+    meta = _COPIES.get(key)
+    if meta is None:
+        rest = {k: v for k, v in kwargs.items() if k in ("dtype", "memory_format")}
+        meta = _COPIES[key] = dispatch.infer(aten._to_copy.default, args, rest).metas[0]
+    if dtype is None or dtype == x._meta.dtype:
+        return fresh(meta, read(x))
+    source = dispatch.SOURCE and dispatch.source()
+    return fresh(meta, Out(Node(aten._to_copy.default, (read(x),), {"dtype": dtype}, (meta.hlo,), source)))
+
+
+_COPIES: dict[tuple, Meta] = {}
+
+
+# ---- metadata
+
+
+@handles(aten._has_compatible_shallow_copy_type.default)
+def _compatible(args: tuple, kwargs: dict) -> bool:
+    return isinstance(args[1], HloTensor) == isinstance(args[0], HloTensor)
+
+
+@handles(aten.as_strided.default)
+def as_strided(args: tuple, kwargs: dict):
+    x, size, stride, *rest = args
+    offset = rest[0] if rest else kwargs.get("storage_offset")
+    size, stride = tuple(size), tuple(stride)
+    if len(size) != len(stride) or min(stride, default=0) < 0 or min(size, default=0) < 0:
+        meta_tensor(x._meta).as_strided(size, stride, offset or 0)
+    meta = metas.intern(size, stride, x._meta.dtype, x._meta.offset if offset is None else offset)
+    return strided(x, meta)
+
+
+def strided(x: HloTensor, meta: Meta) -> HloTensor:
+    """A view of x's storage by strides. Raises RuntimeError if it leaves the storage."""
+    base = x._storage
+    size = base.meta.dtype.itemsize * metas.numel(base.meta.size)
+    needed = metas.extent(meta) * meta.dtype.itemsize
+    if needed > size:
+        raise RuntimeError(
+            f"setStorage: sizes {list(meta.size)}, strides {list(meta.stride)}, storage offset {meta.offset}, and itemsize "
+            f"{meta.dtype.itemsize} requiring a storage size of {needed} are out of bounds for storage of size {size}"
+        )
+    if meta is x._meta:
+        return alias(x)
+    view = x._view
+    while view is not None:
+        if view.op in (aten._conj_physical.default, aten.neg.default):
+            raise NotImplementedError("as_strided of a conjugated or negated view: call .clone() first")
+        view = view.parent
+    return make(meta, base, views.strided(base.meta, meta))
+
+
+@handles(aten.empty_strided.default, aten.new_empty_strided.default)
+def empty_strided(args: tuple, kwargs: dict):
+    args = args if not isinstance(args[0], torch.Tensor) else (*args[1:], args[0])
+    size, stride = tuple(args[0]), tuple(args[1])
+    like = args[2] if len(args) > 2 else None
+    dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
+    if "device" in kwargs and not dispatch.on_device(kwargs["device"]):
+        return aten.empty_strided.default(size, stride, dtype=dtype, device=kwargs["device"])
+    meta = metas.intern(size, stride, dtype)
+    if metas.physical_order(meta) is None:
+        flat = _empty(metas.contiguous((metas.extent(meta),), dtype))
+        return strided(flat, meta)
+    return _empty(meta)
+
+
+def _empty(meta: Meta) -> HloTensor:
+    return fresh(meta, Out(Node(aten.empty.memory_format, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))))
+
+
+def resize(x: HloTensor, size: tuple[int, ...], memory_format: torch.memory_format | None = None) -> HloTensor:
+    """`x.resize_(size)`: the elements in memory order stay; new ones are undefined (zero). Growing makes a new storage."""
+    meta = metas.of(torch.empty(size, dtype=x.dtype, device="meta", memory_format=memory_format or torch.contiguous_format))
+    meta = metas.intern(meta.size, meta.stride, meta.dtype, x._meta.offset)
+    base = x._storage.meta
+    have, need = metas.numel(base.size), metas.extent(meta)
+    if need <= have and base.dtype == meta.dtype:
+        return adopt(x, strided(x, meta))
+    order = metas.physical_order(base)
+    value = x._storage.value
+    shape = base.hlo
+    if order != tuple(range(len(order))):
+        shape = shape.with_dims([shape.dims[d] for d in order])
+        value = Out(Node(aten.permute.default, (value, list(order)), {}, (shape,)))
+    if base.dtype != meta.dtype:
+        raise NotImplementedError(f"resize_ of a {meta.dtype} view of a {base.dtype} storage: call .clone() first")
+    shape = shape.with_dims([have])
+    value = Out(Node(aten.view.default, (value, [have]), {}, (shape,)))
+    shape = shape.with_dims([need])
+    value = Out(Node(aten.constant_pad_nd.default, (value, [0, need - have]), {}, (shape,)))
+    return adopt(x, strided(fresh(metas.contiguous((need,), meta.dtype), value), meta))
+
+
+@handles(aten.resize_.default)
+def resize_(args: tuple, kwargs: dict):
+    x, size = args[0], tuple(args[1])
+    if size != x._meta.size or kwargs.get("memory_format"):
+        resize(x, size, kwargs.get("memory_format"))
+    return x
+
+
+@handles(aten.resize_as_.default)
+def resize_as_(args: tuple, kwargs: dict):
+    return resize_((args[0], tuple(args[1].shape)), {})
+
+
+@handles(aten.set_.source_Tensor)
+def set_tensor(args: tuple, kwargs: dict):
+    if type(args[1]) is not HloTensor:
+        raise RuntimeError(f"set_: the source is a {args[1].device} tensor, the target an hlo tensor")
+    return adopt(args[0], alias(args[1]))
+
+
+@handles(aten.set_.source_Tensor_storage_offset)
+def set_tensor_part(args: tuple, kwargs: dict):
+    x, source, offset, size, *stride = args
+    size = tuple(size)
+    stride = tuple(stride[0]) if stride and stride[0] else metas.contiguous(size, source.dtype).stride
+    return adopt(x, strided(source, metas.intern(size, stride, source.dtype, offset)))
+
+
+@handles(aten.set_.default)
+def set_empty(args: tuple, kwargs: dict):
+    return adopt(args[0], _empty(metas.contiguous((0,), args[0].dtype)))
+
+
+@handles(aten.detach_.default)
+def detach_(args: tuple, kwargs: dict):
+    return args[0]
+
+
+def _metadata(view: OpOverload) -> Handler:
+    return lambda args, kwargs: adopt(args[0], call(view, *args, **kwargs))
+
+
+for _name in ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_"):
+    _packet = getattr(aten, _name)
+    _view = {"swapaxes_": "transpose", "swapdims_": "transpose"}.get(_name, _name[:-1])
+    for _overload in _packet.overloads():
+        _other = "int" if _view == "transpose" else _overload
+        dispatch.TABLE[getattr(_packet, _overload)] = _metadata(getattr(getattr(aten, _view), _other))
+
+
+# ---- mutation that the schema does not declare
+
+
+@handles(aten.native_batch_norm.default)
+def native_batch_norm(args: tuple, kwargs: dict):
+    x, weight, bias, mean, var, training, momentum, eps = args
+    if mean is None:
+        return call(aten._native_batch_norm_legit.no_stats, x, weight, bias, training, momentum, eps)
+    results = call(aten._native_batch_norm_legit_functional.default, *args)
+    if training:
+        assign(mean, results[3])
+        assign(var, results[4])
+    return results[:3]

@@ -1,0 +1,190 @@
+"""Composite ops that should arrive whole or be taken apart differently than PyTorch does for a custom device.
+
+* linear stays whole (`aten.linear`, `aten.linear_backward`), except under forward-mode differentiation.
+* scaled_dot_product_attention becomes the pair of ops with a fused lowering, or PyTorch's math where that does not fit.
+* recurrent networks become matrix products and pointwise ops instead of fused CUDA cells.
+"""
+from __future__ import annotations
+
+import torch
+
+from torch_hlo.lazy import autocast, backend, decompose, dispatch, generator
+from torch_hlo.lazy import meta as metas
+from torch_hlo.lazy.dispatch import handles
+from torch_hlo.lazy.meta import aten
+from torch_hlo.lazy.tensor import HloTensor
+from torch_hlo.lowering.registry import LOWERINGS
+
+_LIBRARIES: list[torch.library.Library] = []
+Key = backend.Key
+
+
+def register() -> None:
+    """Register the kernels with PyTorch's dispatcher."""
+    library = torch.library.Library("aten", "IMPL")
+    every = torch.library.Library("_", "IMPL")
+    _LIBRARIES.extend((library, every))  # a library that is collected takes its kernels along
+    every.fallback(_backend_select, backend.PRIVATE_USE)
+    from torch_hlo.lazy.mutation import copy_from
+
+    library.impl("_copy_from", copy_from, backend.PRIVATE_USE)
+    library.impl("_copy_from_and_resize", copy_from, backend.PRIVATE_USE)
+    if aten.linear.default in LOWERINGS and aten.linear_backward.default in LOWERINGS:
+        library.impl("linear", _kernel(aten.linear.default), backend.PRIVATE_USE)
+        library.impl("linear", _linear, backend.AUTOGRAD_PRIVATE_USE)
+    if aten._scaled_dot_product_fused_attention_overrideable.default in LOWERINGS:
+        library.impl("scaled_dot_product_attention", attention, backend.AUTOGRAD_PRIVATE_USE)
+    for name in ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data"):
+        packet, overload = name.split(".")
+        library.impl(name, _Decomposed(getattr(getattr(aten, packet), overload)), backend.AUTOGRAD_PRIVATE_USE)
+    library.impl("lstm_cell", lstm_cell, backend.AUTOGRAD_PRIVATE_USE)
+    library.impl("gru_cell", gru_cell, backend.AUTOGRAD_PRIVATE_USE)
+    autocast.register(every, library)
+
+
+def _backend_select(op, *args, **kwargs):
+    """An op that reached the device's own dispatch key: factories, which have no tensor argument."""
+    return dispatch.handle(op, args, kwargs)
+
+
+def _kernel(op):
+    return lambda *args, **kwargs: dispatch.handle(op, args, kwargs)
+
+
+class _Decomposed:
+    """The decomposition of an op as a kernel; looked up when first called, because loading the tables takes time."""
+
+    def __init__(self, op) -> None:
+        self.op = op
+
+    def __call__(self, *args, **kwargs):
+        return decompose.decomposition(self.op)(*args, **kwargs)
+
+
+# ---- linear
+
+
+def _linear(x, weight, bias=None):
+    if backend.forward_mode():
+        y = torch.matmul(x, weight.t() if weight.dim() == 2 else weight)
+        return y if bias is None else y + bias
+    return backend.call_kernel(aten.linear.default, backend.ANY_AUTOGRAD_OF_LINEAR, x, weight, bias)
+
+
+def _linear_backward_metas(x, grad, weight, mask):
+    return [
+        metas.contiguous(x._meta.size, x.dtype) if mask[0] else None,
+        metas.contiguous(weight._meta.size, weight.dtype) if mask[1] else None,
+        metas.contiguous(weight._meta.size[:1], grad.dtype) if mask[2] else None,
+    ]
+
+
+dispatch.INFER[aten.linear_backward.default] = _linear_backward_metas
+
+
+# ---- attention
+
+
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    """`scaled_dot_product_attention` for hlo tensors."""
+    if fits(query, key, value, attn_mask, is_causal, enable_gqa):
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+        op = aten._scaled_dot_product_fused_attention_overrideable.default
+        return op(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+    return aten._scaled_dot_product_attention_math.default(
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+def fits(query, key, value, mask, is_causal: bool, enable_gqa: bool) -> bool:
+    """True if the fused op computes this case. What it refuses, the math version checks and reports."""
+    if not all(type(t) is HloTensor and t.dim() == 4 for t in (query, key, value)) or backend.forward_mode():
+        return False
+    if not (query.dtype == key.dtype == value.dtype) or not query.is_floating_point() or (mask is not None and is_causal):
+        return False
+    if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3] or query.shape[3] != key.shape[3]:
+        return False
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if heads != kv_heads and not (enable_gqa and kv_heads and heads % kv_heads == 0):
+        return False
+    if mask is None:
+        return query.numel() > 0 and key.numel() > 0
+    full = (query.shape[0], heads, query.shape[2], key.shape[2])
+    return (
+        type(mask) is HloTensor
+        and mask.dtype in (torch.bool, query.dtype)
+        and mask.dim() <= 4
+        and all(m in (1, f) for m, f in zip(reversed(mask.shape), reversed(full)))
+        and query.numel() > 0
+        and key.numel() > 0
+    )
+
+
+def _attention_metas(query, key, value, bias=None, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
+    batch, heads, length, _ = query._meta.size
+    state = metas.contiguous((), torch.int64)
+    accumulate = torch.float64 if query.dtype == torch.float64 else torch.float32
+    out = metas.contiguous((batch, heads, length, value._meta.size[3]), query.dtype)
+    return [out, metas.contiguous((batch, heads, length), accumulate), None, None, state, state, None]
+
+
+_attention_forms: dict[tuple, metas.Result] = {}
+
+
+@handles(aten._scaled_dot_product_fused_attention_overrideable.default)
+def _attention_forward(args: tuple, kwargs: dict):
+    query, key = args[0], args[1]
+    dropout_p = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+    nodes, keywords, _ = dispatch.operands(args, kwargs, _ATTENTION)
+    found = _attention_metas(*args, **kwargs)
+    if dropout_p:
+        keywords["seed"], keywords["offset"] = generator.draw({})
+    node = dispatch.Node(
+        aten._scaled_dot_product_fused_attention_overrideable.default, tuple(nodes), keywords, tuple(m and m.hlo for m in found),
+        dispatch.SOURCE and dispatch.source(),
+    )  # fmt: skip
+    tensors = [m and dispatch.fresh(m, dispatch.Out(node, i)) for i, m in enumerate(found)]
+    return (*tensors[:4], query.shape[2], key.shape[2], *tensors[4:])
+
+
+_ATTENTION = dispatch.Arguments(aten._scaled_dot_product_fused_attention_overrideable.default)
+
+
+def _attention_backward_metas(grad, query, key, value, bias, mask, *rest, **kwargs):
+    found = [metas.contiguous(t._meta.size, t.dtype) if wanted else None for t, wanted in zip((query, key, value), mask)]
+    return [*found, metas.contiguous(bias._meta.size, bias.dtype) if mask[3] and bias is not None else None]
+
+
+dispatch.INFER[aten._scaled_dot_product_fused_attention_overrideable_backward.default] = _attention_backward_metas
+
+
+# ---- recurrent cells
+
+
+def lstm_cell(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
+    """One step of an LSTM: (hidden, cell)."""
+    h, c = hx
+    gates = torch.nn.functional.linear(x, w_ih, b_ih) + torch.nn.functional.linear(h, w_hh, b_hh)
+    i, f, g, o = gates.chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def gru_cell(x, h, w_ih, w_hh, b_ih=None, b_hh=None):
+    """One step of a GRU: the new hidden state."""
+    i_r, i_z, i_n = torch.nn.functional.linear(x, w_ih, b_ih).chunk(3, -1)
+    h_r, h_z, h_n = torch.nn.functional.linear(h, w_hh, b_hh).chunk(3, -1)
+    z = (i_z + h_z).sigmoid()
+    n = (i_n + (i_r + h_r).sigmoid() * h_n).tanh()
+    return n + z * (h - n)
+
+
+# Under inference_mode composite ops arrive undecomposed.
+def _composite(fn):
+    return lambda args, kwargs: dispatch.nested(fn, args, kwargs)
+
+
+dispatch.TABLE[aten.scaled_dot_product_attention.default] = _composite(attention)
+dispatch.TABLE[aten.lstm_cell.default] = _composite(lstm_cell)
+dispatch.TABLE[aten.gru_cell.default] = _composite(gru_cell)

@@ -1,0 +1,272 @@
+"""`HloTensor`, the tensor of the "hlo" device: metadata in C++, and in Python the storage it aliases and the view of it.
+
+    _storage: Storage    what it shares with its aliases
+    _view: View | None   how its value follows from the storage's value
+    _meta: Meta          size, strides, dtype, offset
+
+No operation is implemented here: everything arrives in `lazy.dispatch.handle`.
+"""
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from torch_hlo.lazy import backend, engine
+from torch_hlo.lazy import meta as metas
+from torch_hlo.lazy.meta import Meta, aten
+from torch_hlo.lazy.storage import Array, Storage, read
+from torch_hlo.lazy.views import View
+from torch_hlo.lowering.graph import Node, Out
+
+# There is one device per process. The name "hlo" exists only after registration, this one always.
+DEVICE = torch.device("privateuseone", 0)
+_data = backend.tensor_data
+_make = backend.make_wrapper
+
+
+class _Data:
+    """`x.data = y` must move the Python payload too, not only the C++ metadata."""
+
+    def __get__(self, tensor, cls=None):
+        return _data if tensor is None else _data.__get__(tensor)
+
+    def __set__(self, tensor, value) -> None:
+        if isinstance(value, HloTensor):
+            adopt(tensor, value)
+        else:
+            _data.__set__(tensor, value)
+
+
+class HloTensor(torch.Tensor):
+    """A tensor of the "hlo" device. Users see it as a plain `torch.Tensor`."""
+
+    __slots__ = ("_storage", "_view", "_meta")
+    # Everything is done below autograd; the Python-level override protocol would only cost time.
+    __torch_function__ = backend.disabled_torch_function
+    data = _Data()
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return handle(func, args, kwargs)
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        return _text(self, tensor_contents)
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        if self.dim() == 0:
+            return self.item().__format__(spec)
+        return object.__format__(self, spec)
+
+    def tolist(self):
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *, force: bool = False):
+        if force:
+            return self.detach().cpu().numpy()
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __array__(self, dtype=None, copy=None):
+        return self.numpy()
+
+    def __reduce_ex__(self, protocol):
+        from torch_hlo.lazy.serialization import reduce
+
+        return reduce(self, protocol)
+
+    def __deepcopy__(self, memo: dict):
+        return _deepcopy(self, memo)
+
+    def untyped_storage(self):
+        return StorageProxy(self._storage)
+
+    def data_ptr(self) -> int:
+        """A number that is equal for tensors which start at the same element of the same storage, and not an address."""
+        return self.untyped_storage().data_ptr() + self._meta.offset * self.element_size() if self.numel() else 0
+
+    def share_memory_(self):
+        return self  # as for CUDA tensors: nothing to do
+
+    def is_shared(self) -> bool:
+        return True
+
+    def is_pinned(self, device=None) -> bool:
+        return False
+
+    def set_(self, source=None, storage_offset=0, size=None, stride=None):
+        from torch_hlo.lazy.serialization import set_storage
+
+        return set_storage(self, source, storage_offset, size, stride)
+
+
+def handle(func, args, kwargs):  # replaced by dispatch, which needs this class
+    raise RuntimeError("torch_hlo.lazy.dispatch has not been imported")
+
+
+def make(meta: Meta, storage: Storage, view: View | None = None) -> HloTensor:
+    """A tensor over `storage`."""
+    tensor = _make(HloTensor, meta.size, meta.stride, meta.offset, dtype=meta.dtype, device=DEVICE)
+    tensor._storage = storage
+    tensor._view = view
+    tensor._meta = meta
+    return tensor
+
+
+def fresh(meta: Meta, value: Out | Array) -> HloTensor:
+    """A tensor with a storage of its own, holding `value`."""
+    tensor = _make(HloTensor, meta.size, meta.stride, dtype=meta.dtype, device=DEVICE)
+    tensor._storage = Storage(value, meta)
+    tensor._view = None
+    tensor._meta = meta
+    return tensor
+
+
+def alias(tensor: HloTensor) -> HloTensor:
+    """Another tensor of the same storage, view and metadata."""
+    return make(tensor._meta, tensor._storage, tensor._view)
+
+
+def adopt(tensor: HloTensor, new: HloTensor) -> HloTensor:
+    """Turn `tensor` in place into an alias of `new`; it keeps its autograd state and version counter."""
+    _data.__set__(tensor, new)
+    tensor._storage, tensor._view, tensor._meta = new._storage, new._view, new._meta
+    return tensor
+
+
+def upload(tensor: torch.Tensor) -> Array:
+    """The logical value of a CPU tensor as an array on the device (a copy)."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    dense = aten.clone.default(tensor, memory_format=torch.contiguous_format) if not tensor.is_contiguous() else tensor
+    array = Array(metas.contiguous(tuple(tensor.shape), tensor.dtype).hlo, engine.current().upload(dense))
+    array.bounds = ()
+    return array
+
+
+def from_cpu(tensor: torch.Tensor) -> HloTensor:
+    """Copy a strided CPU tensor to the device. Dense strides are kept. Raises TypeError for a dtype without an element type."""
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(f"the hlo device holds strided tensors only, not {tensor.layout}: use .to_dense()")
+    meta = metas.intern(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    if metas.physical_order(meta) is None:
+        meta = metas.contiguous(meta.size, meta.dtype)
+    return fresh(meta, upload(tensor))
+
+
+def to_cpu(tensors: list[HloTensor]) -> list[torch.Tensor]:
+    """Copies on the CPU, with the tensors' own strides where those are dense. Evaluates what is pending."""
+    results = []
+    for tensor, dense in zip(tensors, engine.current().materialize(tensors)):
+        meta = tensor._meta
+        if dense.stride() != meta.stride and metas.physical_order(meta) is not None:
+            dense = aten.empty_strided.default(meta.size, meta.stride, dtype=meta.dtype, device="cpu").copy_(dense)
+        results.append(dense)
+    return results
+
+
+def peek(tensor: HloTensor) -> torch.Tensor | None:
+    """The tensor's value on the CPU if that takes no evaluation of recorded work, else None."""
+    storage = tensor._storage
+    if type(storage.value) is Out:
+        return None
+    base = engine.current().materialize([make(storage.meta, storage)])[0]
+    chain = []
+    view = tensor._view
+    while view is not None:
+        chain.append(view)
+        view = view.parent
+    for view in reversed(chain):
+        base = view.op(base, *view.args)
+    return base
+
+
+class StorageProxy:
+    """What `untyped_storage()` returns: enough for code that compares, measures, frees and reallocates storages."""
+
+    __slots__ = ("storage",)
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def size(self) -> int:
+        return 0 if self.storage.freed else self.storage.shape.nbytes
+
+    nbytes = __len__ = size
+
+    def resize_(self, size: int) -> StorageProxy:
+        """Free (size 0) or reallocate (undefined contents). Raises RuntimeError for another size."""
+        storage = self.storage
+        if size == 0:
+            storage.freed = True
+        elif size == storage.shape.nbytes:
+            storage.freed = False
+        else:
+            raise RuntimeError(f"an hlo storage of {storage.shape.nbytes} bytes can be resized to 0 and back, not to {size}")
+        meta = storage.meta
+        storage.replace(Out(Node(aten.empty.memory_format, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))))
+        return self
+
+    _resize_ = resize_
+
+    def data_ptr(self) -> int:
+        return 0 if self.storage.freed else id(self.storage)
+
+    _cdata = property(lambda self: id(self.storage))
+    device = property(lambda self: DEVICE)
+    is_hlo = property(lambda self: True)
+    is_cuda = property(lambda self: False)
+
+    def is_pinned(self, device=None) -> bool:
+        return False
+
+    def is_shared(self) -> bool:
+        return True
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, StorageProxy) and other.storage is self.storage
+
+    def __hash__(self) -> int:
+        return id(self.storage)
+
+
+def _text(tensor: HloTensor, contents: str | None) -> str:
+    if contents is None:
+        values = tensor.detach().cpu()
+        if values.numel() or tensor.dim() == 1:
+            contents = torch._tensor_str._tensor_str(values, len("tensor(")) if values.numel() else "[]"
+    text = torch._tensor_str._str(tensor, tensor_contents=contents)
+    name = type(tensor).__name__ + "("
+    if text.startswith(name):
+        text = "tensor(" + text[len(name) :]
+    if getattr(tensor, "_is_param", False):
+        return "Parameter containing:\n" + text
+    return text
+
+
+def _deepcopy(tensor: HloTensor, memo: dict) -> HloTensor:
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.  "
+            "If you were attempting to deepcopy a module, this may be because of a torch.nn.utils.weight_norm usage, "
+            "see https://github.com/pytorch/pytorch/pull/103001"
+        )
+    old = tensor._storage
+    storage = memo.get(("hlo storage", id(old)))
+    if storage is None:
+        # Values are immutable: the copy shares the value until either is written to.
+        storage = memo["hlo storage", id(old)] = Storage(old.value, old.meta)
+    new = memo[id(tensor)] = make(tensor._meta, storage, tensor._view)
+    if tensor.requires_grad:
+        new.requires_grad_()
+    if tensor.grad is not None:
+        new.grad = copy.deepcopy(tensor.grad, memo)
+    new.__dict__.update(copy.deepcopy(tensor.__dict__, memo))
+    return new
+
+
+__all__ = ["DEVICE", "HloTensor", "adopt", "alias", "fresh", "from_cpu", "make", "peek", "read", "to_cpu", "upload"]
