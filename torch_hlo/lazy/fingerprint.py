@@ -1,6 +1,6 @@
 """The exact structural key of a recorded graph: two graphs have equal keys only if one program computes both.
 
-    graph = collect([out, ...])       # nodes in canonical order (operands first), their leaves and numbers by first use
+    graph = collect([out, ...])       # nodes in the order of recording (operands first), their leaves and numbers by first use
     graph.key                         # compared in full, so there are no collisions to fear
 
 A node's key is `(id of the op, *arguments)` where an argument is
@@ -12,7 +12,8 @@ Integers are tagged apart from wiring, so that a key without them (one program f
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import torch
 
@@ -24,14 +25,14 @@ OPS: dict[int, object] = {}  # id -> op of every op that occurs in a key; ops li
 
 
 class Graph:
-    """Nodes reachable from `outputs`, operands first. `position` maps id(node) to its place."""
+    """Nodes that `outputs` need, in the order in which they were recorded. `position` maps id(node) to its place."""
 
     __slots__ = ("nodes", "outputs", "leaves", "numbers", "node_keys", "key", "position")
 
-    def __init__(self, nodes: list[Node], outputs: Sequence[Out], position: dict[int, int]) -> None:
+    def __init__(self, nodes: list[Node], outputs: Sequence[Out]) -> None:
         self.nodes = nodes
         self.outputs = outputs
-        self.position = position
+        self.position = position = dict(zip(map(id, nodes), range(len(nodes))))
         self.leaves: list[Array] = []
         self.numbers: list[Number] = []
         encoder = _Encoder(position, self.leaves, self.numbers)
@@ -42,47 +43,35 @@ class Graph:
 
 def collect(outputs: Sequence[Out]) -> Graph:
     """The graph that computes `outputs` (distinct), without recursion."""
-    position: dict[int, int] = {}
-    nodes: list[Node] = []
-    stack = [out.node for out in reversed(outputs)]
+    found = {out.node for out in outputs}
+    stack = list(found)
     while stack:
-        node = stack[-1]
-        key = id(node)
-        if key in position:
-            stack.pop()
-            continue
-        missing = [n for n in operands(node) if id(n) not in position]
-        if missing:
-            missing.reverse()
-            stack += missing
-            continue
-        stack.pop()
-        position[key] = len(nodes)
-        nodes.append(node)
-    return Graph(nodes, outputs, position)
+        node = stack.pop()
+        for x in node.args:
+            kind = type(x)
+            if kind is Out:
+                if x.array is None and x.node not in found:
+                    found.add(x.node)
+                    stack.append(x.node)
+            elif kind is list or kind is tuple:
+                _search(x, found, stack)
+        if node.kwargs:
+            _search(node.kwargs.values(), found, stack)
+    return Graph(sorted(found, key=_serial), outputs)
 
 
-def operands(node: Node) -> Iterator[Node]:
-    """The nodes whose results `node` uses, in the order of its arguments, possibly repeated."""
-    for x in node.args:
-        kind = type(x)
-        if kind is Out:
-            if x.array is None:
-                yield x.node
-        elif kind is list or kind is tuple:
-            yield from _nested(x)
-    if node.kwargs:
-        yield from _nested(node.kwargs.values())
+_serial = attrgetter("serial")
 
 
-def _nested(values) -> Iterator[Node]:
+def _search(values, found: set[Node], stack: list[Node]) -> None:
     for x in values:
         kind = type(x)
         if kind is Out:
-            if x.array is None:
-                yield x.node
+            if x.array is None and x.node not in found:
+                found.add(x.node)
+                stack.append(x.node)
         elif kind is list or kind is tuple:
-            yield from _nested(x)
+            _search(x, found, stack)
 
 
 class _Encoder:
@@ -103,11 +92,16 @@ class _Encoder:
         table = self.table
         key = [id(target)]
         for x in node.args:
-            encode = table.get(type(x))
-            key.append(self._other(x, node) if encode is None else encode(x))
-        for name, x in node.kwargs.items():
-            encode = table.get(type(x))
-            key.append(("name", name, self._other(x, node) if encode is None else encode(x)))
+            kind = type(x)
+            if kind is Out and x.array is None:  # half of all arguments
+                key.append(self.position[id(x.node)] << INDEX_BITS | x.index)
+            else:
+                encode = table.get(kind)
+                key.append(self._other(x, node) if encode is None else encode(x))
+        if node.kwargs:
+            for name, x in node.kwargs.items():
+                encode = table.get(type(x))
+                key.append(("name", name, self._other(x, node) if encode is None else encode(x)))
         # Result types may depend on global state (the default dtype), which the arguments do not show.
         for out in node.outs:
             key.append(None if out is None else out.dtype)

@@ -5,6 +5,7 @@
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from torch_hlo.hlo.ir import META, Computation, Instruction, Meta, Module, instr
@@ -12,17 +13,20 @@ from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.lowering import registry
 from torch_hlo.lowering.registry import LOWERINGS, LoweringError, Weak
 
+_serials = itertools.count()
+
 
 class Node:
     """One recorded functional aten op. `args` and `kwargs` hold Out, Leaf, Lift, plain Python values and lists of them.
 
-    `outs` are the shapes of the flat results (None for an undefined one); `source` is the Python line, or "".
+    `outs` are the shapes of the flat results (None for an undefined one); `source` is the Python line, or "". `serial` grows with
+    every node, so that operands come first in its order.
     """
 
-    __slots__ = ("target", "args", "kwargs", "outs", "source", "__weakref__")
+    __slots__ = ("target", "args", "kwargs", "outs", "source", "serial", "__weakref__")
 
     def __init__(self, target, args: tuple, kwargs: dict, outs: tuple[Shape | None, ...], source: str = "") -> None:
-        self.target, self.args, self.kwargs, self.outs, self.source = target, args, kwargs, outs, source
+        self.target, self.args, self.kwargs, self.outs, self.source, self.serial = target, args, kwargs, outs, source, next(_serials)
 
 
 class Out:
