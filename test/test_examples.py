@@ -1,0 +1,39 @@
+"""The examples run as a user runs them, on small sizes."""
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+
+
+def run(name: str, *args: str) -> str:
+    result = subprocess.run([sys.executable, EXAMPLES / name, *args], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def test_train_gpt():
+    text = run("train_gpt.py", *"--layers 2 --width 32 --steps 12 --block 16 --batch 4 --generate 5".split())
+    assert float(re.search(r"largest loss difference: (\S+)", text)[1]) < 1e-4
+    assert "fallbacks: none" in text
+    assert int(re.search(r"compiles: (\d+)", text)[1]) <= 2
+    assert "--- generated ---\ndef " in text
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_train_digits(model):
+    text = run("train_digits.py", "--model", model, "--epochs", "12")
+    assert float(re.search(r"test accuracy ([\d.]+)%", text)[1]) > 94
+    assert "fallbacks: none" in text
+    assert int(re.search(r"(\d+) compiles", text)[1]) <= 3
+
+
+def test_tour():
+    text = run("tour.py")
+    for heading in ("lazy graph", "HLO", "passes", "LLVM IR", "result"):
+        assert heading in text

@@ -1,0 +1,63 @@
+"""Look at the program that recorded tensors would become, without running it.
+
+    y = (x + 1).relu()
+    print(torch_hlo.debug.graph_text([y]))    # the recorded aten ops
+    print(torch_hlo.debug.hlo_text([y]))      # lowered to HLO
+    print(torch_hlo.debug.optimized_text([y]))
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from torch_hlo.compiler import pipeline
+from torch_hlo.hlo.ir import Module
+from torch_hlo.lazy.fingerprint import Graph, collect
+from torch_hlo.lazy.storage import read
+from torch_hlo.lowering.graph import Leaf, Lift, Out, lower
+
+
+def graph(tensors: Sequence[torch.Tensor]) -> Graph:
+    """The recorded graph of pending hlo tensors. Raises ValueError when none is pending."""
+    found = [value for t in tensors if type(value := read(t)) is Out and value.array is None]
+    if not found:
+        raise ValueError("none of these tensors is pending: they are computed already, and nothing is recorded for them")
+    return collect(found)
+
+
+def graph_text(tensors: Sequence[torch.Tensor]) -> str:
+    """One line per recorded op: `%2 = aten.add.Tensor(%0, leaf0)  # f32[4]`."""
+    g = graph(tensors)
+
+    def text(x) -> str:
+        if isinstance(x, Out):
+            return f"leaf{g.leaves.index(x.array)}" if x.array is not None else f"%{g.position[id(x.node)]}" + (f".{x.index}" if len(x.node.outs) > 1 else "")
+        if isinstance(x, Leaf):
+            return f"leaf{g.leaves.index(x)}"
+        if isinstance(x, Lift):
+            return f"number{g.numbers.index(x)}"
+        return "[" + ", ".join(map(text, x)) + "]" if isinstance(x, (list, tuple)) else str(x)
+
+    lines = []
+    for i, node in enumerate(g.nodes):
+        args = [text(a) for a in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs.items()]
+        lines.append(f"%{i} = {node.target}({', '.join(args)})  # {', '.join(map(str, node.outs))}{f'  {node.source}' if node.source else ''}")
+    return "\n".join(lines)
+
+
+def module(tensors: Sequence[torch.Tensor]) -> Module:
+    """The HLO module of pending hlo tensors, before any pass."""
+    g = graph(tensors)
+    return lower(g.nodes, g.outputs, [*g.leaves, *g.numbers])
+
+
+def hlo_text(tensors: Sequence[torch.Tensor]) -> str:
+    """`str(module(tensors))`."""
+    return str(module(tensors))
+
+
+def optimized_text(tensors: Sequence[torch.Tensor], observe: Callable[[str, Module], None] | None = None) -> str:
+    """The HLO after all passes; `observe(pass name, module)` sees it after each."""
+    dump = None if observe is None else lambda name, m, _: observe(name, m)
+    return str(pipeline.optimize(module(tensors), dump))
