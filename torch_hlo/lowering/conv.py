@@ -1,0 +1,123 @@
+"""Convolutions of any rank, grouped and transposed, and their gradients, as HLO convolutions (NCHW, OIHW)."""
+from __future__ import annotations
+
+import torch
+
+from torch_hlo.hlo import build
+from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.window import WindowDim
+from torch_hlo.lowering import promote
+from torch_hlo.lowering.expr import Expr
+from torch_hlo.lowering.promote import broadcast_to, reshape
+from torch_hlo.lowering.registry import LoweringError, expected, lowers
+from torch_hlo.lowering.shaping import pad, permute, reduce, reverse
+
+aten = torch.ops.aten
+
+
+def _labels(lhs: str, rhs: str, out: str, spatial: int) -> str:
+    digits = "".join(str(i) for i in range(spatial))
+    return f"{lhs}{digits}_{rhs}{digits}->{out}{digits}"
+
+
+def _convolve(x: Instruction, kernel: Instruction, window: list[WindowDim], labels: str, groups: int = 1, batch_groups: int = 1) -> Expr:
+    """Convolution in the compute type. Negative padding, which few emitters like, is cut off first."""
+    cuts = [(0, 0)] * x.shape.rank
+    lhs = labels.partition("_")[0]
+    fixed = []
+    for i, w in enumerate(window):
+        low, high = (min(p, 0) if isinstance(p, int) and w.base_dilation == 1 else 0 for p in (w.pad_low, w.pad_high))
+        cuts[lhs.index(str(i))] = (low, high)
+        fixed.append(WindowDim(w.size, w.stride, w.pad_low - low, w.pad_high - high, w.base_dilation, w.window_dilation, w.reversal))
+    if x.shape.kind == "c":
+        raise LoweringError(f"convolution of {x.shape.dtype} is not supported; convolve real and imaginary parts")
+    return Expr(build.convolution(pad(x, cuts), kernel, fixed, labels, groups, batch_groups, promote.compute_type(x.shape.dtype)))
+
+
+def _forward(x, weight, stride, padding, dilation, groups) -> Expr:
+    n = x.shape.rank - 2
+    window = [WindowDim(weight.shape.dims[2 + i], stride[i], padding[i], padding[i], 1, dilation[i]) for i in range(n)]
+    return _convolve(x, weight, window, _labels("bf", "oi", "bf", n), groups)
+
+
+def _flipped(weight: Instruction, groups: int) -> Instruction:
+    """[in, out / groups, k…] -> [out, in / groups, k…] with the kernel mirrored."""
+    weight = reverse(weight, range(2, weight.shape.rank))
+    a, b, *k = weight.shape.dims
+    if groups == 1:
+        return permute(weight, (1, 0, *range(2, weight.shape.rank)))
+    split = permute(reshape(weight, (groups, a // groups, b, *k)), (0, 2, 1, *range(3, weight.shape.rank + 1)))
+    return reshape(split, (groups * b, a // groups, *k))
+
+
+def _transposed(x, weight, stride, padding, dilation, groups, sizes) -> Expr:
+    """The adjoint of _forward with respect to its input, which had spatial `sizes`."""
+    n = x.shape.rank - 2
+    window = []
+    for i in range(n):
+        k = weight.shape.dims[2 + i]
+        low = dilation[i] * (k - 1) - padding[i]
+        reach: Size = (x.shape.dims[2 + i] - 1) * stride[i] + 1
+        high = sizes[i] - reach - low + dilation[i] * (k - 1)
+        window.append(WindowDim(k, 1, low, high, stride[i], dilation[i]))
+    return _convolve(x, _flipped(weight, groups), window, _labels("bf", "oi", "bf", n), groups)
+
+
+def _weight_gradient(x, grad, stride, padding, dilation, groups, kernel) -> Expr:
+    """[out, in / groups, k…] of a convolution of `x` whose output gradient is `grad`: channels act as batch, batch as channels."""
+    n = x.shape.rank - 2
+    window = []
+    for i in range(n):
+        reach = (grad.shape.dims[2 + i] - 1) * stride[i] + 1
+        high = (kernel[i] - 1) * dilation[i] + reach - x.shape.dims[2 + i] - padding[i]
+        window.append(WindowDim(grad.shape.dims[2 + i], dilation[i], padding[i], high, 1, stride[i]))
+    return _convolve(x, grad, window, _labels("fb", "io", "fb", n), 1, groups)
+
+
+def _lengthen(values, n: int) -> list[int]:
+    return list(values) if len(values) == n else list(values) * n
+
+
+@lowers(aten.convolution.default, aten.convolution_overrideable, aten._convolution.default)
+def convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *flags):
+    shape = expected()[0]
+    n = x.shape.rank - 2
+    stride, padding, dilation = (_lengthen(v, n) for v in (stride, padding, dilation))
+    if transposed:
+        out = _transposed(x, weight, stride, padding, dilation, groups, shape.dims[2:])
+    else:
+        out = _forward(x, weight, stride, padding, dilation, groups)
+    if bias is not None:
+        column = promote.cast(reshape(bias, (*bias.shape.dims, *(1,) * n)), out.dtype)
+        out = out + Expr(broadcast_to(column, out.dims))
+    return promote.cast(out.x, shape.dtype)
+
+
+def _backward(grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask):
+    n = x.shape.rank - 2
+    stride, padding, dilation = (_lengthen(v, n) for v in (stride, padding, dilation))
+    dx = dw = db = None
+    if mask[0]:
+        if transposed:
+            dx = _forward(grad, weight, stride, padding, dilation, groups)
+        else:
+            dx = _transposed(grad, weight, stride, padding, dilation, groups, x.shape.dims[2:])
+    if mask[1]:
+        # A transposed convolution is the adjoint: input and gradient change places.
+        a, b = (grad, x) if transposed else (x, grad)
+        dw = _weight_gradient(a, b, stride, padding, dilation, groups, weight.shape.dims[2:])
+    if mask[2]:
+        wide = promote.cast(grad, promote.compute_type(grad.shape.dtype))
+        db = Expr(reduce(wide, [d for d in range(grad.shape.rank) if d != 1]))
+    return tuple(None if v is None or s is None else promote.cast(v.x, s.dtype) for v, s in zip((dx, dw, db), expected(), strict=True))
+
+
+@lowers(aten.convolution_backward)
+def convolution_backward(*args):
+    return _backward(*args)
+
+
+@lowers(aten.convolution_backward_overrideable)
+def convolution_backward_overrideable(grad, x, weight, *rest):
+    return _backward(grad, x, weight, None, *rest)
