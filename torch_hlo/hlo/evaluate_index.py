@@ -241,7 +241,7 @@ def _sort(x, *values):
     axis = x["dimensions"][0]
     moved = [np.moveaxis(v, axis, -1) for v in values]
     dims = moved[0].shape
-    rows = [m.reshape(-1, dims[-1]) for m in moved]
+    rows = [m.reshape(int(np.prod(dims[:-1])), dims[-1]) for m in moved]
     order = sort_order(rows, x["to_apply"])
     sorted_values = [np.moveaxis(np.take_along_axis(r, order, -1).reshape(dims), -1, axis) for r in rows]
     return tuple(sorted_values) if x.shape.is_tuple else sorted_values[0]

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.control import copy_places
-from torch_hlo.compiler.codegen.function import Function, Int
+from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import lane_mask
-from torch_hlo.compiler.codegen.inline import apply, load, store
+from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.codegen.registry import emits_step, emits_value
 from torch_hlo.hlo.dim import Dim, Size, dim_max
 from torch_hlo.hlo.ir import Instruction
@@ -48,7 +48,7 @@ def gather_index(x: Instruction, index: tuple[ix.Index, ...]) -> tuple[ix.Index,
 class Sizes:
     """Sizes inside a function's text: ints are literals, symbolic ones trailing i64 parameters."""
 
-    def __init__(self, f: Function) -> None:
+    def __init__(self, f: Writer) -> None:
         self.f = f
         self.names: dict[Size, str] = {}
 
@@ -68,19 +68,19 @@ class Sizes:
 INDEX_KIND = {"s8": "i8", "s16": "i16", "s32": "i32", "s64": "i64", "u8": "i8", "u16": "i16", "u32": "i32", "u64": "i64"}
 
 
-def load_index(f: Function, shape: Shape, pointer: str, at: Int) -> str:
+def load_index(f: Writer, shape: Shape, pointer: str, at: Int) -> str:
     """An element of an integer array as i64 (huge unsigned values stay out of every range: they become negative)."""
     kind = INDEX_KIND[shape.dtype]
     raw = f.load(kind, f.gep(kind, pointer, at), shape.itemsize)
     return raw if kind == "i64" else f.op(f"{'sext' if shape.kind == 's' else 'zext'} {kind} {raw} to i64")
 
 
-def loop_nest(f: Function, stack: ExitStack, ranges: list[tuple[Int, Int]]) -> list[Int]:
+def loop_nest(f: Writer, stack: ExitStack, ranges: list[tuple[Int, Int]]) -> list[Int]:
     """Nested loops entered on `stack`; ranges of one known iteration make no loop."""
     return [low if low == 0 and high == 1 else stack.enter_context(f.loop(low, high)) for low, high in ranges]
 
 
-def dot_product(f: Function, values: list[Int], strides: list[Int]) -> Int:
+def dot_product(f: Writer, values: list[Int], strides: list[Int]) -> Int:
     total: Int = 0
     for v, s in zip(values, strides, strict=True):
         total = f.add(total, f.mul(v, s))
@@ -96,11 +96,11 @@ def scatter(program, x: Instruction) -> None:
         copy_places(program, place, program.places(operand))
     if updates[0].shape.size == 0 or operands[0].shape.size == 0:
         return
-    f = Function("scatter", "void", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"to{i}") for i in range(count)), ("ptr", "indices"),
+    f = Writer(program, "scatter", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"to{i}") for i in range(count)), ("ptr", "indices"),
                                      *(("ptr", f"by{i}") for i in range(count))])
     writer = _Scatter(f, x, operands, indices, updates, program.target.lanes(32))
     items, grain, cost = writer.write()
-    name = program.function("scatter", f.text())
+    name = f.define()
     pointers = [program.at(p) for p in places] + [program.pointer(o) for o in (indices, *updates)]
     program.parallel(name, [f"ptr {p}" for p in pointers] + writer.size.arguments(program), program.size(items), grain, cost)
 
@@ -108,7 +108,7 @@ def scatter(program, x: Instruction) -> None:
 class _Scatter:
     """Writes `void scatter(lo, hi, results…, indices, updates…)`; [lo, hi) is a range of the dimension that threads split."""
 
-    def __init__(self, f: Function, x: Instruction, operands, indices: Instruction, updates, lanes: int) -> None:
+    def __init__(self, f: Writer, x: Instruction, operands, indices: Instruction, updates, lanes: int) -> None:
         self.f, self.x, self.operands, self.indices, self.updates = f, x, operands, indices, updates
         self.size = Sizes(f)
         self.vector_dim = x["index_vector_dim"]

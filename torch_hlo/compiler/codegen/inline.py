@@ -1,43 +1,60 @@
-"""Scalar computations (comparators, reducers, combiners) written into the middle of a Function, one element or W lanes at a time.
+"""Functions whose loops are written by hand and whose element arithmetic comes from the scalar tables.
 
-    less, = apply(f, x["to_apply"], [a, b])        # a, b: register operands of the parameters' types
+    f = Writer(program, "count", [("i64", "lo"), ("i64", "hi"), ("ptr", "x")])
+    less, = apply(f, x["to_apply"], [a, b])        # a scalar computation on register operands, one element or W lanes at a time
+    name = f.define()
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch_hlo.compiler.codegen import scalar
-from torch_hlo.compiler.codegen.emit import Emit
-from torch_hlo.compiler.codegen.function import Function
+from torch_hlo.compiler.codegen.emit import Emit, Unit
+from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.kernel import Kernel, Level
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
 from torch_hlo.hlo.ir import Computation
 
 
-class _Names:
-    """Numbers shared with the Function, so that both writers never use one name twice."""
+class _SharedUnit(Unit):
+    """Numbers values together with a Function, so that both writers never use one name twice."""
 
-    def __init__(self, f: Function) -> None:
-        self.f = f
+    __slots__ = ("f",)
 
-    def __iter__(self) -> Iterator[int]:
-        return self
+    def __init__(self, target, f: Function) -> None:
+        self.f, self.target = f, target
 
-    def __next__(self) -> int:
-        self.f._count += 1
+    @property
+    def count(self) -> int:
         return self.f._count
 
+    @count.setter
+    def count(self, value: int) -> None:
+        self.f._count = max(self.f._count, value)
 
-def emit_into(f: Function, lanes: int = 1) -> Emit:
-    """A straight-line writer that appends to `f`."""
-    return Emit(lanes, f.lines, _Names(f))
+
+class Writer(Function):
+    """A Function of a program that can use the scalar tables."""
+
+    def __init__(self, program, name: str, params: Sequence[tuple[str, str]]) -> None:
+        super().__init__(name, "void", params)
+        self.program = program
+        self.unit = _SharedUnit(program.target, self)
+
+    def emit(self, lanes: int = 1) -> Emit:
+        """A straight-line writer that appends to this function."""
+        return Emit(lanes, self.lines, self.unit)
+
+    def define(self) -> str:
+        """Add the function to the program; returns the name to call it by."""
+        return self.program.function(self.name, self.text())
 
 
-def apply(f: Function, computation: Computation, values: Sequence[Value], lanes: int = 1) -> list[Value]:
+def apply(f: Writer, computation: Computation, values: Sequence[Value], lanes: int = 1) -> list[Value]:
     """The results of a computation on scalars, applied to `values` (register operands, `lanes` wide)."""
-    kernel = Kernel(lanes, [], outputs=0)
-    kernel.counter = _Names(f)
-    kernel.level = Level(0, f.lines, f.block, lanes, kernel.counter)
+    kernel = Kernel(f.program.target, lanes, [], outputs=0)
+    kernel.unit = f.unit
+    kernel.level = Level(0, f.lines, f.block, lanes, f.unit)
     kernel.levels = [kernel.level]
     kernel.e = kernel.level.emit
     for p, v in zip(computation.params, values, strict=True):
@@ -49,20 +66,21 @@ def apply(f: Function, computation: Computation, values: Sequence[Value], lanes:
     return results
 
 
-def load(f: Function, dtype: str, pointer: str, index, lanes: int = 1, mask: str | None = None) -> Value:
+
+def load(f: Writer, dtype: str, pointer: str, index: Int, lanes: int = 1, mask: str | None = None) -> Value:
     """Element `index` (and the following lanes) of an array of `dtype`, as register operands."""
-    storage, e = STORAGE[dtype], emit_into(f, lanes)
+    storage, e = STORAGE[dtype], f.emit(lanes)
+    t = e.typed(storage.memory)
     if storage.parts == 2:
-        if lanes != 1:
-            raise NotImplementedError("complex elements are handled one at a time")
-        raw = [e.typed(storage.memory).load(f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)), storage.bytes) for i in range(2)]
+        assert lanes == 1, "complex elements are handled one at a time"
+        raw = [t.load(f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)), storage.bytes) for i in range(2)]
         return tuple(scalar.decode(e, dtype, r) for r in raw)
-    return scalar.decode(e, dtype, e.typed(storage.memory).load(f.gep(storage.memory, pointer, index), storage.bytes, mask))
+    return scalar.decode(e, dtype, t.load(f.gep(storage.memory, pointer, index), storage.bytes, mask))
 
 
-def store(f: Function, dtype: str, value: Value, pointer: str, index, lanes: int = 1, mask: str | None = None) -> None:
+def store(f: Writer, dtype: str, value: Value, pointer: str, index: Int, lanes: int = 1, mask: str | None = None) -> None:
     """Write register operands to element `index` (and the following lanes)."""
-    storage, e = STORAGE[dtype], emit_into(f, lanes)
+    storage, e = STORAGE[dtype], f.emit(lanes)
     t = e.typed(storage.memory)
     if storage.parts == 2:
         for i, v in enumerate(value):
@@ -71,7 +89,8 @@ def store(f: Function, dtype: str, value: Value, pointer: str, index, lanes: int
         t.store(scalar.encode(e, dtype, value), f.gep(storage.memory, pointer, index), storage.bytes, mask)
 
 
-def move(f: Function, dtype: str, target: str, target_index, source: str, source_index) -> None:
+def move(f: Function, dtype: str, target: str, target_index: Int, source: str, source_index: Int) -> None:
     """Copy one element without decoding it."""
-    kind = f"i{STORAGE[dtype].bytes * 8 * STORAGE[dtype].parts}"
-    f.store(kind, f.load(kind, f.gep(kind, source, source_index), STORAGE[dtype].bytes), f.gep(kind, target, target_index), STORAGE[dtype].bytes)
+    storage = STORAGE[dtype]
+    kind = f"i{storage.bytes * 8 * storage.parts}"
+    f.store(kind, f.load(kind, f.gep(kind, source, source_index), storage.bytes), f.gep(kind, target, target_index), storage.bytes)

@@ -1,0 +1,62 @@
+"""Steps that run in Python on NumPy arrays: fft and custom calls. The interpreter lock is taken for their duration.
+
+    @host_call("my_target")
+    def my_target(outputs, inputs, **attrs): outputs[0][...] = ...
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from torch_hlo.compiler.codegen.control import copy_places
+from torch_hlo.compiler.codegen.program import CodegenError, Place
+from torch_hlo.compiler.codegen.registry import HOST_CALLS, emits_step, host_call
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.shape import Shape
+
+_FFT = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn}
+# Custom calls that pass their operand through: annotations of other compilers.
+_IDENTITIES = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "MoveToHost", "MoveToDevice")
+
+
+@emits_step("fft")
+def fft(program, x: Instruction) -> None:
+    if x.shape.size == 0:
+        return
+    operand = x.operands[0]
+    lengths = [n if isinstance(n, int) else None for n in x["fft_length"]]
+    if None in lengths and x["fft_type"] == "IRFFT":
+        raise CodegenError(f"fft({operand.shape}) of type IRFFT and symbolic length {x['fft_length']}: give a static length")
+    program.host_call("fft", [(program.place(x), x.shape)], [(program.place(operand), operand.shape)], kind=x["fft_type"], lengths=lengths)
+
+
+@host_call("fft")
+def _fft(outputs, inputs, kind: str, lengths: list) -> None:
+    value, = inputs
+    axes = tuple(range(value.ndim - len(lengths), value.ndim))
+    sizes = [value.shape[a] if n is None else n for a, n in zip(axes, lengths, strict=True)]
+    outputs[0][...] = _FFT[kind](value, sizes, axes)
+
+
+@emits_step("custom-call")
+def custom_call(program, x: Instruction) -> None:
+    """A target registered with @host_call gets its attributes as keywords: `opaque` when there is one."""
+    target = x["custom_call_target"]
+    if target in _IDENTITIES:
+        return copy_places(program, program.places(x), program.places(x.operands[0]))
+    if target not in HOST_CALLS:
+        raise CodegenError(f"custom-call target {target!r} ({', '.join(str(o.shape) for o in x.operands)}) -> {x.shape} is not registered: "
+                           "register it with torch_hlo.compiler.codegen.registry.host_call")
+    outputs = list(_flat(program.places(x), x.shape))
+    inputs = [pair for o in x.operands for pair in _flat(program.places(o), o.shape)]
+    attrs = {} if x.get("opaque") is None else {"opaque": x["opaque"]}
+    program.host_call(target, outputs, inputs, **attrs)
+
+
+def _flat(places, shape: Shape):
+    """(place, shape) of the arrays of a value; tokens are left out."""
+    if isinstance(places, Place):
+        if shape.kind != "t":
+            yield places, shape
+    else:
+        for p, s in zip(places, shape.elements, strict=True):
+            yield from _flat(p, s)
