@@ -103,7 +103,7 @@ class Result:
 
         def walk(r):
             if isinstance(r, torch.Tensor):
-                metas.append(_dense(of(r)))
+                metas.append(dense(of(r)))
                 return len(metas) - 1
             if isinstance(r, (list, tuple)):
                 return type(r)(walk(x) for x in r) if type(r) in (list, tuple) else [walk(x) for x in r]
@@ -125,8 +125,8 @@ class Result:
         return result
 
 
-def _dense(meta: Meta) -> Meta:
-    # The value of a new storage is a dense array: a result with gaps (or the offset of a meta kernel's view) becomes contiguous.
+def dense(meta: Meta) -> Meta:
+    """Metadata of a new tensor like `meta`: its value fills a storage, so gaps and offsets go (then it is contiguous)."""
     if meta.offset or physical_order(meta) is None:
         return contiguous(meta.size, meta.dtype)
     return meta

@@ -248,9 +248,6 @@ def copy_(args: tuple, kwargs: dict):
         value = Out(Node(aten._to_copy.default, (value,), {"dtype": to.dtype}, (shape,)))
     if size != to.size:
         meta_tensor(to).copy_(torch.empty(size, device="meta"))  # raises if the sizes do not fit
-        lead = len(size) - len(to.size)
-        if lead > 0:  # sizes of 1 in front of the target's
-            value = Out(Node(aten.view.default, (value, list(size[lead:])), {}, (to.hlo.with_dims(size[lead:]),)))
         value = Out(Node(aten.expand.default, (value, list(to.size)), {}, (to.hlo,)))
     write(target, value)
     return target
@@ -451,8 +448,19 @@ def native_batch_norm(args: tuple, kwargs: dict):
     x, weight, bias, mean, var, training, momentum, eps = args
     if mean is None:
         return call(aten._native_batch_norm_legit.no_stats, x, weight, bias, training, momentum, eps)
+    if not training:
+        return call(aten._native_batch_norm_legit_no_training.default, x, weight, bias, mean, var, momentum, eps)
     results = call(aten._native_batch_norm_legit_functional.default, *args)
-    if training:
-        assign(mean, results[3])
-        assign(var, results[4])
+    assign(mean, results[3])
+    assign(var, results[4])
     return results[:3]
+
+
+def _eval_batch_norm_metas(x, weight, bias, mean, var, momentum, eps):
+    # PyTorch's meta kernel gives sizes to the statistics that the kernels leave empty.
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    empty = metas.contiguous((0,), dtype)
+    return [metas.dense(x._meta), empty, empty]
+
+
+dispatch.INFER[aten._native_batch_norm_legit_no_training.default] = _eval_batch_norm_metas
