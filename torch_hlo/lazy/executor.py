@@ -88,7 +88,6 @@ class _Executor:
     def __init__(self) -> None:
         self.queue: SimpleQueue[Job] = SimpleQueue()
         self.in_flight: deque[Job] = deque()
-        self.closing = False
         self.thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -100,18 +99,9 @@ class _Executor:
     def _loop(self) -> None:
         while True:
             job = self.queue.get()
-            self.take(job)
+            if not job.done.is_set():  # submitted twice, after Ctrl-C
+                job.run()
             del job  # no reference while waiting for the next
-
-    def take(self, job: Job) -> None:
-        """Run a job; twice submitted (after Ctrl-C), it runs once."""
-        if job.done.is_set():
-            return
-        if self.closing:
-            job.error = RuntimeError(f"{job.name} was dropped: Python is exiting")
-            job.done.set()
-        else:
-            job.run()
 
 
 _EXECUTOR = _Executor()
@@ -140,7 +130,7 @@ def submit(job: Job) -> None:
         executor.queue.put(job)
     else:
         drain()
-        executor.take(job)
+        job.run()
 
 
 def _forget_done(in_flight: deque[Job]) -> None:
@@ -181,8 +171,7 @@ def _restart_in_child() -> None:
 
 
 def _close() -> None:
-    """At exit: let the running job end, drop the others, report errors that nobody has seen."""
-    _EXECUTOR.closing = True
+    """At exit: let what is under way end, report errors that nobody has seen."""
     drain()
     for job in _FAILED:
         print(f"torch_hlo: {job.name} failed and nothing waited for it: {job.error!r}", file=sys.stderr)

@@ -46,32 +46,39 @@ def collect(outputs: Sequence[Out]) -> Graph:
     found = {out.node for out in outputs}
     stack = list(found)
     while stack:
-        node = stack.pop()
-        for x in node.args:
-            kind = type(x)
-            if kind is Out:
-                if x.array is None and x.node not in found:
-                    found.add(x.node)
-                    stack.append(x.node)
-            elif kind is list or kind is tuple:
-                _search(x, found, stack)
-        if node.kwargs:
-            _search(node.kwargs.values(), found, stack)
+        for operand in operands(stack.pop()):
+            if operand not in found:
+                found.add(operand)
+                stack.append(operand)
     return Graph(sorted(found, key=_serial), outputs)
 
 
 _serial = attrgetter("serial")
 
 
-def _search(values, found: set[Node], stack: list[Node]) -> None:
+def operands(node: Node) -> list[Node]:
+    """The nodes not yet evaluated whose results `node` uses, possibly repeated."""
+    found = []
+    for x in node.args:
+        kind = type(x)
+        if kind is Out:
+            if x.array is None:
+                found.append(x.node)
+        elif kind is list or kind is tuple:
+            _search(x, found)
+    if node.kwargs:
+        _search(node.kwargs.values(), found)
+    return found
+
+
+def _search(values, found: list[Node]) -> None:
     for x in values:
         kind = type(x)
         if kind is Out:
-            if x.array is None and x.node not in found:
-                found.add(x.node)
-                stack.append(x.node)
+            if x.array is None:
+                found.append(x.node)
         elif kind is list or kind is tuple:
-            _search(x, found, stack)
+            _search(x, found)
 
 
 class _Encoder:

@@ -11,6 +11,7 @@ of the step. A program raises before it writes, so donated inputs are intact.
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import threading
 import time
@@ -27,9 +28,9 @@ from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import dump, executor, explain, log, progress
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.executor import Job
-from torch_hlo.lazy.fingerprint import Graph, collect
+from torch_hlo.lazy.fingerprint import Graph, collect, operands
 from torch_hlo.lazy.storage import Array, Storage, pending_storages
-from torch_hlo.lowering.graph import Out, lower
+from torch_hlo.lowering.graph import Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 
 LOCK = threading.RLock()  # one cut at a time; the executor's thread never takes it
@@ -329,6 +330,15 @@ def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple) -> 
 # ---- waiting, failing
 
 
+def _before_fork() -> None:
+    # The child has no executor thread: what is under way must be there before memory is copied.
+    LOCK.acquire()
+    executor.drain()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=LOCK.release, after_in_child=LOCK.release)
+
+
 def _wait_all() -> None:
     executor.drain()
     _surface()
@@ -356,9 +366,15 @@ def _surface() -> None:
 def _substitute(replaced: dict[int, Out]) -> None:
     """Pending nodes that read an array that was never computed read the pending value again."""
     pending = [s.value for s in pending_storages()]
-    for node in collect([out for out in pending if type(out) is Out]).nodes:
-        node.args = _replace(node.args, replaced)
-        node.kwargs = {k: _replace(v, replaced) for k, v in node.kwargs.items()}
+    stack = [out.node for out in pending if type(out) is Out]
+    done: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node not in done:
+            done.add(node)
+            node.args = _replace(node.args, replaced)
+            node.kwargs = {k: _replace(v, replaced) for k, v in node.kwargs.items()}
+            stack += operands(node)
 
 
 def _replace(x, replaced: dict[int, Out]):
