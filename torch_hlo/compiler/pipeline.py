@@ -16,6 +16,7 @@ from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
 from torch_hlo.compiler.passes.dce import dce
 from torch_hlo.compiler.passes.fold import fold
 from torch_hlo.compiler.passes.fusion import fusion
+from torch_hlo.compiler.passes.legalize import legalize
 from torch_hlo.hlo.dim import symbols
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape, numpy_dtype
@@ -24,7 +25,8 @@ from torch_hlo.hlo.verify import verify
 Dump = Callable[[str, Module, float], None]
 
 PIPELINE: list[Pass] = [
-    fixpoint(algebra, fold, dce),
+    legalize,  # composite opcodes -> primitive ones
+    fixpoint(algebra, fold, dce),  # local identities, constants, values nobody reads
     hlo_pass(fusion),  # what becomes one kernel
 ]
 

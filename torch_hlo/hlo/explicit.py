@@ -83,8 +83,8 @@ def rng_bit_generator(shape: Shape, state: Instruction, algorithm: str) -> None:
         fail("rng-bit-generator", f"bad algorithm {algorithm!r}", state, shape)
     if len(shape.elements) != 2 or not compatible(shape.elements[0], state.shape):
         fail("rng-bit-generator", "the result must be (state, bits)", state, shape)
-    if shape.elements[1].kind not in "su" or shape.elements[1].itemsize == 0:
-        fail("rng-bit-generator", "bits must be integers", state, shape)
+    if shape.elements[1].kind not in "su" or DTYPES[shape.elements[1].dtype].bits < 8:
+        fail("rng-bit-generator", "bits must be integers of 8 bits or more", state, shape)
 
 
 def quantize(shape: Shape, x: Instruction, scale: Instruction, zero_point: Instruction, dimensions: tuple[int, ...] = ()) -> None:

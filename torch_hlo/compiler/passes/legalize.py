@@ -1,0 +1,260 @@
+"""Composite opcodes become primitive ones, so that later passes and codegen see fewer opcodes.
+
+    batch-norm-*, topk, map, call, ragged-dot, rng-bit-generator, stochastic-convert, uniform-(de)quantize, clamp with scalar bounds,
+    and asynchronous pairs (`all-reduce-start`/`-done` -> `all-reduce`: a program runs on one stream of steps).
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch_hlo.compiler.passes.base import hlo_pass
+from torch_hlo.compiler.passes.legalize_random import rng_bit_generator
+from torch_hlo.hlo import build as h
+from torch_hlo.hlo.infer import fail, product
+from torch_hlo.hlo.ir import Instruction, Module, instr
+from torch_hlo.hlo.match import inline, lift, op, rewrite, rules, var
+from torch_hlo.hlo.shape import DTYPES, Shape
+
+ACCUMULATOR = {"f16": "f32", "bf16": "f32", "f8e4m3fn": "f32", "f8e5m2": "f32", "f8e4m3fnuz": "f32", "f8e5m2fnuz": "f32"}
+_INTEGER = {8: "s8", 16: "s16", 32: "s32", 64: "s64"}
+
+
+# Batch normalisation, computed in f32 for narrower types
+
+
+def _along(v: Instruction, like: Instruction, axis: int) -> Instruction:
+    return h.broadcast(v, like.shape.dims, (axis,))
+
+
+def _mean(x: Instruction, axis: int) -> Instruction:
+    """Mean over every dimension but `axis`."""
+    others = [d for d in range(x.shape.rank) if d != axis]
+    total = h.reduce(x, h.constant(0, x.shape.dtype), others, "add")
+    return h.divide(total, _count(x, others, total))
+
+
+def _count(x: Instruction, dims: list[int], like: Instruction) -> Instruction:
+    """The number of elements in `dims`, symbolic or not, with the shape and type of `like`."""
+    if all(isinstance(x.shape.dims[d], int) for d in dims):
+        return h.full_like(like, product(x.shape.dims[d] for d in dims))
+    count = h.constant(1.0, like.shape.dtype)
+    for d in dims:
+        count = h.multiply(count, h.convert(h.get_dimension_size(x, d), like.shape.dtype))
+    return h.broadcast(count, like.shape.dims, ())
+
+
+def _wide(*xs: Instruction) -> list[Instruction]:
+    return [h.convert(x, ACCUMULATOR.get(x.shape.dtype, x.shape.dtype)) for x in xs]
+
+
+def _deviation(variance: Instruction, epsilon: float) -> Instruction:
+    return h.sqrt(h.add(variance, h.full_like(variance, epsilon)))
+
+
+def batch_norm_inference(out: Instruction) -> Instruction:
+    axis = out["feature_index"]
+    x, scale, offset, mean, variance = _wide(*out.operands)
+    factor = h.divide(scale, _deviation(variance, out["epsilon"]))
+    y = h.add(h.multiply(h.subtract(x, _along(mean, x, axis)), _along(factor, x, axis)), _along(offset, x, axis))
+    return h.convert(y, out.shape.dtype)
+
+
+def batch_norm_training(out: Instruction) -> Instruction:
+    axis = out["feature_index"]
+    x, scale, offset = _wide(*out.operands)
+    mean = _mean(x, axis)
+    centred = h.subtract(x, _along(mean, x, axis))
+    variance = _mean(h.multiply(centred, centred), axis)
+    factor = h.divide(scale, _deviation(variance, out["epsilon"]))
+    y = h.add(h.multiply(centred, _along(factor, x, axis)), _along(offset, x, axis))
+    return h.tuple_(*(h.convert(v, s.dtype) for v, s in zip((y, mean, variance), out.shape.elements)))
+
+
+def batch_norm_grad(out: Instruction) -> Instruction:
+    axis = out["feature_index"]
+    x, scale, mean, variance, grad = _wide(*out.operands)
+    others = [d for d in range(x.shape.rank) if d != axis]
+    zero = h.constant(0, x.shape.dtype)
+    inverse = h.divide(h.full_like(variance, 1), _deviation(variance, out["epsilon"]))
+    centred = h.multiply(h.subtract(x, _along(mean, x, axis)), _along(inverse, x, axis))
+    grad_offset = h.reduce(grad, zero, others, "add")
+    grad_scale = h.reduce(h.multiply(grad, centred), zero, others, "add")
+    count = _count(x, others, grad_offset)
+    inner = h.subtract(grad, _along(h.divide(grad_offset, count), x, axis))
+    inner = h.subtract(inner, h.multiply(centred, _along(h.divide(grad_scale, count), x, axis)))
+    grad_x = h.multiply(inner, _along(h.multiply(scale, inverse), x, axis))
+    return h.tuple_(*(h.convert(v, s.dtype) for v, s in zip((grad_x, grad_scale, grad_offset), out.shape.elements)))
+
+
+# Called computations
+
+
+def call(out: Instruction) -> Instruction:
+    return inline(out["to_apply"], out.operands)
+
+
+def map_(out: Instruction) -> Instruction:
+    body = lift(out["to_apply"], out.operands)
+    if body is None:
+        fail("map", "the computation must consist of pointwise opcodes", *out.operands)
+    return body
+
+
+def async_done(out: Instruction) -> Instruction | None:
+    """The computation, in place of starting it and waiting."""
+    start = out.operands[0]
+    while start.op == "async-update":
+        start = start.operands[0]
+    return inline(start["calls"], start.operands) if start.op == "async-start" else None
+
+
+def collective_done(out: Instruction) -> Instruction | None:
+    start = out.operands[0]
+    name = out.op.removesuffix("-done")
+    return instr(name, start.operands, out.shape, **dict(start.attrs)) if start.op == name + "-start" else None
+
+
+# Sorting
+
+
+def total_order(x: Instruction) -> Instruction:
+    """Integers that order like the floats `x`: -nan < -inf < … < -0 < 0 < … < inf < nan. Other types are returned as they are."""
+    if x.shape.kind != "f":
+        return x
+    bits = h.bitcast_convert(x, _INTEGER[DTYPES[x.shape.dtype].bits])
+    flipped = h.xor(bits, h.full_like(bits, h.highest(bits.shape.dtype)))
+    return h.select(h.compare(bits, h.full_like(bits, 0), "LT"), flipped, bits)
+
+
+def topk(out: Instruction) -> Instruction:
+    """A stable sort of (values, positions), cut after k."""
+    x = out.operands[0]
+    last = x.shape.rank - 1
+    direction = "GT" if out["largest"] else "LT"
+    scalars = [Shape(t) for t in (x.shape.dtype, x.shape.dtype, "s32", "s32")]
+    comparator = h.computation(lambda a, b, i, j: h.compare(total_order(a), total_order(b), direction), scalars, "topk_" + direction.lower())
+    both = h.sort([x, h.iota("s32", x.shape.dims, last)], last, comparator, is_stable=True)
+    limits = (*x.shape.dims[:-1], out["k"])
+    return h.tuple_(*(h.slice_(h.get_tuple_element(both, i), (0,) * (last + 1), limits) for i in (0, 1)))
+
+
+# Conversions
+
+
+def clamp(out: Instruction) -> Instruction | None:
+    """Scalar bounds are broadcast."""
+    low, x, high = out.operands
+    if low.shape.dims == high.shape.dims == x.shape.dims:
+        return None
+    return h.clamp(*(h.broadcast(v, x.shape.dims, ()) if not v.shape.dims else v for v in out.operands))
+
+
+def stochastic_convert(out: Instruction) -> Instruction:
+    """Rounds the magnitude up where the random bits are below the fraction. Results are integers."""
+    x, random = out.operands
+    if out.shape.kind not in "su":
+        fail("stochastic-convert", f"results of type {out.shape.dtype} have no defined rounding; convert to an integer type", x, random)
+    (wide,) = _wide(x)
+    magnitude = h.abs_(wide)
+    whole = h.floor(magnitude)
+    scaled = h.multiply(h.subtract(magnitude, whole), h.full_like(wide, 2.0 ** DTYPES[random.shape.dtype].bits))
+    up = h.compare(random, h.convert(scaled, random.shape.dtype), "LT")
+    rounded = h.select(up, h.add(whole, h.full_like(whole, 1)), whole)
+    negative = h.compare(wide, h.full_like(wide, 0), "LT")
+    return h.convert(h.select(negative, h.negate(rounded), rounded), out.shape.dtype)
+
+
+def _per_channel(out: Instruction) -> list[Instruction]:
+    """Scale and zero point with the operand's dims."""
+    return [h.broadcast(v, out.operands[0].shape.dims, out.get("dimensions", ())) for v in out.operands[1:]]
+
+
+def uniform_quantize(out: Instruction) -> Instruction:
+    scale, zero = (h.convert(v, "f64") for v in _per_channel(out))
+    x = h.round_nearest_even(h.divide(h.convert(out.operands[0], "f64"), scale))
+    return h.convert(h.add(x, zero), out.shape.dtype)
+
+
+def uniform_dequantize(out: Instruction) -> Instruction:
+    scale, zero = (h.convert(v, "f64") for v in _per_channel(out))
+    return h.convert(h.multiply(h.subtract(h.convert(out.operands[0], "f64"), zero), scale), out.shape.dtype)
+
+
+def get_dimension_size(out: Instruction) -> Instruction | None:
+    size = out.operands[0].shape.dims[out["dimensions"][0]]
+    return h.constant(size, "s32") if isinstance(size, int) else None
+
+
+# Ragged dot
+
+
+def ragged_dot(out: Instruction) -> Instruction:
+    """Dots over operands masked per group.
+
+    Ragged rows: every group multiplies a copy of lhs with the other rows zeroed, contracted over the group too.
+    Ragged contraction: the groups' masked copies of lhs give one result each. A ragged batch is an ordinary batched dot.
+    """
+    x, y, sizes = out.operands
+    (ragged,) = out["lhs_ragged_dims"]
+    contract, batch = out["lhs_contracting_dims"], out["lhs_batch_dims"]
+    if ragged in batch:
+        return h.dot(x, y, contract, out["rhs_contracting_dims"], batch, out["rhs_batch_dims"], out.shape.dtype)
+    if sizes.shape.rank != 1:
+        fail("ragged-dot", "group sizes must have rank 1", x, y, sizes)
+    groups = sizes.shape.dims[0]
+    masked = h.broadcast(x, (groups, *x.shape.dims), range(1, x.shape.rank + 1))
+    position = h.iota(sizes.shape.dtype, masked.shape.dims, 1 + ragged)
+    ends = _inclusive_sum(sizes)
+    low, high = (h.broadcast(v, masked.shape.dims, (0,)) for v in (h.subtract(ends, sizes), ends))
+    inside = h.and_(h.compare(position, low, "GE"), h.compare(position, high, "LT"))
+    masked = h.select(inside, masked, h.full_like(masked, 0))
+    contract, batch = [c + 1 for c in contract], [b + 1 for b in batch]
+    if ragged + 1 in contract:
+        product_ = h.dot(masked, y, contract, out["rhs_contracting_dims"], batch, out["rhs_batch_dims"], out.shape.dtype)
+        n = len(batch)  # batch, group, rows, columns -> group first
+        return h.transpose(product_, [n, *range(n), *range(n + 1, product_.shape.rank)])
+    return h.dot(masked, y, [0, *contract], [*out["rhs_group_dims"], *out["rhs_contracting_dims"]], batch, out["rhs_batch_dims"], out.shape.dtype)
+
+
+def _inclusive_sum(v: Instruction) -> Instruction:
+    """Cumulative sum of a short vector: a masked square summed over its columns."""
+    n = v.shape.dims[0]
+    square = (n, n)
+    before = h.compare(h.iota("s32", square, 1), h.iota("s32", square, 0), "LE")
+    spread = h.broadcast(v, square, (1,))
+    return h.reduce(h.select(before, spread, h.full_like(spread, 0)), h.constant(0, v.shape.dtype), (1,), "add")
+
+
+EXPANSIONS: dict[str, Callable[[Instruction], Instruction | None]] = {
+    "batch-norm-inference": batch_norm_inference,
+    "batch-norm-training": batch_norm_training,
+    "batch-norm-grad": batch_norm_grad,
+    "call": call,
+    "map": map_,
+    "async-done": async_done,
+    "all-reduce-done": collective_done,
+    "all-gather-done": collective_done,
+    "collective-permute-done": collective_done,
+    "topk": topk,
+    "clamp": clamp,
+    "stochastic-convert": stochastic_convert,
+    "uniform-quantize": uniform_quantize,
+    "uniform-dequantize": uniform_dequantize,
+    "get-dimension-size": get_dimension_size,
+    "ragged-dot": ragged_dot,
+    "rng-bit-generator": rng_bit_generator,
+}
+x = var("x")
+RULES = rules(
+    *((op(name), expand) for name, expand in EXPANSIONS.items()),
+    (op("domain", x), lambda x: x),
+    (op("copy-done", op("copy-start", x)), lambda x: x),
+)
+
+
+@hlo_pass
+def legalize(module: Module) -> Module:
+    """Composite opcodes -> primitive opcodes. Every expansion is free of composite opcodes, except inlined computations, which are shorter."""
+    return rewrite(module, RULES)
+
+
