@@ -142,7 +142,8 @@ class Checker(TorchDispatchMode):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if op.namespace != "aten":
-            self.fallbacks.add(str(op))
+            if op.namespace != "prims" or "copy_to" not in op.name():
+                self.fallbacks.add(str(op))
             return op(*args, **kwargs)
         twin = functional(op)
         copies = tree_map(lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v, (args, kwargs))
@@ -175,12 +176,22 @@ class Checker(TorchDispatchMode):
                 notes = "; ".join(getattr(error, "__notes__", ()))
                 shapes = tree_map(lambda v: f"{v.dtype}{list(v.shape)}" if isinstance(v, torch.Tensor) else v, (args, kwargs))
                 self.failures[name] = f"{type(error).__name__}: {str(error)[:300]} {notes[:200]} {str(shapes)[:300]}"
-        elif not missing and op in DECOMPOSITIONS and name not in NO_DECOMPOSITION:
+        elif not missing and (decomposition := decomposition_of(op)) is not None:
             self.seen.add(name)
             with self:
-                DECOMPOSITIONS[op](*args, **kwargs)
+                decomposition(*args, **kwargs)
         else:
             self.fallbacks.add(name)
+
+
+def decomposition_of(op: OpOverload):
+    """What the dispatcher does with an op that has no lowering: PyTorch's decomposition or composite kernel."""
+    if op in DECOMPOSITIONS:
+        return DECOMPOSITIONS[op]
+    for key in (torch._C.DispatchKey.CompositeExplicitAutograd, torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional, torch._C.DispatchKey.CompositeImplicitAutograd):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key):
+            return lambda *args, _key=key, **kwargs: op._op_dk(_key, *args, **kwargs)
+    return None
 
 
 class _disabled:
@@ -213,4 +224,3 @@ UNINITIALISED = {
     "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default", "aten.new_empty_strided.default",
     "aten.empty_permuted.default",
 }  # fmt: skip
-NO_DECOMPOSITION: set[str] = set()

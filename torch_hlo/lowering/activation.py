@@ -22,7 +22,7 @@ from torch_hlo.lowering.expr import (
     tanh,
     where,
 )
-from torch_hlo.lowering.registry import Weak, expected, lowers
+from torch_hlo.lowering.registry import Weak, expected, lowers, nested
 
 aten = torch.ops.aten
 SQRT_2_PI = math.sqrt(2 / math.pi)
@@ -230,8 +230,11 @@ def log_sigmoid_forward(x):
     def kernel(x):
         return minimum(x, 0) - log1p(exp(-absolute(x)))
 
-    shape = expected()[1]
-    return apply(kernel, (x,), {}), promote.full(0, shape.dtype, shape.dims)
+    # The second result is a buffer of PyTorch's CPU kernel (on other devices it is empty).
+    buffer = expected()[1]
+    if buffer.dims != expected()[0].dims:
+        return apply(kernel, (x,), {}), promote.full(0, buffer.dtype, buffer.dims)
+    return apply(kernel, (x,), {}), nested((buffer,), apply, lambda x: exp(-absolute(x)), (x,), {})
 
 
 @pointwise(aten.log_sigmoid_backward, arity=2)

@@ -23,8 +23,8 @@ def _filled(value) -> Instruction:
 
 
 @lowers(aten.full, aten.full_like, aten.new_full, aten.fill.Scalar, aten.fill.Tensor)
-def full(like, value, **kwargs):
-    return _filled(value)
+def full(*args, **kwargs):
+    return _filled(args[-1])
 
 
 @lowers(aten.ones, aten.ones_like, aten.new_ones)

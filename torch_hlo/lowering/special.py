@@ -1,0 +1,397 @@
+"""Special functions: erfc, erfinv, lgamma, digamma, polygamma, zeta, igamma, ndtri, … from classical expansions (Cephes, Lanczos)."""
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torch_hlo.lowering.control import while_loop
+from torch_hlo.lowering.elementwise import apply, pointwise
+from torch_hlo.lowering.expr import (
+    Expr,
+    absolute,
+    erf,
+    exp,
+    floor,
+    is_finite,
+    is_nan,
+    log,
+    log1p,
+    polynomial,
+    power,
+    sin,
+    sqrt,
+    tan,
+    trunc,
+    where,
+)
+from torch_hlo.lowering.registry import lowers
+
+aten = torch.ops.aten
+
+# erfc(x) = exp(-x²) P(x)/Q(x) for 1 <= x < 8, R(x)/S(x) beyond
+_ERFC_P = (
+    2.46196981473530512524e-10, 5.64189564831068821977e-1, 7.46321056442269912687, 4.86371970985681366614e1, 1.96520832956077098242e2,
+    5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3, 5.57535335369399327526e2,
+)  # fmt: skip
+_ERFC_Q = (
+    1.0, 1.32281951154744992508e1, 8.67072140885989742329e1, 3.54937778887819891062e2, 9.75708501743205489753e2, 1.82390916687909736289e3,
+    2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2,
+)  # fmt: skip
+_ERFC_R = (
+    5.64189583547755073984e-1, 1.27536670759978104416, 5.01905042251180477414, 6.16021097993053585195, 7.40974269950448939160,
+    2.97886665372100240670,
+)  # fmt: skip
+_ERFC_S = (
+    1.0, 2.26052863220117276590, 9.39603524938001434673, 1.20489539808096656605e1, 1.70814450747565897222e1, 9.60896809063285878198,
+    3.36907645100081516050,
+)  # fmt: skip
+
+
+def ratio(x: Expr, p, q) -> Expr:
+    return polynomial(x, p) / polynomial(x, q)
+
+
+def erfcx_positive(x: Expr) -> Expr:
+    """exp(x²) erfc(x) for x >= 1."""
+    near = where(x < 8, x, 1)
+    far = where(x < 8, 8, x)
+    inverse = 1 / far  # R/S in 1/x, so that nothing overflows
+    tail = inverse * polynomial(inverse, _ERFC_R[::-1]) / polynomial(inverse, _ERFC_S[::-1])
+    return where(x < 8, ratio(near, _ERFC_P, _ERFC_Q), tail)
+
+
+@pointwise(aten.erfc, aten.special_erfc)
+def erfc(x):
+    a = absolute(x)
+    far = where(a > 1, a, 1)
+    tail = exp(-far * far) * erfcx_positive(far)
+    return where(a <= 1, 1 - erf(x), where(x < 0, 2 - tail, where(is_nan(x), x, tail)))
+
+
+@pointwise(aten.special_erfcx)
+def erfcx(x):
+    a = absolute(x)
+    near = where(a <= 1, x, 0)
+    tail = erfcx_positive(where(a > 1, a, 1))
+    inside = exp(near * near) * (1 - erf(near))
+    return where(a <= 1, inside, where(x < 0, 2 * exp(x * x) - tail, where(is_nan(x), x, tail)))
+
+
+_ERFINV = (
+    ((-0.140543331, 0.914624893, -1.645349621, 0.886226899), (0.012229801, -0.329097515, 1.442710462, -2.118377725, 1.0)),
+    ((1.641345311, 3.429567803, -1.624906493, -1.970840454), (1.637067800, 3.543889200, 1.0)),
+)
+
+
+@pointwise(aten.erfinv, aten.special_erfinv)
+def erfinv(y):
+    """A rational start and two Newton steps."""
+    a = absolute(y)
+    central = a <= 0.7
+    z = where(central, y, 0)
+    inner = z * ratio(z * z, *_ERFINV[0])
+    z = sqrt(-log((1 - where(central, 0.7, a)) * 0.5))
+    outer = ratio(z, *_ERFINV[1])
+    x = where(central, inner, where(y < 0, -outer, outer))
+    for _ in range(2):
+        x = x - (erf(x) - y) / (exp(-x * x) * (2 / math.sqrt(math.pi)))
+    return where(a < 1, x, where(a.eq(1), y * math.inf, math.nan))
+
+
+@pointwise(aten.special_ndtr)
+def ndtr(x):
+    return 0.5 * erfc(x * -math.sqrt(0.5))
+
+
+@pointwise(aten.special_log_ndtr)
+def log_ndtr(x):
+    t = x * math.sqrt(0.5)
+    low = where(t < -1, -t, 1)
+    return where(t < -1, log(erfcx_positive(low) * 0.5) - t * t, log1p(erfc(where(t < -1, 0, t)) * -0.5))
+
+
+# Quantile of the normal distribution: central part, and tails in sqrt(-2 log p) below and above 8
+_NDTRI = (
+    (
+        (-5.99633501014107895267e1, 9.80010754185999661536e1, -5.66762857469070293439e1, 1.39312609387279679503e1, -1.23916583867381258016),
+        (
+            1.0, 1.95448858338141759834, 4.67627912898881538453, 8.63602421390890590575e1, -2.25462687854119370527e2, 2.00260212380060660359e2,
+            -8.20372256168333339912e1, 1.59056225126211695515e1, -1.18331621121330003142,
+        ),
+    ),
+    (
+        (
+            4.05544892305962419923, 3.15251094599893866154e1, 5.71628192246421288162e1, 4.40805073893200834700e1, 1.46849561928858024014e1,
+            2.18663306850790267539, -1.40256079171354495875e-1, -3.50424626827848203418e-2, -8.57456785154685413611e-4,
+        ),
+        (
+            1.0, 1.57799883256466749731e1, 4.53907635128879210584e1, 4.13172038254672030440e1, 1.50425385692907503408e1, 2.50464946208309415979,
+            -1.42182922854787788574e-1, -3.80806407691578277194e-2, -9.33259480895457427372e-4,
+        ),
+    ),
+    (
+        (
+            3.23774891776946035970, 6.91522889068984211695, 3.93881025292474443415, 1.33303460815807542389, 2.01485389549179081538e-1,
+            1.23716634817820021358e-2, 3.01581553508235416007e-4, 2.65806974686737550832e-6, 6.23974539184983651783e-9,
+        ),
+        (
+            1.0, 6.02427039364742014255, 3.67983563856160859403, 1.37702099489081330271, 2.16236993594496635890e-1, 1.34204006088543189037e-2,
+            3.28014464682127739104e-4, 2.89247864745380683936e-6, 6.79019408009981274425e-9,
+        ),
+    ),
+)  # fmt: skip
+
+
+@pointwise(aten.special_ndtri)
+def ndtri(p):
+    edge = math.exp(-2)
+    upper = p > 1 - edge
+    y = where(upper, 1 - p, p)
+    central = y > edge
+    c = where(central, y, 0.5) - 0.5
+    square = c * c
+    middle = (c + c * square * ratio(square, *_NDTRI[0])) * math.sqrt(2 * math.pi)
+    t = sqrt(log(where(central, edge, y)) * -2)
+    z = 1 / t
+    tail = t - log(t) / t - z * where(t < 8, ratio(z, *_NDTRI[1]), ratio(z, *_NDTRI[2]))
+    value = where(central, middle, where(upper, tail, -tail))
+    return where(p.eq(0), -math.inf, where(p.eq(1), math.inf, where((p > 0) & (p < 1), value, math.nan)))
+
+
+# Gamma function
+_LANCZOS = (
+    676.520368121885098567009190444019, -1259.13921672240287047156078755283, 771.3234287776530788486528258894, -176.61502916214059906584551354,
+    12.507343278686904814458936853, -0.13857109526572011689554707, 9.984369578019570859563e-6, 1.50563273514931155834e-7,
+)  # fmt: skip
+
+
+@pointwise(aten.lgamma, aten.special_gammaln)
+def lgamma(x):
+    """Lanczos for x >= 1/2, the reflection formula below."""
+    reflect = x < 0.5
+    z = where(reflect, -x, x - 1)
+    total = z.like(0.99999999999980993227684700473478)
+    for i, c in enumerate(_LANCZOS):
+        total = total + c / (z + (i + 1))
+    t = z + 7.5
+    log_t = log1p(z / 7.5) + math.log(7.5)
+    value = (z + 0.5 - t / log_t) * log_t + (math.log(math.sqrt(2 * math.pi)) + log(total))
+    a = absolute(x)
+    fraction = a - floor(a)
+    log_sine = log(sin(where(fraction > 0.5, 1 - fraction, fraction) * math.pi))
+    reflected = where(is_finite(log_sine), math.log(math.pi) - log_sine - value, -log_sine)
+    return where(a.eq(math.inf), math.inf, where(reflect, reflected, value))
+
+
+_DIGAMMA = (
+    8.33333333333333333333e-2, -2.10927960927960927961e-2, 7.57575757575757575758e-3, -4.16666666666666666667e-3, 3.96825396825396825397e-3,
+    -8.33333333333333333333e-3, 8.33333333333333333333e-2,
+)  # fmt: skip
+
+
+@pointwise(aten.digamma, aten.special_digamma, aten.special_psi)
+def digamma(x):
+    negative = x < 0
+    a = where(negative, 1 - x, x)
+    total = a.like(0)
+    for _ in range(10):
+        small = a < 10
+        total = where(small, total - 1 / a, total)
+        a = where(small, a + 1, a)
+    z = 1 / (a * a)
+    value = total + log(a) - 0.5 / a - z * polynomial(z, _DIGAMMA)
+    cotangent = math.pi / tan((x - trunc(x)) * math.pi)
+    value = where(negative, value - cotangent, value)
+    value = where(negative & x.eq(floor(x)), math.nan, value)
+    signed = where(1 / x < 0, x.like(math.inf), -math.inf)
+    return where(x.eq(0), signed, where(x.eq(math.inf), math.inf, value))
+
+
+_ZETA = (
+    12.0, -720.0, 30240.0, -1209600.0, 47900160.0, -1.8924375803183791606e9, 7.47242496e10, -2.950130727918164224e12, 1.1646782814350067249e14,
+    -4.5979787224074726105e15, 1.8152105401943546773e17, -7.1661652561756670113e18,
+)  # fmt: skip
+
+
+@pointwise(aten.special_zeta, arity=2)
+def zeta(x, q):
+    """Hurwitz zeta by Euler and Maclaurin."""
+    a, b = q, power(q, -x)
+    total = b
+    for _ in range(9):
+        a = a + 1
+        b = power(a, -x)
+        total = total + b
+    total = total + b * a / (x - 1) - 0.5 * b
+    factor = x.like(1)
+    for i, c in enumerate(_ZETA):
+        factor = factor * (x + 2 * i)
+        b = b / a
+        total = total + where(factor.eq(math.inf) | b.eq(0), 0, factor * b / c)
+        factor = factor * (x + (2 * i + 1))
+        b = b / a
+    whole = q.eq(floor(q))
+    total = where((q <= 0) & whole, math.inf, where((q <= 0) & x.ne(floor(x)), math.nan, total))
+    return where(x.eq(1), math.inf, where(x < 1, math.nan, total))
+
+
+def trigamma(x: Expr) -> Expr:
+    reflect = x < 0.5
+    a = where(reflect, 1 - x, x)
+    total = a.like(0)
+    for _ in range(6):
+        total = total + 1 / (a * a)
+        a = a + 1
+    z = 1 / (a * a)
+    total = total + (1 + 1 / (2 * a) + z * (1 / 6 - z * (1 / 30 - z / 42))) / a
+    s = sin(x * math.pi)
+    return where(reflect, (math.pi * math.pi) / (s * s) - total, total)
+
+
+@lowers(aten.polygamma, aten.special_polygamma)
+def polygamma(n, x):
+    return apply(lambda x: _polygamma(n, x), (x,), {})
+
+
+def _polygamma(n: int, x: Expr) -> Expr:
+    if n == 0:
+        return digamma(x)
+    if n == 1:
+        return trigamma(x)
+    factorial = math.factorial(n) * (1 if n % 2 else -1)
+    return zeta(x.like(n + 1), x) * float(factorial)
+
+
+@pointwise(aten.mvlgamma, aten.special_multigammaln)
+def mvlgamma(x, p):
+    total = x.like(p * (p - 1) / 4 * math.log(math.pi))
+    for i in range(p):
+        total = total + lgamma(x - i / 2)
+    return total
+
+
+# Incomplete gamma functions: a power series below, a continued fraction above the transition x = max(1, a).
+def _gamma_parts(a: Expr, x: Expr) -> tuple[Expr, Expr, Expr]:
+    """(use the series; P by series; Q by fraction)."""
+    series = (x <= 1) | (x <= a)
+    xs = where(series & (x > 0), x, 1)
+    tiny = 1e-8 if x.dtype == "f32" else 1e-17
+
+    def more(a, x, r, term, total):
+        return absolute(term) > absolute(total) * tiny
+
+    def step(a, x, r, term, total):
+        r = r + 1
+        term = term * (x / r)
+        return a, x, r, term, total + term
+
+    one = x.like(1)
+    safe_a = where(a > 0, a, 1)
+    *_, total = while_loop(more, step, (safe_a, where(series, xs, 1), safe_a, one, one), 2000)
+    log_scale = safe_a * log(xs) - xs - lgamma(safe_a)
+    p = exp(log_scale) * total / safe_a
+
+    xf = where(series, safe_a + 2, x)
+    big, small = (1e7, 1e-7) if x.dtype == "f32" else (1e15, 1e-15)
+    # Continued fraction by the forward recurrence of numerators and denominators.
+    y, z = 1 - safe_a, xf + (1 - safe_a) + 1
+    state = (xf, y, z, one * 0, one, xf, xf + 1, z * xf, (xf + 1) / (z * xf), one)
+
+    def unfinished(x, y, z, c, pkm2, qkm2, pkm1, qkm1, answer, change):
+        return change > tiny
+
+    def advance(x, y, z, c, pkm2, qkm2, pkm1, qkm1, answer, change):
+        c, y, z = c + 1, y + 1, z + 2
+        yc = y * c
+        pk, qk = pkm1 * z - pkm2 * yc, qkm1 * z - qkm2 * yc
+        value = where(qk.ne(0), pk / where(qk.ne(0), qk, 1), answer)
+        change = where(qk.ne(0), absolute((answer - value) / value), 1)
+        shrink = where(absolute(pk) > big, pk.like(small), 1)
+        return x, y, z, c, pkm1 * shrink, qkm1 * shrink, pk * shrink, qk * shrink, value, change
+
+    answer = while_loop(unfinished, advance, state, 2000)[8]
+    q = answer * exp(safe_a * log(xf) - xf - lgamma(safe_a))
+    return series, p, q
+
+
+def _gamma_edges(a: Expr, x: Expr, value: Expr, upper: bool) -> Expr:
+    """The corners: a or x zero, infinite or negative."""
+    at_zero, at_infinity = (1.0, 0.0) if upper else (0.0, 1.0)
+    value = where(x.eq(0), at_zero, value)
+    value = where(x.eq(math.inf), at_infinity, value)
+    value = where(a.eq(math.inf), where(x.eq(math.inf), x.like(math.nan), at_zero), value)
+    value = where(a.eq(0), where(x > 0, x.like(at_infinity), math.nan), value)
+    return where((a < 0) | (x < 0) | is_nan(a) | is_nan(x), math.nan, value)
+
+
+@pointwise(aten.igamma, aten.special_gammainc, arity=2)
+def igamma(a, x):
+    series, p, q = _gamma_parts(a, x)
+    return _gamma_edges(a, x, where(series, p, 1 - q), False)
+
+
+@pointwise(aten.igammac, aten.special_gammaincc, arity=2)
+def igammac(a, x):
+    series, p, q = _gamma_parts(a, x)
+    return _gamma_edges(a, x, where(series, 1 - p, q), True)
+
+
+@pointwise(aten.sinc, aten.special_sinc)
+def sinc(x):
+    product = x * math.pi
+    return where(x.eq(0), 1, sin(product) / product)
+
+
+@pointwise(aten.special_entr)
+def entr(x):
+    return where(is_nan(x), x, where(x > 0, -x * log(x), where(x.eq(0), x.like(0), -math.inf)))
+
+
+@pointwise(aten.special_spherical_bessel_j0)
+def spherical_bessel_j0(x):
+    square = x * x
+    series = polynomial(square, [1 / math.factorial(2 * k + 1) * (-1) ** k for k in range(6, -1, -1)])
+    return where(absolute(x) < 0.5, series, where(absolute(x).eq(math.inf), 0, sin(x) / x))
+
+
+# Orthogonal polynomials by their three-term recurrences: (first degree, next from the last two).
+def _recurrence(first, following):
+    def kernel(x, n):
+        degree = floor(n)
+
+        def more(x, n, k, p, q):
+            return k < n
+
+        def step(x, n, k, p, q):
+            new = where(k < n, following(x, k, p, q), q)
+            return x, n, k + 1, where(k < n, q, p), new
+
+        start = (x, degree, x.like(1), x.like(1), first(x))
+        last = while_loop(more, step, start)[4]
+        return where(is_nan(x), x, where(degree < 0, 0, where(degree.eq(0), 1, where(degree.eq(1), first(x), last))))
+
+    return kernel
+
+
+def _chebyshev(x, k, p, q):
+    return 2 * x * q - p
+
+
+def _shifted(first):
+    plain = _recurrence(first, _chebyshev)
+    return lambda x, n: plain(2 * x - 1, n)
+
+
+_POLYNOMIALS = {
+    "chebyshev_polynomial_t": _recurrence(lambda x: x, _chebyshev), "chebyshev_polynomial_u": _recurrence(lambda x: 2 * x, _chebyshev),
+    "chebyshev_polynomial_v": _recurrence(lambda x: 2 * x - 1, _chebyshev), "chebyshev_polynomial_w": _recurrence(lambda x: 2 * x + 1, _chebyshev),
+    "shifted_chebyshev_polynomial_t": _shifted(lambda x: x), "shifted_chebyshev_polynomial_u": _shifted(lambda x: 2 * x),
+    "shifted_chebyshev_polynomial_v": _shifted(lambda x: 2 * x - 1), "shifted_chebyshev_polynomial_w": _shifted(lambda x: 2 * x + 1),
+    "hermite_polynomial_h": _recurrence(lambda x: 2 * x, lambda x, k, p, q: 2 * x * q - 2 * k * p),
+    "hermite_polynomial_he": _recurrence(lambda x: x, lambda x, k, p, q: x * q - k * p),
+    "laguerre_polynomial_l": _recurrence(lambda x: 1 - x, lambda x, k, p, q: ((2 * k + 1 - x) * q - k * p) / (k + 1)),
+    "legendre_polynomial_p": _recurrence(lambda x: x, lambda x, k, p, q: ((2 * k + 1) * x * q - k * p) / (k + 1)),
+}  # fmt: skip
+for _name, _kernel in _POLYNOMIALS.items():
+    pointwise(getattr(aten, f"special_{_name}"), arity=2)(_kernel)
