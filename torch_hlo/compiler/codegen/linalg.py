@@ -84,7 +84,7 @@ def cholesky(program, x: Instruction) -> None:
     n, dtype = x.shape.dims[-1], x.shape.dtype
     if x.shape.size == 0:
         return
-    lower = x.get("lower", False)
+    lower = x["lower"]
     f = Writer(program, "cholesky", [("i64", "lo"), ("i64", "hi"), ("ptr", "a"), ("ptr", "l")])
     size, number = Sizes(f), _Number(f, dtype)
     rows = size(n)
@@ -152,7 +152,7 @@ def _row_dot(f: Writer, lanes: int, kind: str, a: Int, b: Int, n: Int) -> str:
 def triangular_solve(program, x: Instruction) -> None:
     """op(a) x = b by substitution; the right-hand side solves the transposed system."""
     a, b = x.operands
-    attrs = {"left_side": True, "lower": True, "unit_diagonal": False, "transpose_a": "NO_TRANSPOSE", **dict(x.attrs)}
+    attrs = {k: x[k] for k in ("left_side", "lower", "unit_diagonal", "transpose_a")}
     if x.shape.size == 0:
         return
     if x.shape.dtype in ("f16", "bf16"):
