@@ -14,7 +14,7 @@ from torch_hlo.hlo.shape import DTYPES
 MAX_INT = (1 << 63) - 1
 _SPACE = re.compile(r"(?:\s++|/\*(?s:.*?)\*/|//[^\n]*+)*+")
 _STRING = re.compile(r'"((?:[^"\\]++|\\(?s:.))*+)"')
-_BALANCED = re.compile(r'"(?:[^"\\]++|\\(?s:.))*+"|[{}()\[\]]')
+_BALANCED = re.compile(r'"(?:[^"\\\n]++|\\.)*+"|[{}()\[\]"]')
 _ESCAPE = re.compile(r"\\([0-9]{3}|[0-9A-Fa-f]{2}|(?s:.))")
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "f": b"\f", "v": b"\v", "b": b"\b", "a": b"\a"}
 _INNER = r"[^,\]\[{}:()]"
@@ -35,6 +35,7 @@ class ParseError(ValueError):
         offset = position - begin
         cut = max(0, offset - 60)  # long lines: the part around the caret
         shown = source[cut:cut + 120].replace("\t", " ")
+        message = message if len(message) < 600 else message[:600] + "…"
         super().__init__(f"line {self.line}, column {self.column}: {message}\n  {shown}\n  {' ' * (offset - cut)}^")
 
 
@@ -111,6 +112,8 @@ class Scanner:
                 raise self.error("this bracket is not closed", begin)
             self.pos = found.end()
             token = found.group()
+            if token == '"':
+                raise self.error("this string is not closed", found.start())
             if token in closers:
                 open_.append(closers[token])
             elif token[0] != '"':
