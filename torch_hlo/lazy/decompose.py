@@ -8,7 +8,8 @@ from torch._ops import OpOverload
 
 from torch_hlo.lazy import backend, checks, dispatch
 
-_COMPOSITE = (backend.Key.CompositeExplicitAutograd, backend.Key.CompositeExplicitAutogradNonFunctional, backend.Key.CompositeImplicitAutograd)
+# (CompositeExplicitAutogradNonFunctional kernels call the out= variant, which here means the functional one again.)
+_COMPOSITE = (backend.Key.CompositeExplicitAutograd, backend.Key.CompositeImplicitAutograd)
 
 # Decompositions that PyTorch has but that are not the op on the CPU: they sync, loop in Python over values, or differ.
 _UNSUITABLE = frozenset("nonzero nonzero_static unique_consecutive _unique2 unique_dim bincount histc masked_select".split())

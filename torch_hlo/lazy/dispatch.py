@@ -58,7 +58,9 @@ def eager_handle(func: OpOverload, args: tuple, kwargs: dict | None):
 
 
 class _State(threading.local):
-    nested = 0
+    def __init__(self) -> None:
+        self.nested = 0  # depth of decompositions
+        self.active: set[OpOverload] = set()  # ops being decomposed
 
 
 _state = _State()
@@ -120,10 +122,25 @@ def has_lowering(op: OpOverload) -> bool:
 
 def lower_or_fall_back(op: OpOverload) -> Handler:
     """The handler of a functional op without a lowering."""
+
+    def on_cpu(args: tuple, kwargs: dict):
+        return decompose.on_cpu(op, args, kwargs)
+
     decomposition = decompose.decomposition(op)
-    if decomposition is not None:
-        return lambda args, kwargs: nested(decomposition, args, kwargs)
-    return lambda args, kwargs: decompose.on_cpu(op, args, kwargs)
+    if decomposition is None:
+        return on_cpu
+
+    def decomposed(args: tuple, kwargs: dict):
+        if op in _state.active:  # many of PyTorch's decompositions end in a primitive that is the op itself
+            TABLE[op] = on_cpu
+            return on_cpu(args, kwargs)
+        _state.active.add(op)
+        try:
+            return nested(decomposition, args, kwargs)
+        finally:
+            _state.active.discard(op)
+
+    return decomposed
 
 
 def nested(fn: Callable, args: tuple, kwargs: dict):

@@ -44,12 +44,13 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 def factory_twin(op: OpOverload) -> OpOverload | None:
     """For `full.out` and the like: the overload that takes dtype and device instead of `out`, or None."""
     namespace = getattr(torch.ops, op.namespace)
-    wanted = [a.name for a in op._schema.arguments if a.name != "out"]
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name != "out"]
     packet = getattr(namespace, op._schema.name.split("::")[1])
     for overload in packet.overloads():
         twin = getattr(packet, overload)
-        names = [a.name for a in twin._schema.arguments]
-        if "dtype" in names and [n for n in names if n not in ("dtype", "layout", "device", "pin_memory")] == wanted:
+        given = [(a.name, str(a.type)) for a in twin._schema.arguments]
+        options = ("dtype", "layout", "device", "pin_memory")
+        if any(n == "dtype" for n, _ in given) and [a for a in given if a[0] not in options] == wanted:
             return twin
     return None
 
@@ -78,9 +79,12 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
     check = checks.BOUNDS.get(twin)
     random = generator.is_random(twin)
     idempotent = op._schema.name.split("::")[1] in IDEMPOTENT
+    defaults = _missing_defaults(op, twin)
 
     def run(args: tuple, kwargs: dict):
         x = args[0]
+        if defaults and len(args) <= defaults[0]:
+            args = (*args, *defaults[1])
         if type(x) is not HloTensor:
             checks.admit_target(x, args)
         nodes, keywords, key = operands(args, kwargs, arguments)
@@ -103,6 +107,14 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
         return x
 
     return run
+
+
+def _missing_defaults(op: OpOverload, twin: OpOverload) -> tuple[int, tuple] | None:
+    """Position and values of trailing defaults that `op` has and its twin has not (`bernoulli_`'s p)."""
+    for i, (mine, other) in enumerate(zip(op._schema.arguments, twin._schema.arguments)):
+        if not mine.kwarg_only and mine.has_default_value() and not other.has_default_value():
+            return i, (mine.default_value,)
+    return None
 
 
 OVERLAP = (
@@ -443,7 +455,7 @@ for _name in ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdi
 # ---- mutation that the schema does not declare
 
 
-@handles(aten.native_batch_norm.default)
+@handles(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 def native_batch_norm(args: tuple, kwargs: dict):
     x, weight, bias, mean, var, training, momentum, eps = args
     if mean is None:

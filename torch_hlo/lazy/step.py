@@ -132,6 +132,7 @@ def materialize(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     with contextlib.ExitStack() as stack:
         bases = {id(s): stack.enter_context(_reading(s)) for s in storages}
         results = [_view_on_host(bases[id(t._storage)], t) for t in tensors]
+    _forget_done()
     metrics.record("TransferFromDeviceTime", time.perf_counter() - start)
     metrics.record("InboundData", sum(r.nbytes for r in results), "B")
     return results
@@ -172,6 +173,7 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
 def _evaluate_for(storages: Sequence[Storage]) -> None:
     if not any(type(s.value) is Out for s in storages):
         return
+    _surface()
     try:
         _evaluate()
     except Exception as whole:
@@ -347,8 +349,7 @@ def _wait_all() -> None:
 def _surface() -> None:
     """Forget runs that are done. If one failed, give its storages their graph back and raise its error."""
     with LOCK:
-        while _IN_FLIGHT and _IN_FLIGHT[0].job.done.is_set() and _IN_FLIGHT[0].job.error is None:
-            _IN_FLIGHT.popleft()
+        _forget_done()
         if not _IN_FLIGHT or not _IN_FLIGHT[0].job.done.is_set():
             return
         executor.drain()  # what came after may have failed with it
@@ -361,6 +362,13 @@ def _surface() -> None:
         _IN_FLIGHT.clear()
         _substitute(replaced)
     raise error
+
+
+def _forget_done() -> None:
+    """Let go of the graphs of runs that succeeded, and of the arrays that only those still read."""
+    with LOCK:
+        while _IN_FLIGHT and _IN_FLIGHT[0].job.done.is_set() and _IN_FLIGHT[0].job.error is None:
+            _IN_FLIGHT.popleft()
 
 
 def _substitute(replaced: dict[int, Out]) -> None:

@@ -41,7 +41,10 @@ class _Data:
 class HloTensor(torch.Tensor):
     """A tensor of the "hlo" device. Users see it as a plain `torch.Tensor`."""
 
-    __slots__ = ("_storage", "_view", "_meta")
+    # No __slots__: `torch.utils.swap_tensors`, which `module.to` uses, swaps only the __dict__.
+    _storage: Storage
+    _view: View | None
+    _meta: Meta
     # Everything is done below autograd; the Python-level override protocol would only cost time.
     __torch_function__ = backend.disabled_torch_function
     data = _Data()
