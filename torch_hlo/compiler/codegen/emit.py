@@ -42,17 +42,20 @@ def literal(kind: str, value) -> str:
 
 
 class Unit:
-    """What all Emits of one function share: value numbers, the C functions used (name -> declaration), the target."""
+    """What all Emits of one function share: the numbers of its values, the target, the C functions called (name -> declaration)."""
 
-    __slots__ = ("count", "externals", "target")
+    __slots__ = ("count", "target", "externals")
 
-    def __init__(self, target) -> None:
+    def __init__(self, target=None) -> None:
         self.count, self.target = 0, target
         self.externals: dict[str, str] = {}
 
     def number(self) -> int:
         self.count += 1
         return self.count
+
+    def has(self, feature: str) -> bool:
+        return self.target is not None and self.target.has(feature)
 
 
 class Emit:

@@ -3,7 +3,7 @@
     k = Kernel(target, lanes=16, leaves=[p, q])
     with k.loop("%lo", "%hi", rows) as i:                       # scalar loop
         k.lane_loop(0, columns, lambda j, _: k.store(…, k.value(root, (i, j))))    # 16 columns at a time
-    program.function("name", k.text("name"))                    # void name(i64 lo, i64 hi, ptr p0, ptr p1, …, i64 n0, …)
+    name = k.define(program, "name")                            # void name(i64 lo, i64 hi, ptr p0, ptr p1, …, i64 n0, …)
 
 `k.value(x, index)` is the element of `x` at `index`, written at the loop level where the index varies: what does not
 depend on the lane loop is one scalar outside of it, what does is a vector of `lanes`. Leaves are loaded; every other
@@ -526,6 +526,12 @@ class Kernel:
 
     def _label(self, hint: str) -> str:
         return f"{hint}.{self.unit.number()}"
+
+    def define(self, program, name: str) -> str:
+        """Add the function to the program; returns the name to call it by."""
+        for symbol, declaration in self.unit.externals.items():
+            program.symbol(symbol, declaration)
+        return program.function(name, self.text(name))
 
     def text(self, name: str) -> str:
         """The function's definition: `void name(i64 lo, i64 hi, ptr p0, …, i64 n0, …)`."""

@@ -39,10 +39,10 @@ _EXP64_Q = (3.00198505138664455042e-6, 2.52448340349684104192e-3, 2.272655482081
 def scale(t: Typed, y: str, n: str) -> str:
     """y * 2^n for a whole number n (as a float). Results below the normal range may be flushed by the caller."""
     e = t.e
-    if t.kind == "float" and e.lanes == 16 and e.unit.target.has("avx512f"):
+    if t.kind == "float" and e.lanes == 16 and e.unit.has("avx512f"):
         v = t.type
         return e.op(f"call {v} @llvm.x86.avx512.mask.scalef.ps.512({v} {y}, {v} {n}, {v} {y}, i16 -1, i32 4)")
-    if t.kind == "double" and e.lanes == 8 and e.unit.target.has("avx512f"):
+    if t.kind == "double" and e.lanes == 8 and e.unit.has("avx512f"):
         v = t.type
         return e.op(f"call {v} @llvm.x86.avx512.mask.scalef.pd.512({v} {y}, {v} {n}, {v} {y}, i8 -1, i32 4)")
     # In two steps, because 2^128 and 2^-140 are no normal numbers.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -61,7 +61,7 @@ class HostCall:
 
 
 class Program:
-    """Collects the functions, constants and calls of one module. `lanes` is the number of bytes of a vector register."""
+    """Collects the functions, constants and calls of one module for a target (target.py)."""
 
     def __init__(self, module: Module, target) -> None:
         self.module, self.target = module, target
@@ -75,16 +75,16 @@ class Program:
         self._constant_bytes = 0
         self._symbols = {name: FIXED_WORDS + i for i, (name, _, _) in enumerate(module.symbols)}
         self._first_parameter = FIXED_WORDS + len(module.symbols)
-        self._first_output = self._first_parameter + len(module.entry.params)
-        self.words = self._first_output + len(outputs(module))
+        self.first_output = self._first_parameter + len(module.entry.params)
+        self.words = self.first_output + len(outputs(module))
         self._top: Size = 0  # first free byte of the arena
         self._arena: Size = 0  # its largest value
         self._places: list[dict[Instruction, object]] = [{}]
-        self._tuple_fields: dict = {}
         self.code: Function = None  # type: ignore[assignment]
         self._sizes: dict[Size, str] = {}
         self._bases: dict[int, str] = {}
         self._arguments = 0
+        self._numbers = 0
 
     # -- memory ---------------------------------------------------------------------------------------------------
     def place(self, x: Instruction, *path: int) -> Place:
@@ -255,19 +255,19 @@ class Program:
 
         `result` may be the same memory as `arguments`: what would be overwritten too early goes through a copy.
         """
-        from torch_hlo.compiler.codegen.loop import emit_computation
+        from torch_hlo.compiler.codegen.computation import emit_computation
 
         return emit_computation(self, computation, arguments, result)
 
     @contextmanager
-    def function_scope(self, name: str, places: Mapping[Instruction, object] | None = None):
-        """Write into a new function `void name(ptr block)`; yields it. With `places`, instructions are looked up there and not in
-        the enclosing computation. The text is added by the caller of this method through `finish`."""
+    def block_function(self, name: str, places: dict[Instruction, object] | None = None):
+        """Write into a new function `void name(ptr block)`; yields its Function, add its text with `function`. With `places`,
+        instructions are looked up there and not in the enclosing computation."""
         saved = (self.code, self._sizes, self._bases, self._arguments)
         self.code = Function(name, "void", [("ptr", "block")], linkage="")
         self._sizes, self._bases, self._arguments = {}, {}, 0
         if places is not None:
-            self._places.append(dict(places))
+            self._places.append(places)
         try:
             yield self.code
             if self._arguments:
@@ -291,7 +291,16 @@ class Program:
         emitter(self, x)
         self._top = top
 
+    def number(self) -> int:
+        """A number that no other call returns."""
+        self._numbers += 1
+        return self._numbers
+
     # -- internals ------------------------------------------------------------------------------------------------
+    def reserve(self, nbytes: Size) -> Size:
+        """Arena bytes for the buffers of a computation; the offset of the first. They stay reserved until the calling step ends."""
+        return self._allocate(nbytes, ALIGNMENT).offset
+
     def _find(self, x: Instruction):
         if x.op == "get-tuple-element":
             return self.places(x.operands[0])[x["index"]]
@@ -299,11 +308,12 @@ class Program:
             return tuple(self.places(o) for o in x.operands)
         if x.op == "constant":
             return self.constant(x["literal"])
-        return self._allocate_shape(x.shape)
+        return self.allocate_shape(x.shape)
 
-    def _allocate_shape(self, shape: Shape):
+    def allocate_shape(self, shape: Shape):
+        """Scratch memory for a value: a Place, or tuples of Places."""
         if shape.is_tuple:
-            return tuple(self._allocate_shape(e) for e in shape.elements)
+            return tuple(self.allocate_shape(e) for e in shape.elements)
         return self._allocate(shape.nbytes, ALIGNMENT)
 
     def _allocate(self, nbytes: Size, align: int) -> Place:
@@ -325,7 +335,7 @@ class Program:
         return Place(self._first_parameter + index, 0, self.module.entry.params[index].shape.nbytes)
 
     def output_place(self, index: int) -> Place:
-        return Place(self._first_output + index, 0, outputs(self.module)[index].shape.nbytes)
+        return Place(self.first_output + index, 0, outputs(self.module)[index].shape.nbytes)
 
     @property
     def arena_size(self) -> Size:

@@ -73,7 +73,7 @@ def encode(e: Emit, dtype: str, value: str) -> str:
 
 def _bf16(e: Emit, value: str) -> str:
     """The i16 bits of a float rounded to nearest even."""
-    if e.unit.target.has("avx512bf16") and e.lanes > 1:
+    if e.unit.has("avx512bf16") and e.lanes > 1:
         return e.cast("bitcast", e.cast("fptrunc", value, "float", "bfloat"), "bfloat", "i16")
     t, i = e.typed("float"), e.typed("i32")
     bits = t.bits(value)
@@ -348,7 +348,7 @@ def convert(e: Emit, source: str, target: str, value: Value) -> Value:
             result = _resize_float(e, value, have, want)
         else:
             result = e.cast("sitofp" if a.kind == "s" else "uitofp", value, have, want)
-        if source == "f64" and target == "f16" and e.unit.target.has("avx512fp16"):
+        if source == "f64" and target == "f16" and e.unit.has("avx512fp16"):
             return e.cast("fpext", e.cast("fptrunc", value, "double", "half"), "half", "float")
         return result if a.kind == b.kind and _contains(target, source) else round_to(e, target, result)
     if a.kind == "f":

@@ -1,0 +1,87 @@
+"""Computations as native functions `void f(ptr block)`: the entry, and what control flow calls.
+
+The order of the steps and the memory of every array come from the passes `schedule` and `memory`.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch_hlo.compiler.codegen.program import ARENA, STEPS_PER_FUNCTION, Place, Program
+from torch_hlo.compiler.passes import memory
+from torch_hlo.compiler.passes.memory import Slot
+from torch_hlo.compiler.passes.schedule import schedule
+from torch_hlo.hlo.ir import Computation, Instruction
+
+
+def leaves(places) -> Iterator[Place]:
+    """The Places of a nested tuple, in order."""
+    if isinstance(places, tuple):
+        for p in places:
+            yield from leaves(p)
+    else:
+        yield places
+
+
+def emit_entry(program: Program) -> str:
+    """Emit the module's entry computation; returns the buffer report."""
+    module = program.module
+    arguments = [program.parameter_place(i) for i in range(len(module.entry.params))]
+    results = [program.output_place(i) for i in range(program.words - program.first_output)]
+    order = schedule(module.entry, module.aliases)
+    assignment = memory.assign(module.entry, order, module.aliases)
+    bound = _Binding(program, assignment, arguments, results)
+    parts = [order[i:i + STEPS_PER_FUNCTION] for i in range(0, len(order), STEPS_PER_FUNCTION)] or [[]]
+    names = []
+    for number, steps in enumerate(parts):
+        last = number == len(parts) - 1
+        names.append(_write(program, f"entry.part{number}", steps, bound, assignment.copies if last else ()))
+    program.function("entry", "define void @entry(ptr %block) #0 {\n" + "".join(f"  call void @{n}(ptr %block)\n" for n in names) + "  ret void\n}\n")
+    return str(assignment)
+
+
+def emit_computation(program: Program, computation: Computation, arguments: Sequence, result=None) -> str:
+    """See Program.computation."""
+    given = [p for a in arguments for p in leaves(a)]
+    wanted = list(leaves(result)) if result is not None else list(leaves(program.allocate_shape(computation.root.shape)))
+    where = {(p.word, p.offset): i for i, p in enumerate(given)}
+    aliases = [(o, where[p.word, p.offset]) for o, p in enumerate(wanted) if (p.word, p.offset) in where]
+    order = schedule(computation, aliases)
+    assignment = memory.assign(computation, order, aliases)
+    bound = _Binding(program, assignment, given, wanted)
+    name = f"{computation.name or 'computation'}.{program.number()}"
+    return _write(program, name, order, bound, assignment.copies)
+
+
+class _Binding(dict):
+    """Places of instructions, made from their slots when asked for."""
+
+    def __init__(self, program: Program, assignment: memory.Assignment, arguments: Sequence[Place], results: Sequence[Place]) -> None:
+        super().__init__()
+        self.program, self.slots = program, assignment.slots
+        self.bases = {"parameter": arguments, "output": results}
+        self.arena = program.reserve(assignment.arena)
+        self.literals = {s.index: x["literal"] for x, s in self.slots.items() if x.op == "constant"}
+
+    def get(self, x: Instruction, default=None):
+        found = super().get(x)
+        if found is None and x in self.slots:
+            found = self[x] = self.place(self.slots[x])
+        return default if found is None else found
+
+    def place(self, slots):
+        if isinstance(slots, tuple):
+            return tuple(self.place(s) for s in slots)
+        if slots.base == "arena":
+            return Place(ARENA, self.arena + slots.offset, slots.nbytes)
+        if slots.base == "constant":
+            return self.program.constant(self.literals[slots.index])
+        return self.bases[slots.base][slots.index]
+
+
+def _write(program: Program, name: str, steps: Sequence[Instruction], bound: _Binding, copies: Sequence[tuple[Slot, Slot]]) -> str:
+    with program.block_function(name, bound) as f:
+        for x in steps:
+            program.step(x)
+        for source, target in copies:
+            program.copy(bound.place(target), bound.place(source))
+    return program.function(name, f.text())

@@ -1,0 +1,229 @@
+"""Elementwise kernels: one pass over an index space that writes one or more arrays, and the steps made of them.
+
+    run_loop(program, stores=[Store(root)], leaves=[p, q], sources=[place, place], targets=[place])
+
+The index space is the first store's shape. Loops are chosen by plan.py: everything that can be is one flat loop; otherwise rows (split over
+threads) times a vector loop along the innermost dimension.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen.index import Index
+from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen.plan import Planner, plan_loops, widest_bits
+from torch_hlo.compiler.codegen.program import CodegenError, Place
+from torch_hlo.compiler.codegen.registry import emits_step
+from torch_hlo.compiler.codegen.scalar import STORAGE
+from torch_hlo.compiler.codegen.views import POINTWISE, dynamic_starts
+from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.ir import Instruction, instr
+
+STATIC_ELEMENTS = 1024  # below this a flat loop has constant bounds and no parallel form
+BLOCK = 8192  # elements of a task where rows are few and long
+STREAM_BYTES = 32 << 20  # outputs larger than this are written past the caches
+_INSTRUCTION_NS = 0.16  # one vector instruction of a body that overlaps with its neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What a loop writes: `value` at each index, to the element `at(index)` of the target array (None: the same element)."""
+
+    value: Instruction
+    at: Callable[[tuple[Index, ...]], Index] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopKernel:
+    """A compiled loop: call `name` on `items` items with the leaves, the targets and `sizes`."""
+
+    name: str
+    sizes: tuple[Size, ...]
+    items: Size
+    grain: int
+    cost: float
+
+
+def run_loop(program, stores: Sequence[Store], leaves: Sequence[Instruction], sources: Sequence[Place], targets: Sequence[Place], key=None) -> None:
+    """Write and call a loop kernel. `sources` are the leaves' places. `key`: identifies stores and leaves, so that equal loops are
+    written once; None: never remembered."""
+    space = stores[0].value.shape
+    if space.size == 0:
+        return
+    in_place = any((s.word, s.offset) == (t.word, t.offset) for s in sources for t in targets)
+    def build() -> LoopKernel:
+        return _build(program, stores, leaves, in_place)
+
+    kernel = build() if key is None else program.once((key, in_place), build)
+    arguments = [f"ptr {program.at(p)}" for p in (*sources, *targets)] + [f"i64 {program.size(n)}" for n in kernel.sizes]
+    program.parallel(kernel.name, arguments, program.size(kernel.items), kernel.grain, kernel.cost)
+
+
+def _element(store: Store, index: tuple[Index, ...], dims: tuple[Size, ...]) -> tuple[tuple[Index, ...], Index]:
+    """Index of the value and element number of its target."""
+    shape = store.value.shape
+    own = index if shape.dims == dims else ix.delinear(ix.linear(index, dims) if index else ix.ZERO, shape.dims)
+    return own, store.at(own) if store.at else ix.linear(own, shape.dims) if own else ix.ZERO
+
+
+def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_place: bool) -> LoopKernel:
+    dims = stores[0].value.shape.dims
+
+    def walk(planner: Planner, index: tuple[Index, ...]) -> None:
+        for s in stores:
+            own, element = _element(s, index, dims)
+            planner.value(s.value, own)
+            planner.note(element)
+
+    loops = plan_loops(walk, dims, leaves)
+    target = program.target
+    dtypes = loops.dtypes | {s.value.shape.dtype for s in stores}
+    lanes = target.lanes(widest_bits(dtypes))
+    extents = loops.extents
+    if len(extents) > 1 and isinstance(extents[-1], int) and extents[-1] * 4 <= lanes:
+        # The innermost loop is too short for vectors: run over all elements, with gathers.
+        extents, index_of = (ix.product(extents),), lambda parts: loops.index(ix.delinear(parts[0], loops.extents))
+    else:
+        index_of = loops.index
+    kernel = Kernel(target, lanes, leaves, outputs=len(stores))
+    nbytes = sum(s.value.shape.size * s.value.shape.itemsize for s in stores if isinstance(s.value.shape.size, int))
+    if not in_place and nbytes >= STREAM_BYTES and all(s.at is None for s in stores) and _aligned(extents, stores, target):
+        kernel.nontemporal.update(kernel.outputs)
+
+    def body(parts: Sequence[Index]) -> Callable:
+        def write(lane: Index, carried) -> None:
+            index = index_of((*parts, lane)) if extents else ()
+            values = []
+            for s in stores:
+                own, element = _element(s, index, dims)
+                values.append((s, element, kernel.value(s.value, own)))
+            for out, (s, element, value) in zip(kernel.outputs, values, strict=True):
+                kernel.store(out, s.value.shape.dtype, element, value)
+
+        return write
+
+    unroll = 4 if loops.cost <= 2 else 2 if loops.cost <= 40 else 1
+    items, grain, elements = _nest(kernel, extents, body, unroll)
+    name = kernel.define(program, _name(stores))
+    moved = sum(x.shape.itemsize for x in leaves) + sum(s.value.shape.itemsize for s in stores)
+    cost = max(kernel.body_lines * _INSTRUCTION_NS / lanes, moved * 0.015) * elements
+    return LoopKernel(name, tuple(kernel.sizes), items, grain, cost)
+
+
+def _nest(kernel: Kernel, extents: tuple[Size, ...], body, unroll: int) -> tuple[Size, int, float]:
+    """Write the loops. Returns the number of items, the grain, and elements per item."""
+    lanes = kernel.lanes
+    if not extents:
+        kernel.lanes = 1
+        kernel.lane_loop(0, 1, 1, body(()), 1)
+        return 1, 1, 1
+    *outer, last = extents
+    rows = ix.product(outer)
+    if not outer:
+        if isinstance(last, int) and last <= STATIC_ELEMENTS:
+            kernel.lane_loop(0, last, last, body(()), unroll)
+            return 1, 1, last
+        kernel.lane_loop("%lo", "%hi", last, body(()), unroll)
+        return last, lanes * unroll * 16, 1
+    if isinstance(rows, int) and isinstance(last, int) and rows < 32 and last >= 4 * BLOCK:
+        blocks = -(-last // BLOCK)
+        with kernel.loop("%lo", "%hi", rows * blocks) as task:
+            row, block = ix.divide(task, blocks)
+            start = kernel.scalar(block * BLOCK)
+            op = kernel.level.scalar.op
+            end = op(f"call i64 @llvm.umin.i64(i64 {op(f'add i64 {start}, {BLOCK}')}, i64 {last})")
+            kernel.lane_loop(start, end, last, body(ix.delinear(row, outer)), unroll)
+        return rows * blocks, 1, BLOCK
+    with kernel.loop("%lo", "%hi", rows) as row:
+        kernel.lane_loop(0, kernel.size(last) if not isinstance(last, int) else last, last, body(ix.delinear(row, outer)), unroll)
+    return rows, 1, last if isinstance(last, int) else 1024
+
+
+def _aligned(extents: tuple[Size, ...], stores: Sequence[Store], target) -> bool:
+    """Whether every row of every target starts at a multiple of the vector size."""
+    if len(extents) == 1:
+        return True
+    return all(isinstance(extents[-1], int) and extents[-1] * STORAGE[s.value.shape.dtype].bytes % target.vector_bytes == 0 for s in stores)
+
+
+def _name(stores: Sequence[Store]) -> str:
+    return "loop_" + "_".join(dict.fromkeys(s.value.op.replace("-", "_") for s in stores))
+
+
+# -- steps ---------------------------------------------------------------------------------------------------------------
+def emit_instruction(program, x: Instruction, target: Place, at=None, key=()) -> None:
+    """One instruction as a loop of its own: operands from memory, except one-element constants, which are part of the code."""
+    params: list[Instruction] = []
+    operands: list[Instruction] = []
+    sources: list[Place] = []
+    for o in x.operands:
+        if o.op == "constant" and o.shape.size == 1:
+            operands.append(o)
+            continue
+        p = instr("parameter", (), o.shape, index=len(params))
+        params.append(p)
+        operands.append(p)
+        sources.append(program.place(o))
+    y = instr(x.op, tuple(operands), x.shape, **dict(x.attrs))
+    run_loop(program, [Store(y, at)], params, sources, [target], key=("step", y, key))
+
+
+@emits_step(*POINTWISE, "broadcast", "iota", "transpose", "slice", "reverse", "pad", "dynamic-slice", "copy", "gather")
+def elementwise(program, x: Instruction) -> None:
+    emit_instruction(program, x, program.place(x))
+
+
+@emits_step("reshape", "bitcast")
+def reshape(program, x: Instruction) -> None:
+    program.copy(program.place(x), program.place(x.operands[0]))
+
+
+@emits_step("bitcast-convert")
+def bitcast_convert(program, x: Instruction) -> None:
+    """Row-major little-endian bytes are the same on both sides, also when the number of elements changes."""
+    if x.shape.itemsize * x.shape.size != x.operands[0].shape.nbytes:
+        raise CodegenError(f"bitcast-convert {x.operands[0].shape} -> {x.shape}: types narrower than a byte are stored one per byte; convert them")
+    program.copy(program.place(x), program.place(x.operands[0]))
+
+
+@emits_step("concatenate")
+def concatenate(program, x: Instruction) -> None:
+    d = x["dimensions"][0]
+    start: Size = 0
+    for o in x.operands:
+        def at(index: tuple[Index, ...], start: Size = start) -> Index:
+            return ix.linear((*index[:d], index[d] + start, *index[d + 1:]), x.shape.dims)
+
+        emit_instruction(program, instr("copy", (o,), o.shape), program.place(x), at, key=(x.shape, d, start))
+        start = start + o.shape.dims[d]
+
+
+@emits_step("dynamic-update-slice")
+def dynamic_update_slice(program, x: Instruction) -> None:
+    source, update, *starts = x.operands
+    program.copy(program.place(x), program.place(source))
+    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate((update, *starts)))
+    offsets = dynamic_starts(params[1:], x.shape.dims, update.shape.dims)
+
+    def at(index: tuple[Index, ...]) -> Index:
+        return ix.linear([i + o for i, o in zip(index, offsets, strict=True)], x.shape.dims) if index else ix.ZERO
+
+    y = instr("copy", params[:1], update.shape)
+    key = ("dynamic-update-slice", x.shape, params)
+    run_loop(program, [Store(y, at)], params, [program.place(o) for o in (update, *starts)], [program.place(x)], key)
+
+
+def emit_fusion_loop(program, x: Instruction) -> None:
+    """A fusion of kind loop: every result has as many elements as the first."""
+    computation = x["calls"]
+    root = computation.root
+    results = root.operands if root.op == "tuple" else (root,)
+    targets = [program.place(x, i) for i in range(len(results))] if root.op == "tuple" else [program.place(x)]
+    used = [i for i, p in enumerate(computation.params) if p.shape.dtype != "token"]
+    leaves = [computation.params[i] for i in used]
+    sources = [program.place(x.operands[i]) for i in used]
+    run_loop(program, [Store(r) for r in results], leaves, sources, targets, key=("fusion", computation))
+
+

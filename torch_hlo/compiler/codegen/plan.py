@@ -1,0 +1,176 @@
+"""Choosing the loops of a kernel before it is written: which dimensions collapse into one, which must be split.
+
+`plan_loops` walks the expressions once with symbolic indices and looks at the addresses that come out. Neighbouring dimensions through which
+every address steps evenly become one loop; a dimension that a reshape cuts is split where the reshape cuts it.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen.emit import Emit, Unit
+from torch_hlo.compiler.codegen.index import Index, Var
+from torch_hlo.compiler.codegen.program import CodegenError
+from torch_hlo.compiler.codegen.registry import VALUES
+from torch_hlo.compiler.codegen.views import POINTWISE
+from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.shape import DTYPES
+
+_POINTWISE = frozenset(POINTWISE) | {"copy", "opt-barrier"}
+_MAX_SPLITS = 12
+# Rough cost of an opcode in units of one vector instruction.
+WEIGHT = {"exponential": 18, "log": 25, "tanh": 30, "logistic": 22, "erf": 35, "power": 90, "sine": 45, "cosine": 45, "tan": 60, "atan2": 60,
+          "divide": 6, "sqrt": 6, "rsqrt": 10, "exponential-minus-one": 80, "log-plus-one": 60, "remainder": 40, "cbrt": 80, "iota": 3}  # fmt: skip
+
+
+class Planner:
+    """Looks like a Kernel to value emitters; collects the addresses they would use, and what the values would cost."""
+
+    def __init__(self, leaves: Sequence[Instruction]) -> None:
+        self.leaves = frozenset(leaves)
+        self.accesses: dict[Index, None] = {}
+        self.e = Emit(1, [], Unit())
+        self.cost = 0
+        self.dtypes: set[str] = set()
+        self._seen: set[tuple[Instruction, tuple[Index, ...]]] = set()
+
+    def value(self, x: Instruction, index: tuple[Index, ...]):
+        dummy = ("%0", "%0") if x.shape.kind == "c" else "%0"
+        stack = [(x, index)]
+        while stack:
+            key = x, index = stack.pop()
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            self.dtypes.add(x.shape.dtype)
+            if x in self.leaves:
+                self.note(ix.linear(index, x.shape.dims) if index else ix.ZERO)
+            elif x.op in _POINTWISE:
+                self.cost += WEIGHT.get(x.op, 1)
+                stack.extend((o, index if o.shape.rank == len(index) else ()) for o in x.operands)
+            elif x.op != "constant" or x.shape.size != 1:
+                emitter = VALUES.get(x.op)
+                if emitter is None:
+                    raise CodegenError(f"{x.op} {x.shape} cannot be computed inside a kernel: it needs a step of its own")
+                self.cost += WEIGHT.get(x.op, 0)
+                emitter(self, x, index)
+        return dummy
+
+    def note(self, index: Index) -> None:
+        self.accesses[index] = None
+
+    def element(self, index: Index, kind: str) -> str:
+        self.note(index)
+        return "%0"
+
+    def scalar(self, index: Index) -> str:
+        self.note(index)
+        return "%0"
+
+    def condition(self, conditions) -> str:
+        for index, _, _ in conditions:
+            self.note(index)
+        return "%0"
+
+    @contextmanager
+    def guard(self, conditions):
+        self.condition(conditions)
+        yield
+
+    def settle(self) -> None:
+        """Also visit the index arrays that addresses are loaded from."""
+        done = 0
+        while done < len(self.accesses):
+            todo = list(self.accesses)[done:]
+            done = len(self.accesses)
+            for v in ix.variables(todo):
+                if v.kind == "value":
+                    self.value(*v.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """`extents`: sizes of the loops, outermost first. `cost`: vector instructions per element. `split`: factors of every dimension."""
+
+    extents: tuple[Size, ...]
+    split: tuple[tuple[Size, ...], ...]
+    groups: tuple[tuple[Size, ...], ...]  # the factors that each loop runs over
+    cost: int
+    dtypes: frozenset[str]
+
+    def index(self, loops: Sequence[Index]) -> tuple[Index, ...]:
+        """The multi-index over the planned dimensions, from one Index per loop."""
+        factors = [f for i, group in zip(loops, self.groups, strict=True) for f in ix.delinear(i, group)]
+        pending = iter(factors)
+        return tuple(ix.linear([next(pending) if f != 1 else ix.ZERO for f in parts], parts) if parts else ix.ZERO for parts in self.split)
+
+
+def plan_loops(walk: Callable[[Planner, tuple[Index, ...]], None], dims: Sequence[Size], leaves: Sequence[Instruction]) -> Loops:
+    """Loops over `dims` for the values that `walk(planner, index)` asks for."""
+    split = [[d] for d in dims]
+    for _ in range(_MAX_SPLITS):
+        variables = [[ix.variable("loop", (f"d{d}.{j}",), f, 1) for j, f in enumerate(parts)] for d, parts in enumerate(split)]
+        index = tuple(
+            ix.linear([ix.of(v) if f != 1 else ix.ZERO for v, f in zip(vs, parts, strict=True)], parts)
+            for vs, parts in zip(variables, split, strict=True)
+        )
+        planner = Planner(leaves)
+        walk(planner, index)
+        planner.settle()
+        if not _refine(planner.accesses, variables, split):
+            break
+    order = [v for vs, parts in zip(variables, split, strict=True) for v, f in zip(vs, parts, strict=True) if f != 1]
+    groups = _merge(order, list(planner.accesses))
+    extents = tuple(ix.product(v.extent for v in g) for g in groups)
+    return Loops(extents, tuple(map(tuple, split)), tuple(tuple(v.extent for v in g) for g in groups), planner.cost, frozenset(planner.dtypes))
+
+
+def _refine(accesses, variables: list[list[Var]], split: list[list[Size]]) -> bool:
+    """Split the dimension that some quotient or remainder cuts evenly. False when there is none."""
+    for v in sorted(ix.variables(accesses), key=lambda v: v.serial):
+        if v.kind not in ("div", "mod"):
+            continue
+        inner, d = v.payload
+        if len(inner.terms) != 1 or inner.const != 0 or inner.terms[0][1] != 1 or inner.terms[0][0].kind != "loop":
+            continue
+        var = inner.terms[0][0]
+        outer = ix.exact(var.extent, d)
+        if outer is None:
+            continue
+        for vs, parts in zip(variables, split, strict=True):
+            if var in vs:
+                at = vs.index(var)
+                parts[at:at + 1] = [outer, d]
+                return True
+    return False
+
+
+def _merge(order: list[Var], accesses: list[Index]) -> list[list[Var]]:
+    """Group neighbouring loop variables that every address treats as one."""
+    steps = [dict(i.terms) for i in accesses]
+    opaque = {w for v in ix.variables(accesses) if v.kind in ("div", "mod") for w in ix.variables((v.payload[0],))}
+    groups: list[list[Var]] = []
+    for v in order:
+        last = groups[-1][-1] if groups else None
+        if last is not None and last not in opaque and v not in opaque and all(s.get(last, 0) == s.get(v, 0) * v.extent for s in steps):
+            groups[-1].append(v)
+        else:
+            groups.append([v])
+    return groups
+
+
+def widest_bits(dtypes) -> int:
+    """Bits of the widest register that values of these types need."""
+    bits = 8
+    for name in dtypes:
+        row = DTYPES[name]
+        if row.kind == "c":
+            bits = max(bits, row.bits // 2)
+        elif row.kind == "f":
+            bits = max(bits, row.bits, 32)
+        elif row.kind in "su":
+            bits = max(bits, row.bits)
+    return bits

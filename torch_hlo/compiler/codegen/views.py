@@ -1,0 +1,175 @@
+"""Value emitters: the pointwise opcodes through scalar.py, and the opcodes that only move elements as index arithmetic."""
+from __future__ import annotations
+
+from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen import scalar
+from torch_hlo.compiler.codegen.index import Index
+from torch_hlo.compiler.codegen.kernel import Condition, Kernel
+from torch_hlo.compiler.codegen.program import CodegenError
+from torch_hlo.compiler.codegen.registry import emits_value
+from torch_hlo.compiler.codegen.scalar import STORAGE, Value
+from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.opcodes import OPCODES
+from torch_hlo.hlo.shape import DTYPES
+
+Indices = tuple[Index, ...]
+POINTWISE = tuple(name for name, row in OPCODES.items() if "pointwise" in row.traits and "composite" not in row.traits)
+
+
+@emits_value(*POINTWISE)
+def pointwise(k: Kernel, x: Instruction, index: Indices) -> Value:
+    # a rank-0 predicate or bound applies to every element
+    values = [k.value(o, index if o.shape.rank == len(index) else ()) for o in x.operands]
+    operand = x.operands[1 if x.op in ("select", "clamp") else 0].shape.dtype
+    attrs = {"to": x.shape.dtype} if x.op == "convert" else dict(x.attrs)
+    try:
+        return scalar.apply(k.e, x.op, operand, values, attrs)
+    except KeyError:
+        raise CodegenError(f"{x.op} of {operand} has no code on the CPU ({x.shape}); convert the operands first") from None
+
+
+@emits_value("copy", "opt-barrier")
+def copy(k: Kernel, x: Instruction, index: Indices) -> Value:
+    return k.value(x.operands[0], index)
+
+
+@emits_value("constant")
+def constant(k: Kernel, x: Instruction, index: Indices) -> Value:
+    raise CodegenError(f"constant {x.shape} inside a kernel must be one of its leaves")
+
+
+@emits_value("broadcast")
+def broadcast(k: Kernel, x: Instruction, index: Indices) -> Value:
+    # an operand dimension of size 1 may be stretched
+    dims = x.operands[0].shape.dims
+    return k.value(x.operands[0], tuple(ix.ZERO if n == 1 else index[d] for d, n in zip(x["dimensions"], dims, strict=True)))
+
+
+@emits_value("reshape", "bitcast")
+def reshape(k: Kernel, x: Instruction, index: Indices) -> Value:
+    source = x.operands[0]
+    if source.shape.dtype != x.shape.dtype:
+        return bitcast_convert(k, x, index)
+    return k.value(source, ix.delinear(ix.linear(index, x.shape.dims) if index else ix.ZERO, source.shape.dims))
+
+
+@emits_value("transpose")
+def transpose(k: Kernel, x: Instruction, index: Indices) -> Value:
+    order = x["dimensions"]
+    return k.value(x.operands[0], tuple(index[order.index(d)] for d in range(len(index))))
+
+
+@emits_value("slice")
+def slice_(k: Kernel, x: Instruction, index: Indices) -> Value:
+    return k.value(x.operands[0], tuple(i * step + start for i, (start, _, step) in zip(index, x["slice"], strict=True)))
+
+
+@emits_value("reverse")
+def reverse(k: Kernel, x: Instruction, index: Indices) -> Value:
+    flipped = x["dimensions"]
+    return k.value(x.operands[0], tuple(i * -1 + (n - 1) if d in flipped else i for d, (i, n) in enumerate(zip(index, x.shape.dims, strict=True))))
+
+
+@emits_value("iota")
+def iota(k: Kernel, x: Instruction, index: Indices) -> Value:
+    i, size = index[x["iota_dimension"]], x.shape.dims[x["iota_dimension"]]
+    wide = not isinstance(size, int) or size >= 1 << 31
+    return scalar.convert(k.e, "s64" if wide else "s32", x.shape.dtype, k.element(i, "i64" if wide else "i32"))
+
+
+@emits_value("pad")
+def pad(k: Kernel, x: Instruction, index: Indices) -> Value:
+    source, fill = x.operands
+    place: list[Index] = []
+    conditions: list[Condition] = []
+    for i, n, (low, _, interior) in zip(index, source.shape.dims, x["padding"], strict=True):
+        at = i - low
+        if interior:
+            at, rest = ix.divide(at, interior + 1)
+            conditions.append((i, low, low + (n - 1) * (interior + 1) + 1))
+            conditions.append((rest, 0, 1))
+        else:
+            conditions.append((at, 0, n))
+        place.append(at)
+    return choose(k, x.shape.dtype, conditions, lambda: k.value(source, tuple(place)), lambda: k.value(fill, ()), source.shape.size)
+
+
+def choose(k: Kernel, dtype: str, conditions: list[Condition], inside, outside, size: Size = 1) -> Value:
+    """`inside()` where the conditions hold, loading nothing elsewhere, and `outside()` in other places."""
+    if size == 0:
+        return outside()
+    test = k.condition(conditions)
+    if test is None:
+        return inside()
+    with k.guard(conditions):
+        a = inside()
+    b = outside()
+    t = k.e.typed(STORAGE[dtype].register)
+    if isinstance(a, tuple):
+        return tuple(t.select(test, p, q) for p, q in zip(a, b, strict=True))
+    return t.select(test, a, b)
+
+
+@emits_value("concatenate")
+def concatenate(k: Kernel, x: Instruction, index: Indices) -> Value:
+    d = x["dimensions"][0]
+    start: Size = 0
+    parts = []
+    for o in x.operands:
+        if o.shape.size != 0:
+            parts.append((o, start))
+        start = start + o.shape.dims[d]
+
+    def value(number: int) -> Value:
+        o, low = parts[number]
+        place = (*index[:d], index[d] - low, *index[d + 1:])
+        if number == len(parts) - 1:
+            with k.guard([(place[d], 0, o.shape.dims[d])]):
+                return k.value(o, place)
+        conditions = [(index[d], low, low + o.shape.dims[d])]
+        return choose(k, x.shape.dtype, conditions, lambda: k.value(o, place), lambda: value(number + 1))
+
+    return value(0)
+
+
+def dynamic_starts(starts: tuple[Instruction, ...], dims: tuple[Size, ...], sizes: tuple[Size, ...]) -> list[Index]:
+    """Clamped start index per dimension. A start vector (one rank-1 operand) is read element by element."""
+    vector = len(starts) == 1 and starts[0].shape.rank == 1
+    result = []
+    for d, (n, size) in enumerate(zip(dims, sizes, strict=True)):
+        room = n - size
+        if room == 0:
+            result.append(ix.ZERO)
+        elif vector:
+            result.append(ix.loaded(starts[0], (ix.constant(d),), room + 1))
+        else:
+            result.append(ix.loaded(starts[d], (), room + 1))
+    return result
+
+
+@emits_value("dynamic-slice")
+def dynamic_slice(k: Kernel, x: Instruction, index: Indices) -> Value:
+    source, *starts = x.operands
+    at = dynamic_starts(tuple(starts), source.shape.dims, x.shape.dims)
+    return k.value(source, tuple(i + s for i, s in zip(index, at, strict=True)))
+
+
+@emits_value("dynamic-update-slice")
+def dynamic_update_slice(k: Kernel, x: Instruction, index: Indices) -> Value:
+    source, update, *starts = x.operands
+    at = dynamic_starts(tuple(starts), source.shape.dims, update.shape.dims)
+    place = tuple(i - s for i, s in zip(index, at, strict=True))
+    conditions = [(i, 0, n) for i, n in zip(place, update.shape.dims, strict=True)]
+    return choose(k, x.shape.dtype, conditions, lambda: k.value(update, place), lambda: k.value(source, index), update.shape.size)
+
+
+@emits_value("bitcast-convert")
+def bitcast_convert(k: Kernel, x: Instruction, index: Indices) -> Value:
+    source = x.operands[0]
+    have, want = source.shape.dtype, x.shape.dtype
+    if DTYPES[have].bits != DTYPES[want].bits or "c" in (DTYPES[have].kind, DTYPES[want].kind):
+        raise CodegenError(f"bitcast-convert {source.shape} -> {x.shape} changes the number of elements: it needs a step of its own")
+    value = scalar.encode(k.e, have, k.value(source, index))
+    value = k.e.cast("bitcast", value, STORAGE[have].memory, STORAGE[want].memory)
+    return scalar.decode(k.e, want, value)

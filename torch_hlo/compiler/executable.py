@@ -1,0 +1,110 @@
+"""A compiled program as plain data: machine code and what is needed to load and call it. No pickle, so it is safe to read back.
+
+    data = executable.to_bytes();  Executable.from_bytes(data) == executable
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall
+from torch_hlo.hlo.dim import Size, parse_dim
+from torch_hlo.hlo.shape import DTYPES, Shape
+
+MAGIC = b"torch_hlo executable\0"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """`entry(ptr block)`, block = [arena, constants, host callback, symbols…, parameters…, outputs…] (64-bit words).
+
+    `aliases`: (output, parameter) pairs that must be given the same memory. `symbols`: (name, parameter, dimension) in block order.
+    `arena`: bytes, maybe symbolic. `target`: key of the machine that the code is for. `externals`: C symbols the code calls.
+    """
+
+    name: str
+    target: str
+    entry: str
+    objects: tuple[bytes, ...]
+    constants: bytes
+    arena: Size
+    parameters: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    aliases: tuple[tuple[int, int], ...]
+    symbols: tuple[tuple[str, int, int], ...]
+    externals: tuple[str, ...]
+    host_calls: tuple[HostCall, ...]
+
+    @property
+    def words(self) -> int:
+        """Length of the argument block."""
+        return FIXED_WORDS + len(self.symbols) + len(self.parameters) + len(self.outputs)
+
+    def to_bytes(self) -> bytes:
+        """magic, version, sha256 of the rest, header length, JSON header, objects, constants."""
+        header = {
+            "name": self.name, "target": self.target, "entry": self.entry, "objects": [len(o) for o in self.objects],
+            "constants": len(self.constants), "arena": str(self.arena), "parameters": [_shape_data(s) for s in self.parameters],
+            "outputs": [_shape_data(s) for s in self.outputs], "aliases": self.aliases, "symbols": self.symbols, "externals": self.externals,
+            "host_calls": [[c.name, c.attrs, [_shape_data(s) for s in c.outputs], [_shape_data(s) for s in c.inputs]] for c in self.host_calls],
+        }  # fmt: skip
+        text = json.dumps(header, separators=(",", ":")).encode()
+        body = b"".join([struct.pack("<Q", len(text)), text, *self.objects, self.constants])
+        return MAGIC + struct.pack("<I", VERSION) + hashlib.sha256(body).digest() + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Executable:
+        """Inverse of to_bytes. Raises ValueError on anything that to_bytes of this version did not write."""
+        start = len(MAGIC) + 36
+        if len(data) < start + 8 or not data.startswith(MAGIC):
+            raise ValueError("not a compiled torch_hlo program")
+        if (version := struct.unpack_from("<I", data, len(MAGIC))[0]) != VERSION:
+            raise ValueError(f"compiled program has version {version}, this library reads {VERSION}")
+        if hashlib.sha256(memoryview(data)[start:]).digest() != data[start - 32:start]:
+            raise ValueError("compiled program is damaged (checksum)")
+        try:
+            return cls._parse(data, start)
+        except (KeyError, TypeError, IndexError, AttributeError, struct.error) as error:
+            raise ValueError(f"compiled program has a bad header: {error}") from None
+
+    @classmethod
+    def _parse(cls, data: bytes, start: int) -> Executable:
+        (length,) = struct.unpack_from("<Q", data, start)
+        at = start + 8
+        h = json.loads(data[at:at + length])
+        at += length
+        sizes = [*h["objects"], h["constants"]]
+        if any(type(n) is not int or n < 0 for n in sizes) or at + sum(sizes) != len(data):
+            raise ValueError("compiled program has a wrong length")
+        parts = []
+        for n in sizes:
+            parts.append(data[at:at + n])
+            at += n
+        result = cls(
+            name=str(h["name"]), target=str(h["target"]), entry=str(h["entry"]), objects=tuple(parts[:-1]), constants=parts[-1],
+            arena=parse_dim(h["arena"]), parameters=tuple(map(_shape, h["parameters"])), outputs=tuple(map(_shape, h["outputs"])),
+            aliases=tuple((int(o), int(p)) for o, p in h["aliases"]), symbols=tuple((str(n), int(p), int(d)) for n, p, d in h["symbols"]),
+            externals=tuple(map(str, h["externals"])),
+            host_calls=tuple(HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i))) for n, a, o, i in h["host_calls"]),
+        )  # fmt: skip
+        if any(not (0 <= o < len(result.outputs) and 0 <= p < len(result.parameters)) for o, p in result.aliases):
+            raise ValueError("compiled program has aliases out of range")
+        return result
+
+
+def _shape_data(shape: Shape) -> list:
+    if shape.is_tuple:
+        return ["tuple", [_shape_data(e) for e in shape.elements]]
+    return [shape.dtype, [d if isinstance(d, int) else str(d) for d in shape.dims]]
+
+
+def _shape(data: list) -> Shape:
+    dtype, parts = data
+    if dtype == "tuple":
+        return Shape("tuple", elements=tuple(map(_shape, parts)))
+    if dtype not in DTYPES:
+        raise ValueError(f"compiled program names an unknown element type {dtype!r}")
+    return Shape(dtype, tuple(d if isinstance(d, int) else parse_dim(d) for d in parts))
