@@ -1,0 +1,253 @@
+"""The native thread pool, as LLVM IR: `torch_hlo_parallel(fn, args, items, grain, picoseconds per item)`.
+
+Threads claim ranges from one shared word, `generation << 32 | next << 16 | ranges`, and the caller waits only for ranges that were
+claimed: a worker that the system does not schedule costs nothing (libgomp's barrier waits for it). One region runs at a time;
+a caller that finds the pool busy (another Python thread, or a nested region) runs its items itself. Workers spin for a while
+after a region and then sleep on a futex.
+"""
+from __future__ import annotations
+
+import platform
+import sys
+
+_SPINS = 20000  # about 0.7 ms: the gap between two kernels of a program is much shorter
+
+_TEXT = """
+@generation = global i32 0, align 64
+@slot = global i64 0, align 64
+@done = global i64 0, align 64
+@busy = global i32 0, align 64
+@sleepers = global i32 0, align 64
+@active = global i64 1, align 64
+@fn = global ptr null, align 64
+@args = global ptr null
+@items = global i64 0
+@step = global i64 0
+
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_detach(i64)
+declare i32 @sched_yield()
+{declarations}
+
+define internal void @relax() alwaysinline {{
+  {relax}
+  ret void
+}}
+
+define internal void @sleep(i32 %seen) {{
+  {sleep}
+  ret void
+}}
+
+define internal void @wake() {{
+  {wake}
+  ret void
+}}
+
+define internal void @work(i32 %g) {{
+entry:
+  %wide = zext i32 %g to i64
+  br label %look
+look:
+  %s = load atomic i64, ptr @slot acquire, align 8
+  %generation = lshr i64 %s, 32
+  %same = icmp eq i64 %generation, %wide
+  br i1 %same, label %mine, label %out
+mine:
+  %low = lshr i64 %s, 16
+  %next = and i64 %low, 65535
+  %ranges = and i64 %s, 65535
+  %more = icmp ult i64 %next, %ranges
+  br i1 %more, label %try, label %out
+try:
+  %claimed = add i64 %s, 65536
+  %exchange = cmpxchg ptr @slot, i64 %s, i64 %claimed acq_rel acquire
+  %won = extractvalue {{i64, i1}} %exchange, 1
+  br i1 %won, label %run, label %look
+run:
+  ; the region cannot end before this range is done, so its description is stable from here
+  %f = load ptr, ptr @fn
+  %a = load ptr, ptr @args
+  %n = load i64, ptr @items
+  %step = load i64, ptr @step
+  %lo = mul i64 %next, %step
+  %end = add i64 %lo, %step
+  %hi = call i64 @llvm.smin.i64(i64 %end, i64 %n)
+  call void %f(ptr %a, i64 %lo, i64 %hi)
+  %was = atomicrmw add ptr @done, i64 1 acq_rel
+  br label %look
+out:
+  ret void
+}}
+
+define internal ptr @worker(ptr %number) {{
+entry:
+  %id = ptrtoint ptr %number to i64
+  %first = load atomic i32, ptr @generation acquire, align 4
+  br label %wait
+wait:
+  %seen = phi i32 [%first, %entry], [%now, %next]
+  br label %spin
+spin:
+  %count = phi i32 [0, %wait], [%count1, %again], [0, %asleep]
+  %now = load atomic i32, ptr @generation seq_cst, align 4
+  %changed = icmp ne i32 %now, %seen
+  br i1 %changed, label %region, label %idle
+idle:
+  %patient = icmp slt i32 %count, {spins}
+  br i1 %patient, label %again, label %asleep
+again:
+  call void @relax()
+  %count1 = add i32 %count, 1
+  br label %spin
+asleep:
+  %s0 = atomicrmw add ptr @sleepers, i32 1 seq_cst
+  call void @sleep(i32 %seen)
+  %s1 = atomicrmw sub ptr @sleepers, i32 1 seq_cst
+  br label %spin
+region:
+  %active = load atomic i64, ptr @active acquire, align 8
+  %wanted = icmp ult i64 %id, %active
+  br i1 %wanted, label %help, label %next
+help:
+  call void @work(i32 %now)
+  br label %next
+next:
+  br label %wait
+}}
+
+; starts worker number %id; 0 when it worked
+define i32 @torch_hlo_pool_add(i64 %id) {{
+  %thread = alloca i64
+  %number = inttoptr i64 %id to ptr
+  %rc = call i32 @pthread_create(ptr %thread, ptr null, ptr @worker, ptr %number)
+  %ok = icmp eq i32 %rc, 0
+  br i1 %ok, label %detach, label %out
+detach:
+  %t = load i64, ptr %thread
+  %rc2 = call i32 @pthread_detach(i64 %t)
+  br label %out
+out:
+  ret i32 %rc
+}}
+
+; how many threads (the caller included) take part in regions
+define void @torch_hlo_pool_active(i64 %n) {{
+  store atomic i64 %n, ptr @active release, align 8
+  ret void
+}}
+
+; after fork: the child has no workers
+define void @torch_hlo_pool_reset() {{
+  store atomic i64 1, ptr @active release, align 8
+  store atomic i32 0, ptr @busy release, align 4
+  store atomic i32 0, ptr @sleepers release, align 4
+  ret void
+}}
+
+define void @torch_hlo_parallel(ptr %f, ptr %a, i64 %n, i64 %grain, i64 %ps) {{
+entry:
+  %some = icmp sgt i64 %n, 0
+  br i1 %some, label %measure, label %out
+measure:
+  %threads = load atomic i64, ptr @active monotonic, align 8
+  %several = icmp ugt i64 %threads, 1
+  %splits = icmp sgt i64 %n, %grain
+  %nf = sitofp i64 %n to double
+  %pf = sitofp i64 %ps to double
+  %time = fmul double %nf, %pf
+  %long = fcmp oge double %time, {threshold:e}
+  %c0 = and i1 %several, %splits
+  %c1 = and i1 %c0, %long
+  br i1 %c1, label %plan, label %alone
+plan:
+  ; ranges of at least a microsecond, four per thread
+  %by_time = fdiv double %time, 1.0e6
+  %by_time_i = call i64 @llvm.fptosi.sat.i64.f64(double %by_time)
+  %four = mul i64 %threads, 4
+  %limit = call i64 @llvm.umin.i64(i64 %four, i64 32768)
+  %few = call i64 @llvm.smin.i64(i64 %by_time_i, i64 %limit)
+  %want = call i64 @llvm.smax.i64(i64 %few, i64 2)
+  %r0 = add i64 %n, %want
+  %r1 = sub i64 %r0, 1
+  %even = udiv i64 %r1, %want
+  %g0 = add i64 %even, %grain
+  %g1 = sub i64 %g0, 1
+  %grains = udiv i64 %g1, %grain
+  %step = mul i64 %grains, %grain
+  %q0 = add i64 %n, %step
+  %q1 = sub i64 %q0, 1
+  %ranges = udiv i64 %q1, %step
+  %worth = icmp ugt i64 %ranges, 1
+  br i1 %worth, label %lock, label %alone
+lock:
+  %exchange = cmpxchg ptr @busy, i32 0, i32 1 acquire monotonic
+  %mine = extractvalue {{i32, i1}} %exchange, 1
+  br i1 %mine, label %region, label %alone
+region:
+  %old = load atomic i32, ptr @generation monotonic, align 4
+  %new = add i32 %old, 1
+  store ptr %f, ptr @fn
+  store ptr %a, ptr @args
+  store i64 %n, ptr @items
+  store i64 %step, ptr @step
+  store atomic i64 0, ptr @done release, align 8
+  %wide = zext i32 %new to i64
+  %high = shl i64 %wide, 32
+  %word = or i64 %high, %ranges
+  store atomic i64 %word, ptr @slot release, align 8
+  store atomic i32 %new, ptr @generation seq_cst, align 4
+  %sleeping = load atomic i32, ptr @sleepers seq_cst, align 4
+  %any = icmp sgt i32 %sleeping, 0
+  br i1 %any, label %rouse, label %go
+rouse:
+  call void @wake()
+  br label %go
+go:
+  call void @work(i32 %new)
+  br label %join
+join:
+  %spins = phi i32 [0, %go], [%spins1, %pause]
+  %finished = load atomic i64, ptr @done acquire, align 8
+  %all = icmp uge i64 %finished, %ranges
+  br i1 %all, label %unlock, label %waiting
+waiting:
+  %spins1 = add i32 %spins, 1
+  %turn = and i32 %spins1, 2047
+  %give = icmp eq i32 %turn, 0
+  br i1 %give, label %yield, label %calm
+yield:
+  %y = call i32 @sched_yield()
+  br label %pause
+calm:
+  call void @relax()
+  br label %pause
+pause:
+  br label %join
+unlock:
+  store atomic i32 0, ptr @busy release, align 4
+  br label %out
+alone:
+  call void %f(ptr %a, i64 0, i64 %n)
+  br label %out
+out:
+  ret void
+}}
+"""
+_RELAX = {"x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+          "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)")}
+_FUTEX = {"x86_64": 202, "aarch64": 98}  # system call numbers on Linux
+
+
+def text(threshold_ps: int, spins: int = _SPINS) -> str:
+    """The pool's IR module for this platform."""
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    declare_relax, relax = _RELAX.get(machine, ("", ""))
+    if sys.platform.startswith("linux") and machine in _FUTEX:
+        declare = "declare i64 @syscall(i64, ...)"
+        call = f"call i64 (i64, ...) @syscall(i64 {_FUTEX[machine]}, ptr @generation, i32 {{op}}, i32 {{value}}, ptr null, ptr null, i32 0)"
+        sleep = "%r = " + call.format(op=128, value="%seen")
+        wake = "%r = " + call.format(op=129, value=2**31 - 1)
+    else:
+        declare, sleep, wake = "declare i32 @usleep(i32)", "%r = call i32 @usleep(i32 50)", ""
+    return _TEXT.format(declarations=f"{declare_relax}\n{declare}", relax=relax, sleep=sleep, wake=wake, spins=spins, threshold=threshold_ps)

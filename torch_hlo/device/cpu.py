@@ -1,0 +1,200 @@
+"""Loading Executables into the process and running them.
+
+    program = load(executable)
+    program.call([address, ...], [address, ...], sizes=(…))       # addresses of parameters and outputs; the interpreter lock is released
+
+Scratch memory (arenas) is shared by all programs: it is kept between calls, so steady state touches no fresh page.
+"""
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from torch_hlo import config
+from torch_hlo.compiler.codegen import pool
+from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall
+from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
+from torch_hlo.compiler.codegen.target import Target, host
+from torch_hlo.compiler.compile import machine_code
+from torch_hlo.compiler.executable import Executable
+from torch_hlo.device import symbols
+from torch_hlo.device.buffer import Arena, map_pages
+from torch_hlo.hlo.dim import substitute
+from torch_hlo.hlo.shape import DTYPES, Shape
+
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+
+
+class Program:
+    """A loaded Executable. `call` may be used by several threads at a time."""
+
+    def __init__(self, executable: Executable, engine: llvm.ExecutionEngine) -> None:
+        self.executable = executable
+        self.engine = engine  # owns the machine code
+        self.entry = _ENTRY(engine.get_function_address(executable.entry))
+        self.constants = _copy_aligned(executable.constants)
+        self.errors: dict[int, BaseException] = {}
+        self.static_arena = executable.arena if isinstance(executable.arena, int) else None
+        self.callback = _HOST(self._host_call) if executable.host_calls else None
+        self._blocks: list = []
+        self._head = (self.constants.ctypes.data if len(executable.constants) else 0,
+                      ctypes.cast(self.callback, ctypes.c_void_p).value if self.callback else 0)
+
+    def call(self, inputs: Sequence[int], outputs: Sequence[int], sizes: Sequence[int] = ()) -> None:
+        """Run on memory at these addresses. `sizes`: the values of executable.symbols. Aliased outputs must be given their parameter's
+        address. Raises what a host call raised."""
+        e = self.executable
+        if len(inputs) != len(e.parameters) or len(outputs) != len(e.outputs) or len(sizes) != len(e.symbols):
+            raise ValueError(f"{e.name} takes {len(e.parameters)} inputs, {len(e.outputs)} outputs and {len(e.symbols)} sizes, "
+                             f"got {len(inputs)}, {len(outputs)} and {len(sizes)}")
+        _pool()
+        arena_bytes = self.static_arena
+        if arena_bytes is None:
+            arena_bytes = substitute(e.arena, {name: n for (name, _, _), n in zip(e.symbols, sizes, strict=True)})
+        try:
+            block = self._blocks.pop()
+        except IndexError:
+            block = (ctypes.c_uint64 * e.words)()
+        arena = Arena.borrow(arena_bytes)
+        try:
+            block[:] = (arena.address, *self._head, *sizes, *inputs, *outputs)
+            self.entry(ctypes.addressof(block))
+        finally:
+            arena.give_back()
+        if self.errors and (error := self.errors.pop(ctypes.addressof(block), None)) is not None:
+            raise error
+        self._blocks.append(block)
+
+    def _host_call(self, block: int, number: int, arguments: int) -> None:
+        """Called from native code; an exception is kept until the program has returned."""
+        if block in self.errors:
+            return
+        try:
+            call = self.executable.host_calls[number]
+            words = (ctypes.c_uint64 * self.executable.words).from_address(block)
+            values = {name: words[FIXED_WORDS + i] for i, (name, _, _) in enumerate(self.executable.symbols)}
+            run_host_call(call, arguments, values)
+        except BaseException as error:  # noqa: BLE001 - must not propagate into native code
+            self.errors[block] = error
+
+
+def run_host_call(call: HostCall, arguments: int, sizes: dict[str, int]) -> None:
+    """Call a registered function with arrays over the buffers whose addresses are at `arguments`."""
+    shapes = (*call.outputs, *call.inputs)
+    addresses = (ctypes.c_uint64 * len(shapes)).from_address(arguments)
+    arrays = [_array(a, s, sizes) for a, s in zip(addresses, shapes, strict=True)]
+    n = len(call.outputs)
+    HOST_CALLS[call.name](arrays[:n], arrays[n:], **json.loads(call.attrs))
+
+
+def _array(address: int, shape: Shape, sizes: dict[str, int]) -> np.ndarray:
+    dims = tuple(substitute(d, sizes) for d in shape.dims)
+    row = DTYPES[shape.dtype]
+    numpy = {"bfloat16": "uint16"}.get(row.numpy, "uint8" if row.numpy.startswith("float8") else row.numpy)
+    dtype = np.dtype(numpy)
+    count = int(np.prod(dims, dtype=np.int64))
+    if count == 0:
+        return np.empty(dims, dtype)
+    memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memory, dtype).reshape(dims)
+
+
+def _copy_aligned(data: bytes) -> np.ndarray:
+    array = map_pages(len(data))[:len(data)]
+    array[:] = np.frombuffer(data, np.uint8)
+    return array
+
+
+def load(executable: Executable, target: Target | None = None) -> Program:
+    """Load machine code into the process. Raises ValueError when it was compiled for another machine."""
+    target = target or host()
+    if executable.target != target.key:
+        raise ValueError(f"{executable.name} was compiled for {executable.target}, this machine is {target.key}")
+    if executable.host_calls:
+        load_emitters()
+    _pool()
+    symbols.provide(n for n in executable.externals if n != "torch_hlo_parallel")
+    return Program(executable, _engine(executable.objects, target))
+
+
+def _engine(objects: Sequence[bytes], target: Target) -> llvm.ExecutionEngine:
+    """One MCJIT engine per program; it takes its TargetMachine over, so that must be a new one."""
+    context = llvm.create_context()
+    empty = llvm.parse_assembly("", context)
+    engine = llvm.create_mcjit_compiler(empty, target.machine())
+    for data in objects:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    return engine
+
+
+# -- the thread pool -----------------------------------------------------------------------------------------------------
+class _Pool:
+    """Native workers; made when the first program is loaded, and anew in a forked child."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.started = 0
+        self.active = 0
+        self.functions = None
+
+    def ensure(self, threads: int) -> None:
+        """Have `threads` threads (the caller included) take part in parallel loops."""
+        with self.lock:
+            if self.functions is None:
+                self._load()
+            add, activate, _ = self.functions
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()) if hasattr(signal, "pthread_sigmask") else None
+            try:
+                while self.started < threads - 1:  # workers handle no signals
+                    if add(self.started + 1):
+                        break
+                    self.started += 1
+            finally:
+                if blocked is not None:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            activate(min(threads, self.started + 1))
+            self.active = threads
+
+    def _load(self) -> None:
+        target = host()
+        code, _ = machine_code(pool.text(target.parallel_threshold_ps), target)
+        engine = _engine([code], target)
+        kinds = (("torch_hlo_pool_add", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)),
+                 ("torch_hlo_pool_active", ctypes.CFUNCTYPE(None, ctypes.c_int64)), ("torch_hlo_pool_reset", ctypes.CFUNCTYPE(None)))
+        functions = tuple(kind(engine.get_function_address(name)) for name, kind in kinds)
+        symbols.add("torch_hlo_parallel", engine.get_function_address("torch_hlo_parallel"))
+        engine.detach()  # workers run this code until the process ends
+        self.functions = functions
+
+    def after_fork(self) -> None:
+        self.lock = threading.Lock()
+        self.started = self.active = 0
+        if self.functions is not None:
+            self.functions[2]()
+
+
+_POOL = _Pool()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_POOL.after_fork)
+
+
+def threads() -> int:
+    """Threads that compiled programs use: TORCH_HLO_THREADS, else as many as PyTorch's own kernels."""
+    torch = sys.modules.get("torch")
+    return config.get("THREADS") or (torch.get_num_threads() if torch else os.cpu_count() or 1)
+
+
+def _pool() -> None:
+    n = threads()
+    if n != _POOL.active:
+        _POOL.ensure(n)
