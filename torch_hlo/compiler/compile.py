@@ -1,7 +1,7 @@
 """HLO -> Executable: passes, code generation, machine code.
 
     executable = compile_module(module)
-    compile_module(module, dump=lambda name, text: print(name, text))     # "llvm", "asm", "buffers"
+    compile_module(module, dump=lambda name, value: print(name, value))     # "hlo:<pass>", "buffers", "llvm", "asm"
 """
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ attributes #1 = {{ nounwind willreturn memory(none) }}
 
 
 def compile_module(
-    module: Module, target: Target | None = None, optimize: bool = True, dump: Callable[[str, str], None] | None = None
+    module: Module, target: Target | None = None, optimize: bool = True, dump: Callable[[str, object], None] | None = None
 ) -> Executable:
     """Compile for `target` (this machine). `optimize`: run the pipeline's passes first; without it every instruction is one step.
 
-    `dump(name, text)` gets "buffers", "llvm" and "asm". Raises CodegenError for an instruction without code.
+    `dump(name, value)` gets "hlo:<pass>" with the module after each pass, and texts: "buffers", and "llvm" and "asm" per LLVM module.
+    Raises CodegenError for an instruction without code.
     """
     target = target or host()
     if optimize:
         from torch_hlo.compiler.pipeline import optimize as run_passes
 
-        module = run_passes(module)
+        module = run_passes(module, dump=None if dump is None else lambda name, m, _: dump(f"hlo:{name}", m))
     program, report = emit(module, target)
     texts = list(_modules(program, target))
     if dump is not None:
