@@ -39,12 +39,14 @@ def test_only_passes_that_changed_something(tmp_path):
         observe("hlo:algebra", "a")
         observe("hlo:fusion", "b")
         observe("llvm", "define")
+        observe("llvm", "declare")
         observe("asm", "ret")
         observe("buffers", "arena 64")
     (folder,) = (tmp_path / str(os.getpid())).iterdir()
     assert sorted(p.name for p in folder.iterdir()) == [
         "00_input.hlo", "02_fusion.hlo", "50_kernels.ll", "51_code.s", "52_buffers.txt", "reason.txt",
     ]  # fmt: skip
+    assert (folder / "50_kernels.ll").read_text() == "define\ndeclare\n"
 
 
 def test_failures_are_recorded(tmp_path, monkeypatch):

@@ -1,48 +1,81 @@
-"""The compiled back end (TORCH_HLO_DEVICE=cpu): modules become machine code, kept on disk between processes."""
+"""The CPU back end (TORCH_HLO_DEVICE=cpu): modules become machine code, kept on disk between processes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
-from torch_hlo.compiler.codegen.target import host
+from torch_hlo.compiler.codegen.target import Target, host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
+from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.device import cpu
-from torch_hlo.device.runtime import Buffer, Observe
-from torch_hlo.hlo import ir
+from torch_hlo.device.runtime import Buffer, Memory, Observe
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.text import module_text
 
 
 class NativeProgram:
-    """See runtime.Program. `sizes` of symbolic programs are read off the inputs' shapes."""
+    """A loaded Executable, see runtime.Program. `sizes` of symbolic programs are read off the inputs' shapes."""
 
     def __init__(self, executable: Executable) -> None:
         self.name = executable.name
+        self.executable = executable
         self.aliases = executable.aliases
-        self.symbols = executable.symbols
-        self.program = cpu.load(executable)
+        self._loaded = cpu.load(executable)
 
     def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
-        sizes = [inputs[p].shape.dims[d] for _, p, d in self.symbols]
-        self.program.call([b.memory.address for b in inputs], [b.memory.address for b in outputs], sizes)
+        if self.executable.host_calls and self.aliases:
+            self._run_or_restore(inputs, outputs)
+        else:
+            self._run(inputs, outputs)
+
+    def _run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
+        self._loaded.call([b.memory.address for b in inputs], [b.memory.address for b in outputs], sizes)
+
+    def _run_or_restore(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        # Python code called from the program may raise half way, when aliased inputs have been overwritten.
+        saved = []
+        for _, i in self.aliases:
+            copy = Memory(inputs[i].nbytes)
+            copy.array[: inputs[i].nbytes] = inputs[i].bytes
+            saved.append((inputs[i], copy))
+        try:
+            self._run(inputs, outputs)
+        except BaseException:
+            for buffer, copy in saved:
+                buffer.bytes[:] = copy.array[: buffer.nbytes]
+            raise
 
 
-def compile_program(module: ir.Module, observe: Observe | None = None) -> NativeProgram:
-    """See runtime.compile_program. With an observer the program is compiled even if the disk has it."""
-    key = cache.fingerprint(str(module), host().key, str(config.get("DISABLE")))
-    executable = _stored(key) if observe is None else None
-    if executable is None:
-        executable = compile_module(module, dump=observe)
-        cache.store(key, executable.to_bytes())
+def compile_program(module: Module, observe: Observe | None = None) -> NativeProgram:
+    """Compile `module` for this machine, or load it from the disk cache. What is observed or checked is always compiled anew."""
+    target = host()
+    key = cache.fingerprint(module_text(module), target.key, config.get("DISABLE"))
+    if observe is None and not config.get("CHECK"):
+        program = _stored(key)
+        if program is not None:
+            return program
+    executable = _compile(module, target, observe)
+    cache.store(key, executable.to_bytes())
     return NativeProgram(executable)
 
 
-def _stored(key: str) -> Executable | None:
+def _stored(key: str) -> NativeProgram | None:
+    """The program in the disk cache; None if there is none that this process can use."""
     data = cache.load(key)
     if data is None:
         return None
     try:
-        return Executable.from_bytes(data)
-    except ValueError:
+        return NativeProgram(Executable.from_bytes(data))
+    except (ValueError, RuntimeError, OSError):  # another version, or a library that the code needs is not here
         metrics.count("DiskCacheUnreadable")
         return None
+
+
+def _compile(module: Module, target: Target, observe: Observe | None) -> Executable:
+    if observe is None:
+        return compile_module(module, target)
+    optimized = optimize(module, dump=lambda name, m, ms: name != "input" and observe(f"hlo:{name}", m))
+    return compile_module(optimized, target, optimize=False, dump=observe)

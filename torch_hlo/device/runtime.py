@@ -16,30 +16,26 @@ from typing import Protocol
 import numpy as np
 
 from torch_hlo import config
+from torch_hlo.device.buffer import ALIGNMENT, map_pages
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
 
-ALIGNMENT = 64
 _KEEP = 64 << 20  # bytes the pool may always hold back; beyond that no more than the peak in use
 
 
 class Memory:
-    """A block of device memory. `array` is its bytes; `readers` counts host copies in progress (see Buffer)."""
+    """A block of device memory: its bytes and where they are. `readers` counts host copies in progress; no program overwrites it then."""
 
-    __slots__ = ("array", "size", "readers", "__weakref__")
+    __slots__ = ("array", "address", "size", "readers", "__weakref__")
 
     def __init__(self, nbytes: int) -> None:
         self.readers = 0
         self.size = 0
-        self.size, self.array = _POOL.take(nbytes)
+        self.size, (self.array, self.address) = _POOL.take(nbytes)
 
     def __del__(self) -> None:
         if self.size:
-            _POOL.give(self.size, self.array)
-
-    @property
-    def address(self) -> int:
-        return self.array.ctypes.data
+            _POOL.give(self.size, (self.array, self.address))
 
     def part(self, offset: int, nbytes: int) -> Memory:
         """A block inside this one, which stays alive as long."""
@@ -53,6 +49,7 @@ class _Part(Memory):
         self.readers = self.size = 0
         self.whole = whole
         self.array = whole.array[offset : offset + nbytes]
+        self.address = whole.address + offset
 
 
 class Buffer:
@@ -114,44 +111,46 @@ def from_bytes(shape: Shape, data: bytes | np.ndarray) -> Buffer:
     return buffer
 
 
+_Block = tuple[np.ndarray, int]  # bytes, address
+
+
 class _Pool:
     """Free blocks by size class. The lock is reentrant because garbage collection may free a block while one is taken."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.free: dict[int, list[np.ndarray]] = {}
+        self.free: dict[int, list[_Block]] = {}
         self.cached = self.used = self.peak = self.blocks = 0
 
-    def take(self, nbytes: int) -> tuple[int, np.ndarray]:
+    def take(self, nbytes: int) -> tuple[int, _Block]:
         size = _size_class(nbytes)
         with self.lock:
             blocks = self.free.get(size)
             if blocks:
-                array = blocks.pop()
+                block = blocks.pop()
                 self.cached -= size
             else:
-                array = self._new(size)
+                block = self._new(size)
             self.used += size
             self.blocks += 1
             self.peak = max(self.peak, self.used)
-        return size, array
+        return size, block
 
-    def give(self, size: int, array: np.ndarray) -> None:
+    def give(self, size: int, block: _Block) -> None:
         with self.lock:
             self.used -= size
             self.blocks -= 1
             if self.cached + size <= max(_KEEP, self.peak - self.used):
-                self.free.setdefault(size, []).append(array)
+                self.free.setdefault(size, []).append(block)
                 self.cached += size
 
-    def _new(self, size: int) -> np.ndarray:
+    def _new(self, size: int) -> _Block:
         try:
-            raw = np.empty(size + ALIGNMENT, np.uint8)
+            array = map_pages(size)
         except MemoryError:
             self.trim()
-            raw = np.empty(size + ALIGNMENT, np.uint8)
-        skip = -raw.ctypes.data % ALIGNMENT
-        return raw[skip : skip + size]
+            array = map_pages(size)
+        return array, array.ctypes.data
 
     def trim(self) -> None:
         self.free = {}

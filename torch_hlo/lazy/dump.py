@@ -39,7 +39,7 @@ def recording(name: str, reason: str) -> Iterator[Observe | None]:
 
 
 class _Recorder:
-    """`recorder(stage, value)`."""
+    """`recorder(stage, value)`. Code comes in several parts, which one file gathers."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -56,15 +56,16 @@ class _Recorder:
             self.write(f"{number:02d}_{stage[4:]}.hlo", text)
             log.say(3, f"after {stage[4:]}:\n{text}")
         else:
-            self.write(_FILES.get(stage, stage + ".txt"), text)
+            self.write(_FILES.get(stage, stage + ".txt"), text, "a")
             if stage == "llvm":
                 log.say(4, text)
 
-    def write(self, file: str, text: str) -> None:
+    def write(self, file: str, text: str, mode: str = "w") -> None:
         if self.folder is None:
             return
         try:
-            (self.folder / file).write_text(text if text.endswith("\n") else text + "\n")
+            with open(self.folder / file, mode) as f:
+                f.write(text if text.endswith("\n") else text + "\n")
         except OSError as error:
             log.warn_once("dump", f"TORCH_HLO_DUMP: cannot write {self.folder / file}: {error}")
             self.folder = None

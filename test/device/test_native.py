@@ -1,0 +1,150 @@
+"""The CPU back end: what the disk cache saves, and what happens when a cached program cannot be used."""
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torch_hlo  # noqa: F401
+from torch_hlo import config, metrics
+from torch_hlo.compiler import cache
+from torch_hlo.device import native, runtime
+from torch_hlo.hlo.parse import parse_module
+from torch_hlo.hlo.shape import Shape
+
+TEXT = """HloModule m
+
+ENTRY main {
+  x = f32[4] parameter(0)
+  y = f32[4] parameter(1)
+  s = f32[4] add(x, y)
+  ROOT r = (f32[4]) tuple(s)
+}
+"""
+F4 = Shape("f32", (4,))
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(tmp_path):
+    with config.override(DEVICE="cpu", CACHE=str(tmp_path / "cache")):
+        metrics.clear_all()
+        yield tmp_path / "cache"
+
+
+def run(program) -> list[float]:
+    x, y = (runtime.from_bytes(F4, torch.tensor(v, dtype=torch.float32).numpy().tobytes()) for v in ([1, 2, 3, 4], [10, 20, 30, 40]))
+    out = runtime.allocate(F4)
+    program.run([x, y], [out])
+    return torch.frombuffer(bytearray(out.bytes.tobytes()), dtype=torch.float32).tolist()
+
+
+def test_second_compile_comes_from_disk(on_cpu, monkeypatch):
+    module = parse_module(TEXT)
+    assert run(native.compile_program(module)) == [11, 22, 33, 44]
+    assert len(list(on_cpu.iterdir())) == 1
+
+    def never(*args):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(native, "_compile", never)
+    assert run(native.compile_program(module)) == [11, 22, 33, 44]
+    assert metrics.counter_value("DiskCacheHit") == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b"torch_hlo executable\0" + bytes(200)])
+def test_an_entry_that_is_no_program_is_replaced(on_cpu, data):
+    module = parse_module(TEXT)
+    native.compile_program(module)
+    (path,) = on_cpu.iterdir()
+    cache.store(path.stem, data)
+    assert run(native.compile_program(module)) == [11, 22, 33, 44]
+    assert cache.load(path.stem) != data
+
+
+def test_flags_and_text_are_part_of_the_key(on_cpu):
+    native.compile_program(parse_module(TEXT))
+    native.compile_program(parse_module(TEXT.replace("add", "subtract")))
+    with config.override(DISABLE="fold"):
+        native.compile_program(parse_module(TEXT))
+    assert len(list(on_cpu.iterdir())) == 3
+
+
+def test_observing_compiles_anew(on_cpu):
+    module = parse_module(TEXT)
+    native.compile_program(module)
+    stages = []
+    native.compile_program(module, lambda stage, value: stages.append(stage))
+    assert {"llvm", "asm", "buffers"} <= set(stages)
+
+
+def test_off_and_on_across_processes(tmp_path):
+    code = """
+import torch, torch_hlo
+from torch_hlo import metrics
+print((torch.arange(4.0).to("hlo") + 1).tolist(), metrics.counter_value("DiskCacheHit"))
+"""
+
+    def go(directory: str) -> str:
+        env = {**os.environ, "TORCH_HLO_DEVICE": "cpu", "TORCH_HLO_CACHE": directory}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert go("") == "[1.0, 2.0, 3.0, 4.0] None"
+    assert go(str(tmp_path / "d")) == "[1.0, 2.0, 3.0, 4.0] None"
+    assert go(str(tmp_path / "d")) == "[1.0, 2.0, 3.0, 4.0] 1"
+
+
+# ---- memory
+
+
+def test_blocks_are_reused():
+    before = runtime.memory_stats()
+    a = runtime.allocate(Shape("f32", (1000,)))
+    assert runtime.memory_stats()["blocks"] == before["blocks"] + 1
+    assert a.memory.address % 64 == 0
+    address = a.memory.address
+    del a
+    assert runtime.memory_stats()["blocks"] == before["blocks"]
+    assert runtime.allocate(Shape("f32", (1000,))).memory.address == address
+
+
+def test_impossible_sizes_are_memory_errors():
+    with pytest.raises(MemoryError, match=r"f32\[1099511627776\].*Free tensors"):
+        runtime.allocate(Shape("f32", (1 << 40,)))
+
+
+def test_size_classes_waste_little():
+    for n in (0, 1, 63, 64, 65, 1000, 4097, 1 << 20, (1 << 20) + 1, 123456789):
+        size = runtime._size_class(n)
+        assert size >= max(n, 1) and size % 64 == 0
+        assert size <= max(n * 9 // 8 + 64, 64)
+
+
+def test_empty_cache_and_peak():
+    a = runtime.allocate(Shape("u8", (1 << 20,)))
+    assert runtime.memory_stats()["peak_bytes"] >= 1 << 20
+    del a
+    runtime.empty_cache()
+    assert runtime.memory_stats()["cached_bytes"] == 0
+    runtime.reset_peak()
+    assert runtime.memory_stats()["peak_bytes"] == runtime.memory_stats()["bytes"]
+
+
+def test_pool_gives_back_on_memory_pressure(monkeypatch):
+    runtime.empty_cache()
+    a = runtime.allocate(Shape("u8", (1 << 16,)))
+    del a
+    calls = []
+    original = runtime.map_pages
+
+    def failing(nbytes):
+        calls.append(nbytes)
+        if len(calls) == 1:
+            raise MemoryError
+        return original(nbytes)
+
+    monkeypatch.setattr(runtime, "map_pages", failing)
+    b = runtime.allocate(Shape("u8", (3 << 16,)))
+    assert len(calls) == 2 and runtime.memory_stats()["cached_bytes"] == 0 and b.nbytes == 3 << 16
