@@ -259,6 +259,40 @@ def delinear(index: Index, dims: Sequence[Size]) -> tuple[Index, ...]:
     return tuple(reversed(result))
 
 
+def regroup(index: Sequence[Index], source: Sequence[Size], target: Sequence[Size]) -> tuple[Index, ...]:
+    """Index into dims `target` of the element at `index` of dims `source` (equal sizes). Runs of dimensions with equal products are
+    handled on their own, so that a dimension that both have keeps its index, whatever its bounds say."""
+    result: list[Index] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        if j < len(target) and target[j] == 1:
+            result.append(ZERO)
+            j += 1
+            continue
+        if i < len(source) and source[i] == 1:
+            i += 1
+            continue
+        if i == len(source) or j == len(target):
+            return delinear(linear(index, source) if index else ZERO, target)
+        first_i, first_j = i, j
+        a, b = source[i], target[j]
+        i, j = i + 1, j + 1
+        while a != b:
+            if j < len(target) and exact(a, b) is not None:
+                b, j = b * target[j], j + 1
+            elif i < len(source) and exact(b, a) is not None:
+                a, i = a * source[i], i + 1
+            elif isinstance(a, int) and isinstance(b, int) and (j < len(target) if a > b else i < len(source)):
+                if a > b:
+                    b, j = b * target[j], j + 1
+                else:
+                    a, i = a * source[i], i + 1
+            else:
+                return delinear(linear(index, source), target)
+        result += delinear(linear(index[first_i:i], source[first_i:i]), target[first_j:j])
+    return tuple(result)
+
+
 def variables(indices: Iterable[Index]) -> set[Var]:
     """All variables that the indices are made of, opaque ones and their parts included."""
     found: set[Var] = set()

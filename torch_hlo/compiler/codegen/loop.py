@@ -64,7 +64,7 @@ def run_loop(program, stores: Sequence[Store], leaves: Sequence[Instruction], so
 def _element(store: Store, index: tuple[Index, ...], dims: tuple[Size, ...]) -> tuple[tuple[Index, ...], Index]:
     """Index of the value and element number of its target."""
     shape = store.value.shape
-    own = index if shape.dims == dims else ix.delinear(ix.linear(index, dims) if index else ix.ZERO, shape.dims)
+    own = index if shape.dims == dims else ix.regroup(index, dims, shape.dims)
     return own, store.at(own) if store.at else ix.linear(own, shape.dims) if own else ix.ZERO
 
 

@@ -51,7 +51,7 @@ def reshape(k: Kernel, x: Instruction, index: Indices) -> Value:
     source = x.operands[0]
     if source.shape.dtype != x.shape.dtype:
         return bitcast_convert(k, x, index)
-    return k.value(source, ix.delinear(ix.linear(index, x.shape.dims) if index else ix.ZERO, source.shape.dims))
+    return k.value(source, ix.regroup(index, x.shape.dims, source.shape.dims))
 
 
 @emits_value("transpose")

@@ -93,15 +93,15 @@ class Plan:
             sources += [(s, OTHER) for o in x.operands[half:] for s, _ in self._reaches(o)]
             cuts |= table.cuts(table.reduced_intervals(x))
         elif x.op == "broadcast":
-            kept = table.intervals(x.shape.dims, x["dimensions"])
             operand = x.operands[0]
+            kept = table.broadcast_intervals(x)
             cuts = table.cuts(kept)
             increasing = list(x["dimensions"]) == sorted(x["dimensions"])
             for s, edge in self._reaches(operand):
                 if edge is not SAME and operand.shape.size == x.shape.size and increasing:
                     sources.append((s, edge))
                 elif edge is SAME and increasing:
-                    sources.append((s, SAME if operand.shape.size is x.shape.size else kept))
+                    sources.append((s, SAME if operand.shape.size == x.shape.size else kept))
                 else:
                     sources.append((s, OTHER))
             if not increasing:
@@ -184,7 +184,7 @@ class Plan:
         if kind == REDUCE:
             kept = table.kept_intervals(x)
             g = Group(x.operands[0].shape.size, {i: kept}, None, self._cuts[i], reads, i, i)
-            if kept and kept[0][0] != 1 and _rows_fit(g.size, kept):
+            if kept and kept[0][0] != 1 and rows_fit(g.size, kept):
                 g.rows = kept
         else:
             g = Group(1 if x.shape.is_tuple else x.shape.size, {i: FULL}, None, self._cuts[i], reads, i, i)
@@ -242,7 +242,7 @@ class Plan:
         if len(wanted) > 1:
             return False
         chosen = next(iter(wanted), None)
-        if rows is not None and (not rows or not _rows_fit(host.size, rows)):
+        if rows is not None and (not rows or not rows_fit(host.size, rows)):
             return False
         moved = g if g_as is not FULL else h if h_as is not FULL else None
         if moved is not None:
@@ -266,7 +266,7 @@ class Plan:
                 return False
         roles = {i: (g_as if g_as is not FULL else r) for i, r in g.roles.items()}
         roles.update((i, h_as if h_as is not FULL else r) for i, r in h.roles.items())
-        if not _outputs_fit(roles, chosen, host.size):
+        if not _outputs_fit(roles, chosen):
             return False
         if not self._edges_fit(g, h, roles, chosen) or not self._edges_fit(h, g, roles, chosen):
             return False
@@ -384,7 +384,7 @@ def _suffixes(dims: tuple[Size, ...]) -> list[Size]:
     return found + [low]
 
 
-def _rows_fit(size: Size, kept: Intervals) -> bool:
+def rows_fit(size: Size, kept: Intervals) -> bool:
     """True when one thread can walk whole rows: enough rows, or short ones."""
     rows: Size = 1
     for low, high in kept:
@@ -399,14 +399,18 @@ def _rows_fit(size: Size, kept: Intervals) -> bool:
     return rows >= FEW_ROWS or length <= ROW_LIMIT
 
 
-def _outputs_fit(roles: dict[int, Role], rows: Intervals | None, size: Size) -> bool:
-    """Results complete only at the end must be alike: all with one role, or the total, or made of parts of a row."""
-    late = {r for r in roles.values() if r is not FULL and r != rows and r != ()}
+def _outputs_fit(roles: dict[int, Role], rows: Intervals | None) -> bool:
+    """Results complete only at the end: of one kind, or beside contiguous rows totals and results along a row."""
+    late = {r for r in roles.values() if r is not FULL and r != rows}
     if not late:
         return True
-    if rows is None:
-        return len(late) == 1
-    return all(_disjoint(r, rows) for r in late)
+    if len(late) > 1:
+        return rows is not None and rows[0][0] != 1 and len(late - {()}) == 1 and all(_along_row(r, rows) for r in late)
+    return rows is None or rows[0][0] != 1 and all(_along_row(r, rows) for r in late)
+
+
+def _along_row(role: Intervals, rows: Intervals) -> bool:
+    return not role or role[0][0] == 1 and _disjoint(role, rows)
 
 
 def _disjoint(a: Intervals, b: Intervals) -> bool:

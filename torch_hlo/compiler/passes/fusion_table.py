@@ -74,6 +74,11 @@ def intervals(dims: tuple[Size, ...], chosen: Iterable[int]) -> Intervals:
     return tuple(found)
 
 
+def broadcast_intervals(x: Instruction) -> Intervals:
+    """What of a broadcast's space its operand spans; an operand dimension of size 1 may be stretched."""
+    return intervals(x.shape.dims, (d for d, n in zip(x["dimensions"], x.operands[0].shape.dims) if n != 1))
+
+
 def reduced_intervals(x: Instruction) -> Intervals:
     """What a reduce sums over, in the space of its first operand."""
     return intervals(x.operands[0].shape.dims, x["dimensions"])

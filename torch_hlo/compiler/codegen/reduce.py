@@ -1,0 +1,195 @@
+"""Steps with reductions: the `fusion` step of every kind, a reduce outside of a fusion, and the combination of partial results."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
+from torch_hlo.compiler.codegen.loop import Store, emit_fusion_loop, run_loop
+from torch_hlo.compiler.codegen.program import CodegenError
+from torch_hlo.compiler.codegen.reducer import Reducer, fold_pairwise
+from torch_hlo.compiler.codegen.registry import emits_step
+from torch_hlo.compiler.codegen.row import RowEmitter, RowKernel, lanes_for, results_of, tuple_users
+from torch_hlo.compiler.codegen.row_plan import RowPlan, plan
+from torch_hlo.compiler.codegen.row_strided import StridedEmitter
+from torch_hlo.compiler.passes import fusion_table as table
+from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.ir import Computation, Instruction, instr
+from torch_hlo.hlo.shape import DTYPES, tuple_shape
+
+# Nanoseconds per point on one thread: per byte of an operand or result, per cheap opcode and per expensive one.
+_BYTE_NS, _LIGHT_NS, _HEAVY_NS = 0.02, 0.015, 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A compiled kernel of a fusion: `sizes` and `items` are what its call needs. `partials`: also gets the partial buffers."""
+
+    name: str
+    sizes: tuple[Size, ...]
+    items: Size
+    grain: int
+    cost: float
+    results: tuple[int, ...]
+    partials: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    calls: tuple[_Call, ...]
+    partial_bytes: tuple[Size, ...]
+
+
+@emits_step("fusion")
+def fusion(program, x: Instruction) -> None:
+    """A fused computation. kind=loop without values per row is loop.py's; anything with reductions is a row kernel."""
+    kind = x.get("kind", "loop")
+    if any(y.op == "reduce" for y in x["calls"].instructions()):
+        _run(program, x, x["calls"])
+    elif kind in ("loop", "reduce", "row"):
+        _run_loops(program, x)
+    else:
+        raise CodegenError(f"fusion of kind {kind!r} {x.shape}: kinds are loop, reduce and row")
+
+
+@emits_step("reduce")
+def reduce(program, x: Instruction) -> None:
+    """A reduce that no fusion took in."""
+    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+    root = instr("reduce", params, x.shape, **dict(x.attrs))
+    if x.shape.is_tuple:
+        parts = tuple(instr("get-tuple-element", (root,), s, index=i) for i, s in enumerate(x.shape.elements))
+        root = instr("tuple", parts, tuple_shape(*x.shape.elements))
+    _run(program, x, Computation("reduce", params, root))
+
+
+def _run_loops(program, x: Instruction) -> None:
+    """Results of different sizes are different loops."""
+    computation = x["calls"]
+    results = results_of(computation)
+    sizes = list(dict.fromkeys(r.shape.size for r in results))
+    if len(sizes) == 1:
+        return emit_fusion_loop(program, x)
+    for size in sizes:
+        chosen = [n for n, r in enumerate(results) if r.shape.size == size]
+        run_loop(program, [Store(results[n]) for n in chosen], computation.params, [program.place(o) for o in x.operands],
+                 [program.place(x, n) for n in chosen], key=("fusion", computation, tuple(chosen)))
+
+
+def _run(program, x: Instruction, computation: Computation) -> None:
+    code = program.once(("rows", computation), lambda: _build(program, computation))
+    partials = [program.scratch(n) for n in code.partial_bytes]
+    count = len(results_of(computation))
+    targets = [program.place(x, n) for n in range(count)] if x.shape.is_tuple else [program.place(x)]
+    for call in code.calls:
+        places = [*(program.place(o) for o in x.operands), *(targets[n] for n in call.results), *(partials if call.partials else ())]
+        arguments = [f"ptr {program.at(p)}" for p in places] + [f"i64 {program.size(n)}" for n in call.sizes]
+        program.parallel(call.name, arguments, program.size(call.items), call.grain, call.cost)
+
+
+def _build(program, computation: Computation) -> _Code:
+    p = plan(computation)
+    results = results_of(computation)
+    every = tuple(range(len(results)))
+    if p.style == "strided":
+        emitter = StridedEmitter(program.target, computation, p)
+        kernel = emitter.emit()
+        name = kernel.define(program, "columns")
+        rest = _small_results(program, computation, p)
+        return _Code((_Call(name, tuple(kernel.sizes), emitter.items, 1, _cost(p, computation, emitter.items), every, False), *rest), ())
+    emitter = RowEmitter(program.target, computation, p)
+    kernel = emitter.emit()
+    name = kernel.define(program, "rows" if p.passes > 1 else "reduce")
+    if p.style == "rows":
+        items = emitter.items
+        main = _Call(name, tuple(kernel.sizes), items, 1, _cost(p, computation, items), every, False)
+        return _Code((main, *_small_results(program, computation, p)), ())
+    items = emitter.chunks.items
+    calls = [_Call(name, tuple(kernel.sizes), items, 1, _cost(p, computation, items), every, True)]
+    calls += _combine(program, computation, p, emitter)
+    return _Code(tuple(calls), tuple(n for _, _, n in _partial_arrays(p, emitter)))
+
+
+def _cost(p: RowPlan, computation: Computation, items: Size) -> float:
+    """Estimated nanoseconds of one item."""
+    full = [x for x in (*computation.params, *results_of(computation)) if x.shape.size == p.size]
+    heavy = sum(table.classify(y) == table.HEAVY for y in p.order)
+    point = max(sum(x.shape.itemsize for x in full) * _BYTE_NS, len(p.order) * _LIGHT_NS + heavy * _HEAVY_NS)
+    if isinstance(p.size, int) and isinstance(items, int):
+        return point * p.size / max(items, 1)
+    return point * 1024
+
+
+def _partial_arrays(p: RowPlan, emitter: RowEmitter) -> list[tuple[Instruction, str, Size]]:
+    """(reduce, element type, bytes) of every partial buffer: `count` times the result."""
+    found = []
+    for r in p.late_reduces:
+        for dtype in emitter.reducers[r].stored_dtypes():
+            found.append((r, dtype, _kept_size(p, r) * emitter.chunks.count * DTYPES[dtype].itemsize))
+    return found
+
+
+def _kept_size(p: RowPlan, r: Instruction) -> Size:
+    total: Size = 1
+    for d in p.late_kept[r]:
+        total = total * p.dims[d]
+    return total
+
+
+def _small_results(program, computation: Computation, p: RowPlan) -> list[_Call]:
+    """Results that no reduction of the space is part of and that fit no row: loops of their own."""
+    return [_late_kernel(program, computation, [n], None) for n in p.late_outputs]
+
+
+def _combine(program, computation: Computation, p: RowPlan, emitter: RowEmitter) -> list[_Call]:
+    """Kernels that fold the chunks' partial results and compute what depends on them, one per result size."""
+    results = results_of(computation)
+    sizes = list(dict.fromkeys(results[n].shape.size for n in p.late_outputs))
+    return [_late_kernel(program, computation, [n for n in p.late_outputs if results[n].shape.size == size], (p, emitter)) for size in sizes]
+
+
+def _late_kernel(program, computation: Computation, numbers: list[int], partial) -> _Call:
+    results = results_of(computation)
+    size = results[numbers[0]].shape.size
+    extra = len(_partial_arrays(*partial)) if partial else 0
+    k = RowKernel(program.target, lanes_for(program.target), computation.params, len(numbers) + extra)
+    if partial:
+        p, emitter = partial
+        gtes = tuple_users(p.order)
+        for r in p.late_reduces:
+            first = len(numbers) + emitter.partials[r] - len(results)
+            k.bind_reduce(r, gtes.get(r, ()), _folded(k, r, emitter.reducers[r], k.outputs[first:], emitter.chunks.count, _kept_size(p, r)))
+
+    def write(at: Index, _=None) -> list[str]:
+        for pointer, n in zip(k.outputs, numbers):
+            x = results[n]
+            k.store(pointer, x.shape.dtype, at, k.value(x, delinear(at, x.shape.dims)))
+        return []
+
+    if size == 1:
+        write(ZERO)
+        items: Size = 1
+    else:
+        k.lane_loop("%lo", "%hi", size, write)
+        items = size
+    name = k.define(program, "combine")
+    cost = 0.1 * (partial[1].chunks.count if partial else 1)
+    return _Call(name, tuple(k.sizes), items, k.lanes * 4, cost, tuple(numbers), bool(extra))
+
+
+def _folded(k: RowKernel, x: Instruction, r: Reducer, pointers: list[str], count: int, kept: Size) -> Callable:
+    """The value of a late reduce at an index: the chunks' partial results in a balanced tree."""
+    dims = x.shape.elements[0].dims if x.shape.is_tuple else x.shape.dims
+
+    def value(index: tuple[Index, ...]) -> list:
+        at = linear(index, dims) if index else ZERO
+        parts = []
+        for c in range(count):
+            accs: list[str] = []
+            for pointer, dtype in zip(pointers, r.stored_dtypes()):
+                v = k.load(pointer, dtype, at + kept * c)
+                accs += list(v) if isinstance(v, tuple) else [v]
+            parts.append(accs)
+        return r.grouped(r.finish(k, fold_pairwise(lambda a, b: r.combine(k, a, b), parts)))
+
+    return value

@@ -1,0 +1,365 @@
+"""Kernels of fusions with reductions whose rows are walked one after the other: softmax, layernorm and their gradients, sums.
+
+Each row is walked in as many passes as reductions depend on each other. A pass computes in vectors what its reductions need,
+straight from the operands: the row is in cache after the first pass. Row results live in registers. Values with an element per
+point are written in the last pass. Results that are complete only after the last row ("late", see row_plan.py) accumulate in
+partial buffers, one per chunk of rows, and reduce.py combines them.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+from torch_hlo.compiler.codegen.index import ZERO, Index, combine, delinear, divide, linear, regroup
+from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen.reducer import Reducer
+from torch_hlo.compiler.codegen.row_plan import LATE_CHUNKS, RowPlan
+from torch_hlo.compiler.codegen.scalar import STORAGE, Value
+from torch_hlo.compiler.passes import fusion_table as table
+from torch_hlo.hlo.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Computation, Instruction
+
+BLOCK = 4096  # elements summed into one set of accumulators before they are added to the next level: rounding errors stay small
+STASH_LIMIT = 8192  # elements of a row whose expensive values are kept on the stack between passes
+CHUNK_POINTS = 16384  # points that make a chunk of its own worth it
+
+
+class RowKernel(Kernel):
+    """A Kernel in which some instructions have values of their own: `computed[x](index)`, None meaning "the usual way"."""
+
+    def __init__(self, target, lanes: int, leaves: Sequence[Instruction], outputs: int) -> None:
+        super().__init__(target, lanes, leaves, outputs)
+        self.computed: dict[Instruction, Callable[[tuple[Index, ...]], Value | None]] = {}
+
+    def _compute(self, x: Instruction, index: tuple[Index, ...]) -> Value:
+        special = self.computed.get(x)
+        value = special(index) if special is not None else None
+        return super()._compute(x, index) if value is None else value
+
+    def alloca(self, kind: str, count: int = 1, align: int = 64) -> str:
+        """A stack slot of the function."""
+        name = f"%s{self.unit.number()}"
+        self.levels[0].lines.insert(0, f"  {name} = alloca [{count} x {kind}], align {align}")
+        return name
+
+    def bind_reduce(self, x: Instruction, users: Sequence[Instruction], value: Callable[[tuple[Index, ...]], list[Value]]) -> None:
+        """Give a reduce its value(s); those of a tuple-shaped one are seen through get-tuple-element."""
+        for u in users if x.shape.is_tuple else (x,):
+            n = u["index"] if x.shape.is_tuple else 0
+            self.computed[u] = lambda index, n=n: value(index)[n]
+
+
+def results_of(computation: Computation) -> tuple[Instruction, ...]:
+    root = computation.root
+    return root.operands if root.op == "tuple" else (root,)
+
+
+def tuple_users(order: Sequence[Instruction]) -> dict[Instruction, list[Instruction]]:
+    """get-tuple-element instructions by operand."""
+    found: dict[Instruction, list[Instruction]] = {}
+    for x in order:
+        if x.op == "get-tuple-element":
+            found.setdefault(x.operands[0], []).append(x)
+    return found
+
+
+def lanes_for(target) -> int:
+    return target.lanes(32)
+
+
+class Chunks:
+    """How the rows of a "partial" plan are cut: `kept` × `count` items, `per` rows (or lanes, when `by_lanes`) each."""
+
+    def __init__(self, plan: RowPlan) -> None:
+        late_outer = next(iter(plan.late_kept.values())) if not plan.row_reduces else ()
+        self.kept_dims = tuple(d for d in plan.outer if d in late_outer)
+        self.rest_dims = tuple(d for d in plan.outer if d not in late_outer)
+        self.kept = _product(plan.dims[d] for d in self.kept_dims)
+        rest, length = _product(plan.dims[d] for d in self.rest_dims), _product(plan.inner_sizes())
+        columns = any(set(k) & set(plan.inner) for k in plan.late_kept.values())
+        self.count = LATE_CHUNKS // 2
+        if isinstance(plan.size, int):
+            most = max(1, min(LATE_CHUNKS, plan.size // CHUNK_POINTS))
+            self.count = max(1, min(most, 64 // self.kept)) if self.kept < 64 else 1
+            if columns:
+                self.count = max(1, min(self.count, rest // 16))
+        self.by_lanes = not columns and not plan.row_reduces and isinstance(rest, int) and rest < self.count
+        self.total = plan.dims[plan.inner[-1]] if self.by_lanes else rest
+        self.per = ceildiv(self.total, self.count)
+        if self.by_lanes:
+            self.per = ceildiv(self.per, 64) * 64
+        self.rows, self.length = rest, length
+
+    @property
+    def items(self) -> Size:
+        return self.kept * self.count
+
+
+class RowEmitter:
+    """Writes the main kernel of a "rows" or "partial" plan."""
+
+    def __init__(self, target, computation: Computation, plan: RowPlan) -> None:
+        self.plan, self.results = plan, results_of(computation)
+        self.reducers = {r: Reducer(r) for r in (*plan.row_reduces, *plan.late_reduces)}
+        self.gtes = tuple_users(plan.order)
+        self.chunks = Chunks(plan) if plan.style == "partial" else None
+        self.partials = {r: len(self.results) + n for n, r in self._partial_arrays()}
+        extra = sum(len(self.reducers[r].stored_dtypes()) for r in plan.late_reduces)
+        self.k = RowKernel(target, lanes_for(target), computation.params, len(self.results) + extra)
+        self.slots: dict[Instruction, list[str]] = {}  # late reduces in registers: their accumulators, per item
+        self.lane_range: tuple | None = None
+        self.chunk: Index = ZERO
+        self.current_pass = 0
+        self.unroll = 2 if len(plan.order) > 24 or any(table.CLASS.get(x.op) == table.HEAVY for x in plan.order) else 4
+        self._make_stash()
+
+    def _partial_arrays(self) -> list[tuple[int, Instruction]]:
+        found, n = [], 0
+        for r in self.plan.late_reduces:
+            found.append((n, r))
+            n += len(self.reducers[r].stored_dtypes())
+        return found
+
+    @property
+    def items(self) -> Size:
+        """Number of items of work."""
+        return self.chunks.items if self.chunks else _product(self.plan.outer_sizes())
+
+    def emit(self) -> RowKernel:
+        k, plan = self.k, self.plan
+        if plan.style == "rows":
+            with k.loop("%lo", "%hi", _product(plan.outer_sizes())) if plan.outer else nullcontext(ZERO) as item:
+                self._row(dict(zip(plan.outer, delinear(item, plan.outer_sizes()))))
+            return k
+        c = self.chunks
+        with k.loop("%lo", "%hi", c.items) as item:
+            kept, self.chunk = divide(item, c.count) if c.kept != 1 else (ZERO, item)
+            where = dict(zip(c.kept_dims, delinear(kept, tuple(plan.dims[d] for d in c.kept_dims))))
+            self._start_late(kept)
+            low, high = self._range(c)
+            if c.by_lanes:
+                self.lane_range = (low, high)
+                low, high = "0", k.size(c.rows)
+            rest = tuple(plan.dims[d] for d in c.rest_dims)
+            with k.loop(low, high, c.rows, nonempty=False) if rest else nullcontext(ZERO) as row:
+                self._row({**where, **dict(zip(c.rest_dims, delinear(row, rest)))})
+            self._finish_late(kept)
+        return k
+
+    def _range(self, c: Chunks) -> tuple[str, str]:
+        """First and last row (or lane) of the current chunk."""
+        op, total = self.k.level.scalar.op, self.k.size(c.total)
+        low = self.k.scalar(combine(((self.chunk, c.per),)))
+        low = op(f"call i64 @llvm.smin.i64(i64 {low}, i64 {total})")
+        high = op(f"add i64 {low}, {self.k.size(c.per)}")
+        return low, op(f"call i64 @llvm.smin.i64(i64 {high}, i64 {total})")
+
+    # -- one row ---------------------------------------------------------------------------------------------------
+    def _row(self, where: dict[int, Index]) -> None:
+        k, plan = self.k, self.plan
+        self.stashed.clear()
+        for number in range(plan.passes):
+            self._pass(number, where)
+        row, sizes = [where[d] for d in plan.outer], plan.outer_sizes()
+        for n in plan.row_outputs:
+            x = self.results[n]
+            k.store(k.outputs[n], x.shape.dtype, linear(row, sizes) if row else ZERO, k.value(x, regroup(row, sizes, x.shape.dims)))
+
+    def _pass(self, number: int, where: dict[int, Index]) -> None:
+        k, plan = self.k, self.plan
+        self.current_pass = number
+        due = [r for r in plan.row_reduces if plan.level[r] - 1 == number]
+        late = [r for r in plan.late_reduces if plan.level[r] == number]
+        writes = plan.full_outputs if number == plan.passes - 1 else []
+        if not due and not late and not writes:
+            return
+        in_registers = due + [r for r in late if r in self.slots]
+        columns = [r for r in late if r not in self.slots]
+        reducers = [self.reducers[r] for r in in_registers]
+        identities = [r.identity(k) for r in reducers]
+        last = plan.inner[-1]
+        length = plan.dims[last]
+        low, high = self.lane_range or (0, length if isinstance(length, int) else k.size(length))
+        blocked = any(r.is_float_sum for r in reducers) and not (isinstance(high, int) and high <= BLOCK)
+        nested = len(plan.inner) > 1 or blocked
+        slots = [self._new_slots(r, first) for r, first in zip(reducers, identities)] if nested else []
+
+        def lanes(inside: dict[int, Index], first, end) -> None:
+            carry = [(kind, v) for r, vs in zip(reducers, identities) for kind, v in zip(r.kinds, vs, strict=True)]
+
+            def body(j: Index, carried: list[str]) -> list[str]:
+                return self._point({**inside, last: j}, reducers, carried, columns, writes)
+
+            copies = k.lane_loop(first, end, length, body, self.unroll, carry)
+            self.finals = self._split(reducers, [list(c) for c in copies])
+            if nested:
+                for r, slot, accs in zip(reducers, slots, self.finals):
+                    self._into(r, slot, accs)
+
+        def nest(dims: tuple[int, ...], inside: dict[int, Index]) -> None:
+            if dims:
+                with k.loop("0", k.size(plan.dims[dims[0]]), plan.dims[dims[0]], nonempty=isinstance(plan.dims[dims[0]], int)) as i:
+                    nest(dims[1:], {**inside, dims[0]: i})
+            elif blocked:
+                with k.loop(str(low), str(high), length, BLOCK, nonempty=False) as b:
+                    first = k.scalar(b)
+                    op = k.level.scalar.op
+                    end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {BLOCK}')}, i64 {high})")
+                    lanes(inside, first, end)
+            else:
+                lanes(inside, low, high)
+
+        nest(plan.inner[:-1], where)
+        finals = [self._load(r, slot) for r, slot in zip(reducers, slots)] if nested else self.finals
+        for x, r, accs in zip(in_registers, reducers, finals):
+            if x in self.slots:
+                self._into(r, self.slots[x], accs)
+            else:
+                values = r.grouped(r.finish(k, r.fold_lanes(k, accs)))
+                dtypes = r.dtypes
+                # An index that seems to vary within the row still means this row.
+                k.bind_reduce(x, self.gtes.get(x, ()), lambda index, values=values, dtypes=dtypes: [
+                    k.splat(v, t) if k.e.lanes > 1 else v for v, t in zip(values, dtypes)])
+
+    def _point(self, where: dict[int, Index], reducers, carried: list[str], columns, writes) -> list[str]:
+        """One vector: the next accumulators; column sums and results go to memory."""
+        k, plan = self.k, self.plan
+        point = [where[d] for d in range(len(plan.dims))]
+        at = linear(point, plan.dims)
+        self.where = where
+
+        def index_of(x: Instruction) -> tuple[Index, ...]:
+            return regroup(point, plan.dims, x.shape.dims)
+
+        following: list[str] = []
+        used = 0
+        for r in reducers:
+            old = carried[used : used + len(r.kinds)]
+            used += len(r.kinds)
+            following += r.keep_masked(k, r.combine(k, old, r.values(k, index_of)), old)
+        for x in columns:
+            self._add_column(x, where, index_of)
+        for n in writes:
+            x = self.results[n]
+            k.store(k.outputs[n], x.shape.dtype, at, k.value(x, index_of(x)))
+        return following
+
+    def _split(self, reducers, copies: list[list[str]]) -> list[list[str]]:
+        """Per reducer the accumulators of all unrolled copies folded into one."""
+        finals, used = [], 0
+        for r in reducers:
+            n = len(r.kinds)
+            finals.append(r.fold_copies(self.k, [c[used : used + n] for c in copies]))
+            used += n
+        return finals
+
+    # -- accumulators in memory ------------------------------------------------------------------------------------
+    def _type(self, kind: str) -> str:
+        return f"<{self.k.lanes} x {kind}>" if self.k.lanes > 1 else kind
+
+    def _new_slots(self, r: Reducer, first: Sequence[str]) -> list[str]:
+        from torch_hlo.compiler.codegen.emit import Emit
+
+        slots = [self.k.alloca(self._type(kind)) for kind in r.kinds]
+        wide = Emit(self.k.lanes, self.k.level.lines, self.k.unit)
+        for slot, kind, v in zip(slots, r.kinds, first, strict=True):
+            wide.do(f"store {self._type(kind)} {wide.splat(kind, v)}, ptr {slot}")
+        return slots
+
+    def _load(self, r: Reducer, slots: Sequence[str]) -> list[str]:
+        return [self.k.level.scalar.op(f"load {self._type(kind)}, ptr {slot}") for kind, slot in zip(r.kinds, slots, strict=True)]
+
+    def _into(self, r: Reducer, slots: Sequence[str], accs: Sequence[str]) -> None:
+        new = r.fold_copies(self.k, [self._load(r, slots), list(accs)])
+        for slot, kind, v in zip(slots, r.kinds, new, strict=True):
+            self.k.level.scalar.do(f"store {self._type(kind)} {v}, ptr {slot}")
+
+    # -- late results ----------------------------------------------------------------------------------------------
+    def _is_column(self, r: Instruction) -> bool:
+        return bool(set(self.plan.late_kept[r]) & set(self.plan.inner))
+
+    def _start_late(self, kept: Index) -> None:
+        k, plan = self.k, self.plan
+        for r in plan.late_reduces:
+            reducer = self.reducers[r]
+            first = reducer.identity(k)
+            if not self._is_column(r):
+                self.slots[r] = self._new_slots(reducer, first)
+                continue
+            inside = _product(plan.dims[d] for d in plan.late_kept[r] if d in plan.inner)
+            whole = _product(plan.dims[d] for d in plan.late_kept[r])
+            base = combine(((self.chunk, whole), (kept, inside)))
+
+            def body(j: Index, carried, reducer=reducer, first=first, base=base, r=r) -> list[str]:
+                for n, (dtype, value) in enumerate(zip(reducer.stored_dtypes(), reducer.grouped(first))):
+                    k.store(k.outputs[self.partials[r] + n], dtype, base + j, k.splat(value, dtype))
+                return []
+
+            k.lane_loop(0, inside if isinstance(inside, int) else k.size(inside), inside, body)
+
+    def _add_column(self, x: Instruction, where: dict[int, Index], index_of) -> None:
+        k, plan, r = self.k, self.plan, self.reducers[x]
+        kept = plan.late_kept[x]
+        sizes = tuple(plan.dims[d] for d in kept)
+        at = combine(((self.chunk, _product(sizes)), (linear([where[d] for d in kept], sizes), 1)))
+        old: list[str] = []
+        for n, dtype in enumerate(r.stored_dtypes()):
+            v = k.load(k.outputs[self.partials[x] + n], dtype, at)
+            old += list(v) if isinstance(v, tuple) else [v]
+        new = r.grouped(r.combine(k, old, r.values(k, index_of)))
+        for n, (dtype, value) in enumerate(zip(r.stored_dtypes(), new)):
+            k.store(k.outputs[self.partials[x] + n], dtype, at, value)
+
+    def _finish_late(self, kept: Index) -> None:
+        k = self.k
+        for x, slots in self.slots.items():
+            r = self.reducers[x]
+            values = r.grouped(r.fold_lanes(k, self._load(r, slots)))
+            at = combine(((self.chunk, self.chunks.kept), (kept, 1)))
+            for n, (dtype, value) in enumerate(zip(r.stored_dtypes(), values)):
+                k.store(k.outputs[self.partials[x] + n], dtype, at, value)
+
+    # -- expensive values kept between passes ----------------------------------------------------------------------
+    def _make_stash(self) -> None:
+        """Values that several passes need are computed once per row and kept on the stack, when the row is short."""
+        self.stashed: set[Instruction] = set()
+        self.where: dict[int, Index] | None = None
+        length = _product(self.plan.inner_sizes())
+        if not isinstance(length, int) or length > STASH_LIMIT:
+            return
+        inner = [d for d in self.plan.inner]
+        sizes = self.plan.inner_sizes()
+        for x in self.plan.stash[:4]:
+            storage = STORAGE[x.shape.dtype]
+            if storage.parts == 2 or x.shape.dtype not in ("f32", "f64"):
+                continue
+            slot = self.k.alloca(storage.memory, length)
+
+            def value(index: tuple[Index, ...], x=x, slot=slot) -> Value | None:
+                at = self._inner_position(x, index, inner, sizes)
+                if at is None:
+                    return None
+                if x in self.stashed and self.current_pass > self.plan.level[x]:
+                    return self.k.load(slot, x.shape.dtype, at)
+                v = Kernel._compute(self.k, x, index)
+                self.k.store(slot, x.shape.dtype, at, v)
+                self.stashed.add(x)
+                return v
+
+            self.k.computed[x] = value
+
+    def _inner_position(self, x: Instruction, index: tuple[Index, ...], inner, sizes) -> Index | None:
+        """Position within the current row of a full-size index; None when it is some other point."""
+        if self.where is None:
+            return None
+        point = [self.where[d] for d in range(len(self.plan.dims))]
+        if regroup(point, self.plan.dims, x.shape.dims) != index:
+            return None
+        return linear([self.where[d] for d in inner], sizes)
+
+
+def _product(sizes) -> Size:
+    total: Size = 1
+    for s in sizes:
+        total = total * s
+    return total

@@ -1,0 +1,198 @@
+"""How a fusion with reductions is walked: which dimensions are rows, which lie inside a row, in how many passes.
+
+All members of such a fusion live in one space of `size` points (see passes/fusion_plan.py). Its dimensions, split finely enough
+for every reduction and broadcast, are divided into `outer` (one iteration per row) and `inner` (walked within a row, lanes along
+the last). A reduction is
+    row      its kept dimensions are the outer ones: a value per row, which later passes over the same row may read
+    late     anything else: partial results are combined in a second kernel
+`style`: "rows" (an item of work is a row, no late results), "strided" (rows lie along the minor dimension: an item is a block of
+neighbouring rows, one per lane), "partial" (an item is a chunk of rows with its own partial results).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cmp_to_key
+
+from torch_hlo.compiler.passes import fusion_table as table
+from torch_hlo.compiler.passes.fusion_plan import rows_fit
+from torch_hlo.compiler.passes.fusion_table import HEAVY, Intervals
+from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.ir import Computation, Instruction, postorder
+
+STRIDED_ITEMS = 16  # blocks of columns that make a strided reduction worth its short bursts
+STRIDED_LENGTH = 2048
+LATE_CHUNKS = 32
+
+
+@dataclass(slots=True)
+class RowPlan:
+    """See the module's docstring. Positions in `outer`, `inner` index `dims` (major first)."""
+
+    size: Size
+    dims: tuple[Size, ...]
+    style: str
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
+    row_reduces: list[Instruction]
+    late_reduces: list[Instruction]
+    late_kept: dict[Instruction, tuple[int, ...]] = field(default_factory=dict)  # dimensions that each late result keeps
+    level: dict[Instruction, int] = field(default_factory=dict)  # first pass in which a value can be computed
+    passes: int = 1
+    full_outputs: list[int] = field(default_factory=list)  # numbers of results with an element per point
+    row_outputs: list[int] = field(default_factory=list)
+    late_outputs: list[int] = field(default_factory=list)
+    stash: list[Instruction] = field(default_factory=list)  # expensive values that several passes need
+    order: list[Instruction] = field(default_factory=list)
+
+    def outer_sizes(self) -> tuple[Size, ...]:
+        return tuple(self.dims[d] for d in self.outer)
+
+    def inner_sizes(self) -> tuple[Size, ...]:
+        return tuple(self.dims[d] for d in self.inner)
+
+
+def plan(computation: Computation) -> RowPlan:
+    """The plan of a fusion's computation, which has at least one reduce."""
+    root = computation.root
+    results = list(root.operands) if root.op == "tuple" else [root]
+    order = postorder((root,))
+    reduces = [x for x in order if x.op == "reduce"]
+    size = reduces[0].operands[0].shape.size
+    kept = {r: table.kept_intervals(r) for r in reduces}
+    deps = _dependencies(order)
+
+    def is_full(x: Instruction) -> bool:
+        return not x.shape.is_tuple and x.op != "get-tuple-element" and x.shape.size == size
+
+    read_back = {r for x in order if is_full(x) for r in deps[x] if r is not x}
+    rows = kept[next(iter(read_back))] if read_back else _choose_rows(size, reduces, kept)
+    dims = _dimensions(size, order, reduces, kept, is_full)
+    late = [r for r in reduces if kept[r] != rows]
+    p = RowPlan(size, dims, "rows", (), (), [r for r in reduces if kept[r] == rows], late, order=order)
+    p.late_kept = {r: _positions(dims, kept[r]) for r in late}
+    _divide(p, rows)
+    _levels(p, is_full)
+    row_set = set(p.row_reduces)
+    late_set = set(late)
+    for k, x in enumerate(results):
+        if is_full(x):
+            p.full_outputs.append(k)
+        elif deps[x] & late_set or rows is None or not (deps[x] & row_set) and x.shape.size != _product(p.outer_sizes()):
+            p.late_outputs.append(k)
+        else:
+            p.row_outputs.append(k)
+    return p
+
+
+def _dependencies(order: list[Instruction]) -> dict[Instruction, set[Instruction]]:
+    found: dict[Instruction, set[Instruction]] = {}
+    for x in order:
+        mine: set[Instruction] = {x} if x.op == "reduce" else set()
+        for o in x.operands:
+            mine |= found[o]
+        found[x] = mine
+    return found
+
+
+def _choose_rows(size: Size, reduces: list[Instruction], kept: dict[Instruction, Intervals]) -> Intervals | None:
+    """Rows when nothing is read back: those of a reduction along the minor dimension, else None (chunks with partial results)."""
+    roles = {kept[r] for r in reduces}
+    for r in roles:
+        if r and r[0][0] != 1 and rows_fit(size, r):
+            return r
+    if len(roles) == 1:
+        (r,) = roles
+        if r and r[0][0] == 1 and isinstance(size, int):
+            count = _product(tuple(high // low for low, high in r))
+            if isinstance(count, int) and count and count >= STRIDED_ITEMS * 64 and size // count <= STRIDED_LENGTH:
+                return r
+    return None
+
+
+def _dimensions(size: Size, order, reduces, kept, is_full) -> tuple[Size, ...]:
+    """Dimensions of the space, major first: every reduction and, where that is possible, every broadcast works on whole ones."""
+    cuts = frozenset((1, size)) if size != 1 else frozenset((1,))
+    for r in reduces:
+        cuts = table.refine(cuts, table.cuts(kept[r])) or cuts
+    for x in order:
+        if is_full(x) and x.op in ("broadcast", "iota"):
+            spans = table.broadcast_intervals(x) if x.op == "broadcast" else table.intervals(x.shape.dims, (x["iota_dimension"],))
+            cuts = table.refine(cuts, table.cuts(spans)) or cuts
+    ascending = sorted(cuts, key=cmp_to_key(lambda a, b: 0 if a is b or a == b else -1 if table.divides(a, b) else 1))
+    return tuple(high // low for low, high in zip(ascending, ascending[1:]))[::-1]
+
+
+def _positions(dims: tuple[Size, ...], chosen: Intervals) -> tuple[int, ...]:
+    """Dimensions that lie in the intervals, in order."""
+    found = []
+    low: Size = 1
+    for i in range(len(dims) - 1, -1, -1):
+        high = low * dims[i]
+        if any(table.divides(a, low) and table.divides(high, b) for a, b in chosen):
+            found.append(i)
+        low = high
+    return tuple(reversed(found))
+
+
+def _divide(p: RowPlan, rows: Intervals | None) -> None:
+    """Set style, outer and inner."""
+    every = tuple(range(len(p.dims)))
+    if rows is not None:
+        p.outer = _positions(p.dims, rows)
+        p.inner = tuple(d for d in every if d not in p.outer)
+        p.style = "partial" if p.late_reduces else "strided" if rows[0][0] == 1 else "rows"
+        return
+    p.style = "partial"
+    kept = next(iter(p.late_kept.values()))  # all alike when there are no rows
+    if kept and kept[-1] == every[-1]:
+        # Columns: the trailing kept dimensions are the row, everything else is walked outside.
+        inner = []
+        for d in reversed(every):
+            if d not in kept:
+                break
+            inner.append(d)
+        p.inner = tuple(reversed(inner))
+    else:
+        p.inner = every[-1:]
+    # Kept outer dimensions first: a chunk of rows belongs to one element of them.
+    outer = [d for d in every if d not in p.inner]
+    p.outer = tuple([d for d in outer if d in kept] + [d for d in outer if d not in kept])
+
+
+def _levels(p: RowPlan, is_full) -> None:
+    row_set = set(p.row_reduces)
+    level = p.level
+    for x in p.order:
+        at = max((level[o] for o in x.operands), default=0)
+        level[x] = at + 1 if x in row_set else at
+    p.passes = 1 + max((level[x] - (x in row_set) for x in p.order if is_full(x) or x.op == "reduce"), default=0)
+    if p.passes == 1:
+        return
+    # The pass in which a value is last needed: results of full size are written in the last pass.
+    last: dict[Instruction, int] = {}
+    for x in reversed(p.order):
+        if x in row_set or x in p.late_reduces:
+            own = level[x] - (x in row_set)
+        elif is_full(x):
+            own = last.get(x, p.passes - 1 if _is_result(p, x) else level[x])
+        else:
+            own = last.get(x, -1)
+        for o in x.operands:
+            last[o] = max(last.get(o, -1), own)
+        if _is_result(p, x) and is_full(x):
+            last[x] = p.passes - 1
+    for x in p.order:
+        if is_full(x) and table.CLASS.get(x.op) == HEAVY and x.op not in ("divide", "sqrt", "rsqrt") and last.get(x, 0) > level[x]:
+            p.stash.append(x)
+
+
+def _is_result(p: RowPlan, x: Instruction) -> bool:
+    root = p.order[-1]
+    return x is root or root.op == "tuple" and x in root.operands
+
+
+def _product(sizes: tuple[Size, ...]) -> Size:
+    total: Size = 1
+    for s in sizes:
+        total = total * s
+    return total

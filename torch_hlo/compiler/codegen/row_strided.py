@@ -1,0 +1,181 @@
+"""Rows that lie along the minor dimension (softmax over channels, a sum over a middle dimension): one row per lane.
+
+An item of work is a block of neighbouring rows. Its accumulators and what is computed per row are small arrays on the stack; every
+pass walks the rows' elements outside and the block inside, so memory is read in contiguous bursts.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from torch_hlo.compiler.codegen.index import Index, delinear, divide, linear, regroup
+from torch_hlo.compiler.codegen.reducer import Reducer
+from torch_hlo.compiler.codegen.row import RowKernel, lanes_for, results_of, tuple_users
+from torch_hlo.compiler.codegen.row_plan import RowPlan
+from torch_hlo.compiler.codegen.scalar import STORAGE, Value
+from torch_hlo.hlo.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Computation, Instruction
+
+BLOCK_VECTORS = 4  # vectors of rows per item
+
+
+class StridedEmitter:
+    """Writes the kernel of a "strided" plan."""
+
+    def __init__(self, target, computation: Computation, plan: RowPlan) -> None:
+        self.plan, self.results = plan, results_of(computation)
+        self.reducers = {r: Reducer(r) for r in plan.row_reduces}
+        self.gtes = tuple_users(plan.order)
+        lanes = lanes_for(target)
+        self.k = RowKernel(target, lanes, computation.params, len(self.results))
+        self.width = plan.dims[plan.outer[-1]]
+        self.block = lanes * BLOCK_VECTORS
+        if isinstance(self.width, int):
+            self.block = min(self.block, max(1, self.width))
+        self.blocks = ceildiv(self.width, self.block)
+        self.accs: dict[Instruction, list[str]] = {}
+
+    @property
+    def items(self) -> Size:
+        total = self.blocks
+        for d in self.plan.outer[:-1]:
+            total = total * self.plan.dims[d]
+        return total
+
+    def emit(self) -> RowKernel:
+        k, plan = self.k, self.plan
+        with k.loop("%lo", "%hi", self.items) as item:
+            majors = plan.outer[:-1]
+            major, block = divide(item, self.blocks) if majors else (None, item)
+            self.where = dict(zip(majors, delinear(major, tuple(plan.dims[d] for d in majors)))) if majors else {}
+            self.base = block * self.block
+            op = k.level.scalar.op
+            left = op(f"sub i64 {k.size(self.width)}, {k.scalar(self.base)}")
+            self.count = op(f"call i64 @llvm.smin.i64(i64 {left}, i64 {self.block})")
+            if isinstance(self.width, int) and self.width % self.block == 0:
+                self.count = self.block
+            for number in range(plan.passes):
+                self._pass(number)
+            self._row_results()
+        return k
+
+    def _rows(self, body) -> None:
+        """A vector loop over the block; `body(j)` gets the position in it."""
+        self.k.lane_loop(0, self.count, self.block, lambda j, _: body(j) or [], BLOCK_VECTORS if isinstance(self.count, int) else 2)
+
+    def _point(self, inside: dict[int, Index], j: Index) -> list[Index]:
+        where = {**self.where, **inside, self.plan.outer[-1]: self.base + j}
+        return [where[d] for d in range(len(self.plan.dims))]
+
+    def _row(self, j: Index) -> list[Index]:
+        """The row at position `j` of the block: its index over the outer dimensions."""
+        where = {**self.where, self.plan.outer[-1]: self.base + j}
+        return [where[d] for d in self.plan.outer]
+
+    def _row_value(self, x: Instruction, j: Index) -> Value:
+        return self.k.value(x, regroup(self._row(j), self.plan.outer_sizes(), x.shape.dims))
+
+    def _pass(self, number: int) -> None:
+        k, plan = self.k, self.plan
+        due = [r for r in plan.row_reduces if plan.level[r] - 1 == number]
+        writes = plan.full_outputs if number == plan.passes - 1 else []
+        if not due and not writes:
+            return
+        for r in due:
+            self._start(r)
+
+        def body(inside: dict[int, Index], j: Index) -> None:
+            point = self._point(inside, j)
+            for x in due:
+                r = self.reducers[x]
+                values = r.values(k, lambda o: regroup(point, plan.dims, o.shape.dims))
+                self._set(r, x, j, r.combine(k, self._get(r, x, j), values))
+            for n in writes:
+                x = self.results[n]
+                k.store(k.outputs[n], x.shape.dtype, linear(point, plan.dims), k.value(x, regroup(point, plan.dims, x.shape.dims)))
+
+        with ExitStack() as stack:
+            inside = {}
+            for d in plan.inner:
+                size = plan.dims[d]
+                inside[d] = stack.enter_context(k.loop("0", k.size(size), size, nonempty=isinstance(size, int)))
+            self._rows(lambda j: body(inside, j))
+        self._finish(due)
+
+    # -- accumulators ----------------------------------------------------------------------------------------------
+    def _start(self, x: Instruction) -> None:
+        r = self.reducers[x]
+        k = self.k
+        first = r.identity(k)
+        self.accs[x] = [k.alloca(STORAGE[dtype].memory, self.block * STORAGE[dtype].parts) for dtype in r.stored_dtypes()]
+
+        def body(j: Index) -> None:
+            for slot, dtype, value in zip(self.accs[x], r.stored_dtypes(), r.grouped(first)):
+                k.store(slot, dtype, j, k.splat(value, dtype))
+
+        self._rows(body)
+
+    def _get(self, r: Reducer, x: Instruction, j: Index) -> list[str]:
+        found: list[str] = []
+        for slot, dtype in zip(self.accs[x], r.stored_dtypes()):
+            v = self.k.load(slot, dtype, j)
+            found += list(v) if isinstance(v, tuple) else [v]
+        return found
+
+    def _set(self, r: Reducer, x: Instruction, j: Index, accs: Sequence[str]) -> None:
+        for slot, dtype, value in zip(self.accs[x], r.stored_dtypes(), r.grouped(accs)):
+            self.k.store(slot, dtype, j, value)
+
+    # -- values per row --------------------------------------------------------------------------------------------
+    def _finish(self, due: list[Instruction]) -> None:
+        """Initial values enter; then the values per row that full-size ones read are computed once and kept."""
+        k = self.k
+        for x in due:
+            r = self.reducers[x]
+            if r.needs_initial():
+                self._rows(lambda j, r=r, x=x: self._set(r, x, j, r.finish(k, self._get(r, x, j))))
+            k.bind_reduce(x, self.gtes.get(x, ()), lambda index, r=r, x=x: r.grouped(r.finish_rounded(k, self._get(r, x, self._position(x, index)))))
+        for x in self._read_per_row(due):
+            slot = k.alloca(STORAGE[x.shape.dtype].memory, self.block * STORAGE[x.shape.dtype].parts)
+
+            def keep(j: Index, x=x, slot=slot) -> None:
+                k.store(slot, x.shape.dtype, j, self._row_value(x, j))
+
+            self._rows(keep)
+            k.computed[x] = lambda index, x=x, slot=slot: k.load(slot, x.shape.dtype, self._position(x, index))
+
+    def _read_per_row(self, due: list[Instruction]) -> list[Instruction]:
+        """Instructions of row size, made from the reductions just finished, that something of another size reads."""
+        plan = self.plan
+        fresh = set(due)
+        reads: dict[Instruction, list[Instruction]] = {}
+        for x in plan.order:
+            for o in x.operands:
+                reads.setdefault(o, []).append(x)
+        found = []
+        for x in plan.order:
+            if x in fresh or x.op == "reduce" or not any(o in fresh for o in x.operands):
+                continue
+            if x.op == "broadcast" or x.shape.is_tuple or x.shape.size == plan.size:
+                continue
+            fresh.add(x)
+            if x.op != "get-tuple-element" and any(u.op == "broadcast" or u.shape.size != x.shape.size for u in reads.get(x, ())):
+                found.append(x)
+        return found
+
+    def _position(self, x: Instruction, index: tuple[Index, ...]) -> Index:
+        """Position in the block of the row that an index of a row-size value means."""
+        row = linear(index, x.shape.dims)
+        first = linear([*(self.where[d] for d in self.plan.outer[:-1]), self.base], self.plan.outer_sizes())
+        return row - first
+
+    def _row_results(self) -> None:
+        k, sizes = self.k, self.plan.outer_sizes()
+
+        def body(j: Index) -> None:
+            for n in self.plan.row_outputs:
+                x = self.results[n]
+                k.store(k.outputs[n], x.shape.dtype, linear(self._row(j), sizes), self._row_value(x, j))
+
+        if self.plan.row_outputs:
+            self._rows(body)
