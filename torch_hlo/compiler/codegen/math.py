@@ -310,9 +310,8 @@ def cbrt(t: Typed, x: str) -> str:
     r = exp(t, t.mul(log(t, a), t.const(1 / 3)))
     square = t.mul(r, r)
     r = t.sub(r, t.div(t.fma(square, r, t.neg(a)), t.mul(square, t.const(3.0))))
-    special = t.cmp("ueq", t.mul(a, t.const(0.0)), t.const(0.0))
-    r = t.select(t.bin_and(special, t.cmp("one", a, t.const(0.0))), r, a)
-    return t.copysign(r, x)
+    plain = t.bin_and(t.cmp("ogt", a, t.const(0.0)), t.cmp("olt", a, t.const(INF)))
+    return t.copysign(t.select(plain, r, a), x)
 
 
 def power(t: Typed, x: str, y: str) -> str:

@@ -275,7 +275,7 @@ def _sub_byte(e: Emit, t: Typed, op: str, dtype: str, operands: list[Value]) -> 
         return round_to(e, dtype, _shift(name)(t, first, unsigned[1], row.bits))
     if op in ("popcnt", "count-leading-zeros"):
         result = TABLE[op, row.kind](t, round_to(e, f"u{row.bits}", operands[0]))
-        return result if op == "popcnt" else t.sub(result, t.const(8 - row.bits))
+        return round_to(e, dtype, result if op == "popcnt" else t.sub(result, t.const(8 - row.bits)))
     return round_to(e, dtype, TABLE[op, row.kind](t, *operands))
 
 
