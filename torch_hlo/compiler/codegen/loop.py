@@ -94,7 +94,7 @@ def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_p
 
     def body(parts: Sequence[Index]) -> Callable:
         def write(lane: Index, carried) -> None:
-            index = index_of((*parts, lane)) if extents else ()
+            index = index_of((*parts, lane)) if extents else (ix.ZERO,) * len(dims)
             values = []
             for s in stores:
                 own, element = _element(s, index, dims)
