@@ -11,6 +11,7 @@ from torch_hlo.lowering import (  # noqa: F401
     cumulative,
     fft,
     index,
+    linalg,
     loss,
     matmul,
     norm,

@@ -10,7 +10,7 @@ from torch_hlo.hlo.window import WindowDim
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.expr import Expr
 from torch_hlo.lowering.promote import broadcast_to, reshape
-from torch_hlo.lowering.registry import LoweringError, expected, lowers
+from torch_hlo.lowering.registry import LoweringError, expected, guard, lowers
 from torch_hlo.lowering.shaping import pad, permute, reduce, reverse
 
 aten = torch.ops.aten
@@ -35,9 +35,14 @@ def _convolve(x: Instruction, kernel: Instruction, window: list[WindowDim], labe
     return Expr(build.convolution(pad(x, cuts), kernel, fixed, labels, groups, batch_groups, promote.compute_type(x.shape.dtype)))
 
 
-def _forward(x, weight, stride, padding, dilation, groups) -> Expr:
+def _forward(x, weight, stride, padding, dilation, groups, sizes) -> Expr:
+    """`sizes`: spatial dims of the result (fewer positions than fit when a transposed convolution had output padding)."""
     n = x.shape.rank - 2
-    window = [WindowDim(weight.shape.dims[2 + i], stride[i], padding[i], padding[i], 1, dilation[i]) for i in range(n)]
+    window = []
+    for i in range(n):
+        k = weight.shape.dims[2 + i]
+        high = (sizes[i] - 1) * stride[i] + (k - 1) * dilation[i] + 1 - x.shape.dims[2 + i] - padding[i]
+        window.append(WindowDim(k, stride[i], padding[i], high, 1, dilation[i]))
     return _convolve(x, weight, window, _labels("bf", "oi", "bf", n), groups)
 
 
@@ -87,7 +92,7 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
     if transposed:
         out = _transposed(x, weight, stride, padding, dilation, groups, shape.dims[2:])
     else:
-        out = _forward(x, weight, stride, padding, dilation, groups)
+        out = _forward(x, weight, stride, padding, dilation, groups, shape.dims[2:])
     if bias is not None:
         column = promote.cast(reshape(bias, (*bias.shape.dims, *(1,) * n)), out.dtype)
         out = out + Expr(broadcast_to(column, out.dims))
@@ -100,7 +105,7 @@ def _backward(grad, x, weight, bias_sizes, stride, padding, dilation, transposed
     dx = dw = db = None
     if mask[0]:
         if transposed:
-            dx = _forward(grad, weight, stride, padding, dilation, groups)
+            dx = _forward(grad, weight, stride, padding, dilation, groups, x.shape.dims[2:])
         else:
             dx = _transposed(grad, weight, stride, padding, dilation, groups, x.shape.dims[2:])
     if mask[1]:
@@ -121,3 +126,8 @@ def convolution_backward(*args):
 @lowers(aten.convolution_backward_overrideable)
 def convolution_backward_overrideable(grad, x, weight, *rest):
     return _backward(grad, x, weight, None, *rest)
+
+
+@guard(aten.convolution.default, aten.convolution_backward)
+def _is_real(x, *args, **kwargs) -> bool:
+    return not x.is_complex()

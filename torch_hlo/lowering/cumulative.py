@@ -12,7 +12,7 @@ from torch_hlo.hlo.window import WindowDim
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.elementwise import compute
 from torch_hlo.lowering.expr import Expr, absolute, exp, is_finite, is_nan, log1p, maximum, where
-from torch_hlo.lowering.registry import LoweringError, expected, lowers
+from torch_hlo.lowering.registry import LoweringError, expected, guard, lowers
 from torch_hlo.lowering.shaping import axis, iota, start_value
 
 aten = torch.ops.aten
@@ -84,3 +84,8 @@ def logcumsumexp(x, dim):
     add = Computation("logaddexp", (a.x, b.x), total.x)
     return promote.cast(prefix(value, axis(dim, len(value.dims)), add, -math.inf).x, expected()[0].dtype)
 
+
+
+@guard(aten.logcumsumexp)
+def _is_real(x, *args, **kwargs) -> bool:
+    return not x.is_complex()

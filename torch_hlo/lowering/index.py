@@ -11,7 +11,7 @@ from torch_hlo.hlo.shape import row_major_strides
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.expr import Expr, binary, is_number, where
 from torch_hlo.lowering.promote import broadcast_dims, broadcast_to, reshape
-from torch_hlo.lowering.registry import LoweringError, Weak, expected, lowers
+from torch_hlo.lowering.registry import LoweringError, Weak, expected, guard, lowers
 from torch_hlo.lowering.shaping import (
     axis,
     gather_dim,
@@ -265,6 +265,21 @@ def index(x, indices):
     return plan.to_result(gather_dim(plan.flatten(x), plan.index, 0))
 
 
+def _is_mask(i: torch.Tensor | None) -> bool:
+    return i is not None and i.dtype in (torch.bool, torch.uint8)
+
+
+@guard(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _has_fixed_size(x, indices) -> bool:
+    return not any(_is_mask(i) for i in indices)
+
+
+@guard(aten.index_put, aten._unsafe_index_put)
+def _has_static_positions(x, indices, values, accumulate=False, *args) -> bool:
+    """A mask may only stand alone, in front."""
+    return not any(_is_mask(i) for i in indices) or (_is_mask(indices[0]) and all(i is None for i in indices[1:]))
+
+
 @lowers(aten.index_put, aten._unsafe_index_put)
 def index_put(x, indices, values, accumulate=False, *args):
     values = promote.cast(values, x.shape.dtype)
@@ -315,6 +330,8 @@ def _position(mask: Instruction) -> Instruction:
 def masked_scatter(x, mask, source):
     dims = expected()[0].dims
     x, mask = broadcast_to(x, dims), broadcast_to(mask, dims)
+    if isinstance(source.shape.size, int) and source.shape.size == 0:
+        return x
     picked = gather_dim(reshape(source, (source.shape.size,)), _position(mask), 0)
     return where(Expr(mask), Expr(picked), Expr(x)).x
 

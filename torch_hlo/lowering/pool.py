@@ -163,19 +163,19 @@ def _flat(positions: list[Expr], steps) -> Expr:
     return total
 
 
-@lowers(
-    aten.max_pool2d_with_indices_backward, aten.max_pool3d_with_indices_backward, aten.adaptive_max_pool2d_backward,
-    aten.adaptive_max_pool3d_backward, aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d_backward,
-)  # fmt: skip
-def max_pool_backward(grad, x, *args):
-    """Add each gradient at the recorded position."""
-    indices = args[-1]
-    n = {3: 2, 4: 3 if _is_3d(args) else 2, 5: 3}[x.shape.rank]
-    return _unpool_add(grad, indices, expected()[0], n)
+def _max_pool_backward(n: int):
+    def lowering(grad, x, *args):
+        """Add each gradient at the position recorded in the last argument."""
+        return _unpool_add(grad, args[-1], expected()[0], n)
+
+    return lowering
 
 
-def _is_3d(args) -> bool:
-    return bool(args) and isinstance(args[0], (list, tuple)) and len(args[0]) == 3
+for _n in (2, 3):
+    lowers(
+        getattr(aten, f"max_pool{_n}d_with_indices_backward"), getattr(aten, f"adaptive_max_pool{_n}d_backward"),
+        getattr(aten, f"fractional_max_pool{_n}d_backward"),
+    )(_max_pool_backward(_n))  # fmt: skip
 
 
 def _unpool_add(grad: Instruction, indices: Instruction, shape, n: int) -> Instruction:

@@ -20,6 +20,11 @@ TORCH_TO_HLO = {getattr(torch, d.torch): d.name for d in DTYPES.values() if d.to
 HLO_TO_TORCH = {v: k for k, v in TORCH_TO_HLO.items()}
 
 
+# Overloads whose lowering serves only some arguments: the guard gets the arguments of the call (torch tensors) and says whether it does.
+# Where it says no, the op goes the way of one without a lowering.
+GUARDS: dict[OpOverload, Callable[..., bool]] = {}
+
+
 class LoweringError(RuntimeError):
     """An op that a program needs cannot be lowered; names the op, the operand shapes and what to do."""
 
@@ -42,6 +47,18 @@ def lowers(*targets: OpOverloadPacket | OpOverload) -> Callable[[Callable], Call
                 if overload in LOWERINGS:
                     raise ValueError(f"{overload} has two lowerings: {LOWERINGS[overload].__name__}, {fn.__name__}")
                 LOWERINGS[overload] = fn
+        return fn
+
+    return register
+
+
+def guard(*targets: OpOverloadPacket | OpOverload) -> Callable[[Callable], Callable]:
+    """Register the decorated predicate as the guard of these overloads."""
+
+    def register(fn: Callable) -> Callable:
+        for target in targets:
+            for overload in overloads(target):
+                GUARDS[overload] = fn
         return fn
 
     return register

@@ -223,6 +223,13 @@ def zeta(x, q):
         a = a + 1
         b = power(a, -x)
         total = total + b
+
+    def add_term(x, a, b, total):  # only negative q need more than nine
+        more = a <= 9
+        b = where(more, power(a + 1, -x), b)
+        return x, where(more, a + 1, a), b, where(more, total + b, total)
+
+    _, a, b, total = while_loop(lambda x, a, b, total: a <= 9, add_term, (x, a, b, total), 1000)
     total = total + b * a / (x - 1) - 0.5 * b
     factor = x.like(1)
     for i, c in enumerate(_ZETA):
@@ -358,7 +365,7 @@ def spherical_bessel_j0(x):
 # Orthogonal polynomials by their three-term recurrences: (first degree, next from the last two).
 def _recurrence(first, following):
     def kernel(x, n):
-        degree = floor(n)
+        degree = trunc(n)
 
         def more(x, n, k, p, q):
             return k < n
@@ -369,7 +376,7 @@ def _recurrence(first, following):
 
         start = (x, degree, x.like(1), x.like(1), first(x))
         last = while_loop(more, step, start)[4]
-        return where(is_nan(x), x, where(degree < 0, 0, where(degree.eq(0), 1, where(degree.eq(1), first(x), last))))
+        return where(degree < 0, 0, where(degree.eq(0), 1, where(degree.eq(1), first(x), last)))
 
     return kernel
 
