@@ -6,6 +6,8 @@ It knows nothing of lowering and compiling, so a difference from PyTorch's eager
 """
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from torch_hlo.lazy.storage import Array, Number, pending_storages
@@ -21,16 +23,19 @@ class Interpreter:
     def __init__(self) -> None:
         self.results: dict[Node, list] = {}
         self.steps = 0
+        self.lock = threading.RLock()
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
 
     def mark_step(self, wait: bool = False) -> None:
-        self.steps += 1
-        for storage in pending_storages():
-            out = storage.value
-            storage.bind(out, self.evaluate(out))
-        self.results.clear()
+        with self.lock:
+            self.steps += 1
+            for storage in pending_storages():
+                out = storage.value
+                if type(out) is Out:
+                    storage.bind(out, self.evaluate(out))
+            self.results.clear()
 
     def synchronize(self) -> None:
         self.mark_step()
@@ -39,9 +44,10 @@ class Interpreter:
         self.mark_step()
 
     def materialize(self, tensors) -> list[torch.Tensor]:
-        self.mark_step()
         results = []
         for t in tensors:
+            while type(t._storage.value) is Out:  # another thread may write between the step and here
+                self.mark_step()
             value = t._storage.value.data
             chain = []
             view = t._view

@@ -9,6 +9,7 @@ import functools
 import importlib
 import threading
 import types
+from collections.abc import Callable
 
 import torch
 import torch.autograd.graph
@@ -25,8 +26,6 @@ tensor_data = torch._C.TensorBase.data
 disabled_torch_function = torch._C._disabled_torch_function_impl
 Key = torch._C.DispatchKey
 PRIVATE_USE, AUTOGRAD_PRIVATE_USE = "PrivateUse1", "AutogradPrivateUse1"
-# A key at which linear's generated autograd kernel can be called. (The device's own key holds our kernel, which decides.)
-ANY_AUTOGRAD_OF_LINEAR = Key.AutogradMPS
 _AUTOCAST = torch._C.DispatchKeySet(Key.AutocastPrivateUse1)
 
 
@@ -152,7 +151,7 @@ def _guard() -> _Guard:
     return _Guard()
 
 
-def patch(tensor_class: type, module: types.ModuleType, generator_class: type) -> None:
+def patch(tensor_class: type, module: types.ModuleType, generator_class: type, default_dtype_changed: Callable[[], None]) -> None:
     """Behaviour of PyTorch that has no hook: see each line."""
     _protect_backward()
     # `module.to("hlo")` keeps Parameter objects: optimizers made before and tied weights stay valid.
@@ -163,8 +162,20 @@ def patch(tensor_class: type, module: types.ModuleType, generator_class: type) -
         if tensor_class not in holder._foreach_supported_types:
             holder._foreach_supported_types.append(tensor_class)
     torch.Generator = generator_class
+    _patch_default_dtype(default_dtype_changed)
     _patch_pin_memory()
     _patch_accelerator(module)
+
+
+def _patch_default_dtype(changed: Callable[[], None]) -> None:
+    for name in ("_set_default_dtype", "_set_default_tensor_type"):
+        original = getattr(torch._C, name)
+
+        def function(*args, _original=original):
+            _original(*args)
+            changed()
+
+        setattr(torch._C, name, function)
 
 
 def _patch_pin_memory() -> None:

@@ -23,7 +23,7 @@ from torch_hlo.lazy.storage import Number, Storage, read
 from torch_hlo.lazy.tensor import DEVICE, HloTensor, fresh, make
 from torch_hlo.lazy.views import View, chain
 from torch_hlo.lowering.graph import Node, Out
-from torch_hlo.lowering.registry import LOWERINGS
+from torch_hlo.lowering.registry import GUARDS, LOWERINGS
 
 Handler = Callable[[tuple, dict], object]
 TABLE: dict[OpOverload, Handler] = {}
@@ -108,7 +108,7 @@ def resolve(op: OpOverload) -> Handler:
         handler = viewer(op)
     elif any(r.alias_info for r in schema.returns):
         handler = aliasing(op)
-    elif has_lowering(op):
+    elif has_lowering(op) or has_lowering(generator.plain(op)):
         handler = recorder(op)
     else:
         handler = lower_or_fall_back(op)
@@ -247,26 +247,48 @@ def operands(args: tuple, kwargs: dict, arguments: Arguments) -> tuple[list, dic
     return nodes, keywords, tuple(key)
 
 
+_caches: list[dict] = []
+
+
+def remembered(cache: dict) -> dict:
+    """Register a cache of metadata, which depends on the default dtype."""
+    _caches.append(cache)
+    return cache
+
+
+def forget() -> None:
+    """The default dtype has changed: what was learned about results is no longer true."""
+    for cache in _caches:
+        cache.clear()
+
+
 def recorder(op: OpOverload) -> Handler:
     """Handler that records a functional op."""
     arguments = Arguments(op)
-    cache: dict[tuple, Result] = {}
+    cache: dict[tuple, Result] = remembered({})
     check = checks.BOUNDS.get(op)
+    guard = GUARDS.get(op)
     random = generator.is_random(op)
+    target = generator.plain(op)
     has_device = any(a.name == "device" for a in op._schema.arguments)
 
     def record(args: tuple, kwargs: dict):
+        if guard is not None and not guard(*args, **kwargs):
+            return decompose.on_cpu(op, args, kwargs)
         if has_device and "device" in kwargs and not on_device(kwargs["device"]):
             return like_on_cpu(op, args, kwargs)
         nodes, keywords, key = operands(args, kwargs, arguments)
         result = cache.get(key)
         if result is None:
-            result = cache[key] = infer(op, args, kwargs)
+            try:
+                result = cache[key] = infer(target, args, kwargs)
+            except NotImplementedError:  # no meta kernel: the shapes are not known before the op has run
+                return decompose.on_cpu(op, args, kwargs)
         if check is not None:
             check(op, args, kwargs)
         if random:
             keywords["seed"], keywords["offset"] = generator.draw(kwargs)
-        node = Node(op, tuple(nodes), keywords, result.outs, SOURCE and source())
+        node = Node(target, tuple(nodes), keywords, result.outs, SOURCE and source())
         if result.form == 0:
             meta = result.metas[0]
             # `fresh`, inlined: this is the hot path.
@@ -281,14 +303,17 @@ def recorder(op: OpOverload) -> Handler:
 
 
 # Ops whose meta kernel is missing or wrong: arguments -> metas of the results (None: undefined).
-INFER: dict[OpOverload, Callable] = {}
+INFER: dict[OpOverload, Callable] = {
+    aten.multi_margin_loss_backward.default: lambda grad, x, *rest, **options: [metas.dense(x._meta)],
+    aten.multilabel_margin_loss_backward.default: lambda grad, x, *rest, **options: [metas.dense(x._meta)],
+}
 
 
 def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     """Metadata of the results, by running the op on meta tensors; raises PyTorch's own errors."""
     own = INFER.get(op)
     if own is not None:
-        return Result.of(own(*checks.admit_all(args), **checks.admit_all(kwargs)))
+        return Result.of(own(*checks.admit_all(args), **checks.admit_all(kwargs)), len(op._schema.returns) == 1)
     return metas.infer(op, checks.admit_all(args), checks.admit_all(kwargs), HloTensor)
 
 

@@ -6,6 +6,7 @@ do not depend on where steps are cut. `torch.Generator(device="hlo")` makes one;
 from __future__ import annotations
 
 import threading
+from weakref import WeakValueDictionary
 
 import torch
 from torch._ops import OpOverload
@@ -19,12 +20,17 @@ _lock = threading.Lock()
 _MASK = (1 << 64) - 1
 
 
+# C++ hands a generator on as a new Python object; this finds the one that the user has.
+_generators: WeakValueDictionary[int, HloGenerator] = WeakValueDictionary()
+
+
 class HloGenerator(_CpuGenerator):
     """Counter-based generator of the hlo device. State: seed and the number of random ops so far."""
 
     def __new__(cls, device=None):
         self = backend.generator_new(cls)
         self._seed, self._offset = 67280421310721, 0  # PyTorch's default seed
+        _generators[self._cdata] = self
         return self
 
     def __init__(self, device=None) -> None:
@@ -123,14 +129,30 @@ def is_random(op: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
+def plain(op: OpOverload) -> OpOverload:
+    """The overload to record for one that only adds a `generator` argument."""
+    if "generator" not in op._overloadname or "out" in op._overloadname:
+        return op
+    wanted = [a.name for a in op._schema.arguments if a.name != "generator"]
+    packet = getattr(getattr(torch.ops, op.namespace), op._schema.name.split("::")[1])
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        if [a.name for a in other._schema.arguments] == wanted:
+            return other
+    return op
+
+
 def chosen(kwargs: dict) -> HloGenerator:
     """The generator an op was given, or the default one. Raises RuntimeError for one of another device."""
     given = kwargs.get("generator")
     if given is None:
         return default
-    if not isinstance(given, HloGenerator):
+    if isinstance(given, HloGenerator):
+        return given
+    found = _generators.get(given._cdata)
+    if found is None:
         raise RuntimeError(f"Expected a 'hlo' device type for generator but found '{given.device.type}'")
-    return given
+    return found
 
 
 def draw(kwargs: dict) -> tuple[Number, Number]:

@@ -15,7 +15,7 @@ def register() -> None:
     from torch_hlo import lowering  # noqa: F401  fills the table of lowerings, which dispatch consults
     from torch_hlo.lazy import dispatch, generator, overrides, serialization, tensor
 
-    backend.patch(tensor.HloTensor, device_module, generator.Generator)
+    backend.patch(tensor.HloTensor, device_module, generator.Generator, dispatch.forget)
     serialization.register()
     overrides.register()
     assert dispatch.TABLE

@@ -118,10 +118,10 @@ class Result:
 
 
     @classmethod
-    def of(cls, found: list[Meta | None]) -> Result:
-        """A tuple of tensors with these metas."""
+    def of(cls, found: list[Meta | None], single: bool = False) -> Result:
+        """A tuple of tensors with these metas, or the single tensor."""
         result = cls(())
-        result.metas, result.outs, result.form = tuple(found), tuple(m and m.hlo for m in found), tuple(range(len(found)))
+        result.metas, result.outs, result.form = tuple(found), tuple(m and m.hlo for m in found), 0 if single else tuple(range(len(found)))
         return result
 
 

@@ -75,7 +75,7 @@ def mutator(op: OpOverload) -> Handler:
 def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
     """`x.op_(...)` whose twin is recorded as it is: no temporary tensor is made."""
     arguments = Arguments(twin)
-    cache: dict[tuple, tuple] = {}
+    cache: dict[tuple, tuple] = dispatch.remembered({})
     check = checks.BOUNDS.get(twin)
     random = generator.is_random(twin)
     idempotent = op._schema.name.split("::")[1] in IDEMPOTENT

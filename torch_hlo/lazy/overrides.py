@@ -31,7 +31,10 @@ def register() -> None:
     library.impl("_copy_from_and_resize", copy_from, backend.PRIVATE_USE)
     if aten.linear.default in LOWERINGS and aten.linear_backward.default in LOWERINGS:
         library.impl("linear", _kernel(aten.linear.default), backend.PRIVATE_USE)
-        library.impl("linear", _linear, backend.AUTOGRAD_PRIVATE_USE)
+        # With a kernel of its own the device gets linear's generated autograd kernel, which ours then wraps.
+        global _generated_linear
+        _generated_linear = torch.library.get_kernel(aten.linear.default, backend.AUTOGRAD_PRIVATE_USE)
+        library.impl("linear", _linear, backend.AUTOGRAD_PRIVATE_USE, with_keyset=True)
     if aten._scaled_dot_product_fused_attention_overrideable.default in LOWERINGS:
         library.impl("scaled_dot_product_attention", attention, backend.AUTOGRAD_PRIVATE_USE)
     for name in ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data"):
@@ -64,11 +67,14 @@ class _Decomposed:
 # ---- linear
 
 
-def _linear(x, weight, bias=None):
+_generated_linear = None
+
+
+def _linear(keyset, x, weight, bias=None):
     if backend.forward_mode():
         y = torch.matmul(x, weight.t() if weight.dim() == 2 else weight)
         return y if bias is None else y + bias
-    return backend.call_kernel(aten.linear.default, backend.ANY_AUTOGRAD_OF_LINEAR, x, weight, bias)
+    return _generated_linear.call_boxed(keyset, x, weight, bias)
 
 
 def _linear_backward_metas(x, grad, weight, mask):

@@ -12,7 +12,7 @@ import torch
 
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.storage import Storage
-from torch_hlo.lazy.tensor import DEVICE, HloTensor, StorageProxy, adopt, from_cpu, make, to_cpu
+from torch_hlo.lazy.tensor import DEVICE, HloTensor, StorageProxy, adopt, from_cpu, make, to_cpu, user_attributes
 
 
 class HostStorage(torch.UntypedStorage):
@@ -30,7 +30,7 @@ def reduce(tensor: HloTensor, protocol: int):
     """`__reduce_ex__` of an hlo tensor."""
     torch.utils.hooks.warn_if_has_hooks(tensor)
     hooks: collections.OrderedDict = collections.OrderedDict()
-    state = {k: v for k, v in tensor.__dict__.items() if k != "_is_param"}
+    state = user_attributes(tensor)
     if getattr(tensor, "_is_param", False):
         plain = make(tensor._meta, tensor._storage, tensor._view)
         if state:

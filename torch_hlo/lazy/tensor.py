@@ -241,12 +241,18 @@ def _text(tensor: HloTensor, contents: str | None) -> str:
         if values.numel() or tensor.dim() == 1:
             contents = torch._tensor_str._tensor_str(values, len("tensor(")) if values.numel() else "[]"
     text = torch._tensor_str._str(tensor, tensor_contents=contents)
-    name = type(tensor).__name__ + "("
+    # Print as for a plain tensor, or a plain Parameter.
+    wrapped, name = "Parameter(", type(tensor).__name__ + "("
+    if text.startswith(wrapped):
+        text = text[len(wrapped) : -1]
     if text.startswith(name):
         text = "tensor(" + text[len(name) :]
-    if getattr(tensor, "_is_param", False):
-        return "Parameter containing:\n" + text
-    return text
+    return "Parameter containing:\n" + text if getattr(tensor, "_is_param", False) else text
+
+
+def user_attributes(tensor: HloTensor) -> dict:
+    """Python attributes of a tensor without those of this class."""
+    return {k: v for k, v in tensor.__dict__.items() if k not in ("_storage", "_view", "_meta", "_is_param")}
 
 
 def _deepcopy(tensor: HloTensor, memo: dict) -> HloTensor:
@@ -268,7 +274,9 @@ def _deepcopy(tensor: HloTensor, memo: dict) -> HloTensor:
         new.requires_grad_()
     if tensor.grad is not None:
         new.grad = copy.deepcopy(tensor.grad, memo)
-    new.__dict__.update(copy.deepcopy(tensor.__dict__, memo))
+    new.__dict__.update(copy.deepcopy(user_attributes(tensor), memo))
+    if getattr(tensor, "_is_param", False):
+        new._is_param = True
     return new
 
 
