@@ -1,9 +1,11 @@
 """Conversions move to where they touch fewer bytes.
 
     gather(convert(table))                ->  convert(gather(table))             only the rows that are read
-    transpose(convert_f32(x: bf16))       ->  convert_f32(transpose(x))          widening late
-    convert_bf16(transpose(x: f32))       ->  transpose(convert_bf16(x))         narrowing early
+    concatenate(f32(x: bf16), f32(y))     ->  f32(concatenate(x, y))             widening late
+    bf16(reverse(x: f32))                 ->  reverse(bf16(x))                   narrowing early
     compare(convert(x), convert(y))       ->  compare(x, y)                      when the conversion is exact
+
+Conversions and reshapes or transposes are put in order by reshape_motion: the conversion comes first.
 """
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from torch_hlo.hlo.ir import Instruction, Module, instr
 from torch_hlo.hlo.match import op, rewrite, rules, splat, var
 from torch_hlo.hlo.shape import DTYPES, literal
 
-_PERMUTES = "reshape transpose reverse"  # as many elements after as before
+_PERMUTES = "reverse"  # as many elements after as before
 _SUBSETS = "slice dynamic-slice gather"  # at most as many
 
 x, y = var("x"), var("y")

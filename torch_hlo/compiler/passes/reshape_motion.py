@@ -89,22 +89,18 @@ def pointwise_of_transposes(out: Instruction) -> Instruction | None:
     if transposed is None:
         return None
     perm = transposed["dimensions"]
-    inverse = tuple(perm.index(d) for d in range(len(perm)))
     dims = transposed.operands[0].shape.dims
     operands = []
     for o in out.operands:
         if o.op == "transpose" and o["dimensions"] == perm:
             operands.append(o.operands[0])
-        elif splat(o) is not None or o.op == "broadcast":
-            operands.append(h.broadcast(o.operands[0], dims, sorted(perm[d] for d in o["dimensions"])) if _in_order(o, perm) else h.transpose(o, inverse))
+        elif o.op == "broadcast" and o.operands[0].shape.rank < o.shape.rank:
+            places = [perm[d] for d in o["dimensions"]]
+            order = sorted(range(len(places)), key=places.__getitem__)
+            operands.append(h.broadcast(h.transpose(o.operands[0], order), dims, sorted(places)))
         else:
             return None
     return h.transpose(_rebuilt(out, operands), perm)
-
-
-def _in_order(o: Instruction, perm: tuple[int, ...]) -> bool:
-    moved = [perm[d] for d in o["dimensions"]]
-    return moved == sorted(moved)
 
 
 def reduce_of_transposes(out: Instruction) -> Instruction | None:
