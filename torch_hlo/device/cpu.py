@@ -128,8 +128,8 @@ def load(executable: Executable, target: Target | None = None) -> Program:
 
 def _engine(objects: Sequence[bytes], target: Target) -> llvm.ExecutionEngine:
     """One MCJIT engine per program; it takes its TargetMachine over, so that must be a new one."""
-    context = llvm.create_context()
-    empty = llvm.parse_assembly("", context)
+    # In the global context: one of our own would have to outlive the engine, which garbage collection does not promise.
+    empty = llvm.parse_assembly("")
     engine = llvm.create_mcjit_compiler(empty, target.machine())
     for data in objects:
         engine.add_object_file(llvm.ObjectFileRef.from_data(data))
