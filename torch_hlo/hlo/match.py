@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from weakref import WeakSet
 
 from torch_hlo.hlo.infer import compatible
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, called, instr, postorder, replace
@@ -142,7 +143,15 @@ class Rule:
         return None
 
 
-def rules(*rows: tuple) -> dict[str, tuple[Rule, ...]]:
+class Table(dict[str, tuple[Rule, ...]]):
+    """Rules by opcode. `settled`: instructions seen with nothing left to do in them or below; rules are pure, so they stay so."""
+
+    def __init__(self, rules: dict[str, tuple[Rule, ...]]) -> None:
+        super().__init__(rules)
+        self.settled: WeakSet[Instruction] = WeakSet()
+
+
+def rules(*rows: tuple) -> Table:
     """Rules `(pattern, builder[, guard])` indexed by the opcode of the pattern."""
     table: dict[str, list[Rule]] = {}
     for pattern, builder, *guard in rows:
@@ -153,16 +162,16 @@ def rules(*rows: tuple) -> dict[str, tuple[Rule, ...]]:
         rule = Rule(f"{label} ({line})", tuple(_orders(pattern)), _by_name(builder), where)
         for name in pattern.ops:
             table.setdefault(name, []).append(rule)
-    return {name: tuple(found) for name, found in table.items()}
+    return Table({name: tuple(found) for name, found in table.items()})
 
 
-def merged(*tables: dict[str, tuple[Rule, ...]]) -> dict[str, tuple[Rule, ...]]:
+def merged(*tables: Table) -> Table:
     """The rules of all tables, in order."""
     result: dict[str, tuple[Rule, ...]] = {}
     for table in tables:
         for name, found in table.items():
             result[name] = result.get(name, ()) + found
-    return result
+    return Table(result)
 
 
 def _by_name(fn: Callable) -> Callable[[dict[str, Instruction]], object]:
@@ -194,7 +203,7 @@ def _orders(pattern: Pattern) -> list[Pattern]:
 Fire = Callable[[Instruction], tuple[Instruction | None, str]]
 
 
-def rewrite(module: Module, table: dict[str, tuple[Rule, ...]]) -> Module:
+def rewrite(module: Module, table: Table) -> Module:
     """`module` with rules applied until none matches; itself when none did. Raises RewriteError."""
 
     def fire(x: Instruction) -> tuple[Instruction | None, str]:
@@ -204,26 +213,27 @@ def rewrite(module: Module, table: dict[str, tuple[Rule, ...]]) -> Module:
                 return y, rule.name
         return None, ""
 
-    return rewrite_module(module, fire)
+    return rewrite_module(module, fire, table.settled)
 
 
-def rewrite_module(module: Module, fire: Fire) -> Module:
-    """The driver with a function in place of a table: `fire(x)` is (replacement or None, name of the rule)."""
-    memo: dict[Computation, Computation] = {}
-    root = rewrite_root(module.entry.root, fire, memo)
-    return module.with_root(root)
+def rewrite_module(module: Module, fire: Fire, settled: WeakSet[Instruction]) -> Module:
+    """The driver with a function in place of a table: `fire(x)` is (replacement or None, name of the rule), and depends on `x` alone.
+    `settled` is kept between calls, one per function."""
+    return module.with_root(rewrite_root(module.entry.root, fire, settled, {}))
 
 
-def rewrite_computation(c: Computation, fire: Fire, memo: dict[Computation, Computation]) -> Computation:
+def rewrite_computation(c: Computation, fire: Fire, settled: WeakSet[Instruction], memo: dict[Computation, Computation]) -> Computation:
     found = memo.get(c)
     if found is None:
-        root = rewrite_root(c.root, fire, memo)
+        root = rewrite_root(c.root, fire, settled, memo)
         found = memo[c] = c if root is c.root else Computation(c.name, c.params, root)
     return found
 
 
-def rewrite_root(root: Instruction, fire: Fire, memo: dict[Computation, Computation]) -> Instruction:
+def rewrite_root(root: Instruction, fire: Fire, settled: WeakSet[Instruction], memo: dict[Computation, Computation]) -> Instruction:
     """Rewrite everything `root` depends on; each new instruction is visited too."""
+    if root in settled:
+        return root
     done: dict[Instruction, Instruction] = {}
     forward: dict[Instruction, tuple[Instruction, str]] = {}  # fired: what an instruction became, and by which rule
     fired, limit = 0, BUDGET * (64 + len(postorder((root,))))
@@ -242,15 +252,19 @@ def rewrite_root(root: Instruction, fire: Fire, memo: dict[Computation, Computat
             continue
         pending = [o for o in x.operands if o not in done]
         if pending:
-            stack.extend(reversed(pending))
+            for o in pending:
+                if o in settled:
+                    done[o] = o
+            stack.extend([o for o in reversed(pending) if o not in done])
             continue
-        y = rebuilt(x, tuple([done[o] for o in x.operands]), fire, memo)
+        y = rebuilt(x, tuple([done[o] for o in x.operands]), fire, settled, memo)
         if y is not x and (y in done or y in forward):
             z, rule = y, "operands"
         else:
             z, rule = fire(y)
             if z is None:
                 done[x] = done[y] = y
+                settled.add(y)
                 stack.pop()
                 continue
             fired += 1
@@ -268,14 +282,14 @@ def rewrite_root(root: Instruction, fire: Fire, memo: dict[Computation, Computat
     return done[root]
 
 
-def rebuilt(x: Instruction, operands: tuple[Instruction, ...], fire: Fire, memo: dict[Computation, Computation]) -> Instruction:
+def rebuilt(x: Instruction, operands: tuple, fire: Fire, settled: WeakSet[Instruction], memo: dict[Computation, Computation]) -> Instruction:
     """`x` on new operands, its called computations rewritten."""
     y = x
     if operands != x.operands:
         y = replace(x, operands)
         carry_meta(x, y)
     if y.attrs and y.op != "fusion" and (calls := called(y)):
-        table = {c: rewrite_computation(c, fire, memo) for c in calls}
+        table = {c: rewrite_computation(c, fire, settled, memo) for c in calls}
         y = with_computations(y, table)
     return y
 
@@ -322,3 +336,25 @@ def rebuild(root: Instruction, table: dict[Instruction, Instruction]) -> Instruc
 def inline(c: Computation, operands: Iterable[Instruction]) -> Instruction:
     """The root of `c` computed from `operands`."""
     return rebuild(c.root, dict(zip(c.params, operands, strict=True)))
+
+
+def lift(c: Computation, operands: Iterable[Instruction]) -> Instruction | None:
+    """The scalar computation `c` applied to every element of arrays of equal dims; None when it is not pointwise."""
+    from torch_hlo.hlo.build import broadcast
+    from torch_hlo.hlo.opcodes import OPCODES
+
+    operands = tuple(operands)
+    dims = operands[0].shape.dims
+    done = dict(zip(c.params, operands, strict=True))
+    for x in postorder((c.root,)):
+        if x in done:
+            continue
+        if x.op == "constant":
+            done[x] = broadcast(x, dims, ())
+        elif x.op in ("tuple", "get-tuple-element"):
+            done[x] = instr(x.op, tuple(done[o] for o in x.operands), **dict(x.attrs))
+        elif "pointwise" in OPCODES[x.op].traits:
+            done[x] = instr(x.op, tuple(done[o] for o in x.operands), x.shape.with_dims(dims), **dict(x.attrs))
+        else:
+            return None
+    return done[c.root]
