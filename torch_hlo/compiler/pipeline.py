@@ -13,10 +13,13 @@ import numpy as np
 from torch_hlo import config
 from torch_hlo.compiler.passes.algebra import algebra
 from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
+from torch_hlo.compiler.passes.convert_motion import convert_motion
 from torch_hlo.compiler.passes.dce import dce
+from torch_hlo.compiler.passes.dot_canon import dot_canon
 from torch_hlo.compiler.passes.fold import fold
 from torch_hlo.compiler.passes.fusion import fusion
 from torch_hlo.compiler.passes.legalize import legalize
+from torch_hlo.compiler.passes.reshape_motion import reshape_motion
 from torch_hlo.hlo.dim import symbols
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape, numpy_dtype
@@ -26,7 +29,8 @@ Dump = Callable[[str, Module, float], None]
 
 PIPELINE: list[Pass] = [
     legalize,  # composite opcodes -> primitive ones
-    fixpoint(algebra, fold, dce),  # local identities, constants, values nobody reads
+    # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
+    fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),
     hlo_pass(fusion),  # what becomes one kernel
 ]
 
