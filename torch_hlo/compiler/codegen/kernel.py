@@ -57,6 +57,7 @@ class Kernel:
         self.lane_var: Var | None = None
         self.body_lines = 0  # lines of the innermost body per copy: for the cost estimate
         self._names: dict[Var, str] = {}
+        self._splats: set[str] = set()
         self._pending: list[Callable[[], None]] | None = None
 
     # -- values ---------------------------------------------------------------------------------------------------
@@ -92,11 +93,15 @@ class Kernel:
     def _splat(self, value: str, kind: str) -> str:
         if value[0] not in "%@":
             return self.e.splat(kind, value)
+        if value in self._splats:
+            return value
         # The shuffle belongs to the level outside of the lane loop, but must come after the scalar: keep it here, per copy.
         key = ("splat", value, kind)
         found = self.level.cache.get(key)
         if found is None:
             found = self.level.cache[key] = self.e.splat(kind, value)
+            if self.e.lanes > 1:
+                self._splats.add(found)
         return found
 
     def element(self, index: Index, kind: str) -> str:

@@ -1,0 +1,152 @@
+"""The thread pool, loading, stored executables and host calls."""
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from torch_hlo import config
+from torch_hlo.compiler.compile import compile_module
+from torch_hlo.compiler.executable import Executable
+from torch_hlo.device import cpu
+from torch_hlo.device.buffer import Arena, map_pages
+from torch_hlo.hlo.ir import Computation, Module, instr
+from torch_hlo.hlo.shape import Shape
+
+N = 1 << 18
+
+
+def add_one(n: int = N) -> Executable:
+    x = instr("parameter", (), Shape("f32", (n,)), index=0)
+    y = instr("add", (x, instr("exponential", (x,))))
+    return compile_module(Module("add_one", Computation("main", (x,), y)), optimize=False)
+
+
+def address(a: np.ndarray) -> int:
+    return a.ctypes.data
+
+
+def call(program: cpu.Program, x: np.ndarray) -> np.ndarray:
+    y = np.zeros_like(x)
+    program.call([address(x)], [address(y)])
+    return y
+
+
+@pytest.fixture(autouse=True)
+def four_threads():
+    with config.override(THREADS=4):
+        yield
+
+
+def test_results_do_not_depend_on_threads():
+    program, x = cpu.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
+    expected = call(program, x)
+    np.testing.assert_allclose(expected, x + np.exp(x), rtol=1e-6, atol=1e-6)
+    for n in (1, 2, 3, 7):
+        with config.override(THREADS=n):
+            assert call(program, x).tobytes() == expected.tobytes()
+
+
+def test_many_regions():
+    """Every range runs exactly once, region after region, with workers asleep and awake."""
+    program, x = cpu.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
+    expected = call(program, x)
+    for i in range(300):
+        assert np.array_equal(call(program, x), expected)
+        if i % 100 == 0:
+            threading.Event().wait(0.01)  # long enough for workers to fall asleep
+
+
+def test_concurrent_callers():
+    program, x = cpu.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
+    expected, wrong = call(program, x), []
+
+    def work() -> None:
+        for _ in range(50):
+            if not np.array_equal(call(program, x), expected):
+                wrong.append(1)
+
+    workers = [threading.Thread(target=work) for _ in range(6)]
+    for w in workers: w.start()
+    for w in workers: w.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_fork():
+    program, x = cpu.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
+    expected = call(program, x)
+    child = os.fork()
+    if child == 0:
+        good = all(np.array_equal(call(program, x), expected) for _ in range(20))
+        os._exit(0 if good and cpu._POOL.started == 3 else 1)
+    for _ in range(20):
+        assert np.array_equal(call(program, x), expected)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_executable_round_trip_and_damage():
+    executable = add_one(64)
+    data = executable.to_bytes()
+    assert Executable.from_bytes(data) == executable
+    for broken in (b"", data[:-1], data[:100], data[:200] + b"\0" + data[201:], b"x" + data[1:]):
+        with pytest.raises(ValueError):
+            Executable.from_bytes(broken)
+
+
+def test_executable_for_another_machine():
+    executable = add_one(64)
+    other = Executable(**{n: getattr(executable, n) if n != "target" else "vax" for n in Executable.__slots__})
+    with pytest.raises(ValueError, match="vax"):
+        cpu.load(other)
+
+
+def test_wrong_number_of_arguments():
+    program = cpu.load(add_one(64))
+    with pytest.raises(ValueError, match="takes 1 inputs"):
+        program.call([], [0])
+
+
+def test_memory_error_names_the_bytes():
+    with pytest.raises(MemoryError, match=str(1 << 50)):
+        map_pages(1 << 50)
+
+
+def test_pages_are_aligned_and_arenas_reused():
+    for n in (1, 1000, 3 << 20):
+        a = map_pages(n)
+        assert a.nbytes == n and address(a) % 64 == 0
+        a[:] = 1
+    Arena.release_all()
+    a = Arena.borrow(1000)
+    a.give_back()
+    assert Arena.borrow(500) is a
+
+
+def test_host_call_and_its_exceptions():
+    from torch_hlo.compiler.codegen.registry import HOST_CALLS, STEPS, emits_step, host_call
+
+    @host_call("test-double")
+    def double(outputs, inputs, factor):
+        if inputs[0][0] < 0:
+            raise ArithmeticError("negative")
+        outputs[0][...] = inputs[0] * factor
+
+    @emits_step("test-double")
+    def step(program, x):
+        program.host_call("test-double", [(program.place(x), x.shape)], [(program.place(x.operands[0]), x.operands[0].shape)], factor=2)
+
+    try:
+        x = instr("parameter", (), Shape("f32", (5,)), index=0)
+        y = instr("test-double", (x,), Shape("f32", (5,)))
+        program = cpu.load(Executable.from_bytes(
+            compile_module(Module("host", Computation("main", (x,), instr("add", (y, y)))), optimize=False).to_bytes()))
+        v = np.arange(5, dtype=np.float32)
+        np.testing.assert_array_equal(call(program, v), 4 * v)
+        with pytest.raises(ArithmeticError, match="negative"):
+            call(program, v - 1)
+        np.testing.assert_array_equal(call(program, v), 4 * v)
+    finally:
+        del STEPS["test-double"], HOST_CALLS["test-double"]
