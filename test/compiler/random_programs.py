@@ -9,7 +9,7 @@ from torch_hlo.hlo import build as b
 from torch_hlo.hlo.ir import Instruction, Module
 from torch_hlo.hlo.shape import Shape
 
-UNARY = (b.negate, b.abs_, b.exponential, b.tanh, b.logistic, b.sign, b.floor)
+UNARY = (b.negate, b.abs_, b.exponential, b.tanh, b.logistic, b.sine)
 BINARY = (b.add, b.subtract, b.multiply, b.maximum, b.minimum)
 
 

@@ -107,7 +107,8 @@ def _build(program, computation: Computation) -> _Code:
     items = emitter.chunks.items
     calls = [_Call(name, tuple(kernel.sizes), items, 1, _cost(p, computation, items), every, True)]
     calls += _combine(program, computation, p, emitter)
-    return _Code(tuple(calls), tuple(n for _, _, n in _partial_arrays(p, emitter)))
+    sizes = tuple(n for _, _, n in _partial_arrays(p, emitter))
+    return _Code(tuple(calls), sizes * 2 if emitter.column_blocks else sizes)
 
 
 def _cost(p: RowPlan, computation: Computation, items: Size) -> float:
@@ -151,7 +152,7 @@ def _combine(program, computation: Computation, p: RowPlan, emitter: RowEmitter)
 def _late_kernel(program, computation: Computation, numbers: list[int], partial) -> _Call:
     results = results_of(computation)
     size = results[numbers[0]].shape.size
-    extra = len(_partial_arrays(*partial)) if partial else 0
+    extra = len(_partial_arrays(*partial)) * (1 + partial[1].column_blocks) if partial else 0
     k = RowKernel(program.target, lanes_for(program.target), computation.params, len(numbers) + extra)
     if partial:
         p, emitter = partial

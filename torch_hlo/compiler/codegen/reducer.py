@@ -101,7 +101,7 @@ class Reducer:
         """Accumulators of the current width with the initial value folded in, rounded to the result's type."""
         accs = list(accs)
         if self.needs_initial():
-            first = [k.e.splat(kind, v) for v, kind in zip(self.initial(k, self.initials[0]), self.kinds, strict=True)]
+            first = [k.widen(v, kind) for v, kind in zip(self.initial(k, self.initials[0]), self.kinds, strict=True)]
             accs = self.combine(k, first, accs)
         return self.finish_rounded(k, accs)
 

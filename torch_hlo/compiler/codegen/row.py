@@ -8,7 +8,7 @@ partial buffers, one per chunk of rows, and reduce.py combines them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 from torch_hlo.compiler.codegen.index import ZERO, Index, combine, delinear, divide, linear, regroup
 from torch_hlo.compiler.codegen.kernel import Kernel
@@ -20,6 +20,7 @@ from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Computation, Instruction
 
 BLOCK = 4096  # elements summed into one set of accumulators before they are added to the next level: rounding errors stay small
+ROWS_BLOCK = 64  # the same for rows and other outer loops
 STASH_LIMIT = 8192  # elements of a row whose expensive values are kept on the stack between passes
 CHUNK_POINTS = 16384  # points that make a chunk of its own worth it
 
@@ -104,14 +105,24 @@ class RowEmitter:
         self.gtes = tuple_users(plan.order)
         self.chunks = Chunks(plan) if plan.style == "partial" else None
         self.partials = {r: len(self.results) + n for n, r in self._partial_arrays()}
-        extra = sum(len(self.reducers[r].stored_dtypes()) for r in plan.late_reduces)
+        self.partial_count = sum(len(self.reducers[r].stored_dtypes()) for r in plan.late_reduces)
+        self.column_blocks = self._needs_column_blocks()
+        extra = self.partial_count * (2 if self.column_blocks else 1)
         self.k = RowKernel(target, lanes_for(target), computation.params, len(self.results) + extra)
+        self.in_block = False
         self.slots: dict[Instruction, list[str]] = {}  # late reduces in registers: their accumulators, per item
         self.lane_range: tuple | None = None
         self.chunk: Index = ZERO
         self.current_pass = 0
         self.unroll = 2 if len(plan.order) > 24 or any(table.CLASS.get(x.op) == table.HEAVY for x in plan.order) else 4
         self._make_stash()
+
+    def _needs_column_blocks(self) -> bool:
+        """True when a chunk has so many rows that float sums over all of them would lose accuracy."""
+        c = self.chunks
+        if c is None or c.by_lanes or not any(self.reducers[r].is_float_sum for r in self.plan.late_reduces):
+            return False
+        return not isinstance(c.per, int) or c.per > 2 * ROWS_BLOCK
 
     def _partial_arrays(self) -> list[tuple[int, Instruction]]:
         found, n = [], 0
@@ -141,8 +152,13 @@ class RowEmitter:
                 self.lane_range = (low, high)
                 low, high = "0", k.size(c.rows)
             rest = tuple(plan.dims[d] for d in c.rest_dims)
-            with k.loop(low, high, c.rows, nonempty=False) if rest else nullcontext(ZERO) as row:
+            registers = [r for r in plan.late_reduces if r in self.slots]
+            sums = [(self.reducers[r], self.reducers[r].identity(k)) for r in registers]
+            top = [self.slots[r] for r in registers]
+            with self._rows_of_chunk(low, high, c, sums, top, kept) if rest else nullcontext((ZERO, top)) as (row, slots):
+                self.slots = dict(zip(registers, slots))
                 self._row({**where, **dict(zip(c.rest_dims, delinear(row, rest)))})
+            self.slots = dict(zip(registers, top))
             self._finish_late(kept)
         return k
 
@@ -182,9 +198,10 @@ class RowEmitter:
         low, high = self.lane_range or (0, length if isinstance(length, int) else k.size(length))
         blocked = any(r.is_float_sum for r in reducers) and not (isinstance(high, int) and high <= BLOCK)
         nested = len(plan.inner) > 1 or blocked
-        slots = [self._new_slots(r, first) for r, first in zip(reducers, identities)] if nested else []
+        sums = list(zip(reducers, identities))
+        top = [self._new_slots(r, first) for r, first in sums] if nested else []
 
-        def lanes(inside: dict[int, Index], first, end) -> None:
+        def lanes(inside: dict[int, Index], first, end, slots: list[list[str]]) -> None:
             carry = [(kind, v) for r, vs in zip(reducers, identities) for kind, v in zip(r.kinds, vs, strict=True)]
 
             def body(j: Index, carried: list[str]) -> list[str]:
@@ -192,25 +209,25 @@ class RowEmitter:
 
             copies = k.lane_loop(first, end, length, body, self.unroll, carry)
             self.finals = self._split(reducers, [list(c) for c in copies])
-            if nested:
-                for r, slot, accs in zip(reducers, slots, self.finals):
-                    self._into(r, slot, accs)
+            for r, slot, accs in zip(reducers, slots, self.finals):
+                self._into(r, slot, accs)
 
-        def nest(dims: tuple[int, ...], inside: dict[int, Index]) -> None:
+        def nest(dims: tuple[int, ...], inside: dict[int, Index], slots: list[list[str]]) -> None:
             if dims:
-                with k.loop("0", k.size(plan.dims[dims[0]]), plan.dims[dims[0]], nonempty=isinstance(plan.dims[dims[0]], int)) as i:
-                    nest(dims[1:], {**inside, dims[0]: i})
+                size = plan.dims[dims[0]]
+                with self._in_blocks("0", k.size(size), size, sums if nested else [], slots) as (i, below):
+                    nest(dims[1:], {**inside, dims[0]: i}, below)
             elif blocked:
                 with k.loop(str(low), str(high), length, BLOCK, nonempty=False) as b:
                     first = k.scalar(b)
                     op = k.level.scalar.op
                     end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {BLOCK}')}, i64 {high})")
-                    lanes(inside, first, end)
+                    lanes(inside, first, end, slots)
             else:
-                lanes(inside, low, high)
+                lanes(inside, low, high, slots)
 
-        nest(plan.inner[:-1], where)
-        finals = [self._load(r, slot) for r, slot in zip(reducers, slots)] if nested else self.finals
+        nest(plan.inner[:-1], where, top)
+        finals = [self._load(r, slot) for r, slot in zip(reducers, top)] if nested else self.finals
         for x, r, accs in zip(in_registers, reducers, finals):
             if x in self.slots:
                 self._into(r, self.slots[x], accs)
@@ -220,6 +237,26 @@ class RowEmitter:
                 # An index that seems to vary within the row still means this row.
                 k.bind_reduce(x, self.gtes.get(x, ()), lambda index, values=values, dtypes=dtypes: [
                     k.splat(v, t) if k.e.lanes > 1 else v for v, t in zip(values, dtypes)])
+
+    @contextmanager
+    def _in_blocks(self, low: str, high: str, extent: Size, sums: list[tuple[Reducer, list[str]]], slots: list[list[str]]):
+        """A scalar loop. When it is long, accumulators collect ROWS_BLOCK iterations before they are added to `slots`: sums stay accurate.
+        Yields the index and the accumulators to use inside."""
+        k = self.k
+        exact = not any(r.is_float_sum for r, _ in sums)
+        if exact or isinstance(extent, int) and extent <= 2 * ROWS_BLOCK:
+            with k.loop(low, high, extent, nonempty=isinstance(extent, int) and low == "0" and extent > 0) as i:
+                yield i, slots
+            return
+        with k.loop(low, high, extent, ROWS_BLOCK, nonempty=False) as b:
+            below = [self._new_slots(r, first) for r, first in sums]
+            first = k.scalar(b)
+            op = k.level.scalar.op
+            end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {high})")
+            with k.loop(first, end, extent) as i:
+                yield i, below
+            for (r, _), slot, inner in zip(sums, slots, below):
+                self._into(r, slot, self._load(r, inner))
 
     def _point(self, where: dict[int, Index], reducers, carried: list[str], columns, writes) -> list[str]:
         """One vector: the next accumulators; column sums and results go to memory."""
@@ -275,40 +312,96 @@ class RowEmitter:
             self.k.level.scalar.do(f"store {self._type(kind)} {v}, ptr {slot}")
 
     # -- late results ----------------------------------------------------------------------------------------------
-    def _is_column(self, r: Instruction) -> bool:
-        return bool(set(self.plan.late_kept[r]) & set(self.plan.inner))
+    def _columns(self) -> list[Instruction]:
+        """Late reductions with a result per column: they accumulate in memory."""
+        return [r for r in self.plan.late_reduces if set(self.plan.late_kept[r]) & set(self.plan.inner)]
+
+    @contextmanager
+    def _rows_of_chunk(self, low: str, high: str, c: Chunks, sums, slots, kept: Index):
+        """The loop over a chunk's rows, in blocks when they are many; column sums then collect a block apart."""
+        k = self.k
+        columns = self._columns()
+        if not self.column_blocks:
+            with k.loop(low, high, c.rows, nonempty=False) as row:
+                yield row, slots
+            return
+        with k.loop(low, high, c.rows, ROWS_BLOCK, nonempty=False) as b:
+            below = [self._new_slots(r, first) for r, first in sums]
+            for r in columns:
+                self._fill_columns(r, kept, block=True)
+            first = k.scalar(b)
+            op = k.level.scalar.op
+            end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {high})")
+            self.in_block = True
+            with k.loop(first, end, c.rows) as row:
+                yield row, below
+            self.in_block = False
+            for (r, _), slot, inner in zip(sums, slots, below):
+                self._into(r, slot, self._load(r, inner))
+            for r in columns:
+                self._flush_columns(r, kept)
 
     def _start_late(self, kept: Index) -> None:
-        k, plan = self.k, self.plan
-        for r in plan.late_reduces:
-            reducer = self.reducers[r]
-            first = reducer.identity(k)
-            if not self._is_column(r):
-                self.slots[r] = self._new_slots(reducer, first)
-                continue
-            inside = _product(plan.dims[d] for d in plan.late_kept[r] if d in plan.inner)
-            whole = _product(plan.dims[d] for d in plan.late_kept[r])
-            base = combine(((self.chunk, whole), (kept, inside)))
+        columns = self._columns()
+        for r in self.plan.late_reduces:
+            if r in columns:
+                self._fill_columns(r, kept)
+            else:
+                self.slots[r] = self._new_slots(self.reducers[r], self.reducers[r].identity(self.k))
 
-            def body(j: Index, carried, reducer=reducer, first=first, base=base, r=r) -> list[str]:
-                for n, (dtype, value) in enumerate(zip(reducer.stored_dtypes(), reducer.grouped(first))):
-                    k.store(k.outputs[self.partials[r] + n], dtype, base + j, k.splat(value, dtype))
-                return []
+    def _pointer(self, r: Instruction, n: int, block: bool) -> str:
+        """The partial buffer of accumulator `n` of a late reduction; `block`: the one for the current block of rows."""
+        return self.k.outputs[self.partials[r] + n + (self.partial_count if block else 0)]
 
-            k.lane_loop(0, inside if isinstance(inside, int) else k.size(inside), inside, body)
+    def _span(self, r: Instruction, kept: Index) -> tuple[Index, Size]:
+        """First element and number of the current item's columns in the partial buffer."""
+        plan = self.plan
+        inside = _product(plan.dims[d] for d in plan.late_kept[r] if d in plan.inner)
+        whole = _product(plan.dims[d] for d in plan.late_kept[r])
+        return combine(((self.chunk, whole), (kept, inside))), inside
+
+    def _fill_columns(self, r: Instruction, kept: Index, block: bool = False) -> None:
+        k, reducer = self.k, self.reducers[r]
+        values = reducer.grouped(reducer.identity(k))
+        base, count = self._span(r, kept)
+
+        def body(j: Index, _) -> list[str]:
+            for n, (dtype, value) in enumerate(zip(reducer.stored_dtypes(), values)):
+                k.store(self._pointer(r, n, block), dtype, base + j, k.splat(value, dtype))
+            return []
+
+        k.lane_loop(0, count if isinstance(count, int) else k.size(count), count, body)
+
+    def _flush_columns(self, r: Instruction, kept: Index) -> None:
+        """Add the block's column sums to the chunk's."""
+        k = self.k
+        base, count = self._span(r, kept)
+
+        def body(j: Index, _) -> list[str]:
+            self._store_columns(r, base + j, self.reducers[r].combine(k, self._load_columns(r, base + j, False), self._load_columns(r, base + j, True)), False)
+            return []
+
+        k.lane_loop(0, count if isinstance(count, int) else k.size(count), count, body, 2)
+
+    def _load_columns(self, r: Instruction, at: Index, block: bool) -> list[str]:
+        found: list[str] = []
+        for n, dtype in enumerate(self.reducers[r].stored_dtypes()):
+            v = self.k.load(self._pointer(r, n, block), dtype, at)
+            found += list(v) if isinstance(v, tuple) else [v]
+        return found
+
+    def _store_columns(self, r: Instruction, at: Index, accs: Sequence[str], block: bool) -> None:
+        reducer = self.reducers[r]
+        for n, (dtype, value) in enumerate(zip(reducer.stored_dtypes(), reducer.grouped(accs))):
+            self.k.store(self._pointer(r, n, block), dtype, at, value)
 
     def _add_column(self, x: Instruction, where: dict[int, Index], index_of) -> None:
         k, plan, r = self.k, self.plan, self.reducers[x]
         kept = plan.late_kept[x]
         sizes = tuple(plan.dims[d] for d in kept)
         at = combine(((self.chunk, _product(sizes)), (linear([where[d] for d in kept], sizes), 1)))
-        old: list[str] = []
-        for n, dtype in enumerate(r.stored_dtypes()):
-            v = k.load(k.outputs[self.partials[x] + n], dtype, at)
-            old += list(v) if isinstance(v, tuple) else [v]
-        new = r.grouped(r.combine(k, old, r.values(k, index_of)))
-        for n, (dtype, value) in enumerate(zip(r.stored_dtypes(), new)):
-            k.store(k.outputs[self.partials[x] + n], dtype, at, value)
+        old = self._load_columns(x, at, self.in_block)
+        self._store_columns(x, at, r.combine(k, old, r.values(k, index_of)), self.in_block)
 
     def _finish_late(self, kept: Index) -> None:
         k = self.k
@@ -322,7 +415,7 @@ class RowEmitter:
     # -- expensive values kept between passes ----------------------------------------------------------------------
     def _make_stash(self) -> None:
         """Values that several passes need are computed once per row and kept on the stack, when the row is short."""
-        self.stashed: set[Instruction] = set()
+        self.stashed: dict[Instruction, int] = {}  # the pass that kept it, in the current row
         self.where: dict[int, Index] | None = None
         length = _product(self.plan.inner_sizes())
         if not isinstance(length, int) or length > STASH_LIMIT:
@@ -339,11 +432,10 @@ class RowEmitter:
                 at = self._inner_position(x, index, inner, sizes)
                 if at is None:
                     return None
-                if x in self.stashed and self.current_pass > self.plan.level[x]:
+                if self.stashed.setdefault(x, self.current_pass) < self.current_pass:
                     return self.k.load(slot, x.shape.dtype, at)
                 v = Kernel._compute(self.k, x, index)
                 self.k.store(slot, x.shape.dtype, at, v)
-                self.stashed.add(x)
                 return v
 
             self.k.computed[x] = value

@@ -168,21 +168,20 @@ def _levels(p: RowPlan, is_full) -> None:
     p.passes = 1 + max((level[x] - (x in row_set) for x in p.order if is_full(x) or x.op == "reduce"), default=0)
     if p.passes == 1:
         return
-    # The pass in which a value is last needed: results of full size are written in the last pass.
-    last: dict[Instruction, int] = {}
+    # The passes in which a value is needed: those of the reductions it feeds, and the last one, which writes the results.
+    needed: dict[Instruction, set[int]] = {x: set() for x in p.order}
     for x in reversed(p.order):
-        if x in row_set or x in p.late_reduces:
-            own = level[x] - (x in row_set)
+        if x.op == "reduce":
+            own = {level[x] - (x in row_set)}
         elif is_full(x):
-            own = last.get(x, p.passes - 1 if _is_result(p, x) else level[x])
+            own = needed[x] | ({p.passes - 1} if _is_result(p, x) else set())
         else:
-            own = last.get(x, -1)
+            own = set()
+        needed[x] = own
         for o in x.operands:
-            last[o] = max(last.get(o, -1), own)
-        if _is_result(p, x) and is_full(x):
-            last[x] = p.passes - 1
+            needed[o] |= own
     for x in p.order:
-        if is_full(x) and table.CLASS.get(x.op) == HEAVY and x.op not in ("divide", "sqrt", "rsqrt") and last.get(x, 0) > level[x]:
+        if is_full(x) and table.CLASS.get(x.op) == HEAVY and x.op not in ("divide", "sqrt", "rsqrt") and len(needed[x]) > 1:
             p.stash.append(x)
 
 
