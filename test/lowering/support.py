@@ -6,7 +6,7 @@ import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 import torch_hlo.lowering  # noqa: F401
 from torch_hlo.hlo.evaluate import evaluate
@@ -89,16 +89,21 @@ def evaluated(op: OpOverload, args: tuple, kwargs: dict, want: list[torch.Tensor
     return [None if s is None else tensor(next(values), s) for s in shapes]
 
 
-def compare(got: list, want: list, scale: float = 1.0, normwise: bool = False) -> None:
-    """Values and dtypes equal, within the tolerance of the dtype; `normwise`: relative to the largest element."""
+def compare(got: list, want: list, scale: float = 1.0, magnitude: float = 0.0) -> None:
+    """Values and dtypes equal, within the tolerance of the dtype; `magnitude`: of the numbers that were summed."""
     for g, w in zip(got, want, strict=True):
         if w is None:
             continue
         rtol = atol = TOLERANCE.get(w.dtype, 0) * scale
         w = w.detach().resolve_conj().resolve_neg()
-        if normwise and w.numel() and w.dtype.is_floating_point:
-            atol *= max(1.0, float(w.abs().nan_to_num(0, 0, 0).max()))
+        atol *= max(1.0, magnitude)
         torch.testing.assert_close(g, w, rtol=rtol, atol=atol, equal_nan=True, check_stride=False)
+
+
+def largest(values) -> float:
+    """The largest finite magnitude in a tree of tensors."""
+    tensors = [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.numel() and (v.dtype.is_floating_point or v.is_complex())]
+    return max((float(t.abs().float().nan_to_num(0, 0, 0).max()) for t in tensors), default=0.0)
 
 
 def check(op: OpOverload, *args, scale: float = 1.0, **kwargs) -> None:
@@ -119,6 +124,8 @@ def functional(op: OpOverload) -> OpOverload | None:
         packet, skip = getattr(aten, name, None), {a.name for a in schema.arguments if a.is_out}
     else:
         packet, skip = getattr(aten, name.removesuffix("_"), None), set()
+    if hasattr(aten, name.removesuffix("_") + "_functional"):
+        packet = getattr(aten, name.removesuffix("_") + "_functional")
     if packet is None:
         return None
     wanted = [(a.name, str(a.type)) for a in schema.arguments if a.name not in skip]
@@ -175,7 +182,10 @@ class Checker(TorchDispatchMode):
                     for g, w in zip(got, want, strict=True):
                         assert w is None or g.dtype == w.dtype and g.shape == w.shape
                 else:
-                    compare(got, want, self.scale, any(name.startswith(p) for p in NORMWISE))
+                    sums = any(name.startswith(p) for p in NORMWISE)
+                    if name in PARTIAL:  # results that autograd alone reads, or that PyTorch leaves open
+                        got, want = got[: PARTIAL[name]], want[: PARTIAL[name]]
+                    compare(got, want, self.scale, largest((args, want)) if sums else 0.0)
             except Exception as error:
                 notes = "; ".join(getattr(error, "__notes__", ()))
                 shapes = tree_map(lambda v: f"{v.dtype}{list(v.shape)}" if isinstance(v, torch.Tensor) else v, (args, kwargs))
@@ -218,6 +228,10 @@ def _covers_storage(x: torch.Tensor, size, stride, offset=None) -> bool:
 
 
 NORMWISE = ("aten.sum", "aten.linalg", "aten._linalg", "aten.convolution", "aten.mm", "aten.bmm", "aten.addmm", "aten.cum")  # sums may cancel
+PARTIAL = {
+    "aten._embedding_bag.default": 1, "aten.sort.default": 1, "aten.topk.default": 1, "aten.kthvalue.default": 1, "aten.median.dim": 1,
+    "aten.nanmedian.dim": 1, "aten.argsort.default": 0, "aten.native_dropout.default": 0,
+}  # fmt: skip
 SKIPPED = {"aten._local_scalar_dense.default", "aten.is_same_size.default", "aten.lift_fresh.default"}
 UNINITIALISED = {
     "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default", "aten.new_empty_strided.default",

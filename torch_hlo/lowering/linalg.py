@@ -186,6 +186,8 @@ def _inverse_order(order: Expr) -> Expr:
 
 def _info(packed: Expr, index: int) -> Instruction:
     """LAPACK's info: the first zero on the diagonal, counted from 1, or 0."""
+    if _is_empty(packed.x):
+        return promote.full(0, expected()[index].dtype, expected()[index].dims)
     *_, m, n = packed.dims
     i, j = (Expr(iota(packed.dims, len(packed.dims) - 2 + d)) for d in range(2))
     zero = i.eq(j) & packed.eq(0)

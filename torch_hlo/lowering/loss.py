@@ -5,6 +5,7 @@ import torch
 
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.lowering import promote
+from torch_hlo.lowering.cumulative import prefix
 from torch_hlo.lowering.elementwise import compute
 from torch_hlo.lowering.expr import Expr, absolute, exp, log, log1p, logistic, maximum, square, where
 from torch_hlo.lowering.promote import broadcast_dims, broadcast_to, reshape
@@ -238,3 +239,33 @@ def multi_margin_loss_backward(grad, x, target, p, margin, weight=None, reductio
     return reshape(promote.cast((slope * g).x, expected()[0].dtype), expected()[0].dims)
 
 
+
+
+@lowers(aten.multilabel_margin_loss_backward)
+def multilabel_margin_loss_backward(grad, x, target, reduction, is_target):
+    value, g = compute(x), compute(grad)
+    shape = value.dims
+    if len(shape) < 2:
+        value = Expr(reshape(value.x, (1, value.x.shape.size)))
+    n, c = value.dims
+    labels = Expr(promote.cast(reshape(target, (n, c)), "s64"))
+    hits = Expr(reshape(is_target, (n, c))).ne(0)
+    # [n, label position, class]; labels end at the first -1.
+    dims = (n, c, c)
+    ended = prefix((labels < 0).cast("s64"), 1, "add") > 0
+
+    def over_classes(v: Expr) -> Expr:
+        return Expr(broadcast_to(reshape(v.x, (n, c, 1)), dims))
+
+    safe = where(labels < 0, 0, labels)
+    at_label = over_classes(Expr(take_along(value.x, safe.x, 1)))
+    other = ~Expr(broadcast_to(reshape(hits.x, (n, 1, c)), dims)) & ~over_classes(ended)
+    active = other & (1 - at_label + Expr(broadcast_to(reshape(value.x, (n, 1, c)), dims)) > 0)
+    step = active.cast(value.dtype) / Expr(promote.count_elements((c,), value.dtype))
+    chosen = Expr(iota(dims, 2)).eq(over_classes(safe)) & ~over_classes(ended)
+    pull = Expr(broadcast_to(reshape(fold(step, (2,)).x, (n, c, 1)), dims))
+    slope = fold(step - where(chosen, pull, 0), (1,))
+    if reduction == MEAN:
+        slope = slope / Expr(promote.count_elements((n,), value.dtype))
+    g = Expr(broadcast_to(reshape(g.x, (n, 1)), slope.dims)) if g.dims else g
+    return reshape(promote.cast((slope * g).x, expected()[0].dtype), expected()[0].dims)

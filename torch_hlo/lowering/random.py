@@ -157,6 +157,10 @@ def _normal(shape: Shape, mean, std, seed, offset) -> Instruction:
 @lowers(aten.uniform)
 def uniform_(x, low=0.0, high=1.0, *, generator=None, seed=None, offset=None):
     shape = expected()[0]
+    if shape.kind == "c":
+        part = promote.real_type(shape.dtype)
+        halves = [uniform(shape.dims, part, seed, offset, s) for s in (0, 1)]
+        return binary("complex", *(u * (_number(high, u) - _number(low, u)) + _number(low, u) for u in halves)).x
     u = uniform(shape.dims, shape.dtype, seed, offset)
     low, high = _number(low, u), _number(high, u)
     return _rounded(u * (high - low) + low)
@@ -295,3 +299,15 @@ def _inside(u: Expr) -> Expr:
     """(0, 1): log(-log(u)) is finite."""
     tiny = 2.0**-25 if u.dtype == "f32" else 2.0**-54
     return where(u.eq(1), 1 - tiny * 2, u)
+
+
+@lowers(aten.rrelu_with_noise_functional)
+def rrelu_with_noise(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None, *, seed=None, offset=None):
+    """(result, slopes): random slopes for negative elements when training."""
+    value = Expr(promote.cast(x, promote.compute_type(x.shape.dtype)))
+    low, high = _number(lower, value), _number(upper, value)
+    if not training:
+        return promote.cast(where(value < 0, value * ((low + high) * 0.5), value).x, x.shape.dtype), noise
+    slope = uniform(value.dims, "f32", seed, offset).cast(value.dtype) * (high - low) + low
+    slope = where(value <= 0, slope, 1)
+    return promote.cast((value * slope).x, x.shape.dtype), promote.cast(slope.x, noise.shape.dtype)

@@ -104,7 +104,9 @@ def iota(dims: Sequence[Size], dim: int, dtype: str = "s64") -> Instruction:
 
 def start_value(op: str, dtype: str):
     """The neutral element of a combiner."""
-    return {"add": 0, "multiply": 1, "maximum": lowest(dtype), "minimum": highest(dtype), "and": True, "or": False}[op]
+    if op in ("maximum", "minimum"):
+        return lowest(dtype) if op == "maximum" else highest(dtype)
+    return {"add": 0, "multiply": 1, "and": True, "or": False}[op]
 
 
 def reduce(x: Instruction, dims: Sequence[int], op: str = "add", init=None) -> Instruction:
@@ -113,6 +115,8 @@ def reduce(x: Instruction, dims: Sequence[int], op: str = "add", init=None) -> I
     if not dims:
         return x
     dtype = x.shape.dtype
+    if op == "add" and promote.is_complex(dtype):
+        return instr("complex", tuple(reduce(instr(part, (x,)), dims) for part in ("real", "imag")))
     start = promote.constant(start_value(op, dtype) if init is None else init, dtype)
     return instr("reduce", (x, start), dimensions=dims, to_apply=binary_computation(op, dtype))
 

@@ -7,6 +7,8 @@ from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import DTYPES, Shape, row_major_strides
 from torch_hlo.lowering import promote
+from torch_hlo.lowering.expr import Expr
+from torch_hlo.lowering.pointwise import conjugate
 from torch_hlo.lowering.promote import broadcast_to, reshape
 from torch_hlo.lowering.registry import expected, lowers
 from torch_hlo.lowering.shaping import (
@@ -62,9 +64,19 @@ def transpose(x, a, b):
     return swap(x, a, b)
 
 
-@lowers(aten.t, aten.t_copy, aten.numpy_T, aten.mT, aten.adjoint, aten.matrix_H, aten.mH)
+@lowers(aten.t, aten.t_copy, aten.mT)
 def t(x):
     return swap(x, -1, -2) if x.shape.rank > 1 else x
+
+
+@lowers(aten.numpy_T)
+def numpy_t(x):
+    return permute(x, range(x.shape.rank - 1, -1, -1))
+
+
+@lowers(aten.adjoint, aten.matrix_H, aten.mH)
+def adjoint(x):
+    return conjugate(Expr(t(x))).x
 
 
 @lowers(aten.select.int, aten.select_copy.int)

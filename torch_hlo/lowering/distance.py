@@ -1,0 +1,92 @@
+"""Pairwise distances: cdist and pdist with gradients. Every norm but the Euclidean works on all differences at once."""
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.shape import Shape, literal
+from torch_hlo.lowering import promote
+from torch_hlo.lowering.elementwise import compute
+from torch_hlo.lowering.expr import Expr, absolute, power, where
+from torch_hlo.lowering.promote import broadcast_to
+from torch_hlo.lowering.reduce import fold, norm
+from torch_hlo.lowering.registry import expected, lowers
+from torch_hlo.lowering.shaping import add_dim, gather_dim, scatter_dim
+from torch_hlo.lowering.view import sum_to
+
+aten = torch.ops.aten
+
+
+def _differences(a: Instruction, b: Instruction) -> Expr:
+    """[..., p, r, m]: row p of a minus row r of b."""
+    rank = a.shape.rank
+    dims = (*_common_batch(a, b), a.shape.dims[-2], b.shape.dims[-2], a.shape.dims[-1])
+    x, y = Expr(broadcast_to(add_dim(a, rank - 1), dims)), Expr(broadcast_to(add_dim(b, b.shape.rank - 2), dims))
+    return x - y
+
+
+def _common_batch(a: Instruction, b: Instruction) -> tuple:
+    return promote.broadcast_dims(a.shape.dims[:-2], b.shape.dims[:-2])
+
+
+@lowers(aten._cdist_forward, aten._euclidean_dist)
+def cdist(a, b, p=2.0, compute_mode=None):
+    d = _differences(compute(a).x, compute(b).x)
+    return promote.cast(norm(d, float(p), (len(d.dims) - 1,)).x, expected()[0].dtype)
+
+
+def _slope(d: Expr, distance: Expr, p: float) -> Expr:
+    """Derivative of the p-norm of `d` by its elements; `distance` is the norm, repeated."""
+    sign = (d > 0).cast(d.dtype) - (d < 0).cast(d.dtype)
+    if p == 0:
+        return d * 0
+    if p == 1:
+        return sign
+    if p == math.inf:
+        return where(absolute(d).eq(distance), sign, 0)
+    safe = where(distance.eq(0), 1, distance)
+    if p == 2:
+        return where(distance.eq(0), 0, d / safe)
+    size = absolute(d)
+    ratio = power(where(size.eq(0), 1, size) / safe, d.like(p - 1))
+    return where(distance.eq(0) | size.eq(0), 0, sign * ratio)
+
+
+@lowers(aten._cdist_backward)
+def cdist_backward(grad, a, b, p, distances):
+    d = _differences(compute(a).x, compute(b).x)
+    last = len(d.dims) - 1
+    repeated = (Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), last), d.dims)) for v in (grad, distances))
+    g, size = repeated
+    shape = expected()[0]
+    total = fold(g * _slope(d, size, float(p)), (last - 1,))
+    return promote.cast(sum_to(total.x, shape.dims), shape.dtype)
+
+
+def _pairs(n: int) -> tuple[Instruction, Instruction]:
+    """Row numbers (i, j) of all pairs i < j."""
+    both = torch.combinations(torch.arange(n), 2) if n > 1 else torch.zeros(0, 2, dtype=torch.int64)
+    return tuple(instr("constant", (), Shape("s64", (len(both),)), literal=literal(both[:, k].numpy(), "s64")) for k in range(2))
+
+
+def _pair_differences(x: Expr) -> tuple[Expr, Instruction, Instruction]:
+    i, j = _pairs(x.dims[0])
+    return Expr(gather_dim(x.x, i, 0)) - Expr(gather_dim(x.x, j, 0)), i, j
+
+
+@lowers(aten._pdist_forward)
+def pdist(x, p=2.0):
+    d, _, _ = _pair_differences(compute(x))
+    return promote.cast(norm(d, float(p), (1,)).x, expected()[0].dtype)
+
+
+@lowers(aten._pdist_backward)
+def pdist_backward(grad, x, p, distances):
+    d, i, j = _pair_differences(compute(x))
+    g, size = (Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), 1), d.dims)) for v in (grad, distances))
+    slope = g * _slope(d, size, float(p))
+    zero = promote.full(0, d.dtype, x.shape.dims)
+    total = scatter_dim(scatter_dim(zero, i, slope.x, 0), j, (-slope).x, 0)
+    return promote.cast(total, expected()[0].dtype)
