@@ -20,7 +20,7 @@ def engine_hlo(make):
         torch_hlo.mark_step()
         return result
 
-    return step, lambda: torch_hlo.sync(wait=True), w
+    return step, lambda: torch_hlo.sync(), w
 
 
 def _compiled(backend):
