@@ -87,10 +87,11 @@ class Kernel:
     def splat(self, value: Value, dtype: str) -> Value:
         """A scalar value in all lanes of the current width."""
         if isinstance(value, tuple):
-            return tuple(self._splat(v, STORAGE[dtype].register) for v in value)
-        return self._splat(value, STORAGE[dtype].register)
+            return tuple(self.widen(v, STORAGE[dtype].register) for v in value)
+        return self.widen(value, STORAGE[dtype].register)
 
-    def _splat(self, value: str, kind: str) -> str:
+    def widen(self, value: str, kind: str) -> str:
+        """A scalar operand of an LLVM type in all lanes of the current width; what is that wide already stays."""
         if value[0] not in "%@":
             return self.e.splat(kind, value)
         if value in self._splats:
@@ -107,7 +108,7 @@ class Kernel:
     def element(self, index: Index, kind: str) -> str:
         """The index itself as an operand of integer kind `kind` at the current width."""
         if index.depth < len(self.levels) - 1 or self.e.lanes == 1:
-            return self._splat(self._resize(self.scalar(index), index.depth, kind), kind)
+            return self.widen(self._resize(self.scalar(index), index.depth, kind), kind)
         vector, have = self.vector(index)
         return vector if have == kind else self.e.cast("trunc" if have == "i64" else "sext", vector, have, kind)
 
@@ -162,7 +163,7 @@ class Kernel:
             else:
                 found = level.scalar.op(f"icmp ult i64 {self.scalar(shifted)}, {self.size(extent)}")
             level.cache[c] = found
-        return found if lane or self.e.lanes == 1 else self._splat(found, "i1")
+        return found if lane or self.e.lanes == 1 else self.widen(found, "i1")
 
     def _active(self, depth: int) -> tuple[Condition, ...]:
         return tuple(c for c in self.guards if c[0].depth <= depth)
