@@ -36,15 +36,18 @@ _EXP64_P = (1.26177193074810590878e-4, 3.02994407707441961300e-2, 9.999999999999
 _EXP64_Q = (3.00198505138664455042e-6, 2.52448340349684104192e-3, 2.27265548208155028766e-1, 2.00000000000000000005e0)
 
 
+def _scales_in_hardware(t: Typed) -> bool:
+    return t.e.lanes == (16 if t.kind == "float" else 8) and t.e.unit.has("avx512f")
+
+
 def scale(t: Typed, y: str, n: str) -> str:
     """y * 2^n for a whole number n (as a float). Results below the normal range may be flushed by the caller."""
     e = t.e
-    if t.kind == "float" and e.lanes == 16 and e.unit.has("avx512f"):
+    if _scales_in_hardware(t):
         v = t.type
+        if t.kind == "double":
+            return e.op(f"call {v} @llvm.x86.avx512.mask.scalef.pd.512({v} {y}, {v} {n}, {v} {y}, i8 -1, i32 4)")
         return e.op(f"call {v} @llvm.x86.avx512.mask.scalef.ps.512({v} {y}, {v} {n}, {v} {y}, i16 -1, i32 4)")
-    if t.kind == "double" and e.lanes == 8 and e.unit.has("avx512f"):
-        v = t.type
-        return e.op(f"call {v} @llvm.x86.avx512.mask.scalef.pd.512({v} {y}, {v} {n}, {v} {y}, i8 -1, i32 4)")
     # In two steps, because 2^128 and 2^-140 are no normal numbers.
     i = t.ints()
     mantissa, bias = (23, 127) if t.kind == "float" else (52, 1023)
@@ -56,28 +59,29 @@ def scale(t: Typed, y: str, n: str) -> str:
 
 
 def exp(t: Typed, x: str) -> str:
-    low, high = (-87.33, 88.8) if t.kind == "float" else (-708.39, 709.8)
-    # vscalef takes a microcode assist on tiny results: they become 0 before it sees them (the select folds into its mask).
-    clamped = t.select(t.cmp("ogt", x, t.const(low)), x, t.const(low))
-    clamped = t.select(t.cmp("olt", clamped, t.const(high)), clamped, t.const(high))
+    low, high, overflow = (-87.33, 88.8, 88.722839) if t.kind == "float" else (-708.39, 709.8, 709.782712893384)
+    hardware = _scales_in_hardware(t)
+    v = x
+    if not hardware:
+        v = t.select(t.cmp("ogt", v, t.const(low)), v, t.const(low))
+        v = t.select(t.cmp("olt", v, t.const(high)), v, t.const(high))
+    n = t.call("roundeven", t.mul(v, t.const(LOG2E)))
     if t.kind == "float":
-        n = t.call("roundeven", t.mul(clamped, t.const(LOG2E)))
-        r = t.fma(n, t.const(-0.693359375), clamped)
+        r = t.fma(n, t.const(-0.693359375), v)
         r = t.fma(n, t.const(2.12194440e-4), r)
         y = t.add(t.fma(t.poly(r, _EXP32), t.mul(r, r), r), t.const(1.0))
     else:
-        n = t.call("roundeven", t.mul(clamped, t.const(LOG2E)))
-        r = t.fma(n, t.const(-6.93145751953125e-1), clamped)
+        r = t.fma(n, t.const(-6.93145751953125e-1), v)
         r = t.fma(n, t.const(-1.42860682030941723212e-6), r)
         z = t.mul(r, r)
         p = t.mul(r, t.poly(z, _EXP64_P))
         y = t.div(p, t.sub(t.poly(z, _EXP64_Q), p))
         y = t.add(t.add(y, y), t.const(1.0))
     y = scale(t, y, n)
-    y = t.select(t.cmp("oge", x, t.const(low)), y, t.const(0.0))
-    overflow = 88.722839 if t.kind == "float" else 709.782712893384
+    # vscalef takes a microcode assist on tiny results: the select folds into its mask, so they become 0 and it never sees them.
+    y = t.select(t.cmp("uge", x, t.const(low)), y, t.const(0.0))
     y = t.select(t.cmp("ogt", x, t.const(overflow)), t.const(INF), y)
-    return t.select(t.cmp("uno", x, x), x, y)
+    return y if hardware else t.select(t.cmp("uno", x, x), x, y)
 
 
 _LOG32 = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
@@ -117,9 +121,24 @@ def log(t: Typed, x: str) -> str:
     return t.select(t.cmp("uge", x, t.const(0.0)), t.select(t.cmp("uno", x, x), x, r), t.const(NAN))
 
 
-@_wide
 def expm1(t: Typed, x: str) -> str:
-    """Kahan: (u - 1) x / log u with u = exp x, exact where u is 1 or 0 or infinite."""
+    """2^n (exp(r) - 1) + 2^n - 1 in floats; in doubles Kahan's (u - 1) x / log u with u = exp x."""
+    if t.kind == "float":
+        i = t.ints()
+        v = t.select(t.cmp("ogt", x, t.const(-20.0)), x, t.const(-20.0))
+        v = t.select(t.cmp("olt", v, t.const(88.8)), v, t.const(88.8))
+        n = t.call("roundeven", t.mul(v, t.const(LOG2E)))
+        r = t.fma(n, t.const(-0.693359375), v)
+        r = t.fma(n, t.const(2.12194440e-4), r)
+        p = t.fma(t.poly(r, _EXP32), t.mul(r, r), r)
+        # with half the power, because 2^128 is no float
+        power = i.add(t.e.op(f"fptosi {t.type} {n} to {i.type}"), i.const(126))
+        half = t.from_bits(i.bin("shl", power, i.const(23)))
+        y = t.fma(half, p, t.sub(half, t.const(0.5)))
+        y = t.add(y, y)
+        y = t.select(t.cmp("ogt", x, t.const(88.722839)), t.const(INF), y)
+        # small: the polynomial itself, which also keeps -0.0
+        return t.select(t.cmp("olt", t.abs(x), t.const(0.34)), t.select(t.cmp("oeq", x, t.const(0.0)), x, p), t.select(t.cmp("uno", x, x), x, y))
     u = exp(t, x)
     d = t.sub(u, t.const(1.0))
     r = t.div(t.mul(d, x), log(t, u))
@@ -128,8 +147,8 @@ def expm1(t: Typed, x: str) -> str:
     return t.select(t.cmp("oeq", u, t.const(INF)), u, r)
 
 
-@_wide
 def log1p(t: Typed, x: str) -> str:
+    """log(1 + x), plus what rounding 1 + x lost."""
     u = t.add(x, t.const(1.0))
     correction = t.div(t.sub(t.sub(u, t.const(1.0)), x), u)
     r = t.sub(log(t, u), correction)
@@ -239,14 +258,34 @@ def _circular(t: Typed, x: str, shift: int) -> str:
     return t.select(t.cmp("olt", t.abs(x), t.const(INF)), r, t.const(NAN))
 
 
-@_wide
+_SIN32 = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+_COS32 = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+
+
+def _circular32(t: Typed, x: str, shift: int) -> str:
+    """sin (shift 0) or cos (1) of floats: the multiple of pi/2 is taken off in double, the polynomials are short."""
+    e, d, i = t.e, t.e.typed("double"), t.ints()
+    wide = e.cast("fpext", x, "float", "double")
+    n = d.call("roundeven", d.mul(wide, d.const(2 / math.pi)))
+    r = d.fma(n, d.const(-_HALF_PI[1]), d.fma(n, d.const(-_HALF_PI[0]), wide))
+    q = d.sub(n, d.mul(d.const(4.0), d.call("floor", d.mul(n, d.const(0.25)))))
+    q = i.add(e.op(f"call {i.type} @llvm.fptosi.sat.{i.suffix}.{d.suffix}({d.type} {q})"), i.const(shift))
+    r = e.cast("fptrunc", r, "double", "float")
+    z = t.mul(r, r)
+    sine = t.fma(t.mul(t.poly(z, _SIN32), z), r, r)
+    cosine = t.add(t.fma(z, t.const(-0.5), t.const(1.0)), t.mul(t.mul(t.poly(z, _COS32), z), z))
+    odd = i.cmp("ne", i.bin("and", q, i.const(1)), i.const(0))
+    sign = i.bin("shl", i.bin("and", q, i.const(2)), i.const(30))
+    y = t.from_bits(i.bin("xor", t.bits(t.select(odd, cosine, sine)), sign))
+    return t.select(t.cmp("olt", t.abs(x), t.const(INF)), y, t.const(NAN))
+
+
 def sin(t: Typed, x: str) -> str:
-    return t.select(t.cmp("oeq", x, t.const(0.0)), x, _circular(t, x, 0))
+    return t.select(t.cmp("oeq", x, t.const(0.0)), x, _circular32(t, x, 0) if t.kind == "float" else _circular(t, x, 0))
 
 
-@_wide
 def cos(t: Typed, x: str) -> str:
-    return _circular(t, x, 1)
+    return _circular32(t, x, 1) if t.kind == "float" else _circular(t, x, 1)
 
 
 @_wide
