@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+STARTED = time.time()  # when this process imported the package
 
 
 @dataclass(frozen=True, slots=True)

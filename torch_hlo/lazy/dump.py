@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_hlo import config
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.text import module_text
 from torch_hlo.lazy import log
 
 Observe = Callable[[str, object], None]
@@ -47,7 +49,7 @@ class _Recorder:
         self.text = ""
 
     def __call__(self, stage: str, value: object) -> None:
-        text = str(value)
+        text = module_text(value, "full") if isinstance(value, Module) else str(value)
         if stage.startswith("hlo:"):
             number, self.number = self.number, self.number + 1
             if text == self.text:
