@@ -158,6 +158,10 @@ def _with_transposed(x: Instruction, sides: list[int], batch, contract, free) ->
     return instr("dot", tuple(operands), x.shape, **attrs)
 
 
+def _zeros(x: Instruction) -> Instruction:
+    return build.full(0, x.shape.dtype, x.shape.dims)
+
+
 def _retyped(x: Instruction, dtype: str, operands: list[Instruction]) -> Instruction:
     return instr("dot", tuple(operands), x.shape.with_dtype(dtype), **dict(x.attrs))
 
@@ -174,7 +178,7 @@ def _complex(x: Instruction) -> Instruction:
 def emit_tree(program, root: Instruction, known: tuple[Instruction, ...], result: Instruction) -> None:
     """Emit the instructions between `known` (already in memory) and `root`, and leave the value in `result`'s buffer."""
     for x in postorder((root,)):
-        if x not in known and x is not root and not program.is_bound(x):
+        if x not in known and x is not root and x.op != "constant" and not program.is_bound(x):
             program.step(x)
     program.bind(root, program.places(result))
     program.step(root)
@@ -197,13 +201,13 @@ def dot(program, x: Instruction) -> None:
         return emit_tree(program, _retyped(x, dtype, operands), x.operands, x)
     if wide != dtype:
         accumulated = _retyped(x, wide, list(x.operands))
-        narrowed = build.compare(accumulated, build.zeros_like(accumulated), "NE") if dtype == "pred" else build.convert(accumulated, dtype)
+        narrowed = build.compare(accumulated, _zeros(accumulated), "NE") if dtype == "pred" else build.convert(accumulated, dtype)
         return emit_tree(program, narrowed, x.operands, x)
     p = product(x)
     if p is None:
         return emit_tree(program, canonical(x), x.operands, x)
     if p.k == 0:
-        return emit_tree(program, build.zeros_like(x), (), x)
+        return emit_tree(program, _zeros(x), (), x)
     emit_product(program, p, kind, tuple(o.shape.dtype for o in x.operands), [program.pointer(o) for o in (*x.operands, x)])
 
 
@@ -212,7 +216,7 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
     t = gemm.tile(kind, program.target.vector_bytes)
     sources = tuple(SOURCES[d, kind] for d in dtypes)
     plan = _plan(p, t, sources)
-    name = program.once(("dot", kind, dtypes, plan, len(p.batch), isinstance(p.m, int)), lambda: _task(program, t, sources, plan, p))
+    name = program.once(("dot", kind, dtypes, plan, len(p.batch), isinstance(p.m, int), isinstance(p.k, int)), lambda: _task(program, t, sources, plan, p))
     rows_each, columns_each = plan.block(p, t)
     blocks_m, blocks_n = ceildiv(plan.rows(p, t), rows_each), ceildiv(p.n, columns_each)
     items = blocks_m * blocks_n
@@ -296,7 +300,7 @@ def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Produ
     else:
         text = gemv_rows(f"gemv_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}", t, sources, plan.heights[0]).text()
         kernel = program.function(f"gemv_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}", text)
-    f = Function(f"dot_{kernel}_{batch}", "void", params)
+    f = Function(f"dot_{kernel}_{batch}{'' if isinstance(p.k, int) else 'k'}", "void", params)
     scratch = f.alloca("i8", t.scratch_bytes, 64) if plan.kernel == "tiles" else ""
     with f.loop("%lo", "%hi") as item:
         rest, column_block = f.div(item, "%blocks_n"), f.rem(item, "%blocks_n")
@@ -310,6 +314,10 @@ def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Produ
         a, b, c = (f.gep(kind, f"%{q}", o) for kind, q, o in zip(kinds, "ABC", offsets, strict=True))
         n0 = f.mul(column_block, "%columns_each")
         n1 = f.min(f.add(n0, "%columns_each"), "%n")
+        if not isinstance(p.k, int):  # an empty sum: no block of K would write anything
+            with f.when(f.icmp("eq", "%k", 0)), f.loop(0, "%m") as i:
+                row = f.gep(t.kind, c, f.add(f.mul(i, "%ldc"), n0))
+                f.do(f"call void @llvm.memset.p0.i64(ptr {row}, i8 0, i64 {f.mul(f.sub(n1, n0), t.itemsize)}, i1 false)")
         if plan.kernel == "tiles":
             first = f.mul(row_block, "%rows_each")
             tiles = f.ceildiv("%m", plan.heights[0])

@@ -1,0 +1,94 @@
+"""dot against the evaluator: layouts, dimension numbers, element types, odd and symbolic sizes."""
+import numpy as np
+import pytest
+
+from test.compiler.codegen.steps import check
+from torch_hlo.hlo import build
+
+SIZES = [(1, 1, 1), (5, 7, 3), (1, 100, 37), (3, 65, 130), (8, 33, 16), (17, 1, 100), (70, 90, 400), (2, 2, 1000), (15, 600, 20)]
+
+
+def values(rng, dims, dtype):
+    if np.dtype(dtype).kind in "iu":
+        return rng.integers(0 if np.dtype(dtype).kind == "u" else -9, 9, dims).astype(dtype)
+    if np.dtype(dtype).kind == "c":
+        return (rng.standard_normal(dims) + 1j * rng.standard_normal(dims)).astype(dtype)
+    return rng.standard_normal(dims).astype(dtype)
+
+
+@pytest.mark.parametrize("m,n,k", SIZES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_matrices(m, n, k, dtype):
+    rng = np.random.default_rng(m * n)
+    for transpose_a in (False, True):
+        for transpose_b in (False, True):
+            a = values(rng, (k, m) if transpose_a else (m, k), dtype)
+            b = values(rng, (n, k) if transpose_b else (k, n), dtype)
+            check(lambda x, y, ta=transpose_a, tb=transpose_b: build.dot(x, y, (1 - ta,), (int(tb),)), a, b)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int64", "uint64", "float16", "complex64", "complex128", "bool"])
+def test_element_types(dtype):
+    rng = np.random.default_rng(0)
+    a, b = (values(rng, d, "uint8" if dtype == "bool" else dtype).astype(dtype) for d in ((2, 9, 33), (2, 33, 19)))
+    check(lambda x, y: build.dot(x, y, (2,), (1,), (0,), (0,)), a, b)
+
+
+@pytest.mark.parametrize("types", [("bf16", "bf16", None), ("bf16", "f32", "f32"), ("bf16", "bf16", "f32"), ("f8e4m3fn", "f8e4m3fn", "f32"), ("s8", "s8", "s32"),
+                                   ("s4", "s4", None), ("f32", "f64", "f64"), ("f8e5m2", "f8e5m2", None)])  # fmt: skip
+@pytest.mark.parametrize("m,n,k", [(9, 19, 33), (64, 96, 64), (1, 70, 130), (40, 33, 700)])
+def test_mixed_types(types, m, n, k):
+    rng = np.random.default_rng(0)
+    kind = {"f8e4m3fn": "float32", "bf16": "float32", "f32": "float32", "f64": "float64", "s8": "int8", "u8": "uint8", "s4": "int8", "f8e5m2": "float32"}
+    a, b = values(rng, (m, k), kind[types[0]]), values(rng, (k, n), kind[types[1]])
+    if types[0] == "s4":
+        a, b = a.clip(-8, 7), b.clip(-8, 7)
+    check(lambda x, y: build.dot(x, y, (1,), (0,), dtype=types[2]), a, b, dtypes=types[:2])
+
+
+DIMENSIONS = [
+    ((2, 3, 10, 8), (2, 3, 12, 8), (3,), (3,), (0, 1), (0, 1)),
+    ((2, 10, 3, 8), (2, 12, 3, 8), (3,), (3,), (0, 2), (0, 2)),  # attention without transposes
+    ((2, 3, 4, 5), (4, 5, 6), (2, 3), (0, 1), (), ()),
+    ((2, 3, 4, 5), (5, 4, 6), (2, 3), (1, 0), (), ()),
+    ((4, 40, 50), (50, 7), (2,), (0,), (), ()),
+    ((4, 50, 40), (50, 7), (1,), (0,), (), ()),
+    ((4, 50, 6), (50, 7), (1,), (0,), (), ()),
+    ((40, 4, 50), (4, 50, 7), (2,), (1,), (1,), (0,)),
+    ((3, 4, 5), (5, 3, 6, 2), (2, 0), (0, 1), (), ()),
+    ((5,), (5,), (0,), (0,), (), ()),
+    ((5,), (7,), (), (), (), ()),
+    ((), (7,), (), (), (), ()),
+    ((3, 4), (5,), (), (), (), ()),
+    ((6, 5), (6, 5), (1,), (1,), (0,), (0,)),
+    ((4, 5), (5, 2, 3), (1,), (0,), (), ()),
+    ((4, 5), (2, 5, 3), (1,), (1,), (), ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DIMENSIONS)
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_dimension_numbers(case, dtype):
+    rng = np.random.default_rng(0)
+    left, right, *numbers = case
+    check(lambda x, y: build.dot(x, y, *numbers), values(rng, left, dtype), values(rng, right, dtype))
+
+
+@pytest.mark.parametrize("m,n,k", [(0, 4, 5), (4, 0, 5), (4, 5, 0)])
+def test_empty(m, n, k):
+    check(lambda x, y: build.dot(x, y, (1,), (0,)), np.ones((m, k), "float32"), np.ones((k, n), "float32"))
+
+
+@pytest.mark.parametrize("m,n,k", [(5, 70, 9), (33, 40, 500), (1, 1, 1), (0, 3, 2), (3, 4, 0), (100, 700, 30)])
+def test_symbolic_sizes(m, n, k):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((3, m, k)).astype("float32"), rng.standard_normal((3, k, n)).astype("float32")
+    sizes = {(0, 1): "s0", (0, 2): "s1", (1, 1): "s1", (1, 2): "s2"}
+    check(lambda x, y: build.dot(x, y, (2,), (1,), (0,), (0,)), a, b, symbolic=sizes)
+    check(lambda x, y: build.dot(x, y, (2,), (2,), (0,), (0,)), a, b.swapaxes(1, 2).copy(), symbolic={(0, 1): "s0", (0, 2): "s1", (1, 2): "s1", (1, 1): "s2"})
+
+
+def test_nan_and_infinity_stay_in_their_row():
+    a = np.ones((20, 40), "float32")
+    a[3, 5], a[7, 0] = np.nan, np.inf
+    check(lambda x, y: build.dot(x, y, (1,), (0,)), a, np.ones((40, 35), "float32"))

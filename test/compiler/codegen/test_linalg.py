@@ -1,0 +1,48 @@
+"""cholesky and triangular-solve, real and complex, batched; fft through the host."""
+import numpy as np
+import pytest
+
+from test.compiler.codegen.steps import check
+from torch_hlo.hlo import build
+
+
+def matrices(dtype, batch, n):
+    rng = np.random.default_rng(n)
+    a = rng.standard_normal((batch, n, n))
+    return (a + 1j * rng.standard_normal((batch, n, n)) if np.dtype(dtype).kind == "c" else a).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("batch,n", [(1, 1), (3, 5), (1, 40)])
+@pytest.mark.parametrize("lower", [True, False])
+def test_cholesky(dtype, batch, n, lower):
+    a = matrices(dtype, batch, n)
+    a = (a @ np.conj(np.swapaxes(a, -1, -2)) + n * np.eye(n)).astype(dtype)
+    check(lambda x: build.cholesky(x, lower), a, rtol=1e-4)
+    check(lambda x: build.cholesky(x, lower), -a)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize("transpose", ["NO_TRANSPOSE", "TRANSPOSE", "ADJOINT"])
+def test_triangular_solve(dtype, left, lower, unit, transpose):
+    n = 7
+    a = matrices(dtype, 3, n) / n if unit else matrices(dtype, 3, n) + 2 * n * np.eye(n)
+    b = matrices(dtype, 3, 9)[:, :n, :] if left else matrices(dtype, 3, 9)[:, :, :n]
+    check(lambda x, y: build.triangular_solve(x, y, left_side=left, lower=lower, unit_diagonal=unit, transpose_a=transpose), a.astype(dtype), b, rtol=1e-3)
+
+
+def test_empty():
+    check(lambda x: build.cholesky(x, True), np.ones((0, 3, 3), "float32"))
+    check(lambda x, y: build.triangular_solve(x, y), np.ones((2, 3, 3), "float32"), np.ones((2, 3, 0), "float32"))
+
+
+@pytest.mark.parametrize("kind", ["FFT", "IFFT", "RFFT", "IRFFT"])
+def test_fft(kind):
+    rng = np.random.default_rng(0)
+    v = rng.standard_normal((3, 6, 10)).astype("float32")
+    if kind != "RFFT":
+        v = (v + 1j * rng.standard_normal(v.shape)).astype("complex64")
+    check(lambda x: build.fft(x, kind, (6, 10) if kind != "IRFFT" else (6, 18)), v, rtol=1e-5)
