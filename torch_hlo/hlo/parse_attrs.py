@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.scan import _STRING, SIZE, Scanner, element_type, parse_size, split_sizes, unescape
+from torch_hlo.hlo.scan import SIZE, STRING, Scanner, element_type, parse_size, split_sizes, unescape
 from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.hlo.window import WindowDim
 
@@ -232,7 +232,7 @@ def raw(scanner: Scanner) -> str:
         at = scanner.pos
         if scanner.text[at:at + 1] in ("{", "[", "("):
             scanner.balanced()
-        elif found := _STRING.match(scanner.text, at) or _RAW_PART.match(scanner.text, at):
+        elif found := STRING.match(scanner.text, at) or _RAW_PART.match(scanner.text, at):
             scanner.pos = found.end()
         else:
             break

@@ -13,7 +13,7 @@ from torch_hlo.hlo.shape import DTYPES
 
 MAX_INT = (1 << 63) - 1
 _SPACE = re.compile(r"(?:\s++|/\*(?s:.*?)\*/|//[^\n]*+)*+")
-_STRING = re.compile(r'"((?:[^"\\]++|\\(?s:.))*+)"')
+STRING = re.compile(r'"((?:[^"\\]++|\\(?s:.))*+)"')
 _BALANCED = re.compile(r'"(?:[^"\\\n]++|\\.)*+"|[{}()\[\]"]')
 _ESCAPE = re.compile(r"\\([0-9]{3}|[0-9A-Fa-f]{2}|(?s:.))")
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "f": b"\f", "v": b"\v", "b": b"\b", "a": b"\a"}
@@ -99,7 +99,7 @@ class Scanner:
 
     def string(self) -> str:
         """A quoted string, its escapes replaced."""
-        return unescape(self.need(_STRING, "a string").group(1))
+        return unescape(self.need(STRING, "a string").group(1))
 
     def balanced(self) -> str:
         """The raw text of a bracketed group, strings inside respected."""

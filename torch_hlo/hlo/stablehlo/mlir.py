@@ -1,0 +1,395 @@
+"""The operations of MLIR text, generic (`"stablehlo.add"(%0, %1) : …`) and pretty (`stablehlo.add %0, %1 : …`), in one form.
+
+    functions = parse_text(scanner)        # {"main": Operation("func.func")}
+
+What a pretty form writes between the operands and the types becomes attributes: `dims = [0]` is attrs["dims"], a bare word is
+attrs["word"], `[0:4:2]` is attrs["ranges"], `[1] x [0]` a pair of lists. convert.py knows both names of an attribute.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch_hlo.hlo.scan import Scanner
+from torch_hlo.hlo.stablehlo.attributes import Dense, Symbol, attribute, dictionary
+from torch_hlo.hlo.stablehlo.types import Type, parse_type
+
+MAX_NESTING = 60
+MAX_OPERATIONS = 5_000_000
+_RESULT = re.compile(r"%([A-Za-z0-9_$.\-]+)(?::(\d{1,6}))?")
+_USE = re.compile(r"%([A-Za-z0-9_$.\-]+)(?:#(\d{1,6}))?")
+_QUOTED = re.compile(r'"([A-Za-z_][\w$.\-]*)"')
+_NAME = re.compile(r"[A-Za-z_][\w$]*(?:\.[\w$]+)*")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
+_RANGES = re.compile(r"\[\s*(?:\d+\s*:[\d:,\s]*)\]")
+_LOC = re.compile(r"loc\b")
+_ALIAS = re.compile(r"[#!][\w$.\-]+\s*=")
+_BLOCK = re.compile(r"\^([\w$.\-]+)")
+
+
+@dataclass(slots=True)
+class Block:
+    args: list[tuple[str, Type]] = field(default_factory=list)
+    ops: list[Operation] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Operation:
+    name: str  # without the dialect of StableHLO: "add", "func.func", "chlo.erf"
+    position: int
+    results: list[tuple[str, int]] = field(default_factory=list)
+    operands: list[tuple[str, int]] = field(default_factory=list)
+    attrs: dict[str, object] = field(default_factory=dict)
+    regions: list[Block] = field(default_factory=list)
+    types: list[Type] = field(default_factory=list)  # of the results
+
+
+def parse_text(s: Scanner) -> tuple[str, dict[str, Operation]]:
+    """(module name, functions by name). Raises ParseError."""
+    return _Reader(s).text()
+
+
+class _Reader:
+    def __init__(self, s: Scanner) -> None:
+        self.s = s
+        self.count = 0
+        self.functions: dict[str, Operation] = {}
+        self.name = "module"
+
+    def text(self) -> tuple[str, dict[str, Operation]]:
+        while not self.s.done():
+            if self.s.match(_ALIAS):
+                self._skip_alias()
+            else:
+                self._collect(self.operation(0))
+        if not self.functions:
+            raise self.s.error("the text holds no function")
+        return self.name, self.functions
+
+    def _skip_alias(self) -> None:
+        s = self.s
+        if not s.at("!"):
+            attribute(s)
+        else:
+            parse_type(s)
+        self._location()
+
+    def _collect(self, op: Operation) -> None:
+        if op.name in ("builtin.module", "module"):
+            self.name = str(op.attrs.get("sym_name", self.name))
+            for inner in (o for block in op.regions for o in block.ops):
+                self._collect(inner)
+        elif op.name == "func.func":
+            name = str(op.attrs.get("sym_name", "main"))
+            if name in self.functions:
+                raise self.s.error(f"function @{name} is defined twice", op.position)
+            self.functions[name] = op
+        elif not op.name.startswith(("sdy.", "memref.")):
+            raise self.s.error(f"unexpected operation {op.name} outside a function", op.position)
+
+    def operation(self, depth: int) -> Operation:
+        s = self.s
+        if depth > MAX_NESTING:
+            raise s.error(f"regions nest deeper than {MAX_NESTING}")
+        self.count += 1
+        if self.count > MAX_OPERATIONS:
+            raise s.error(f"more than {MAX_OPERATIONS} operations")
+        results = []
+        if s.at("%"):
+            while True:
+                found = s.need(_RESULT, "a result")
+                results.append((found.group(1), int(found.group(2) or 1)))
+                if not s.accept(","):
+                    break
+            s.expect("=")
+        begin = s.skip()
+        if found := s.match(_QUOTED):
+            op = Operation(_short(found.group(1)), begin, results)
+            self._generic(op, depth)
+        else:
+            op = Operation(_short(s.need(_NAME, "an operation").group()), begin, results)
+            if op.name in ("module", "builtin.module"):
+                self._module(op, depth)
+            elif op.name == "func.func":
+                self._function(op, depth)
+            else:
+                self._pretty(op, depth)
+        self._location()
+        return op
+
+    def _location(self) -> None:
+        if self.s.match(_LOC):
+            self.s.balanced()
+
+    # Generic form
+
+    def _generic(self, op: Operation, depth: int) -> None:
+        s = self.s
+        op.operands = s.listed("(", ")", self._use)
+        if s.accept("["):
+            raise s.error("operations with successor blocks are not supported")
+        if s.accept("<"):
+            op.attrs.update(dictionary(s))
+            s.expect(">")
+        if s.at("("):
+            op.regions = s.listed("(", ")", lambda: self.region(depth + 1))
+        if s.at("{"):
+            op.attrs.update(dictionary(s))
+        s.expect(":", "and the types")
+        s.listed("(", ")", lambda: parse_type(s))
+        s.expect("->")
+        op.types = s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
+
+    def _use(self) -> tuple[str, int]:
+        found = self.s.need(_USE, "an operand such as %0")
+        return found.group(1), int(found.group(2) or 0)
+
+    def region(self, depth: int, args: list[tuple[str, Type]] | None = None) -> Block:
+        """`{ ^bb0(%a: type): operations }`: one block."""
+        s = self.s
+        s.expect("{")
+        block = Block(list(args or []))
+        if s.match(_BLOCK):
+            if s.at("("):
+                block.args += s.listed("(", ")", self._typed_argument)
+            s.expect(":")
+        while not s.accept("}"):
+            if s.at("^"):
+                raise s.error("control flow between blocks is not supported; use stablehlo.while and stablehlo.case")
+            block.ops.append(self.operation(depth))
+        return block
+
+    def _typed_argument(self) -> tuple[str, Type]:
+        name = self._use()[0]
+        self.s.expect(":")
+        found = parse_type(self.s)
+        if self.s.at("{"):
+            dictionary(self.s)
+        self._location()
+        return name, found
+
+    # Module and functions
+
+    def _module(self, op: Operation, depth: int) -> None:
+        s = self.s
+        if s.at("@"):
+            op.attrs["sym_name"] = attribute(s).name
+        if s.accept("attributes"):
+            op.attrs.update(dictionary(s))
+        op.regions = [self.region(depth + 1)]
+
+    def _function(self, op: Operation, depth: int) -> None:
+        s = self.s
+        while found := s.match(re.compile(r"(public|private|nested)\b")):
+            op.attrs["sym_visibility"] = found.group()
+        symbol = attribute(s)
+        if not isinstance(symbol, Symbol):
+            raise s.error("expected the function's @name")
+        op.attrs["sym_name"] = symbol.name
+        args = s.listed("(", ")", lambda: self._typed_argument() if s.at("%") else ("", self._result_type()))
+        if s.accept("->"):
+            op.types = s.listed("(", ")", self._result_type) if s.at("(") else [parse_type(s)]
+        if s.accept("attributes"):
+            op.attrs.update(dictionary(s))
+        if s.at("{"):
+            op.regions = [self.region(depth + 1, args)]
+
+    def _result_type(self) -> Type:
+        found = parse_type(self.s)
+        if self.s.at("{"):
+            dictionary(self.s)
+        return found
+
+    # Pretty form
+
+    def _pretty(self, op: Operation, depth: int) -> None:
+        s = self.s
+        special = {"reduce": self._reduce, "while": self._while}.get(op.name)
+        if special is not None:
+            special(op, depth)
+            return
+        self._items(op)
+        if s.accept(":"):
+            op.types = self._types(op.name in _ALL_TYPES)
+
+    def _items(self, op: Operation) -> None:
+        """Everything up to the types: operands, keywords, words, attributes."""
+        s = self.s
+        while True:
+            if s.at("%"):
+                op.operands.append(self._use())
+                if s.at("[") and op.name == "get_tuple_element":
+                    op.attrs["index"] = s.listed("[", "]", s.integer)[0]
+            elif s.at("@"):
+                op.attrs["callee"] = attribute(s)
+            elif s.at("("):
+                s.pos += 1
+                if not s.accept(")"):
+                    self._items(op)
+                    s.expect(")")
+            elif s.at("{"):
+                op.attrs.update(dictionary(s))
+            elif s.at("<{"):
+                s.expect("<")
+                op.attrs.update(dictionary(s))
+                s.expect(">")
+            elif s.at("dense"):
+                op.attrs["value"] = attribute(s)
+                if isinstance(op.attrs["value"], Dense):
+                    op.types = [op.attrs["value"].type]
+                return
+            elif s.at('"'):
+                op.attrs["name"] = s.string()
+            elif s.peek(_RANGES):
+                op.attrs["ranges"] = s.listed("[", "]", self._range)
+            elif found := s.match(_KEYWORD):
+                op.attrs[found.group(1)] = self._keyword_value(found.group(1))
+            elif not s.peek(_LOC) and (found := s.peek(_WORD)) and op.name in _WITH_WORDS:
+                s.pos = found.end()
+                op.attrs.setdefault("word" if "word" not in op.attrs else "word2", found.group())
+            elif not s.accept(","):
+                return
+
+    def _keyword_value(self, key: str):
+        s = self.s
+        if key in ("batching_dims", "contracting_dims"):
+            left = attribute(s)
+            s.expect("x")
+            return left, attribute(s)
+        if key == "dim_numbers":
+            found = s.need(re.compile(r"\[[\w?,\s]*\]\s*x\s*\[[\w?,\s]*\]\s*->\s*\[[\w?,\s]*\]"), "[b, f, 0, 1]x[o, i, 0, 1]->[b, f, 0, 1]")
+            return found.group()
+        if key == "window":
+            return self._fields()
+        if key == "algorithm" and s.at("<"):
+            s.accept("<")
+            while not s.accept(">"):
+                s.need(_WORD, "a field")
+                s.expect("=")
+                attribute(s)
+                s.accept(",")
+            return "dot"
+        return attribute(s, typed=False)
+
+    def _fields(self) -> dict[str, object]:
+        s = self.s
+
+        def entry() -> tuple[str, object]:
+            key = s.need(_WORD, "a field").group()
+            s.expect("=")
+            return key, attribute(s)
+
+        return dict(s.listed("{", "}", entry))
+
+    def _range(self) -> tuple[int, int, int]:
+        s = self.s
+        start = s.integer()
+        s.expect(":")
+        limit = s.integer()
+        return start, limit, s.integer() if s.accept(":") else 1
+
+    def _types(self, every: bool) -> list[Type]:
+        """Result types: behind the arrow, else the last (or every) type of the list."""
+        s = self.s
+        types = s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
+        while s.accept(","):
+            types.append(parse_type(s))
+        if s.accept("->"):
+            return s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
+        return types if every else types[-1:]
+
+    def _reduce(self, op: Operation, depth: int) -> None:
+        """`(%x init: %i), (%y init: %j) [applies op] across dimensions = [1] : types [reducer(%a: t, %b: t) { … }]`."""
+        s = self.s
+        inputs, inits = [], []
+        while s.accept("("):
+            inputs.append(self._use())
+            s.expect("init")
+            s.expect(":")
+            inits.append(self._use())
+            s.expect(")")
+            s.accept(",")
+        op.operands = inputs + inits
+        applied = None
+        if s.accept("applies"):
+            applied = _short(s.need(_NAME, "an operation").group())
+        s.expect("across")
+        s.expect("dimensions")
+        s.expect("=")
+        op.attrs["dimensions"] = attribute(s)
+        if s.at("{"):
+            op.attrs.update(dictionary(s))
+        s.expect(":")
+        op.types = self._types(False)
+        if applied is not None:
+            op.attrs["applies"] = applied
+            return
+        s.expect("reducer")
+        args: list[tuple[str, Type]] = []
+        while s.at("("):
+            args += s.listed("(", ")", self._typed_argument)
+        self._location()
+        # Written as pairs (left, right) per array; the generic form has all left ones first.
+        op.regions = [self.region(depth + 1, args[0::2] + args[1::2])]
+
+    def _while(self, op: Operation, depth: int) -> None:
+        """`(%a = %init, …) : types [attributes {…}] cond { … } do { … }`."""
+        s = self.s
+        names: list[str] = []
+
+        def entry() -> None:
+            names.append(self._use()[0])
+            s.expect("=")
+            op.operands.append(self._use())
+
+        s.listed("(", ")", entry)
+        if s.accept(":"):
+            op.types = self._types(True)
+        if s.accept("attributes"):
+            op.attrs.update(dictionary(s))
+        if len(op.types) != len(names):
+            raise s.error(f"while has {len(names)} values and {len(op.types)} types", op.position)
+        args = list(zip(names, op.types, strict=True))
+        s.expect("cond")
+        cond = self.region(depth + 1, args)
+        s.expect("do")
+        op.regions = [cond, self.region(depth + 1, args)]
+
+
+# Pretty operations whose type list without an arrow is the list of results.
+_ALL_TYPES = frozenset({"optimization_barrier", "return", "func.return", "composite"})
+_WITH_WORDS = frozenset({"compare", "chlo.broadcast_compare"})
+
+
+def _short(name: str) -> str:
+    for prefix in ("stablehlo.", "mhlo."):
+        if name.startswith(prefix):
+            return name[len(prefix):]
+    return {"call": "func.call", "return": "return", "func.return": "return"}.get(name, name)
+
+
+def free_names(block: Block) -> list[str]:
+    """Names that a block uses and does not define, in order of use."""
+    found: dict[str, None] = {}
+    stack: list[tuple[Block, set[str]]] = [(block, set())]
+    while stack:
+        current, outer = stack.pop()
+        defined = outer | {name for name, _ in current.args}
+        for op in current.ops:
+            for name, _ in op.operands:
+                if name not in defined:
+                    found.setdefault(name)
+            for inner in op.regions:
+                stack.append((inner, set(defined)))
+            defined |= {name for name, _ in op.results}
+    return list(found)
+
+
+def walk(block: Block) -> Iterator[Operation]:
+    """All operations of a block and its regions."""
+    for op in block.ops:
+        yield op
+        for inner in op.regions:
+            yield from walk(inner)

@@ -1,0 +1,537 @@
+"""Rules of the StableHLO operations. Attribute names: the generic form's, then the pretty form's."""
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from torch_hlo.hlo import build as b
+from torch_hlo.hlo.dim import Dim
+from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.opcodes import OPCODES
+from torch_hlo.hlo.shape import Shape, tuple_shape
+from torch_hlo.hlo.stablehlo.attributes import Dense, Symbol, dense_literal, integers
+from torch_hlo.hlo.stablehlo.convert import RULES, Context, dequantized, quantized, rule, unpacked
+from torch_hlo.hlo.stablehlo.types import UNKNOWN
+from torch_hlo.hlo.window import WindowDim
+
+
+def _plain(opcode: str, c: Context) -> Instruction:
+    return instr(opcode, tuple(c.x))
+
+
+for _opcode, _row in OPCODES.items():
+    if "pointwise" in _row.traits and _row.check is None and _opcode not in ("compare", "select", "reduce-precision"):
+        RULES[_opcode.replace("-", "_")] = partial(_plain, _opcode)
+
+
+@rule("select")
+def _select(c: Context):
+    pred, x, y = c.x
+    return b.select(pred if pred.shape.dims == x.shape.dims else b.broadcast(pred, x.shape.dims), x, y)
+
+
+@rule("compare")
+def _compare(c: Context):
+    kind = c.attr("compare_type", "word2")
+    return instr("compare", tuple(c.x), direction=c.attr("comparison_direction", "word"), type=kind if kind == "TOTALORDER" else None)
+
+
+@rule("reduce_precision")
+def _reduce_precision(c: Context):
+    found = re.fullmatch(r"e(\d+)m(\d+)", str(c.attr("format", default="")))
+    exponent, mantissa = map(int, found.groups()) if found else (c.int("exponent_bits"), c.int("mantissa_bits"))
+    return b.reduce_precision(c.x[0], exponent, mantissa)
+
+
+@rule("convert")
+def _convert(c: Context):
+    return b.convert(c.x[0], c.types[0].shape.dtype)
+
+
+@rule("bitcast_convert")
+def _bitcast_convert(c: Context):
+    return b.bitcast_convert(c.x[0], c.types[0].shape.dtype)
+
+
+@rule("uniform_quantize")
+def _uniform_quantize(c: Context):
+    q = c.types[0].quantized
+    if q is None:
+        raise c.error("its result type is not quantized")
+    x = dequantized(c.x[0], c.kinds[0]) if c.kinds[0] is not None else c.x[0]
+    return quantized(x, q)
+
+
+@rule("uniform_dequantize")
+def _uniform_dequantize(c: Context):
+    if c.kinds[0] is None:
+        raise c.error("its operand is not quantized")
+    return dequantized(c.x[0], c.kinds[0])
+
+
+@rule("constant")
+def _constant(c: Context):
+    value = c.attr("value")
+    if not isinstance(value, Dense):
+        raise c.error("expected dense<…>")
+    found, splat = dense_literal(c.converter.s, value)
+    scalar = b.constant(found, found.dtype)
+    return b.broadcast(scalar, value.type.shape.dims) if splat else scalar
+
+
+@rule("iota")
+def _iota(c: Context):
+    shape = c.shape()
+    return b.iota(shape.dtype, shape.dims, c.int("iota_dimension", "dim"))
+
+
+# Shapes
+
+
+@rule("broadcast_in_dim")
+def _broadcast_in_dim(c: Context):
+    return broadcast_in_dim(c.x[0], c.shape().dims, c.ints("broadcast_dimensions", "dims"))
+
+
+def broadcast_in_dim(x: Instruction, dims, dimensions) -> Instruction:
+    """Like broadcast, but a dimension of size 1 is stretched."""
+    stretched = [i for i, d in enumerate(dimensions) if x.shape.dims[i] == 1 and dims[d] != 1]
+    if stretched:
+        kept = [i for i in range(x.shape.rank) if i not in stretched]
+        x = b.reshape(x, [x.shape.dims[i] for i in kept])
+        dimensions = [dimensions[i] for i in kept]
+    return b.broadcast(x, dims, dimensions)
+
+
+@rule("broadcast")
+def _broadcast(c: Context):
+    sizes = c.ints("broadcast_sizes", "sizes")
+    return b.broadcast(c.x[0], (*sizes, *c.x[0].shape.dims), range(len(sizes), len(sizes) + c.x[0].shape.rank))
+
+
+@rule("reshape")
+def _reshape(c: Context):
+    dims = c.types[0].shape.dims
+    if dims.count(UNKNOWN) == 1 and isinstance(c.x[0].shape.size, Dim):
+        rest = Shape("pred", tuple(d for d in dims if d != UNKNOWN)).size
+        dims = tuple(c.x[0].shape.size // rest if d == UNKNOWN else d for d in dims)
+        return b.reshape(c.x[0], dims)
+    return b.reshape(c.x[0], c.shape().dims)
+
+
+@rule("transpose")
+def _transpose(c: Context):
+    return instr("transpose", tuple(c.x), dimensions=c.ints("permutation", "dims"))
+
+
+@rule("reverse")
+def _reverse(c: Context):
+    return b.reverse(c.x[0], c.ints("dimensions", "dims"))
+
+
+@rule("concatenate")
+def _concatenate(c: Context):
+    return b.concatenate(c.x, c.int("dimension", "dim"))
+
+
+@rule("slice")
+def _slice(c: Context):
+    if (ranges := c.attr("ranges")) is not None:
+        return instr("slice", tuple(c.x), slice=tuple(ranges))
+    if c.x[0].shape.rank == 0:
+        return c.x[0]
+    return b.slice_(c.x[0], c.ints("start_indices"), c.ints("limit_indices"), c.ints("strides"))
+
+
+@rule("pad")
+def _pad(c: Context):
+    low, high, inner = c.ints("edge_padding_low", "low"), c.ints("edge_padding_high", "high"), c.ints("interior_padding", "interior")
+    return instr("pad", tuple(c.x), padding=tuple(zip(low, high, inner, strict=True)))
+
+
+@rule("dynamic_slice")
+def _dynamic_slice(c: Context):
+    return b.dynamic_slice(c.x[0], c.x[1:], c.ints("slice_sizes", "sizes"))
+
+
+@rule("dynamic_update_slice")
+def _dynamic_update_slice(c: Context):
+    return b.dynamic_update_slice(c.x[0], c.x[1], c.x[2:])
+
+
+@rule("get_dimension_size")
+def _get_dimension_size(c: Context):
+    return b.get_dimension_size(c.x[0], c.int("dimension", "dim"))
+
+
+@rule("set_dimension_size")
+def _set_dimension_size(c: Context):
+    return instr("set-dimension-size", tuple(c.x), dimensions=(c.int("dimension", "dim"),))
+
+
+def _numbers(c: Context, name: str) -> dict:
+    found = c.attr(name)
+    if not isinstance(found, dict):
+        raise c.error(f"attribute {name} is missing")
+    return {k: integers(c.converter.s, v, c.op.position) for k, v in found.items()}
+
+
+def gather_attributes(c: Context) -> dict:
+    n = _numbers(c, "dimension_numbers")
+    return dict(
+        offset_dims=n.get("offset_dims", ()), collapsed_slice_dims=n.get("collapsed_slice_dims", ()),
+        start_index_map=n.get("start_index_map", ()), operand_batching_dims=n.get("operand_batching_dims", ()),
+        start_indices_batching_dims=n.get("start_indices_batching_dims", ()), index_vector_dim=n.get("index_vector_dim", (0,))[0],
+        indices_are_sorted=bool(c.attr("indices_are_sorted", default=False)),
+    )  # fmt: skip
+
+
+@rule("gather")
+def _gather(c: Context):
+    return b.gather(c.x[0], c.x[1], slice_sizes=c.ints("slice_sizes"), **gather_attributes(c))
+
+
+@rule("scatter")
+def _scatter(c: Context):
+    n, count = _numbers(c, "scatter_dimension_numbers"), (len(c.x) - 1) // 2
+    x = b.scatter(
+        c.x[:count], c.x[count], c.x[count + 1:], c.region(0), update_window_dims=n.get("update_window_dims", ()),
+        inserted_window_dims=n.get("inserted_window_dims", ()), scatter_dims_to_operand_dims=n.get("scatter_dims_to_operand_dims", ()),
+        input_batching_dims=n.get("input_batching_dims", ()), scatter_indices_batching_dims=n.get("scatter_indices_batching_dims", ()),
+        index_vector_dim=n.get("index_vector_dim", (0,))[0], indices_are_sorted=bool(c.attr("indices_are_sorted", default=False)),
+        unique_indices=bool(c.attr("unique_indices", default=False)),
+    )  # fmt: skip
+    return unpacked(x, count)
+
+
+@rule("torch_index_select")
+def _torch_index_select(c: Context):
+    x, index = c.x
+    axis, batch = c.int("dim"), c.int("batch_dims", default=0)
+    sizes = [1 if d == axis or d < batch else n for d, n in enumerate(x.shape.dims)]
+    free = index.shape.rank - batch
+    offset = [d for d in range(axis)][batch:] + [d + free for d in range(axis, x.shape.rank - 1)]
+    return b.gather(x, index, offset_dims=offset, collapsed_slice_dims=(axis,), start_index_map=(axis,), index_vector_dim=index.shape.rank,
+                    slice_sizes=sizes, operand_batching_dims=range(batch), start_indices_batching_dims=range(batch))  # fmt: skip
+
+
+# Contractions and reductions
+
+
+def _precision(c: Context) -> tuple[str, ...] | None:
+    words = tuple(str(w).lower() for w in c.attr("precision_config", "precision", default=()))
+    return words if set(words) - {"default"} else None
+
+
+@rule("dot_general")
+def _dot_general(c: Context):
+    if c.attr("dot_dimension_numbers") is not None:
+        n = _numbers(c, "dot_dimension_numbers")
+        batch = n.get("lhs_batching_dimensions", ()), n.get("rhs_batching_dimensions", ())
+        contract = n.get("lhs_contracting_dimensions", ()), n.get("rhs_contracting_dimensions", ())
+    else:
+        batch, contract = c.attr("batching_dims", default=((), ())), c.attr("contracting_dims", default=((), ()))
+    return _typed(c, instr(
+        "dot", tuple(c.x), lhs_batch_dims=tuple(batch[0]), rhs_batch_dims=tuple(batch[1]), lhs_contracting_dims=tuple(contract[0]),
+        rhs_contracting_dims=tuple(contract[1]), operand_precision=_precision(c),
+    ))  # fmt: skip
+
+
+def _typed(c: Context, x: Instruction) -> Instruction:
+    """dot and convolution in the declared element type."""
+    dtype = c.types[0].shape.dtype
+    return x if x.shape.dtype == dtype else instr(x.op, x.operands, x.shape.with_dtype(dtype), **dict(x.attrs))
+
+
+@rule("dot")
+def _dot(c: Context):
+    x, y = c.x
+    return _typed(c, instr("dot", (x, y), lhs_contracting_dims=(x.shape.rank - 1,), rhs_contracting_dims=(0,), operand_precision=_precision(c)))
+
+
+@rule("einsum")
+def _einsum(c: Context):
+    inputs, _, output = str(c.attr("einsum_config", "config")).replace(" ", "").partition("->")
+    left, _, right = inputs.partition(",")
+    x, y = c.x
+    for letters, operand in ((left, x), (right, y)):
+        if len(letters) != operand.shape.rank or len(set(letters)) != len(letters):
+            raise c.error(f"{inputs}->{output} does not fit {x.shape} and {y.shape}")
+    batch = [d for d in left if d in right and d in output]
+    contract = [d for d in left if d in right and d not in output]
+    x = _summed(x, left, [d for d in left if d not in right and d not in output])
+    y = _summed(y, right, [d for d in right if d not in left and d not in output])
+    left, right = (("".join(d for d in side if d in other + output)) for side, other in ((left, right), (right, left)))
+    found = b.dot(x, y, [left.index(d) for d in contract], [right.index(d) for d in contract], [left.index(d) for d in batch],
+                  [right.index(d) for d in batch], c.types[0].shape.dtype)  # fmt: skip
+    order = batch + [d for d in left if d not in batch + contract] + [d for d in right if d not in batch + contract]
+    return b.transpose(found, [order.index(d) for d in output])
+
+
+def _summed(x: Instruction, letters: str, gone: list[str]) -> Instruction:
+    return b.reduce(x, b.constant(0, x.shape.dtype), [letters.index(d) for d in gone], "add") if gone else x
+
+
+@rule("unary_einsum")
+def _unary_einsum(c: Context):
+    letters, _, output = str(c.attr("einsum_config", "config")).replace(" ", "").partition("->")
+    kept = [d for d in letters if d in output]
+    return b.transpose(_summed(c.x[0], letters, [d for d in letters if d not in output]), [kept.index(d) for d in output])
+
+
+def dim_labels(c: Context) -> str:
+    found = c.attr("dimension_numbers", "dim_numbers")
+    if isinstance(found, str):
+        left, right, out = (re.sub(r"[\[\],\s]", "", part) for part in re.split(r"\]\s*x\s*\[|->", found))
+        return f"{left}_{right}->{out}"
+    n = _numbers(c, "dimension_numbers")
+
+    def labels(names: str, letters: str, spatial: str) -> str:
+        places = dict(zip((n[name][0] for name in names.split()), letters)) | {d: str(i) for i, d in enumerate(n[spatial])}
+        return "".join(places[i] for i in range(len(places)))
+
+    return (labels("input_batch_dimension input_feature_dimension", "bf", "input_spatial_dimensions") + "_"
+            + labels("kernel_input_feature_dimension kernel_output_feature_dimension", "io", "kernel_spatial_dimensions") + "->"
+            + labels("output_batch_dimension output_feature_dimension", "bf", "output_spatial_dimensions"))  # fmt: skip
+
+
+def pairs(values) -> list[tuple[int, int]]:
+    return list(zip(values[0::2], values[1::2], strict=True))
+
+
+def conv_window(c: Context, labels: str, padding=None) -> tuple[WindowDim, ...]:
+    pretty = c.attr("window", default={})
+    s, at = c.converter.s, c.op.position
+    kernel = labels.partition("_")[2].partition("->")[0]
+    rank = len(kernel) - 2
+
+    def column(generic: str, short: str, default: int):
+        value = c.attr(generic, default=pretty.get(short))
+        return (default,) * rank if value is None else integers(s, value, at)
+
+    pads = pairs(column("padding", "pad", 0) if c.attr("padding") is not None or "pad" in pretty else (0,) * 2 * rank)
+    sizes = [c.x[1].shape.dims[kernel.index(str(i))] for i in range(rank)]
+    columns = zip(sizes, column("window_strides", "stride", 1), padding or pads, column("lhs_dilation", "lhs_dilate", 1),
+                  column("rhs_dilation", "rhs_dilate", 1), column("window_reversal", "reverse", 0), strict=True)  # fmt: skip
+    return tuple(WindowDim(size, stride, low, high, lhs, rhs, bool(flip)) for size, stride, (low, high), lhs, rhs, flip in columns)
+
+
+@rule("convolution")
+def _convolution(c: Context):
+    labels = dim_labels(c)
+    return _typed(c, instr(
+        "convolution", tuple(c.x), window=conv_window(c, labels), dim_labels=labels, operand_precision=_precision(c),
+        feature_group_count=c.int("feature_group_count", default=1), batch_group_count=c.int("batch_group_count", default=1),
+    ))  # fmt: skip
+
+
+@rule("reduce")
+def _reduce(c: Context):
+    count = len(c.x) // 2
+    scalars = [Shape(x.shape.dtype) for x in c.x[count:]]
+    if (applied := c.attr("applies")) is not None:
+        to_apply = b.computation(lambda x, y: instr(str(applied).replace("_", "-"), (x, y)), [scalars[0]] * 2, str(applied))
+    else:
+        to_apply = c.region(0, scalars * 2)
+    x = instr("reduce", tuple(c.x), dimensions=tuple(sorted(c.ints("dimensions"))), to_apply=to_apply)
+    return unpacked(x, count)
+
+
+def _windows(c: Context, rank: int) -> tuple[WindowDim, ...]:
+    ones = (1,) * rank
+    sizes = c.ints("window_dimensions", default=ones)
+    columns = zip(sizes, c.ints("window_strides", default=ones), pairs(c.ints("padding", default=(0,) * 2 * rank)),
+                  c.ints("base_dilations", default=ones), c.ints("window_dilations", default=ones), strict=True)  # fmt: skip
+    return tuple(WindowDim(size, stride, low, high, base, dilation) for size, stride, (low, high), base, dilation in columns)
+
+
+@rule("reduce_window")
+def _reduce_window(c: Context):
+    count = len(c.x) // 2
+    return unpacked(instr("reduce-window", tuple(c.x), window=_windows(c, c.x[0].shape.rank), to_apply=c.region(0)), count)
+
+
+@rule("select_and_scatter")
+def _select_and_scatter(c: Context):
+    return instr("select-and-scatter", tuple(c.x), window=_windows(c, c.x[0].shape.rank), select=c.region(0), scatter=c.region(1))
+
+
+@rule("map")
+def _map(c: Context):
+    return instr("map", tuple(c.x), dimensions=c.ints("dimensions"), to_apply=c.region(0))
+
+
+@rule("sort")
+def _sort(c: Context):
+    axis = c.int("dimension", default=-1) % max(c.x[0].shape.rank, 1)
+    x = instr("sort", tuple(c.x), dimensions=(axis,), is_stable=bool(c.attr("is_stable", default=False)), to_apply=c.region(0))
+    return unpacked(x, len(c.x))
+
+
+# Linear algebra, statistics, random numbers
+
+
+@rule("fft")
+def _fft(c: Context):
+    return b.fft(c.x[0], str(c.attr("fft_type", "type")), c.ints("fft_length", "length"))
+
+
+@rule("cholesky")
+def _cholesky(c: Context):
+    return instr("cholesky", tuple(c.x), lower=bool(c.attr("lower", default=False)))
+
+
+@rule("triangular_solve")
+def _triangular_solve(c: Context):
+    flags = {name: bool(c.attr(name, default=False)) for name in ("left_side", "lower", "unit_diagonal")}
+    return instr("triangular-solve", tuple(c.x), transpose_a=str(c.attr("transpose_a", default="NO_TRANSPOSE")), **flags)
+
+
+@rule("batch_norm_training", "batch_norm_inference", "batch_norm_grad")
+def _batch_norm(c: Context):
+    x = instr(c.op.name.replace("_", "-"), tuple(c.x), epsilon=float(c.attr("epsilon")), feature_index=c.int("feature_index"))
+    return unpacked(x, len(x.shape.elements) or 1)
+
+
+@rule("rng")
+def _rng(c: Context):
+    low, high = c.x[:2]
+    distribution = "rng_" + str(c.attr("rng_distribution", "distribution")).lower()
+    return instr("rng", (low, high), c.shape(), distribution=distribution)
+
+
+@rule("rng_bit_generator")
+def _rng_bit_generator(c: Context):
+    algorithm = "rng_" + str(c.attr("rng_algorithm", "algorithm")).lower()
+    return unpacked(b.rng_bit_generator(c.x[0], algorithm, c.shape(1)), 2)
+
+
+# Tuples, tokens, calls out
+
+
+@rule("tuple")
+def _tuple(c: Context):
+    return b.tuple_(*c.x)
+
+
+@rule("get_tuple_element")
+def _get_tuple_element(c: Context):
+    return b.get_tuple_element(c.x[0], c.int("index"))
+
+
+@rule("optimization_barrier")
+def _optimization_barrier(c: Context):
+    if not c.x:
+        return []
+    return unpacked(instr("opt-barrier", (b.tuple_(*c.x),)), len(c.x))
+
+
+@rule("create_token", "after_all")
+def _after_all(c: Context):
+    return instr("after-all", tuple(c.x))
+
+
+_IGNORED_CALLS = frozenset({"shape_assertion", "stablehlo.dynamic_assert"})
+
+
+@rule("custom_call")
+def _custom_call(c: Context):
+    callee = c.attr("callee")
+    target = callee.name if isinstance(callee, Symbol) else str(c.attr("call_target_name", default=""))
+    if target in _IGNORED_CALLS:
+        return []
+    if target.startswith("mhlo.") and (convert := RULES.get("chlo." + target[5:]) or RULES.get(target[5:])):
+        for name, value in (c.attr("mhlo.attributes", default={}) or {}).items():
+            c.op.attrs.setdefault(name, value)
+        return convert(c)
+    shapes = [c.shape(i) for i in range(len(c.types))]
+    shape = shapes[0] if len(shapes) == 1 else tuple_shape(*shapes)
+    config = c.attr("mhlo.backend_config", "backend_config")
+    if isinstance(config, dict):
+        config = "{" + ", ".join(f"{k} = {quoted_value(v)}" for k, v in config.items()) + "}"
+    sharding = c.attr("mhlo.sharding")
+    x = instr("custom-call", tuple(c.x), shape, custom_call_target=target, backend_config=config or None,
+              custom_call_has_side_effect=bool(c.attr("has_side_effect", default=False)), sharding=sharding)  # fmt: skip
+    return unpacked(x, len(shapes)) if shapes else []
+
+
+def quoted_value(value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+# Many devices
+
+
+def _groups(c: Context, name: str = "replica_groups") -> tuple[tuple[int, ...], ...]:
+    value = c.attr(name)
+    if value is None:
+        return ()
+    flat = c.ints(name)
+    width = value.type.shape.dims[-1] if isinstance(value, Dense) and value.type.shape.rank == 2 else 0
+    if not flat or not width:
+        return ()
+    rows = [flat[i:i + width] for i in range(0, len(flat), width)]
+    return tuple(tuple(d for d in row if d >= 0) for row in rows)  # -1 pads short groups
+
+
+def _collective(c: Context) -> dict:
+    channel = c.attr("channel_handle", "channel_id")
+    handle = channel.get("handle") if isinstance(channel, dict) else channel
+    flag = c.attr("use_global_device_ids")
+    return dict(replica_groups=_groups(c), channel_id=handle if handle else None, use_global_device_ids=bool(flag))
+
+
+@rule("all_reduce")
+def _all_reduce(c: Context):
+    return unpacked(instr("all-reduce", tuple(c.x), to_apply=c.region(0), **_collective(c)), len(c.x))
+
+
+@rule("all_gather")
+def _all_gather(c: Context):
+    shapes = [c.shape(i) for i in range(len(c.x))]
+    shape = shapes[0] if len(shapes) == 1 else tuple_shape(*shapes)
+    return unpacked(instr("all-gather", tuple(c.x), shape, dimensions=(c.int("all_gather_dim"),), **_collective(c)), len(c.x))
+
+
+@rule("reduce_scatter")
+def _reduce_scatter(c: Context):
+    return instr("reduce-scatter", tuple(c.x), c.shape(), dimensions=(c.int("scatter_dimension"),), to_apply=c.region(0), **_collective(c))
+
+
+@rule("all_to_all")
+def _all_to_all(c: Context):
+    """Blocks of the split dimension are exchanged, then laid along the concatenated one."""
+    split, concat, count = c.int("split_dimension"), c.int("concat_dimension"), c.int("split_count")
+    results = []
+    for x in c.x:
+        y = instr("all-to-all", (x,), x.shape, dimensions=(split,), **_collective(c))
+        if split != concat:
+            dims = list(x.shape.dims)
+            y = b.reshape(y, [*dims[:split], count, dims[split] // count, *dims[split + 1:]])
+            order = [d for d in range(len(dims) + 1) if d != split]
+            order.insert(concat, split)
+            dims[split] //= count
+            dims[concat] *= count
+            y = b.reshape(b.transpose(y, order), dims)
+        results.append(y)
+    return results
+
+
+@rule("collective_permute")
+def _collective_permute(c: Context):
+    channel = _collective(c)["channel_id"]
+    return instr("collective-permute", tuple(c.x), source_target_pairs=tuple(pairs(c.ints("source_target_pairs"))), channel_id=channel)
+
+
+@rule("collective_broadcast")
+def _collective_broadcast(c: Context):
+    return instr("collective-broadcast", tuple(c.x), replica_groups=_groups(c), channel_id=_collective(c)["channel_id"])
+
+
+@rule("partition_id", "replica_id")
+def _device(c: Context):
+    return instr(c.op.name.replace("_", "-"), ())
+
+

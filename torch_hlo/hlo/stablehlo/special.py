@@ -1,0 +1,249 @@
+"""Special functions of CHLO as instructions (Cephes, Lanczos, Giles). Narrow floats are computed in f32."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+
+from torch_hlo.hlo import build as b
+from torch_hlo.hlo.infer import ShapeError
+from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.shape import DTYPES
+
+
+class E:
+    """An instruction with operators; Python numbers take its type and sizes."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Instruction) -> None:
+        self.x = x
+
+    def of(self, other) -> Instruction:
+        return other.x if isinstance(other, E) else b.full_like(self.x, other)
+
+    def op(self, name: str, *others) -> E:
+        return E(instr(name, (self.x, *map(self.of, others))))
+
+    def __add__(self, other): return self.op("add", other)
+    def __sub__(self, other): return self.op("subtract", other)
+    def __mul__(self, other): return self.op("multiply", other)
+    def __truediv__(self, other): return self.op("divide", other)
+    def __neg__(self): return self.op("negate")
+    __radd__, __rmul__ = __add__, __mul__
+    def __rsub__(self, other): return E(self.of(other)) - self
+    def __rtruediv__(self, other): return E(self.of(other)) / self
+    def test(self, direction: str, other) -> Instruction: return b.compare(self.x, self.of(other), direction)
+    def __lt__(self, other): return self.test("LT", other)
+    def __le__(self, other): return self.test("LE", other)
+    def eq(self, other): return self.test("EQ", other)
+
+    def where(self, pred: Instruction, other) -> E:
+        """This where `pred`, else `other`."""
+        return E(b.select(pred, self.x, self.of(other)))
+
+
+def polynomial(x: E, coefficients) -> E:
+    """Horner, highest power first."""
+    total = x * 0 + coefficients[0]
+    for c in coefficients[1:]:
+        total = total * x + c
+    return total
+
+
+def _floats(fn: Callable[..., E]) -> Callable[..., Instruction]:
+    """A function of float arrays; f16, bf16 and f8 are computed in f32."""
+
+    @wraps(fn)
+    def of_instructions(*xs: Instruction) -> Instruction:
+        dtype = xs[0].shape.dtype
+        if xs[0].shape.kind != "f":
+            raise ShapeError(f"{fn.__name__}: takes floats, not {xs[0].shape}")
+        wide = dtype if DTYPES[dtype].bits >= 32 else "f32"
+        return b.convert(fn(*(E(b.convert(x, wide)) for x in xs)).x, dtype)
+
+    return of_instructions
+
+
+_ERFC = (
+    ((2.46196981473530512524e-10, 5.64189564831068821977e-1, 7.46321056442269912687, 4.86371970985681366614e1, 1.96520832956077098242e2,
+      5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3, 5.57535335369399327526e2),
+     (1.0, 1.32281951154744992508e1, 8.67072140885989742329e1, 3.54937778887819891062e2, 9.75708501743205489753e2,
+      1.82390916687909736289e3, 2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2)),
+    ((5.64189583547755073984e-1, 1.27536670759978104416, 5.01905042251180477414, 6.16021097993053585195, 7.40974269950448939160,
+      2.97886665372100240670),
+     (1.0, 2.26052863220117276590, 9.39603524938001434673, 1.20489539808096656605e1, 1.70814450747565897222e1, 9.60896809063285878198,
+      3.36907645100081516050)),
+)  # fmt: skip
+
+
+def _erfc(x: E) -> E:
+    a = x.op("abs")
+    near = a.where(a < 8, 1)
+    far = 1 / E(x.of(8)).where(a < 8, a)  # in 1/x, so that nothing overflows
+    ratio = polynomial(near, _ERFC[0][0]) / polynomial(near, _ERFC[0][1])
+    beyond = far * polynomial(far, _ERFC[1][0][::-1]) / polynomial(far, _ERFC[1][1][::-1])
+    tail = (-(a * a)).op("exponential") * ratio.where(a < 8, beyond)
+    tail = (2 - tail).where(x < 0, tail)
+    return (1 - x.op("erf")).where(a <= 1, tail.where(x.eq(x), x))
+
+
+erfc = _floats(_erfc)
+erfc.__name__ = "erfc"
+
+_GILES = (
+    (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+    (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)  # fmt: skip
+
+
+@_floats
+def erf_inv(y: E) -> E:
+    """A single-precision start; Newton steps on erfc, which keeps its digits near 1, for doubles."""
+    w = -((-(y * y)).op("log-plus-one"))
+    small = w < 5
+    x = polynomial(w - 2.5, _GILES[0]).where(small, polynomial(w.op("sqrt") - 3, _GILES[1])) * y
+    a = y.op("abs")
+    if y.x.shape.dtype == "f64":
+        r = x.op("abs")
+        for _ in range(2):
+            r = r + (_erfc(r) - (1 - a)) * (r * r).op("exponential") * (math.sqrt(math.pi) / 2)
+        x = (-r).where(y < 0, r)
+    return x.where(a < 1, (y * math.inf).where(a.eq(1), math.nan))
+
+
+_LANCZOS = (
+    676.520368121885098567009190444019, -1259.13921672240287047156078755283, 771.3234287776530788486528258894, -176.61502916214059906584551354,
+    12.507343278686904814458936853, -0.13857109526572011689554707, 9.984369578019570859563e-6, 1.50563273514931155834e-7,
+)  # fmt: skip
+
+
+@_floats
+def lgamma(x: E) -> E:
+    """Lanczos for x >= 1/2, the reflection formula below."""
+    low = x < 0.5
+    z = (-x).where(low, x - 1)
+    total = z * 0 + 0.99999999999980993227684700473478
+    for i, c in enumerate(_LANCZOS):
+        total = total + c / (z + (i + 1))
+    log_t = (z / 7.5).op("log-plus-one") + math.log(7.5)
+    value = (z + 0.5 - (z + 7.5) / log_t) * log_t + (0.5 * math.log(2 * math.pi) + total.op("log"))
+    a = x.op("abs")
+    fraction = a - a.op("floor")
+    log_sine = ((1 - fraction).where(b.compare(fraction.x, fraction.of(0.5), "GT"), fraction) * math.pi).op("sine").op("log")
+    reflected = (math.log(math.pi) - log_sine - value).where(b.is_finite(log_sine.x), -log_sine)
+    return E(x.of(math.inf)).where(a.eq(math.inf), reflected.where(low, value))
+
+
+_DIGAMMA = (
+    8.33333333333333333333e-2, -2.10927960927960927961e-2, 7.57575757575757575758e-3, -4.16666666666666666667e-3, 3.96825396825396825397e-3,
+    -8.33333333333333333333e-3, 8.33333333333333333333e-2,
+)  # fmt: skip
+
+
+def _digamma(x: E) -> E:
+    negative = x < 0.5
+    a = (1 - x).where(negative, x)
+    total = a * 0
+    for _ in range(10):
+        small = a < 10
+        total = (total - 1 / a).where(small, total)
+        a = (a + 1).where(small, a)
+    z = 1 / (a * a)
+    value = total + a.op("log") - 0.5 / a - z * polynomial(z, _DIGAMMA)
+    # Reduced first: tan of a large argument has no digits left.
+    turned = ((x - x.op("round-nearest-even")) * math.pi)
+    value = (value - math.pi / (turned.op("sine") / turned.op("cosine"))).where(negative, value)
+    pole = b.and_(x <= 0, x.eq(x.op("floor")))
+    return E(x.of(math.nan)).where(pole, value.where(b.compare(x.x, x.of(math.inf), "NE"), math.inf))
+
+
+digamma = _floats(_digamma)
+digamma.__name__ = "digamma"
+
+_ZETA = (
+    12.0, -720.0, 30240.0, -1209600.0, 47900160.0, -1.8924375803183791606e9, 7.47242496e10, -2.950130727918164224e12, 1.1646782814350067249e14,
+    -4.5979787224074726105e15, 1.8152105401943546773e17, -7.1661652561756670113e18,
+)  # fmt: skip
+
+
+def _zeta(x: E, q: E) -> E:
+    """Hurwitz zeta by Euler and Maclaurin, for q > 0."""
+    a, power = q, q.op("power", -x)
+    total = power
+    for _ in range(9):
+        a = a + 1
+        power = a.op("power", -x)
+        total = total + power
+    total = total + power * a / (x - 1) - 0.5 * power
+    factor = x * 0 + 1
+    for i, c in enumerate(_ZETA):
+        factor = factor * (x + 2 * i)
+        power = power / a
+        total = total + E(x.of(0)).where(b.or_(factor.eq(math.inf), power.eq(0)), factor * power / c)
+        factor = factor * (x + (2 * i + 1))
+        power = power / a
+    whole = q.eq(q.op("floor"))
+    total = total.where(b.compare(q.x, q.of(0), "GT"), E(x.of(math.inf)).where(whole, math.nan))
+    return E(x.of(math.inf)).where(x.eq(1), E(x.of(math.nan)).where(x < 1, total))
+
+
+zeta = _floats(_zeta)
+zeta.__name__ = "zeta"
+
+
+@_floats
+def polygamma(n: E, x: E) -> E:
+    sign = 1 - 2 * ((n + 1) - 2 * ((n + 1) * 0.5).op("floor"))
+    factorial = E(lgamma((n + 1).x)).op("exponential").op("round-nearest-even")
+    value = sign * factorial * _zeta(n + 1, x)
+    legal = b.and_(n.eq(n.op("floor")), b.compare(n.x, n.of(0), "GE"))
+    return _digamma(x).where(n.eq(0), value.where(legal, math.nan))
+
+
+# Chebyshev series of exp(-x) I1(x) / x on [0, 8], and of exp(-x) I1(x) sqrt(x) in 32/x - 2 beyond
+_I1E = (
+    (2.7779141127610464e-18, -2.111421214358166e-17, 1.5536319577362005e-16, -1.1055969477353862e-15, 7.6006842947354077e-15,
+     -5.0421855047279118e-14, 3.2237933659455748e-13, -1.9839743977649436e-12, 1.1736186298890901e-11, -6.6634897235020271e-11,
+     3.6255902815521172e-10, -1.8872497517228294e-09, 9.3815373864957726e-09, -4.4450590287963281e-08, 2.0032947535521353e-07,
+     -8.5687202646954547e-07, 3.4702513081376785e-06, -1.3273163656039436e-05, 4.7815651075500542e-05, -0.00016176081582589674,
+     0.00051228595616857576, -0.0015135724506312532, 0.0041564229443128882, -0.010564084894626197, 0.024726449030626516,
+     -0.052945981208094989, 0.10264365868984709, -0.17641651835783406, 0.25258718644363365),
+    (7.5172963108421052e-18, 4.4143483230717077e-18, -4.6503053684893586e-17, -3.2095259219934238e-17, 2.96262899764595e-16,
+     3.3082023109209285e-16, -1.8803547755107825e-15, -3.8144030724370075e-15, 1.0420276984128802e-14, 4.272440016711951e-14,
+     -2.1015418427726643e-14, -4.0835511110921974e-13, -7.1985517762459084e-13, 2.0356285441470896e-12, 1.4125807436613782e-11,
+     3.2526035830154884e-11, -1.8974958123505413e-11, -5.5897434621965838e-10, -3.835380385964237e-09, -2.6314688468895196e-08,
+     -2.5122362378702088e-07, -3.8825648088776906e-06, -0.00011058893876262371, -0.0097610974913614687, 0.77857623501828011),
+)  # fmt: skip
+
+
+def _chebyshev(x: E, coefficients) -> E:
+    b0, b1, b2 = x * 0, x * 0, x * 0
+    for c in coefficients:
+        b0, b1, b2 = x * b0 - b1 + c, b0, b1
+    return (b0 - b2) * 0.5
+
+
+@_floats
+def bessel_i1e(x: E) -> E:
+    a = x.op("abs")
+    near = _chebyshev(a.where(a <= 8, 8) * 0.5 - 2, _I1E[0]) * a
+    far = E(x.of(8)).where(a <= 8, a)
+    value = near.where(a <= 8, _chebyshev(32 / far - 2, _I1E[1]) / far.op("sqrt"))
+    return value * x.op("sign")
+
+
+def next_after(x: Instruction, y: Instruction) -> Instruction:
+    """The next value of the type from x towards y."""
+    bits = f"s{DTYPES[x.shape.dtype].bits}"
+    from_bits, to_bits = b.bitcast_convert(x, bits), b.bitcast_convert(y, bits)
+    smallest = b.full_like(from_bits, -(1 << (DTYPES[bits].bits - 1)))
+    one, zero = b.full_like(from_bits, 1), b.full_like(from_bits, 0)
+    toward = b.or_(b.and_(to_bits, smallest), one)  # from zero: the smallest value with the sign of y
+    same_sign = b.compare(b.and_(b.xor(from_bits, to_bits), smallest), zero, "EQ")
+    shrinks = b.or_(b.compare(b.abs_(x), b.abs_(y), "GT"), b.not_(same_sign))
+    stepped = b.add(from_bits, b.select(shrinks, b.negate(one), one))
+    is_zero = b.compare(x, b.full_like(x, 0), "EQ")
+    moved = b.bitcast_convert(b.select(is_zero, toward, stepped), x.shape.dtype)
+    result = b.select(b.compare(x, y, "EQ"), y, moved)
+    return b.select(b.or_(b.compare(x, x, "NE"), b.compare(y, y, "NE")), b.full_like(x, math.nan), result)
