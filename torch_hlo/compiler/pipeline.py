@@ -116,8 +116,8 @@ def compare(before: Module, after: Module, seed: int = 0, rtol: float = 1e-4) ->
             raise PassError(f"output {i} changed: {x.ravel()[:8]} became {y.ravel()[:8]}")
 
 
-def random_inputs(module: Module, seed: int = 0) -> list:
-    """One random array per entry parameter; symbolic sizes get small values."""
+def random_inputs(module: Module, seed: int = 0, special: bool = False) -> list:
+    """One random array per entry parameter; symbolic sizes get small values. `special`: with some inf, nan and -0 among the floats."""
     from torch_hlo.hlo.dim import substitute
 
     generator = np.random.default_rng(seed)
@@ -133,6 +133,8 @@ def random_inputs(module: Module, seed: int = 0) -> list:
         if s.kind in "su":
             return generator.integers(-3 if s.kind == "s" else 0, 4, dims).astype(numpy_dtype(s.dtype))
         normal = generator.standard_normal(dims)
+        if special and s.kind == "f":
+            normal = np.where(generator.random(dims) < 0.3, generator.choice([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan], dims), normal)
         return (normal + 1j * generator.standard_normal(dims) if s.kind == "c" else normal).astype(numpy_dtype(s.dtype))
 
     return [value(p.shape) for p in module.entry.params]

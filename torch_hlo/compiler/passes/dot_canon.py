@@ -5,7 +5,8 @@
     dot(f32[1,64], f32[64,8])       -> reshape(dot(f32[64], f32[64,8]))
     dot without contraction         -> multiply(broadcast(x), broadcast(y))
 
-Dimensions of the result: batch, free of lhs, free of rhs. Contracting dimensions are sorted by lhs.
+Dimensions of the result: batch, free of lhs, free of rhs. Contracting dimensions are sorted by lhs. The sign of a zero that a dot gives is not
+defined: its sum may start from either zero.
 """
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from torch_hlo.hlo.shape import Literal, Shape
 LIMIT = 1024  # elements of a result, and of each operand, that is computed
 _POINTWISE = frozenset(name for name, row in OPCODES.items() if "pointwise" in row.traits)
 _SETTLED: WeakSet[Instruction] = WeakSet()
+_KEPT_EMPTY = frozenset("parameter broadcast get-tuple-element custom-call".split())
 _FOLDABLE = _POINTWISE | frozenset(
     "slice transpose reshape reverse concatenate pad gather scatter dynamic-slice dynamic-update-slice reduce reduce-window dot convolution "
     "sort bitcast-convert select-and-scatter cholesky triangular-solve fft".split()
@@ -39,8 +40,13 @@ def _fire(x: Instruction) -> tuple[Instruction | None, str]:
 
 def folded(x: Instruction) -> Instruction | None:
     """The constant that `x` is, or None."""
+    if 0 in x.shape.dims and x.op not in _KEPT_EMPTY and "impure" not in OPCODES[x.op].traits:
+        return h.full(0, x.shape.dtype, x.shape.dims)  # an array without elements
     if x.op == "constant":
         return _uniform(x)
+    if x.op == "reduce" and 0 in (x.operands[0].shape.dims[d] for d in x["dimensions"]):
+        inits = [h.broadcast(i, s.dims, ()) for i, s in zip(x.operands[len(x.operands) // 2 :], x.shape.elements or (x.shape,))]
+        return h.tuple_(*inits) if x.shape.is_tuple else inits[0]  # a fold over nothing
     if x.op not in _FOLDABLE or not x.operands:
         return None
     for o in x.operands:

@@ -78,7 +78,7 @@ class Plan:
     def _describe(self, i: int) -> None:
         x = self.order[i]
         kind = self.kind[i]
-        if kind == REDUCE and (any(self.order[u].op != "get-tuple-element" for u in self.users[i]) if x.shape.is_tuple else False):
+        if kind == REDUCE and (table.is_degenerate(x) or x.shape.is_tuple and any(self.order[u].op != "get-tuple-element" for u in self.users[i])):
             kind = self.kind[i] = STEP
         sources: list[tuple[int, Edge]] = []
         cuts: frozenset = frozenset()

@@ -91,6 +91,15 @@ def kept_intervals(x: Instruction) -> Intervals:
     return intervals(dims, (i for i in range(len(dims)) if i not in gone))
 
 
+def is_degenerate(x: Instruction) -> bool:
+    """A reduce that folds no or single elements: it has no rows to walk."""
+    operand = x.operands[0].shape
+    length: Size = 1
+    for d in x["dimensions"]:
+        length = length * operand.dims[d]
+    return length == 1 or operand.size == 0
+
+
 def cuts(ivs: Intervals) -> frozenset[Size]:
     """Strides at which a space must be split so that `ivs` are whole dimensions."""
     return frozenset(s for iv in ivs for s in iv)

@@ -314,16 +314,7 @@ def slice_of_update(out: Instruction) -> Instruction | None:
     return inner.operands[1] if same else None
 
 
-def drop_empty(out: Instruction) -> Instruction | None:
-    """An array without elements -> broadcast of zero"""
-    if out.shape.is_tuple or out.shape.kind == "t" or not any(d == 0 for d in out.shape.dims):
-        return None
-    return h.full(0, out.shape.dtype, out.shape.dims)
-
-
 MOVES = rules(
-    # Arrays without elements
-    (op("slice concatenate transpose reshape reverse dynamic-slice gather iota convert dot reduce select"), drop_empty),
     # Broadcasts absorb what follows them
     (op("broadcast", x), broadcast_sorted),
     (op("broadcast", x), broadcast_ones),

@@ -1,0 +1,1 @@
+"""Makes `test.support` importable from every folder of tests."""
