@@ -1,0 +1,322 @@
+"""reduce-window and select-and-scatter.
+
+A window as long as its dimension that ends at the element (a running sum) is a scan. A small window is unrolled into a value, so
+that pooling is a vector loop over its output. Any other window is a loop nest over its positions.
+"""
+from __future__ import annotations
+
+import itertools
+from contextlib import ExitStack
+
+from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen import scalar
+from torch_hlo.compiler.codegen.function import Int
+from torch_hlo.compiler.codegen.gemm import lane_mask
+from torch_hlo.compiler.codegen.indexing import Sizes, dot_product, loop_nest
+from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
+from torch_hlo.compiler.codegen.loop import Store, run_loop
+from torch_hlo.compiler.codegen.plan import Planner
+from torch_hlo.compiler.codegen.reducer import Reducer
+from torch_hlo.compiler.codegen.registry import emits_step, emits_value
+from torch_hlo.compiler.codegen.scalar import STORAGE, Value
+from torch_hlo.compiler.codegen.views import choose
+from torch_hlo.hlo.dim import Dim, Size
+from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.shape import DTYPES, row_major_strides
+from torch_hlo.hlo.window import Window, WindowDim
+
+UNROLLED_TAPS = 64  # windows up to this size are written out
+# Running sums are kept in a wider type, as PyTorch does on the CPU.
+_WIDER = {"f32": "double", "bf16": "float", "f16": "float"}
+
+
+def _taps(window: Window) -> int | None:
+    """Number of positions in a window, None when symbolic."""
+    total = 1
+    for w in window:
+        if isinstance(w.size, Dim):
+            return None
+        total *= w.size
+    return total
+
+
+def _padded_away(w: WindowDim) -> bool:
+    return w.stride == 1 and w.size == 1 and w.pad_low == 0 and w.pad_high == 0 and w.base_dilation == 1
+
+
+def _elements(x: Instruction) -> tuple:
+    return x.shape.elements if x.shape.is_tuple else (x.shape,)
+
+
+@emits_step("reduce-window")
+def reduce_window(program, x: Instruction) -> None:
+    shape = _elements(x)[0]
+    if shape.size == 0:
+        return
+    scanned = scan_dimension(x)
+    if scanned is not None and not Reducer(x).needs_initial():  # else the padding counts
+        return _scan(program, x, *scanned)
+    taps = _taps(x["window"])
+    if taps is not None and taps <= UNROLLED_TAPS and not x.shape.is_tuple:
+        params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands[:1]))
+        inits = [o if o.op == "constant" else instr("parameter", (), o.shape, index=1) for o in x.operands[1:]]
+        leaves = [*params, *(i for i in inits if i.op == "parameter")]
+        sources = [program.place(o) for o in x.operands if not (o.op == "constant" and o is not x.operands[0])]
+        y = instr(x.op, (*params, *inits), x.shape, **dict(x.attrs))
+        return run_loop(program, [Store(y)], leaves, sources, [program.place(x)], key=("window", y))
+    _nested(program, x)
+
+
+@emits_value("reduce-window")
+def window_value(k, x: Instruction, index: tuple[ix.Index, ...]) -> Value:
+    """One output of a small window: every tap that lies on an element, folded in row-major order."""
+    operand, window = x.operands[0], x["window"]
+    reducer = Reducer(x)
+    taps = []
+    for offsets in itertools.product(*(range(w.size) for w in window)):
+        place, conditions = [], []
+        for i, o, w, n in zip(index, offsets, window, operand.shape.dims, strict=True):
+            at = i * w.stride + (o * w.window_dilation - w.pad_low)
+            reach = n
+            if w.base_dilation > 1:
+                conditions.append((at, 0, (n - 1) * w.base_dilation + 1))
+                at, rest = ix.divide(at + w.base_dilation * (1 << 20), w.base_dilation)  # never negative
+                at = at - (1 << 20)
+                conditions.append((rest, 0, 1))
+            else:
+                conditions.append((at, 0, reach))
+            place.append(at)
+        taps.append((tuple(place), conditions))
+    initial = x.operands[1]
+
+    def read(place, conditions) -> Value:
+        return choose(k, x.shape.dtype, conditions, lambda: k.value(operand, place), lambda: _padding(k, reducer, initial), operand.shape.size)
+
+    values = [read(*t) for t in taps]
+    if isinstance(k, Planner):
+        k.value(initial, ())
+        k.cost += len(taps)
+        return values[0] if values else "%0"
+    flat = [list(v) if isinstance(v, tuple) else [v] for v in values]
+    total = flat[0]
+    for v in flat[1:]:
+        total = reducer.combine(k, total, v)
+    total = reducer.finish(k, total)
+    return tuple(total) if len(total) == 2 else total[0]
+
+
+def _padding(k, reducer: Reducer, initial: Instruction) -> Value:
+    """The value of a tap outside of the operand: the initial value, or the same thing without loading it."""
+    if isinstance(k, Planner) or reducer.needs_initial() or reducer.op is None:
+        return k.value(initial, ())
+    parts = [k.e.splat(kind, v) for kind, v in zip(reducer.kinds, reducer.identity(k), strict=True)]
+    return tuple(parts) if len(parts) == 2 else parts[0]
+
+
+# -- scans ---------------------------------------------------------------------------------------------------------------
+def scan_dimension(x: Instruction) -> tuple[int, bool] | None:
+    """(dimension, from the end) when output i is the fold of the elements up to (or from) i along one dimension."""
+    dims, found = x.operands[0].shape.dims, None
+    for d, (n, w) in enumerate(zip(dims, x["window"], strict=True)):
+        if _padded_away(w):
+            continue
+        plain = w.stride == 1 and w.base_dilation == 1 and w.window_dilation == 1 and w.size == n
+        ends = (w.pad_low, w.pad_high)
+        if found is not None or not plain or ends not in ((n - 1, 0), (0, n - 1)):
+            return None
+        found = d, ends[0] == 0
+    return found
+
+
+def _scan(program, x: Instruction, axis: int, backward: bool) -> None:
+    """Running folds: rows in parallel where the dimension is the last one, else vectors of neighbouring columns."""
+    half = len(x.operands) // 2
+    operands, inits = x.operands[:half], x.operands[half:]
+    dims, types = operands[0].shape.dims, [o.shape.dtype for o in operands]
+    outer, inner = _product(dims[:axis]), _product(dims[axis + 1:])
+    f = Writer(program, "scan", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to"))])
+    size = Sizes(f)
+    real = all(STORAGE[t].parts == 1 for t in types)
+    lanes = program.target.lanes(32) if inner != 1 and real else 1
+    reducer = Reducer(x)
+    wide = _WIDER.get(types[0]) if reducer.op in ("add", "multiply") and half == 1 else None
+    blocks = f.ceildiv(size(inner), lanes)
+    with f.loop("%lo", "%hi") as item:
+        column = f.mul(f.rem(item, blocks), lanes)
+        base = f.add(f.mul(f.div(item, blocks), f.mul(size(dims[axis]), size(inner))), column)
+        mask = lane_mask(f, lanes, column, size(inner)) if lanes > 1 else None
+        e = f.emit(lanes)
+        kinds = [wide] if wide else [STORAGE[t].register for t in types for _ in range(STORAGE[t].parts)]
+        first = []
+        for i, t in enumerate(types):
+            v = load(f, t, f"%init{i}", 0)
+            parts = list(v) if isinstance(v, tuple) else [v]
+            first += [e.splat(STORAGE[t].register, p) for p in parts]
+        if wide:
+            first = [e.cast("fpext", first[0], STORAGE[types[0]].register, wide)]
+        with f.loop(0, size(dims[axis]), carry=list(zip([e.type(kind) for kind in kinds], first, strict=True))) as loop:
+            step = f.sub(f.sub(size(dims[axis]), 1), loop.index) if backward else loop.index
+            at = f.add(base, f.mul(step, size(inner)))
+            values = [load(f, t, f"%from{i}", at, lanes, mask) for i, t in enumerate(types)]
+            if wide:
+                t = e.typed(wide)
+                new = e.cast("fpext", values[0], STORAGE[types[0]].register, wide)
+                total = scalar.TABLE[reducer.op, "f"](t, loop.vars[0], new)
+                loop.next = [total]
+                store(f, types[0], e.cast("fptrunc", total, wide, STORAGE[types[0]].register), "%to0", at, lanes, mask)
+            else:
+                results = apply(f, x["to_apply"], [*_grouped(types, loop.vars), *values], lanes)
+                loop.next = [p for v in results for p in (v if isinstance(v, tuple) else (v,))]
+                for i, (t, v) in enumerate(zip(types, results, strict=True)):
+                    store(f, t, v, f"%to{i}", at, lanes, mask)
+    places = program.places(x) if x.shape.is_tuple else (program.places(x),)
+    pointers = []
+    for o, i, place in zip(operands, inits, places, strict=True):
+        pointers += [f"ptr {program.pointer(o)}", f"ptr {program.pointer(i)}", f"ptr {program.at(place)}"]
+    items = outer * (-(-inner // lanes) if isinstance(inner, int) else (inner + (lanes - 1)) // lanes)
+    name = f.define()
+    length = dims[axis] if isinstance(dims[axis], int) else 1000
+    program.parallel(name, pointers + size.arguments(program), program.size(items), cost=1.0 + 1.5 * length)
+
+
+def _grouped(types: list[str], flat: list[str]) -> list[Value]:
+    values: list[Value] = []
+    rest = iter(flat)
+    for t in types:
+        values.append((next(rest), next(rest)) if STORAGE[t].parts == 2 else next(rest))
+    return values
+
+
+def _product(sizes) -> Size:
+    total: Size = 1
+    for s in sizes:
+        total = total * s
+    return total
+
+
+# -- any window ----------------------------------------------------------------------------------------------------------
+def _positions(f: Writer, size: Sizes, window: Window, dims, output: list[Int], taps: list[Int]) -> tuple[list[Int], str | None]:
+    """(index of each operand dimension, condition that it is an element) for an output index and an offset in the window."""
+    place: list[Int] = []
+    inside: str | None = None
+    for o, tap, w, n in zip(output, taps, window, dims, strict=True):
+        at = f.sub(f.add(f.mul(o, w.stride), f.mul(tap, w.window_dilation)), size(w.pad_low))
+        if _padded_away(w):
+            place.append(at)
+            continue
+        tests = []
+        if w.base_dilation > 1:
+            tests.append(f.icmp("sge", at, 0))
+            quotient = f.op(f"sdiv i64 {at}, {w.base_dilation}")
+            tests.append(f.icmp("eq", f.mul(quotient, w.base_dilation), at))
+            at = quotient
+        tests.append(f.icmp("ult", at, size(n)))
+        for t in tests:
+            inside = t if inside is None else f.op(f"and i1 {inside}, {t}")
+        place.append(at)
+    return place, inside
+
+
+def _nested(program, x: Instruction) -> None:
+    """One output element at a time, with loops over the window."""
+    half = len(x.operands) // 2
+    operands, inits, window = x.operands[:half], x.operands[half:], x["window"]
+    dims, types, out = operands[0].shape.dims, [o.shape.dtype for o in operands], _elements(x)[0].dims
+    reducer = Reducer(x)
+    f = Writer(program, "reduce_window", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to"))])
+    size = Sizes(f)
+    sums = [f.alloca(STORAGE[t].register if STORAGE[t].parts == 1 else f"[2 x {STORAGE[t].register}]") for t in types]
+    strides = [size(s) for s in row_major_strides(dims)]
+
+    def keep(i: int, value: Value) -> None:
+        kind = STORAGE[types[i]].register
+        for part, v in enumerate(value if isinstance(value, tuple) else (value,)):
+            f.store(kind, v, f.gep(kind, sums[i], part))
+
+    def kept(i: int) -> Value:
+        kind = STORAGE[types[i]].register
+        parts = tuple(f.load(kind, f.gep(kind, sums[i], part)) for part in range(STORAGE[types[i]].parts))
+        return parts if len(parts) == 2 else parts[0]
+
+    def fold(values: list[Value]) -> None:
+        if reducer.op is not None and len(reducer.kinds) == 1:  # narrow floats are rounded once, at the end
+            kind = DTYPES[types[0]].kind
+            return keep(0, scalar.TABLE[reducer.op, kind](f.emit().typed(reducer.kinds[0]), kept(0), values[0]))
+        for i, v in enumerate(apply(f, x["to_apply"], [*(kept(i) for i in range(half)), *values])):
+            keep(i, v)
+
+    with f.loop("%lo", "%hi") as item:
+        output, rest = [], item
+        for n in reversed(out[1:]):
+            output.insert(0, f.rem(rest, size(n)))
+            rest = f.div(rest, size(n))
+        output = ([rest] + output) if out else []
+        for i, t in enumerate(types):
+            keep(i, load(f, t, f"%init{i}", 0))
+        with ExitStack() as stack:
+            taps = loop_nest(f, stack, [(0, size(w.size)) for w in window])
+            place, inside = _positions(f, size, window, dims, output, taps)
+            with f.when(inside) if inside else ExitStack():
+                at = dot_product(f, place, strides)
+                fold([load(f, t, f"%from{i}", at) for i, t in enumerate(types)])
+            if inside and reducer.needs_initial():  # padding has the initial value
+                with f.when(f.op(f"xor i1 {inside}, true")):
+                    fold([load(f, t, f"%init{i}", 0) for i, t in enumerate(types)])
+        for i, t in enumerate(types):
+            store(f, t, kept(i), f"%to{i}", item)
+    places = program.places(x) if x.shape.is_tuple else (program.places(x),)
+    pointers = []
+    for o, i, place in zip(operands, inits, places, strict=True):
+        pointers += [f"ptr {program.pointer(o)}", f"ptr {program.pointer(i)}", f"ptr {program.at(place)}"]
+    name = f.define()
+    program.parallel(name, pointers + size.arguments(program), program.size(_product(out)), cost=2.0 * (_taps(window) or 100))
+
+
+@emits_step("select-and-scatter")
+def select_and_scatter(program, x: Instruction) -> None:
+    """For each window of the operand, the source's element is added where `select` finds its favourite. Dimensions that the window
+    does not mix are split over threads."""
+    operand, source, init = x.operands
+    dims, out, window, dtype = operand.shape.dims, source.shape.dims, x["window"], x.shape.dtype
+    if x.shape.size == 0:
+        return
+    lead = 0
+    while lead < len(dims) and _padded_away(window[lead]):
+        lead += 1
+    f = Writer(program, "select_and_scatter", [("i64", "lo"), ("i64", "hi"), ("ptr", "x"), ("ptr", "source"), ("ptr", "init"), ("ptr", "to")])
+    size = Sizes(f)
+    strides, source_strides = ([size(s) for s in row_major_strides(d)] for d in (dims, out))
+    plane, source_plane = (size(_product(d[lead:])) for d in (dims, out))
+    best = f.alloca("i64")
+    with f.loop("%lo", "%hi") as item:
+        base, source_base = f.mul(item, plane), f.mul(item, source_plane)
+        start = load(f, dtype, "%init", 0)
+        with f.loop(0, plane) as i:
+            store(f, dtype, start, "%to", f.add(base, i))
+        with ExitStack() as stack:
+            output = loop_nest(f, stack, [(0, size(n)) for n in out[lead:]])
+            f.store("i64", -1, best)
+            with ExitStack() as inner:
+                taps = loop_nest(f, inner, [(0, size(w.size)) for w in window[lead:]])
+                place, inside = _positions(f, size, window[lead:], dims[lead:], output, taps)
+                with f.when(inside) if inside else ExitStack():
+                    at = f.add(base, dot_product(f, place, strides[lead:]))
+                    so_far = f.load("i64", best)
+                    none = f.icmp("slt", so_far, 0)
+                    have = load(f, dtype, "%x", f.select(none, "i64", at, so_far))
+                    keeps = apply(f, x["select"], [have, load(f, dtype, "%x", at)])[0]
+                    new = f.op(f"or i1 {none}, {f.op(f'xor i1 {keeps}, true')}")
+                    f.store("i64", f.select(new, "i64", at, so_far), best)
+            chosen = f.load("i64", best)
+            with f.when(f.icmp("sge", chosen, 0)):
+                add = load(f, dtype, "%source", f.add(source_base, dot_product(f, output, source_strides[lead:])))
+                store(f, dtype, apply(f, x["scatter"], [load(f, dtype, "%to", chosen), add])[0], "%to", chosen)
+    name = f.define()
+    pointers = [f"ptr {program.pointer(o)}" for o in (operand, source, init)] + [f"ptr {program.pointer(x)}"]
+    items = _product(dims[:lead])
+    work = 1.0
+    for n, w in zip(out[lead:], window[lead:], strict=True):
+        work *= (n if isinstance(n, int) else 16) * (w.size if isinstance(w.size, int) else 16)
+    program.parallel(name, pointers + size.arguments(program), program.size(items), cost=2.0 * work)
+
+
