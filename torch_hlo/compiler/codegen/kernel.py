@@ -59,6 +59,7 @@ class Kernel:
         self._names: dict[Var, str] = {}
         self._splats: set[str] = set()
         self._pending: list[Callable[[], None]] | None = None
+        self._tile: tuple[Var, int, dict] | None = None  # row variable, row number and loaded blocks of a tile
 
     # -- values ---------------------------------------------------------------------------------------------------
     def value(self, x: Instruction, index: tuple[Index, ...]) -> Value:
@@ -320,8 +321,36 @@ class Kernel:
         if stride == -1 and mask is None:
             raw = t.load(self.address(pointer, kind, index - (e.lanes - 1)), align)
             return e.shuffle(kind, raw, "poison", e.lanes, range(e.lanes - 1, -1, -1))
+        if self._tile is not None and mask is None and stride is not None and dict(index.terms).get(self._tile[0]) == 1:
+            return self._tile_row(pointer, storage, index, stride)
         at, offsets, offset_kind = self._offsets(pointer, kind, index, stride)
         return t.gather(at, offsets, offset_kind, align, mask)
+
+    def _tile_row(self, pointer: str, storage, index: Index, stride: Size) -> str:
+        """One row of a transposed block: `lanes` contiguous loads along the row variable serve all rows of the tile."""
+        _, number, blocks = self._tile
+        start = index - number
+        found = blocks.get((pointer, start))
+        if found is None:
+            t = self.e.typed(storage.memory)
+            columns = [t.load(self.address(pointer, storage.memory, start + stride * lane), storage.bytes) for lane in range(self.lanes)]
+            found = blocks[pointer, start] = self._transposed(storage.memory, columns)
+        return found[number]
+
+    def _transposed(self, kind: str, rows: list[str]) -> list[str]:
+        """A square block of vectors transposed: log2(lanes) stages of exchanges between halves."""
+        n = self.lanes
+        distance = n // 2
+        while distance:
+            for i in range(n):
+                if i & distance:
+                    continue
+                a, b = rows[i], rows[i + distance]
+                low = [n + c - distance if c & distance else c for c in range(n)]
+                rows[i] = self.e.shuffle(kind, a, b, n, low)
+                rows[i + distance] = self.e.shuffle(kind, a, b, n, [c + distance for c in low])
+            distance //= 2
+        return rows
 
     def _offsets(self, pointer: str, kind: str, index: Index, stride: Size | None) -> tuple[str, str, str]:
         """Scalar base pointer and per-lane offsets of a strided or irregular access."""
@@ -428,6 +457,42 @@ class Kernel:
             return self._dynamic_lanes(var, low, high, body, unroll, kinds, state)
         finally:
             self.lane_var = saved
+
+    def tile_loop(self, row: Var, extent: int, body: Callable[[int, Index], None]) -> None:
+        """Square tiles along the lanes [0, extent), extent >= lanes: `body(number, lane index)` writes row `row + number` of a tile,
+        for numbers below `lanes`. Arrays that are contiguous along `row` are loaded in blocks and transposed in registers.
+        The last tile may overlap the one before it: nothing that the loop writes may be read by it.
+        """
+        with self.loop(0, -(-extent // self.lanes), -(-extent // self.lanes)) as tile:
+            parent = self.levels[-1]
+            start = self.scalar(tile * self.lanes)
+            if extent % self.lanes:
+                start = parent.scalar.op(f"call i64 @llvm.umin.i64(i64 {start}, i64 {extent - self.lanes})")
+            var = variable("loop", (f"%t{self.unit.number()}",), extent, parent.depth + 1)
+            self._names[var] = start
+            saved, self.lane_var, self._pending = (self.lane_var, self._pending), var, []
+            blocks: dict = {}
+            self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
+            for number in range(self.lanes):
+                self._tile = row, number, blocks
+                before = len(parent.lines)
+                body(number, of(var))
+                self.body_lines = max(self.body_lines, len(parent.lines) - before)
+            self._tile = None
+            for write in self._pending:
+                write()
+            self._pop(parent)
+            self.lane_var, self._pending = saved
+
+    def tile_start(self, tile: Index, extent: int) -> Var:
+        """The variable of a tile's first row: `lanes * tile`, moved back where the last tile would leave [0, extent)."""
+        start = self.scalar(tile * self.lanes)
+        level = self.levels[tile.depth]
+        if extent % self.lanes:
+            start = level.scalar.op(f"call i64 @llvm.umin.i64(i64 {start}, i64 {extent - self.lanes})")
+        var = variable("loop", (f"%t{self.unit.number()}",), extent, tile.depth)
+        self._names[var] = start
+        return var
 
     def _static_lanes(self, var: Var, low: int, high: int, body, unroll: int, kinds, state) -> list[list[str]]:
         step = self.lanes * unroll

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.kernel import Kernel
-from torch_hlo.compiler.codegen.plan import Planner, plan_loops, widest_bits
+from torch_hlo.compiler.codegen.plan import Loops, Planner, plan_loops, widest_bits
 from torch_hlo.compiler.codegen.program import CodegenError, Place
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.compiler.codegen.scalar import STORAGE
@@ -24,6 +24,7 @@ from torch_hlo.hlo.ir import Instruction, instr
 STATIC_ELEMENTS = 1024  # below this a flat loop has constant bounds and no parallel form
 BLOCK = 8192  # elements of a task where rows are few and long
 STREAM_BYTES = 32 << 20  # outputs larger than this are written past the caches
+_TILE_COST = 12  # dearer bodies are not worth repeating for every row of a tile
 _INSTRUCTION_NS = 0.16  # one vector instruction of a body that overlaps with its neighbours
 
 
@@ -105,7 +106,10 @@ def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_p
         return write
 
     unroll = 4 if loops.cost <= 2 else 2 if loops.cost <= 40 else 1
-    items, grain, elements = _nest(kernel, extents, body, unroll)
+    if _tiles(loops, extents, lanes, in_place):
+        items, grain, elements = _tiled_nest(kernel, loops, body)
+    else:
+        items, grain, elements = _nest(kernel, extents, body, unroll)
     name = kernel.define(program, _name(stores))
     moved = sum(x.shape.itemsize for x in leaves) + sum(s.value.shape.itemsize for s in stores)
     cost = max(kernel.body_lines * _INSTRUCTION_NS / lanes, moved * 0.015) * elements
@@ -139,6 +143,35 @@ def _nest(kernel: Kernel, extents: tuple[Size, ...], body, unroll: int) -> tuple
     with kernel.loop("%lo", "%hi", rows) as row:
         kernel.lane_loop(0, kernel.size(last) if not isinstance(last, int) else last, last, body(ix.delinear(row, outer)), unroll)
     return rows, 1, last if isinstance(last, int) else 1024
+
+
+def _tiles(loops: Loops, extents: tuple[Size, ...], lanes: int, in_place: bool) -> bool:
+    """Whether the loop goes through square tiles, transposing what is contiguous along another loop in registers."""
+    if loops.across is None or extents != loops.extents or not 4 <= lanes <= 16 or loops.cost > _TILE_COST:
+        return False
+    rows, columns = extents[loops.across], extents[-1]
+    if not (isinstance(rows, int) and isinstance(columns, int) and rows >= lanes and columns >= lanes):
+        return False
+    return not in_place or rows % lanes == columns % lanes == 0
+
+
+def _tiled_nest(kernel: Kernel, loops: Loops, body) -> tuple[Size, int, float]:
+    """Like _nest: one item is a row of tiles."""
+    lanes, (*outer, columns) = kernel.lanes, loops.extents
+    rows = outer[loops.across]
+    counts = list(outer)
+    counts[loops.across] = -(-rows // lanes)
+    items = ix.product(counts)
+    with kernel.loop("%lo", "%hi", items) as item:
+        parts = list(ix.delinear(item, counts))
+        first = kernel.tile_start(parts[loops.across], rows)
+
+        def row(number: int, lane: Index) -> None:
+            parts[loops.across] = ix.of(first) + number
+            body(parts)(lane, ())
+
+        kernel.tile_loop(first, columns, row)
+    return items, 1, lanes * columns
 
 
 def _aligned(extents: tuple[Size, ...], stores: Sequence[Store], target) -> bool:

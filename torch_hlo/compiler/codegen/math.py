@@ -243,7 +243,8 @@ def _sin_cos(t: Typed, x: str) -> tuple[str, str, str]:
     z = t.mul(r, r)
     sine = t.fma(t.mul(z, t.poly(z, _SIN)), r, r)
     cosine = t.sub(t.const(1.0), t.sub(t.mul(t.const(0.5), z), t.mul(t.mul(z, z), t.poly(z, _COS))))
-    quadrant = t.e.op(f"call {t.ints().type} @llvm.fptosi.sat.{t.ints().suffix}.{t.suffix}({t.type} {n})")
+    quarter = t.sub(n, t.mul(t.const(4.0), t.call("floor", t.mul(n, t.const(0.25)))))
+    quadrant = t.e.op(f"fptosi {t.type} {quarter} to {t.ints().type}")
     return sine, cosine, quadrant
 
 
@@ -269,7 +270,7 @@ def _circular32(t: Typed, x: str, shift: int) -> str:
     n = d.call("roundeven", d.mul(wide, d.const(2 / math.pi)))
     r = d.fma(n, d.const(-_HALF_PI[1]), d.fma(n, d.const(-_HALF_PI[0]), wide))
     q = d.sub(n, d.mul(d.const(4.0), d.call("floor", d.mul(n, d.const(0.25)))))
-    q = i.add(e.op(f"call {i.type} @llvm.fptosi.sat.{i.suffix}.{d.suffix}({d.type} {q})"), i.const(shift))
+    q = i.add(e.op(f"fptosi {d.type} {q} to {i.type}"), i.const(shift))
     r = e.cast("fptrunc", r, "double", "float")
     z = t.mul(r, r)
     sine = t.fma(t.mul(t.poly(z, _SIN32), z), r, r)

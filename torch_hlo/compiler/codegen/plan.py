@@ -100,6 +100,7 @@ class Loops:
     groups: tuple[tuple[Size, ...], ...]  # the factors that each loop runs over
     cost: int
     dtypes: frozenset[str]
+    across: int | None = None  # a loop along which some array is contiguous that is strided along the innermost loop
 
     def index(self, loops: Sequence[Index]) -> tuple[Index, ...]:
         """The multi-index over the planned dimensions, from one Index per loop."""
@@ -125,7 +126,9 @@ def plan_loops(walk: Callable[[Planner, tuple[Index, ...]], None], dims: Sequenc
     order = [v for vs, parts in zip(variables, split, strict=True) for v, f in zip(vs, parts, strict=True) if f != 1]
     groups = _merge(order, list(planner.accesses))
     extents = tuple(ix.product(v.extent for v in g) for g in groups)
-    return Loops(extents, tuple(map(tuple, split)), tuple(tuple(v.extent for v in g) for g in groups), planner.cost, frozenset(planner.dtypes))
+    factors = tuple(tuple(v.extent for v in g) for g in groups)
+    across = _across(groups, planner.accesses)
+    return Loops(extents, tuple(map(tuple, split)), factors, planner.cost, frozenset(planner.dtypes), across)
 
 
 def _refine(accesses, variables: list[list[Var]], split: list[list[Size]]) -> bool:
@@ -160,6 +163,20 @@ def _merge(order: list[Var], accesses: list[Index]) -> list[list[Var]]:
         else:
             groups.append([v])
     return groups
+
+
+def _across(groups: list[list[Var]], accesses) -> int | None:
+    """See Loops.across."""
+    if len(groups) < 2:
+        return None
+    inner = groups[-1][-1]
+    for index in accesses:
+        steps = dict(index.terms)
+        if steps.get(inner, 0) not in (0, 1) and all(v.kind == "loop" for v in steps):
+            for number, group in enumerate(groups[:-1]):
+                if steps.get(group[-1]) == 1:
+                    return number
+    return None
 
 
 def widest_bits(dtypes) -> int:
