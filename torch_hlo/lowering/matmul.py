@@ -73,15 +73,15 @@ def _combine(bias: Instruction, product: Expr, beta, alpha) -> Instruction:
     """beta * bias + alpha * product; with beta 0 the bias (even nan) plays no part."""
     shape = expected()[0]
     if not (is_number(alpha) and alpha == 1):
-        product = product * _scalar(alpha)
+        product = product * _scalar(alpha, product)
     if not (is_number(beta) and beta == 0):
         term = Expr(promote.operand(bias, product.dtype, shape.dims))
-        product = product + (term if is_number(beta) and beta == 1 else term * _scalar(beta))
+        product = product + (term if is_number(beta) and beta == 1 else term * _scalar(beta, product))
     return promote.cast(product.x, shape.dtype)
 
 
-def _scalar(value):
-    return Expr(value.value) if isinstance(value, Weak) else value
+def _scalar(value, like: Expr):
+    return Expr(promote.scalar(value, like.dtype)) if isinstance(value, Weak) else value
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
