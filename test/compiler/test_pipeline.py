@@ -1,0 +1,102 @@
+"""The pipeline: flags, dumps, checks, and every pass on random programs."""
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from random_hlo import random_module
+
+from test.support import HloTestCase, program
+from torch_hlo import config
+from torch_hlo.compiler import pipeline
+from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
+from torch_hlo.compiler.pipeline import PIPELINE, PassError, optimize
+from torch_hlo.hlo import build as h
+from torch_hlo.hlo.ir import Computation, Module
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.verify import VerifyError, verify
+
+SIMPLIFY = next(p for p in PIPELINE if p.members)
+LOCAL = [PIPELINE[0], *SIMPLIFY.members, SIMPLIFY]  # everything before fusion
+X = h.parameter(0, Shape("f32", (4,)))
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_random_programs(block):
+    case = HloTestCase()
+    for seed in range(1000 + 10 * block, 1010 + 10 * block):
+        m = random_module(seed, 12 + seed % 25)
+        for p in LOCAL:
+            try:
+                case.check(p, m, rtol=2e-3)
+            except Exception as error:
+                error.add_note(f"pass {p.name}, random_module({seed}, {12 + seed % 25})")
+                raise
+
+
+def test_ten_thousand_instructions():
+    # Deeper than Python's recursion limit, and linear: each pass within a fraction of a second (generous for a busy machine).
+    r = random.Random(0)
+    x = X
+    for i in range(2500):
+        x = r.choice((h.add, h.multiply, h.subtract))(h.negate(x), h.full_like(x, float(i % 7)))
+    m = verify(program(x))
+    for p in LOCAL:
+        start = time.perf_counter()
+        p(m)
+        assert time.perf_counter() - start < 5, p.name
+
+
+def test_dump_names_what_changed():
+    seen = []
+    m = program(h.negate(h.negate(X)))
+    optimize(m, dump=lambda name, module, ms: seen.append(name), passes=[PIPELINE[0], SIMPLIFY])
+    assert seen == ["input", SIMPLIFY.name]
+
+
+def test_disable():
+    m = program(h.negate(h.negate(X)))
+    with config.override(DISABLE="algebra,fusion"):
+        assert optimize(m) is m
+    with config.override(DISABLE="nonsense"), pytest.raises(ValueError, match="no pass 'nonsense'; passes are algebra"):
+        optimize(m)
+    with config.override(DISABLE=",".join(p.name for p in SIMPLIFY.members)):
+        assert SIMPLIFY not in pipeline.enabled(PIPELINE)
+
+
+def wrong(change) -> Pass:
+    return Pass("wrong", lambda m: Module(m.name, Computation("main", m.entry.params, change(m.entry.root))), "")
+
+
+def test_check_names_the_wrong_pass():
+    m = program(h.negate(X))
+    with config.override(CHECK=3), pytest.raises(PassError, match=r"pass wrong on module test: output 0 changed: \[.*\] became \["):
+        optimize(m, passes=[wrong(h.negate)])
+    with config.override(CHECK=2), pytest.raises(PassError, match="pass wrong on module test: .*not in its signature"):
+        optimize(m, passes=[wrong(lambda root: h.add(root, h.parameter(5, X.shape)))])
+    with config.override(CHECK=0):
+        optimize(m, passes=[wrong(h.negate)])
+
+
+def test_check_verifies_the_input():
+    m = Module("m", Computation("main", (), X))
+    with config.override(CHECK=1), pytest.raises(VerifyError):
+        optimize(m)
+
+
+def test_errors_name_the_pass():
+    @hlo_pass
+    def breaks(module):
+        """Always fails."""
+        raise KeyError("inside")
+
+    with pytest.raises(KeyError) as caught:
+        optimize(program(X), passes=[breaks])
+    assert caught.value.__notes__ == ["in pass breaks on module test"]
+
+
+def test_fixpoint_that_does_not_settle():
+    flip = wrong(h.negate)
+    with pytest.raises(RuntimeError, match="did not settle in 16 rounds"):
+        fixpoint(flip)(program(X))

@@ -1,0 +1,59 @@
+"""reshape_motion: rearrangements meet further out."""
+from __future__ import annotations
+
+from test.support import HloTestCase
+from torch_hlo.compiler.passes.reshape_motion import reshape_motion
+from torch_hlo.hlo import build as h
+from torch_hlo.hlo.dim import symbol
+from torch_hlo.hlo.shape import Shape
+
+
+def p(*dims, index=0, dtype="f32"):
+    return h.parameter(index, Shape(dtype, dims))
+
+
+X, Y, V, S = p(4, 6), p(4, 6, index=1), p(6, index=2), p()
+ZERO = h.constant(0, "f32")
+
+
+class ReshapeMotion(HloTestCase):
+    def test_moves(self):
+        wide = h.reshape(X, (2, 2, 6))
+        for before, after in [
+            (h.negate(wide), h.reshape(h.negate(X), (2, 2, 6))),
+            (h.add(wide, h.reshape(Y, (2, 2, 6))), h.reshape(h.add(X, Y), (2, 2, 6))),
+            (h.multiply(wide, h.full_like(wide, 2)), h.reshape(h.multiply(X, h.full_like(X, 2)), (2, 2, 6))),
+            (h.add(wide, h.broadcast(V, (2, 2, 6), (2,))), h.reshape(h.add(X, h.broadcast(V, (4, 6), (1,))), (2, 2, 6))),
+            (h.tanh(h.transpose(X, (1, 0))), h.transpose(h.tanh(X), (1, 0))),
+            (h.add(h.transpose(X, (1, 0)), h.broadcast(V, (6, 4), (0,))), h.transpose(h.add(X, h.broadcast(V, (4, 6), (1,))), (1, 0))),
+            (h.exponential(h.broadcast(V, (4, 6), (1,))), h.broadcast(h.exponential(V), (4, 6), (1,))),
+            (h.add(h.broadcast(S, (4,)), h.full(1, "f32", (4,))), h.broadcast(h.add(S, h.constant(1, "f32")), (4,))),
+            (h.reduce(h.transpose(X, (1, 0)), ZERO, (0,), "add"), h.reduce(X, ZERO, (1,), "add")),
+            (h.reduce(wide, ZERO, (2,), "add"), h.reshape(h.reduce(X, ZERO, (1,), "add"), (2, 2))),
+            (h.reduce(wide, ZERO, (0, 1), "add"), h.reduce(X, ZERO, (0,), "add")),
+        ]:
+            with self.subTest(str(before)):
+                self.assertRewrites(reshape_motion, before, after)
+
+    def test_kept(self):
+        for why, x in {
+            "one operand has the dims of the result": h.add(h.reshape(X, (2, 2, 6)), p(2, 2, 6, index=1)),
+            "different transposes": h.add(h.transpose(p(4, 4), (1, 0)), p(4, 4)),
+            "half of a group is reduced": h.reduce(h.reshape(X, (2, 2, 6)), ZERO, (1,), "add"),
+            "different repeats": h.add(h.broadcast(V, (4, 6), (1,)), h.broadcast(p(4, index=1), (4, 6), (0,))),
+            "bounds are scalars": h.clamp(ZERO, h.transpose(X, (1, 0)), h.constant(1, "f32")),
+        }.items():
+            with self.subTest(why):
+                self.assertKept(reshape_motion, x)
+
+    def test_maximum_of_repeats(self):
+        repeated = h.broadcast(V, (4, 6), (1,))
+        low = h.constant(h.lowest("f32"), "f32")
+        m = self.program(h.reduce(repeated, low, (0,), "maximum"))
+        assert self.check(reshape_motion, m).entry.root.op == "reduce" and reshape_motion(m).entry.root["dimensions"] == ()
+
+    def test_symbolic_batch(self):
+        n = symbol("s0")
+        x = p(n * 8, 6)
+        before = h.add(h.reshape(x, (n, 8, 6)), h.broadcast(V, (n, 8, 6), (2,)))
+        assert reshape_motion(self.program(before)).entry.root is h.reshape(h.add(x, h.broadcast(V, (n * 8, 6), (1,))), (n, 8, 6))
