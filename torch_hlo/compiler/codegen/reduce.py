@@ -88,6 +88,8 @@ def _run(program, x: Instruction, computation: Computation) -> None:
 
 
 def _build(program, computation: Computation) -> _Code:
+    if any(table.is_degenerate(x) for x in computation.instructions() if x.op == "reduce"):
+        return _trivial(program, computation)
     p = plan(computation)
     results = results_of(computation)
     every = tuple(range(len(results)))
@@ -109,6 +111,38 @@ def _build(program, computation: Computation) -> _Code:
     calls += _combine(program, computation, p, emitter)
     sizes = tuple(n for _, _, n in _partial_arrays(p, emitter))
     return _Code(tuple(calls), sizes * 2 if emitter.column_blocks else sizes)
+
+
+def _trivial(program, computation: Computation) -> _Code:
+    """Nothing to walk: results are loops in which a reduce is its initial value, or that and one element."""
+    results = results_of(computation)
+    order = computation.instructions()
+    if not all(table.is_degenerate(x) for x in order if x.op == "reduce"):
+        raise CodegenError(f"fusion {computation.name}: reductions of nothing or single elements cannot share a kernel with others")
+    sizes = list(dict.fromkeys(r.shape.size for r in results if r.shape.size != 0))
+    gtes = tuple_users(order)
+
+    def bind(k: RowKernel) -> None:
+        for x in order:
+            if x.op == "reduce":
+                k.bind_reduce(x, gtes.get(x, ()), _single(k, x, Reducer(x)))
+
+    return _Code(tuple(_late_kernel(program, computation, [n for n, r in enumerate(results) if r.shape.size == size], bind) for size in sizes), ())
+
+
+def _single(k: RowKernel, x: Instruction, r: Reducer) -> Callable:
+    operand = x.operands[0].shape
+    kept = [d for d in range(operand.rank) if d not in x["dimensions"]]
+
+    def value(index: tuple[Index, ...]) -> list:
+        if operand.size == 0:
+            return r.grouped([v for i in r.initials for v in r.initial(k, i)])
+        at = [ZERO] * operand.rank
+        for d, i in zip(kept, index, strict=True):
+            at[d] = i
+        return r.grouped(r.finish(k, r.values(k, lambda o: tuple(at))))
+
+    return value
 
 
 def _cost(p: RowPlan, computation: Computation, items: Size) -> float:
@@ -145,21 +179,29 @@ def _small_results(program, computation: Computation, p: RowPlan) -> list[_Call]
 def _combine(program, computation: Computation, p: RowPlan, emitter: RowEmitter) -> list[_Call]:
     """Kernels that fold the chunks' partial results and compute what depends on them, one per result size."""
     results = results_of(computation)
-    sizes = list(dict.fromkeys(results[n].shape.size for n in p.late_outputs))
-    return [_late_kernel(program, computation, [n for n in p.late_outputs if results[n].shape.size == size], (p, emitter)) for size in sizes]
+    gtes = tuple_users(p.order)
+    partials = len(_partial_arrays(p, emitter)) * (1 + emitter.column_blocks)
+    calls = []
+    for size in dict.fromkeys(results[n].shape.size for n in p.late_outputs):
+        numbers = [n for n in p.late_outputs if results[n].shape.size == size]
+
+        def bind(k: RowKernel, numbers=numbers) -> None:
+            for r in p.late_reduces:
+                first = len(numbers) + emitter.partials[r] - len(results)
+                k.bind_reduce(r, gtes.get(r, ()), _folded(k, r, emitter.reducers[r], k.outputs[first:], emitter.chunks.count, _kept_size(p, r)))
+
+        calls.append(_late_kernel(program, computation, numbers, bind, partials, emitter.chunks.count))
+    return calls
 
 
-def _late_kernel(program, computation: Computation, numbers: list[int], partial) -> _Call:
+def _late_kernel(program, computation: Computation, numbers: list[int], bind: Callable[[RowKernel], None] | None, partials: int = 0, reads: int = 0) -> _Call:
+    """A loop that writes the results `numbers` (of one size). `bind` gives the reductions their values; `partials` buffers follow
+    the results' pointers, of each of which `reads` elements are read per result."""
     results = results_of(computation)
     size = results[numbers[0]].shape.size
-    extra = len(_partial_arrays(*partial)) * (1 + partial[1].column_blocks) if partial else 0
-    k = RowKernel(program.target, lanes_for(program.target), computation.params, len(numbers) + extra)
-    if partial:
-        p, emitter = partial
-        gtes = tuple_users(p.order)
-        for r in p.late_reduces:
-            first = len(numbers) + emitter.partials[r] - len(results)
-            k.bind_reduce(r, gtes.get(r, ()), _folded(k, r, emitter.reducers[r], k.outputs[first:], emitter.chunks.count, _kept_size(p, r)))
+    k = RowKernel(program.target, lanes_for(program.target), computation.params, len(numbers) + partials)
+    if bind:
+        bind(k)
 
     def write(at: Index, _=None) -> list[str]:
         for pointer, n in zip(k.outputs, numbers):
@@ -174,8 +216,7 @@ def _late_kernel(program, computation: Computation, numbers: list[int], partial)
         k.lane_loop("%lo", "%hi", size, write)
         items = size
     name = k.define(program, "combine")
-    cost = 0.1 * (partial[1].chunks.count if partial else 1)
-    return _Call(name, tuple(k.sizes), items, k.lanes * 4, cost, tuple(numbers), bool(extra))
+    return _Call(name, tuple(k.sizes), items, k.lanes * 4, 0.1 * (1 + reads), tuple(numbers), bool(partials))
 
 
 def _folded(k: RowKernel, x: Instruction, r: Reducer, pointers: list[str], count: int, kept: Size) -> Callable:

@@ -82,7 +82,7 @@ class Reducer:
         return [part for x in self.initials for part in self.initial(k, x)]
 
     def initial(self, k: Kernel, x: Instruction) -> list[str]:
-        """Scalar operands of an initial value, computed at the function's start."""
+        """Operands of an initial value, at the kernel's current width; computed at the function's start."""
         value = k.value(x, (ZERO,) * x.shape.rank)
         return list(value) if isinstance(value, tuple) else [value]
 

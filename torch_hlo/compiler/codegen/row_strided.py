@@ -6,11 +6,10 @@ pass walks the rows' elements outside and the block inside, so memory is read in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 from torch_hlo.compiler.codegen.index import Index, delinear, divide, linear, regroup
 from torch_hlo.compiler.codegen.reducer import Reducer
-from torch_hlo.compiler.codegen.row import RowKernel, lanes_for, results_of, tuple_users
+from torch_hlo.compiler.codegen.row import ROWS_BLOCK, RowKernel, lanes_for, results_of, tuple_users
 from torch_hlo.compiler.codegen.row_plan import RowPlan
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
 from torch_hlo.hlo.dim import Size, ceildiv
@@ -81,49 +80,67 @@ class StridedEmitter:
         writes = plan.full_outputs if number == plan.passes - 1 else []
         if not due and not writes:
             return
-        for r in due:
-            self._start(r)
+        for x in due:
+            self.accs[x] = self._new(x)
+        blocked = [x for x in due if self.reducers[x].is_float_sum]
 
-        def body(inside: dict[int, Index], j: Index) -> None:
+        def body(inside: dict[int, Index], j: Index, accs: dict[Instruction, list[str]]) -> None:
             point = self._point(inside, j)
             for x in due:
                 r = self.reducers[x]
                 values = r.values(k, lambda o: regroup(point, plan.dims, o.shape.dims))
-                self._set(r, x, j, r.combine(k, self._get(r, x, j), values))
+                self._set(r, accs[x], j, r.combine(k, self._get(r, accs[x], j), values))
             for n in writes:
                 x = self.results[n]
                 k.store(k.outputs[n], x.shape.dtype, linear(point, plan.dims), k.value(x, regroup(point, plan.dims, x.shape.dims)))
 
-        with ExitStack() as stack:
-            inside = {}
-            for d in plan.inner:
-                size = plan.dims[d]
-                inside[d] = stack.enter_context(k.loop("0", k.size(size), size, nonempty=isinstance(size, int)))
-            self._rows(lambda j: body(inside, j))
+        def walk(dims: tuple[int, ...], inside: dict[int, Index], accs: dict[Instruction, list[str]]) -> None:
+            if not dims:
+                self._rows(lambda j: body(inside, j, accs))
+                return
+            size = plan.dims[dims[0]]
+            if not blocked or isinstance(size, int) and size <= 2 * ROWS_BLOCK:
+                with k.loop("0", k.size(size), size, nonempty=isinstance(size, int)) as i:
+                    walk(dims[1:], {**inside, dims[0]: i}, accs)
+                return
+            # Long sums are taken in blocks, so that they stay accurate.
+            with k.loop("0", k.size(size), size, ROWS_BLOCK, nonempty=False) as b:
+                below = {**accs, **{x: self._new(x) for x in blocked}}
+                first = k.scalar(b)
+                op = k.level.scalar.op
+                end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {k.size(size)})")
+                with k.loop(first, end, size) as i:
+                    walk(dims[1:], {**inside, dims[0]: i}, below)
+                for x in blocked:
+                    r = self.reducers[x]
+                    self._rows(lambda j, r=r, x=x: self._set(r, accs[x], j, r.combine(k, self._get(r, accs[x], j), self._get(r, below[x], j))))
+
+        walk(plan.inner, {}, self.accs)
         self._finish(due)
 
     # -- accumulators ----------------------------------------------------------------------------------------------
-    def _start(self, x: Instruction) -> None:
-        r = self.reducers[x]
-        k = self.k
-        first = r.identity(k)
-        self.accs[x] = [k.alloca(STORAGE[dtype].memory, self.block * STORAGE[dtype].parts) for dtype in r.stored_dtypes()]
+    def _new(self, x: Instruction) -> list[str]:
+        """Accumulators of a block of rows, set to the identity."""
+        r, k = self.reducers[x], self.k
+        values = r.grouped(r.identity(k))
+        slots = [k.alloca(STORAGE[dtype].memory, self.block * STORAGE[dtype].parts) for dtype in r.stored_dtypes()]
 
         def body(j: Index) -> None:
-            for slot, dtype, value in zip(self.accs[x], r.stored_dtypes(), r.grouped(first)):
+            for slot, dtype, value in zip(slots, r.stored_dtypes(), values):
                 k.store(slot, dtype, j, k.splat(value, dtype))
 
         self._rows(body)
+        return slots
 
-    def _get(self, r: Reducer, x: Instruction, j: Index) -> list[str]:
+    def _get(self, r: Reducer, slots: Sequence[str], j: Index) -> list[str]:
         found: list[str] = []
-        for slot, dtype in zip(self.accs[x], r.stored_dtypes()):
+        for slot, dtype in zip(slots, r.stored_dtypes()):
             v = self.k.load(slot, dtype, j)
             found += list(v) if isinstance(v, tuple) else [v]
         return found
 
-    def _set(self, r: Reducer, x: Instruction, j: Index, accs: Sequence[str]) -> None:
-        for slot, dtype, value in zip(self.accs[x], r.stored_dtypes(), r.grouped(accs)):
+    def _set(self, r: Reducer, slots: Sequence[str], j: Index, accs: Sequence[str]) -> None:
+        for slot, dtype, value in zip(slots, r.stored_dtypes(), r.grouped(accs)):
             self.k.store(slot, dtype, j, value)
 
     # -- values per row --------------------------------------------------------------------------------------------
@@ -131,10 +148,11 @@ class StridedEmitter:
         """Initial values enter; then the values per row that full-size ones read are computed once and kept."""
         k = self.k
         for x in due:
-            r = self.reducers[x]
+            r, slots = self.reducers[x], self.accs[x]
             if r.needs_initial():
-                self._rows(lambda j, r=r, x=x: self._set(r, x, j, r.finish(k, self._get(r, x, j))))
-            k.bind_reduce(x, self.gtes.get(x, ()), lambda index, r=r, x=x: r.grouped(r.finish_rounded(k, self._get(r, x, self._position(x, index)))))
+                self._rows(lambda j, r=r, slots=slots: self._set(r, slots, j, r.finish(k, self._get(r, slots, j))))
+            k.bind_reduce(x, self.gtes.get(x, ()), lambda index, r=r, x=x, slots=slots: r.grouped(
+                r.finish_rounded(k, self._get(r, slots, self._position(x, index)))))
         for x in self._read_per_row(due):
             slot = k.alloca(STORAGE[x.shape.dtype].memory, self.block * STORAGE[x.shape.dtype].parts)
 
@@ -165,7 +183,7 @@ class StridedEmitter:
 
     def _position(self, x: Instruction, index: tuple[Index, ...]) -> Index:
         """Position in the block of the row that an index of a row-size value means."""
-        row = linear(index, x.shape.dims)
+        row = linear(index, x.shape.elements[0].dims if x.shape.is_tuple else x.shape.dims)
         first = linear([*(self.where[d] for d in self.plan.outer[:-1]), self.base], self.plan.outer_sizes())
         return row - first
 

@@ -20,6 +20,10 @@ def fusion(module: Module) -> Module:
     """Group the entry computation's fusible instructions into kernels. Every array that is left is in memory exactly once."""
     if any(x.op == "fusion" for x in module.entry.instructions()):
         return module
+    root = module.entry.root
+    if root.shape.is_tuple and root.op != "tuple":
+        parts = tuple(instr("get-tuple-element", (root,), e, index=i) for i, e in enumerate(root.shape.elements))
+        module = module.with_root(instr("tuple", parts, root.shape))
     plan = Plan(module)
     return module.with_root(_Builder(plan).root(module.entry.root))
 

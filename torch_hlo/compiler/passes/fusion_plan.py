@@ -58,6 +58,7 @@ class Plan:
     def __init__(self, module: Module) -> None:
         root = module.entry.root
         self.order: list[Instruction] = postorder((*module.entry.params, root))
+        self.root = len(self.order) - 1 if self.order[-1] is root else self.order.index(root)
         self.number = {x: i for i, x in enumerate(self.order)}
         self.kind = [table.classify(x) for x in self.order]
         self.users: list[list[int]] = [[] for _ in self.order]
@@ -160,10 +161,10 @@ class Plan:
         x = self.order[i]
         if x.op == "constant" or x.op == "reshape" and not self._is_computed(x):
             return False
-        return any(self.kind[u] == STEP or self.order[u].op == "reshape" and self._feeds_memory(u) for u in self.users[i])
+        return self._feeds_memory(i)
 
     def _feeds_memory(self, i: int) -> bool:
-        return any(self.kind[u] == STEP or self.order[u].op == "reshape" and self._feeds_memory(u) for u in self.users[i])
+        return i == self.root or any(self.kind[u] == STEP or self.order[u].op == "reshape" and self._feeds_memory(u) for u in self.users[i])
 
     def _is_computed(self, x: Instruction) -> bool:
         """A reshape of something FREE that has no memory of its own."""

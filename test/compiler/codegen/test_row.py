@@ -1,0 +1,98 @@
+"""Row kernels: rows contiguous and strided, short and long, with partial results, in place, with symbolic sizes."""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from steps import Compiled, check
+
+from torch_hlo.hlo import build as b
+from torch_hlo.hlo.evaluate import evaluate
+from torch_hlo.hlo.ir import Module
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import programs  # noqa: E402
+from random_programs import random_module  # noqa: E402
+
+
+def check_module(m: Module, seed: int = 0, rtol: float = 2e-5) -> None:
+    inputs = programs.inputs_for(m, seed)
+    for got, want in zip(Compiled(m, optimize=True)(*inputs), evaluate(m, inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol * max(1, np.abs(want).max(initial=0)))
+
+
+@pytest.mark.parametrize(("dims", "axis"), [((64, 100), 1), ((7, 1000), 1), ((3, 5000), 1), ((40, 9000), 1), ((1, 300), 1), ((2, 70000), 1), ((300,), 0),
+                                            ((3, 20, 50), 1), ((20, 50), 0), ((4, 300, 70), 1), ((5, 6, 7, 8), 2), ((16, 1), 1), ((9, 3), 1)])
+def test_softmax(dims, axis):
+    check_module(programs.softmax(dims, axis))
+
+
+@pytest.mark.parametrize("dims", [(8, 16, 96), (4, 768), (1, 768), (3, 1, 33), (2, 3, 5000)])
+def test_layernorm(dims):
+    check_module(programs.layernorm(dims))
+
+
+@pytest.mark.parametrize("dims", [(8, 16, 96), (256, 768), (64, 129, 96), (3, 40), (2000, 33)])
+def test_layernorm_backward(dims):
+    check_module(programs.layernorm_backward(dims))
+
+
+@pytest.mark.parametrize("dims", [(32, 200), (64, 5000), (3, 7), (500, 10)])
+def test_cross_entropy(dims):
+    check_module(programs.cross_entropy(dims))
+
+
+@pytest.mark.parametrize("dims", [(4, 8, 6, 6), (2, 3, 40, 40), (16, 5)])
+def test_batch_statistics(dims):
+    """Rows are channels: strided pieces of memory."""
+    axes = (0, *range(2, len(dims)))
+
+    def fn(x):
+        centred = b.subtract(x, b.broadcast(programs.mean(x, axes), dims, (1,)))
+        var = programs.mean(b.multiply(centred, centred), axes)
+        scale = b.rsqrt(b.add(var, programs.scalar(1e-5, var)))
+        return [b.multiply(centred, b.broadcast(scale, dims, (1,))), var]
+
+    check(fn, np.random.default_rng(0).standard_normal(dims).astype(np.float32), optimize=True)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])
+def test_other_types(dtype):
+    x = np.random.default_rng(0).standard_normal((20, 130)).astype({"f64": np.float64, "f16": np.float16}.get(dtype, np.float32))
+    check(lambda x: b.convert(programs.softmax_of(b.convert(x, "f64" if dtype == "f64" else "f32")), dtype), x, dtypes=[dtype], optimize=True)
+
+
+@pytest.mark.parametrize("symbolic", [{(0, 0): "s0"}, {(0, 1): "s0"}, {(0, 0): "s0", (0, 1): "s1"}])
+def test_symbolic_softmax(symbolic):
+    x = np.random.default_rng(0).standard_normal((37, 150)).astype(np.float32)
+    check(lambda x: programs.softmax_of(x), x, symbolic=symbolic, optimize=True)
+    check(lambda x: programs.softmax_of(x, 0), x, symbolic=symbolic, optimize=True)
+
+
+def test_symbolic_partial_results():
+    def fn(dy, x):
+        dims = x.shape.dims
+        top = b.reduce(x, programs.zero(), (1,), "maximum")
+        y = b.multiply(dy, b.subtract(x, b.broadcast(top, dims, (0,))))
+        return [y, b.reduce(y, programs.zero(), (0,), "add"), b.reduce(y, programs.zero(), (0, 1), "add")]
+
+    r = np.random.default_rng(0)
+    x, y = (r.standard_normal((300, 70)).astype(np.float32) for _ in range(2))
+    check(fn, x, y, symbolic={(0, 0): "s0", (1, 0): "s0"}, optimize=True)
+    check(fn, x, y, symbolic={(0, 0): "s0", (1, 0): "s0", (0, 1): "s1", (1, 1): "s1"}, optimize=True)
+    check(fn, x, y, optimize=True)
+
+
+def test_masked_rows():
+    """Rows that are all -inf but one element, and an exponential that underflows."""
+    x = np.random.default_rng(0).standard_normal((6, 200)).astype(np.float32)
+    x[1, 1:] = -np.inf
+    x[2, 5:] = -1e9
+    check(lambda x: programs.softmax_of(x), x, optimize=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_programs(seed):
+    check_module(random_module(seed, 30, (5, 40, 33)), seed, 1e-4)
