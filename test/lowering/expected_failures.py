@@ -1,0 +1,29 @@
+"""What the sweep over PyTorch's operator database leaves out, each with its reason. A test fails when an entry is no longer needed."""
+from __future__ import annotations
+
+# op_db operators that cannot run without CUDA or are not strided.
+NOT_RUN = {
+    "jiterator_unary": "CUDA only", "jiterator_binary": "CUDA only", "jiterator_4inputs_with_extra_args": "CUDA only",
+    "jiterator_binary_return_by_ref": "CUDA only", "jiterator_2inputs_2outputs": "CUDA only",
+    "grid_sampler_3d": "samples of a million points are slow in the NumPy evaluator; grid_sampler_2d runs the same code",
+}  # fmt: skip
+
+# aten overloads that run on the CPU: what their result looks like depends on values, or LAPACK does them better.
+DATA_DEPENDENT = "the size of the result depends on values"
+ON_THE_HOST = "returns a Python value"
+LAPACK = "eigen- and singular-value problems stay with LAPACK"
+SPARSE = "not a strided tensor"
+RARE = "no decomposition and rare in models"
+FALLBACKS = {
+    "aten.nonzero.default": DATA_DEPENDENT, "aten.nonzero_static.default": DATA_DEPENDENT, "aten.masked_select.default": DATA_DEPENDENT,
+    "aten._unique.default": DATA_DEPENDENT, "aten._unique2.default": DATA_DEPENDENT, "aten.unique_consecutive.default": DATA_DEPENDENT,
+    "aten.unique_dim.default": DATA_DEPENDENT, "aten.bincount.default": DATA_DEPENDENT, "aten.index.Tensor": DATA_DEPENDENT,
+    "aten.repeat_interleave.Tensor": DATA_DEPENDENT, "aten.index_put.default": DATA_DEPENDENT,
+    "aten.equal.default": ON_THE_HOST, "aten.allclose.default": ON_THE_HOST, "aten.is_nonzero.default": ON_THE_HOST, "aten.item.default": ON_THE_HOST,
+    "aten._linalg_check_errors.default": ON_THE_HOST,
+    "aten._linalg_eigh.default": LAPACK, "aten._linalg_svd.default": LAPACK, "aten.linalg_eig.default": LAPACK, "aten.linalg_lstsq.default": LAPACK,
+    "aten.linalg_ldl_factor_ex.default": LAPACK, "aten.linalg_ldl_solve.default": LAPACK, "aten.geqrf.default": LAPACK, "aten.ormqr.default": LAPACK,
+}  # fmt: skip
+
+# aten overloads whose values differ from PyTorch's.
+MISMATCHES: dict[str, str] = {}
