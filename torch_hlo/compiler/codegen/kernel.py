@@ -438,12 +438,16 @@ class Kernel:
         body: Callable[[Index, list[str]], list[str] | None],
         unroll: int = 1,
         carry: Sequence[tuple[str, str]] = (),
+        aligned: bool = False,
+        compact: bool = False,
     ) -> list[list[str]]:
         """Vector loop over [low, high) in steps of `lanes`; the range may be empty. `low` is a multiple of `lanes` or 0.
 
         `body(index, carried)` writes one vector's worth; it runs once per unrolled copy and for the tail, in which `mask()` is
         set. `carry`: (scalar kind, initial scalar operand) of values carried between iterations, `lanes` wide, each copy having its own; the
         body returns the next ones (in the tail it must leave masked lanes as they were). Returns the final ones per copy.
+        `aligned`: low and high are multiples of lanes * unroll, there is no tail. `compact`: write the body once, always masked (for
+        bodies so long that a mask costs nothing and another copy much).
         """
         parent = self.levels[-1]
         name = f"%i{self.unit.number()}"
@@ -453,7 +457,12 @@ class Kernel:
         saved, self.lane_var = self.lane_var, var
         try:
             if isinstance(low, int) and isinstance(high, int):
-                return self._static_lanes(var, low, high, body, unroll, kinds, state)
+                aligned = (high - low) % (self.lanes * unroll) == 0
+                if not compact or high - low <= self.lanes:
+                    return self._static_lanes(var, low, high, body, unroll, kinds, state)
+            if aligned or compact:
+                masked = compact and not aligned and self.lanes > 1
+                return self._vector_loop(var, str(low), str(high), body, unroll, kinds, state, nonempty=False, tail=masked)
             return self._dynamic_lanes(var, low, high, body, unroll, kinds, state)
         finally:
             self.lane_var = saved

@@ -109,14 +109,14 @@ def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_p
     if _tiles(loops, extents, lanes, in_place):
         items, grain, elements = _tiled_nest(kernel, loops, body)
     else:
-        items, grain, elements = _nest(kernel, extents, body, unroll)
+        items, grain, elements = _nest(kernel, extents, body, unroll, compact=loops.cost > 40)
     name = kernel.define(program, _name(stores))
     moved = sum(x.shape.itemsize for x in leaves) + sum(s.value.shape.itemsize for s in stores)
     cost = max(kernel.body_lines * _INSTRUCTION_NS / lanes, moved * 0.015) * elements
     return LoopKernel(name, tuple(kernel.sizes), items, grain, cost)
 
 
-def _nest(kernel: Kernel, extents: tuple[Size, ...], body, unroll: int) -> tuple[Size, int, float]:
+def _nest(kernel: Kernel, extents: tuple[Size, ...], body, unroll: int, compact: bool) -> tuple[Size, int, float]:
     """Write the loops. Returns the number of items, the grain, and elements per item."""
     lanes = kernel.lanes
     if not extents:
@@ -125,11 +125,12 @@ def _nest(kernel: Kernel, extents: tuple[Size, ...], body, unroll: int) -> tuple
         return 1, 1, 1
     *outer, last = extents
     rows = ix.product(outer)
+    even = isinstance(last, int) and last % (lanes * unroll) == 0
     if not outer:
         if isinstance(last, int) and last <= STATIC_ELEMENTS:
-            kernel.lane_loop(0, last, last, body(()), unroll)
+            kernel.lane_loop(0, last, last, body(()), unroll, compact=compact)
             return 1, 1, last
-        kernel.lane_loop("%lo", "%hi", last, body(()), unroll)
+        kernel.lane_loop("%lo", "%hi", last, body(()), unroll, aligned=even, compact=compact)
         return last, lanes * unroll * 16, 1
     if isinstance(rows, int) and isinstance(last, int) and rows < 32 and last >= 4 * BLOCK:
         blocks = -(-last // BLOCK)
@@ -138,10 +139,11 @@ def _nest(kernel: Kernel, extents: tuple[Size, ...], body, unroll: int) -> tuple
             start = kernel.scalar(block * BLOCK)
             op = kernel.level.scalar.op
             end = op(f"call i64 @llvm.umin.i64(i64 {op(f'add i64 {start}, {BLOCK}')}, i64 {last})")
-            kernel.lane_loop(start, end, last, body(ix.delinear(row, outer)), unroll)
+            kernel.lane_loop(start, end, last, body(ix.delinear(row, outer)), unroll, aligned=even, compact=compact)
         return rows * blocks, 1, BLOCK
     with kernel.loop("%lo", "%hi", rows) as row:
-        kernel.lane_loop(0, kernel.size(last) if not isinstance(last, int) else last, last, body(ix.delinear(row, outer)), unroll)
+        high = last if isinstance(last, int) else kernel.size(last)
+        kernel.lane_loop(0, high, last, body(ix.delinear(row, outer)), unroll, compact=compact)
     return rows, 1, last if isinstance(last, int) else 1024
 
 
