@@ -35,6 +35,13 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionType:
+    """`(…) -> (…)`: only the results; the arguments stand at the block."""
+
+    results: tuple[Type, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Raw:
     """Text of an attribute that nothing here reads."""
 
@@ -72,11 +79,7 @@ def attribute(s: Scanner, depth: int = 0, typed: bool = True):
     if head == "(":  # a function type
         s.balanced()
         s.expect("->")
-        if s.at("("):
-            s.balanced()
-        else:
-            parse_type(s)
-        return Raw("function type")
+        return FunctionType(tuple(s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]))
     if s.at("loc("):
         s.pos += 3
         return Raw(s.balanced())

@@ -132,6 +132,8 @@ class Converter:
         self.s, self.functions, self.equal = s, functions, equal
         self.computations: dict[tuple, Computation] = {}
         self.active: list[str] = []
+        # Sizes that captured integers of the region being converted are known to hold.
+        self.known: dict[Instruction, list[Size]] = {}
 
     def module(self, name: str) -> Module:
         entry_name = "main" if "main" in self.functions else self._first_public()
@@ -309,10 +311,20 @@ class Converter:
                 names[name] = found[1]
         return list(names), list(names.values())
 
-    def open_region(self, c: Context, block: Block, state: Shape, names: Sequence[str], groups, carry: bool, what: str) -> Computation:
-        """A region as a computation of one tuple: the block's arguments, then the captured values (which `carry` returns too)."""
-        param = instr("parameter", (), state, index=0)
-        parts = [b.get_tuple_element(param, i) for i in range(len(state.elements))]
+    def open_region(
+        self, c: Context, block: Block, state: Instruction, names: Sequence[str], groups, what: str, constant: Sequence[int] = ()
+    ) -> Computation:
+        """A region as a computation of one tuple: the block's arguments, then the captured values, which a body returns too.
+
+        `state` is the tuple it starts with; the arguments in `constant` never change.
+        """
+        from torch_hlo.hlo.stablehlo.dynamic import sizes_of
+
+        param = instr("parameter", (), state.shape, index=0)
+        parts = [b.get_tuple_element(param, i) for i in range(len(state.operands))]
+        outer = self.known
+        fixed = (*constant, *range(len(block.args), len(parts)))
+        self.known = {parts[i]: sizes for i in fixed if (sizes := sizes_of(state.operands[i], outer)) is not None}
         scope = Scope(Scope())
         count = len(block.args)
         self._bind(scope, block.args, parts[:count], [t.quantized for _, t in block.args], c.op.position)
@@ -327,9 +339,9 @@ class Converter:
             if name not in scope.parent.values:
                 scope.parent.values[name] = c.scope.find(name)[1]
         results = self.block(block, scope)
-        if what == "condition":
-            return Computation(f"{c.op.name}_cond", (param,), results[0])
-        return Computation(f"{c.op.name}_{what}", (param,), b.tuple_(*results, *(parts[count:] if carry else ())))
+        self.known = outer
+        root = results[0] if what == "condition" else b.tuple_(*results, *(parts[count:] if what == "body" else ()))
+        return Computation(f"{c.op.name}_{what}", (param,), root)
 
     # Functions
 
@@ -342,14 +354,23 @@ class Converter:
         unknown = any(UNKNOWN in t.shape.dims for t in (*function.types, *(t for _, t in function.regions[0].args)))
         if unknown or any(UNKNOWN in t.shape.dims for op in walk(function.regions[0]) for t in op.types):
             return self._body(function, c.x, kinds)
-        key = (name, tuple(x.shape for x in c.x))
+        return unpacked(b.call(self.function(c, name, [x.shape for x in c.x]), c.x), len(function.types))
+
+    def function(self, c: Context, name: str, shapes: Sequence[Shape]) -> Computation:
+        """A function of arguments of these shapes as a computation."""
+        function = self.functions.get(name)
+        if function is None or not function.regions:
+            raise c.error(f"function @{name} is not defined")
+        key = (name, tuple(shapes))
         found = self.computations.get(key)
         if found is None:
-            params = [instr("parameter", (), x.shape, index=i) for i, x in enumerate(c.x)]
-            results = self._body(function, params, kinds)
+            params = [instr("parameter", (), s, index=i) for i, s in enumerate(shapes)]
+            known, self.known = self.known, {}
+            results = self._body(function, params, [t.quantized for _, t in function.regions[0].args])
+            self.known = known
             found = Computation(name, tuple(params), results[0] if len(results) == 1 else b.tuple_(*results))
             self.computations[key] = found
-        return unpacked(b.call(found, c.x), len(function.types))
+        return found
 
 
 def unpacked(x: Instruction, count: int) -> list[Instruction]:
@@ -411,8 +432,10 @@ def _while(c: Context):
     names, groups = c.converter.captured(c, (cond, body))
     state = b.tuple_(*c.x, *(v for group in groups for v in group))
     shape = tuple_shape(*(o.shape for o in state.operands))
-    condition = c.converter.open_region(c, cond, shape, names, groups, False, "condition")
-    loop = c.converter.open_region(c, body, shape, names, groups, True, "body")
+    returned = body.ops[-1].operands if body.ops else []
+    constant = [i for i, ((arg, _), value) in enumerate(zip(body.args, returned)) if value == (arg, 0)]
+    condition = c.converter.open_region(c, cond, state, names, groups, "condition", constant)
+    loop = c.converter.open_region(c, body, state, names, groups, "body", constant)
     for before, after in zip(shape.elements, loop.root.shape.elements):
         for p, q in zip(before.dims, after.dims):
             if p != q:
@@ -425,7 +448,7 @@ def _case(c: Context):
     names, groups = c.converter.captured(c, c.op.regions)
     operand = b.tuple_(*(v for group in groups for v in group))
     branches = [
-        c.converter.open_region(c, region, operand.shape, names, groups, False, f"branch{i}") for i, region in enumerate(c.op.regions)
+        c.converter.open_region(c, region, operand, names, groups, f"branch{i}") for i, region in enumerate(c.op.regions)
     ]
     if not branches:
         raise c.error("has no branches")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch_hlo.hlo.scan import Scanner
-from torch_hlo.hlo.stablehlo.attributes import Dense, Symbol, attribute, dictionary
+from torch_hlo.hlo.stablehlo.attributes import Dense, FunctionType, Symbol, attribute, dictionary
 from torch_hlo.hlo.stablehlo.types import Type, parse_type
 
 MAX_NESTING = 60
@@ -83,6 +83,8 @@ class _Reader:
                 self._collect(inner)
         elif op.name == "func.func":
             name = str(op.attrs.get("sym_name", "main"))
+            if isinstance(found := op.attrs.get("function_type"), FunctionType):
+                op.types = list(found.results)
             if name in self.functions:
                 raise self.s.error(f"function @{name} is defined twice", op.position)
             self.functions[name] = op

@@ -440,7 +440,8 @@ def _custom_call(c: Context):
     target = callee.name if isinstance(callee, Symbol) else str(c.attr("call_target_name", default=""))
     if target in _IGNORED_CALLS:
         return []
-    if target.startswith("mhlo.") and (convert := RULES.get("chlo." + target[5:]) or RULES.get(target[5:])):
+    dialect, _, name = target.partition(".")
+    if dialect in ("mhlo", "stablehlo", "chlo") and (convert := RULES.get("chlo." + name) or RULES.get(name)):
         for name, value in (c.attr("mhlo.attributes", default={}) or {}).items():
             c.op.attrs.setdefault(name, value)
         return convert(c)
