@@ -1,0 +1,245 @@
+"""Module -> StableHLO text, in MLIR's generic form (every StableHLO parser reads it), with CHLO for what StableHLO lacks.
+
+Tuples disappear: a value is the list of its array (and token) leaves. Each computation that `call`, `while` or `conditional` uses becomes a
+private function; reducers and comparators become regions. Opcodes: `WRITERS[op](w, x) -> list of names`.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from torch_hlo.hlo.ir import Computation, Instruction, Module
+from torch_hlo.hlo.opcodes import OPCODES
+from torch_hlo.hlo.shape import DTYPES, Literal, Shape
+from torch_hlo.hlo.stablehlo.types import type_text
+from torch_hlo.hlo.text import quoted
+
+WRITERS: dict[str, Callable[[Writer, Instruction], list[str]]] = {}
+
+
+class WriteError(ValueError):
+    """An instruction that StableHLO cannot express."""
+
+
+def stablehlo_text(module: Module) -> str:
+    """The program as StableHLO text. Raises WriteError on symbolic sizes and on opcodes without a StableHLO form."""
+    from torch_hlo.hlo.stablehlo import write_ops  # noqa: F401  it fills WRITERS
+
+    program = _Program()
+    program.function("main", module.entry, public=True, aliases=dict((p, o) for o, p in module.aliases))
+    name = re.sub(r"[^\w.]", "_", module.name) or "module"
+    return f"module @{name} {{\n" + "\n".join(program.functions) + "\n}\n"
+
+
+def leaves(shape: Shape) -> list[Shape]:
+    """Array and token shapes inside a shape, in order."""
+    return [leaf for e in shape.elements for leaf in leaves(e)] if shape.is_tuple else [shape]
+
+
+class _Program:
+    def __init__(self) -> None:
+        self.functions: list[str] = []
+        self.names: dict[Computation, str] = {}
+
+    def name_of(self, c: Computation) -> str:
+        """The private function of a computation, written when first asked for."""
+        if c not in self.names:
+            base = re.sub(r"[^\w]", "_", c.name) or "computation"
+            taken = set(self.names.values()) | {"main"}
+            name = next(n for n in _candidates(base) if n not in taken)
+            self.names[c] = name
+            self.function(name, c)
+        return self.names[c]
+
+    def function(self, name: str, c: Computation, public: bool = False, aliases: dict[int, int] | None = None) -> None:
+        w = Writer(self, "    ")
+        args, at = [], 0
+        for p in c.params:
+            names = []
+            for leaf in leaves(p.shape):
+                names.append(f"%arg{at}")
+                donated = f" {{tf.aliasing_output = {aliases[p['index']]} : i32}}" if aliases and p["index"] in aliases and not p.shape.is_tuple else ""
+                args.append(f"%arg{at}: {type_text(static(leaf))}{donated}")
+                at += 1
+            w.values[p] = names
+        results = w.block(c)
+        types = [type_text(static(leaf)) for leaf in leaves(c.root.shape)]
+        w.emit("func.return", results, leaves(c.root.shape), [])
+        visibility = "public" if public else "private"
+        result = "" if not types else f" -> ({', '.join(types)})"
+        self.functions.append(f"  func.func {visibility} @{name}({', '.join(args)}){result} {{\n" + "\n".join(w.lines) + "\n  }")
+
+
+def _candidates(base: str) -> Iterator[str]:
+    yield base
+    i = 0
+    while True:
+        i += 1
+        yield f"{base}_{i}"
+
+
+def static(shape: Shape) -> Shape:
+    if not shape.is_static:
+        raise WriteError(f"{shape}: StableHLO text needs known sizes; specialize the program for concrete inputs first")
+    return shape
+
+
+class Writer:
+    """The lines of one function or region."""
+
+    def __init__(self, program: _Program, indent: str, counter: list[int] | None = None) -> None:
+        self.program, self.indent = program, indent
+        self.counter = counter or [0]
+        self.lines: list[str] = []
+        self.values: dict[Instruction, list[str]] = {}
+
+    def block(self, c: Computation) -> list[str]:
+        for x in c.instructions():
+            if x not in self.values:
+                writer = WRITERS.get(x.op)
+                if writer is None:
+                    raise WriteError(f"{x.op} {x.shape}: no StableHLO operation means this")
+                self.values[x] = writer(self, x)
+        return self.values[c.root]
+
+    def __getitem__(self, x: Instruction) -> list[str]:
+        return self.values[x]
+
+    def operands(self, x: Instruction) -> list[str]:
+        return [name for o in x.operands for name in self.values[o]]
+
+    def emit(
+        self, op: str, operands: Sequence[str], operand_shapes: Sequence[Shape], result_shapes: Sequence[Shape], attrs: str = "",
+        regions: Sequence[str] = (),
+    ) -> list[str]:  # fmt: skip
+        """One line in generic form; the names of its results."""
+        results = [self.fresh() for _ in result_shapes]
+        left = ", ".join(results) + " = " if results else ""
+        types = ", ".join(type_text(static(s)) for s in operand_shapes)
+        outs = ", ".join(type_text(static(s)) for s in result_shapes)
+        body = f" ({', '.join(regions)})" if regions else ""
+        properties = f" <{{{attrs}}}>" if attrs else ""
+        outs = outs if len(result_shapes) == 1 else f"({outs})"
+        self.lines.append(f'{self.indent}{left}"{op}"({", ".join(operands)}){properties}{body} : ({types}) -> {outs}')
+        return results
+
+    def op(self, x: Instruction, name: str, attrs: str = "", regions: Sequence[str] = (), shape: Shape | None = None) -> list[str]:
+        """Instruction `x` as the operation `name` on its operands."""
+        shapes = [leaf for o in x.operands for leaf in leaves(o.shape)]
+        return self.emit(name, self.operands(x), shapes, leaves(shape or x.shape), attrs, regions)
+
+    def fresh(self) -> str:
+        self.counter[0] += 1
+        return f"%{self.counter[0]}"
+
+    def region(self, c: Computation) -> str:
+        """A computation as a region with a block of arguments."""
+        inner = Writer(self.program, self.indent + "  ", self.counter)
+        args = []
+        for p in c.params:
+            inner.values[p] = [inner.fresh().replace("%", "%a") for _ in leaves(p.shape)]
+            args += [f"{n}: {type_text(static(s))}" for n, s in zip(inner.values[p], leaves(p.shape))]
+        results = inner.block(c)
+        inner.emit("stablehlo.return", results, leaves(c.root.shape), [])
+        head = f"\n{self.indent}^bb0({', '.join(args)}):" if args else ""
+        return "{" + head + "\n" + "\n".join(inner.lines) + f"\n{self.indent}}}"
+
+    def calling(self, c: Computation, args: Sequence[tuple[str, Shape]], arguments: Sequence[str]) -> str:
+        """A region of block arguments `args` that calls the function of `c` with `arguments`."""
+        inner = Writer(self.program, self.indent + "  ", self.counter)
+        shapes = [leaf for p in c.params for leaf in leaves(p.shape)]
+        results = inner.emit("func.call", arguments, shapes, leaves(c.root.shape), f"callee = @{self.program.name_of(c)}")
+        inner.emit("stablehlo.return", results, leaves(c.root.shape), [])
+        head = f"\n{self.indent}^bb0({', '.join(f'{n}: {type_text(s)}' for n, s in args)}):" if args else ""
+        return "{" + head + "\n" + "\n".join(inner.lines) + f"\n{self.indent}}}"
+
+
+def writes(*ops: str):
+    def register(fn):
+        for op in ops:
+            WRITERS[op] = fn
+        return fn
+
+    return register
+
+
+def array(values: Sequence[int], kind: str = "i64") -> str:
+    """`array<i64: 1, 2>`."""
+    texts = ["true" if v is True else "false" if v is False else str(int(v)) for v in values]
+    return f"array<{kind}{': ' if texts else ''}{', '.join(texts)}>"
+
+
+def integer(value: int) -> str:
+    return f"{value} : i64"
+
+
+def boolean(value) -> str:
+    return "true" if value else "false"
+
+
+def matrix(rows: Sequence[Sequence[int]], width: int) -> str:
+    """A dense rank-2 tensor of i64."""
+    text = "[" + ", ".join("[" + ", ".join(map(str, row)) + "]" for row in rows) + "]" if rows else ""
+    return f"dense<{text}> : tensor<{len(rows)}x{width}xi64>"
+
+
+def dense_text(value: Literal) -> str:
+    """`dense<…> : tensor<…>`: bytes, so that every value is exact."""
+    data = np.frombuffer(value.data, np.uint8)
+    if value.dtype == "pred":
+        shown = value.numpy()
+        text = _nested(shown.ravel().tolist(), value.dims, lambda v: "true" if v else "false")
+    elif DTYPES[value.dtype].kind in "su":
+        text = _nested(value.numpy().ravel().tolist(), value.dims, str)
+    elif value.dims:
+        size = DTYPES[value.dtype].itemsize
+        uniform = len(data) and (data.reshape(-1, size) == data[:size]).all()
+        return f'dense<"0x{(value.data[:size] if uniform else value.data).hex().upper()}"> : {type_text(value.shape)}' if len(data) else \
+            f"dense<> : {type_text(value.shape)}"
+    elif DTYPES[value.dtype].kind == "c":
+        half = len(value.data) // 2
+        text = f"({_bits(value.data[:half])}, {_bits(value.data[half:])})"
+    else:
+        text = _float(value)
+    return f"dense<{text}> : {type_text(value.shape)}"
+
+
+def _float(value: Literal) -> str:
+    number = float(value.numpy())
+    return f"{number:.17e}" if np.isfinite(number) else _bits(value.data)
+
+
+def _bits(data: bytes) -> str:
+    return "0x" + data[::-1].hex().upper()
+
+
+def _nested(values: list, dims: tuple[int, ...], text: Callable) -> str:
+    if not values:
+        return ""
+    if not dims:
+        return text(values[0])
+    pieces = [text(v) for v in values]
+    for n in reversed(dims):
+        pieces = ["[" + ", ".join(pieces[i:i + n]) + "]" for i in range(0, len(pieces), n)]
+    return pieces[0]
+
+
+def element_name(op: str) -> str:
+    return "stablehlo." + op.replace("-", "_")
+
+
+_CHLO = {"acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "erf"}
+_NO_FORM = {"stochastic-convert"}
+for _op, _row in OPCODES.items():
+    if "pointwise" in _row.traits and _op not in _NO_FORM:
+        WRITERS[_op] = (lambda name: lambda w, x: w.op(x, name))(f"chlo.{_op}" if _op in _CHLO else element_name(_op))
+
+
+def dictionary(**entries: str | None) -> str:
+    return ", ".join(f"{k} = {v}" for k, v in entries.items() if v is not None)
+
+
+def string(text: str) -> str:
+    return quoted(text)

@@ -1,0 +1,427 @@
+"""Writers of the opcodes that are not plain element-wise operations, see write.py."""
+from __future__ import annotations
+
+import re
+
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.stablehlo.types import type_text
+from torch_hlo.hlo.stablehlo.write import (
+    WriteError,
+    Writer,
+    array,
+    boolean,
+    dense_text,
+    dictionary,
+    integer,
+    leaves,
+    matrix,
+    string,
+    writes,
+)
+
+
+@writes("compare")
+def _compare(w: Writer, x: Instruction):
+    kind = {"f": "FLOAT", "s": "SIGNED", "u": "UNSIGNED", "p": "UNSIGNED", "c": "FLOAT"}[x.operands[0].shape.kind]
+    attrs = dictionary(
+        comparison_direction=f"#stablehlo<comparison_direction {x['direction']}>",
+        compare_type=f"#stablehlo<comparison_type {x.get('type') or kind}>",
+    )
+    return w.op(x, "stablehlo.compare", attrs)
+
+
+@writes("reduce-precision")
+def _reduce_precision(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.reduce_precision", f"exponent_bits = {x['exponent_bits']} : i32, mantissa_bits = {x['mantissa_bits']} : i32")
+
+
+@writes("bitcast-convert")
+def _bitcast_convert(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.bitcast_convert")
+
+
+@writes("uniform-quantize", "uniform-dequantize")
+def _quantize(w: Writer, x: Instruction):
+    raise WriteError(f"{x.op} of {x.operands[0].shape}: the scales are operands here and part of the type there")
+
+
+# Shapes
+
+
+@writes("constant")
+def _constant(w: Writer, x: Instruction):
+    return w.emit("stablehlo.constant", [], [], [x.shape], f"value = {dense_text(x['literal'])}")
+
+
+@writes("iota")
+def _iota(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.iota", f"iota_dimension = {integer(x['iota_dimension'])}")
+
+
+@writes("broadcast")
+def _broadcast(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.broadcast_in_dim", f"broadcast_dimensions = {array(x['dimensions'])}")
+
+
+@writes("reshape", "bitcast")
+def _reshape(w: Writer, x: Instruction):
+    if x.shape.dtype != x.operands[0].shape.dtype:
+        raise WriteError(f"bitcast of {x.operands[0].shape} to {x.shape}: use bitcast-convert")
+    return w.op(x, "stablehlo.reshape")
+
+
+@writes("copy", "add-dependency", "domain")
+def _same(w: Writer, x: Instruction):
+    return w[x.operands[0]]
+
+
+@writes("transpose")
+def _transpose(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.transpose", f"permutation = {array(x['dimensions'])}")
+
+
+@writes("reverse")
+def _reverse(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.reverse", f"dimensions = {array(x['dimensions'])}")
+
+
+@writes("slice")
+def _slice(w: Writer, x: Instruction):
+    starts, limits, strides = zip(*x["slice"], strict=True) if x["slice"] else ((), (), ())
+    return w.op(x, "stablehlo.slice", f"start_indices = {array(starts)}, limit_indices = {array(limits)}, strides = {array(strides)}")
+
+
+@writes("pad")
+def _pad(w: Writer, x: Instruction):
+    low, high, inner = zip(*x["padding"], strict=True) if x["padding"] else ((), (), ())
+    return w.op(x, "stablehlo.pad", f"edge_padding_low = {array(low)}, edge_padding_high = {array(high)}, interior_padding = {array(inner)}")
+
+
+@writes("concatenate")
+def _concatenate(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.concatenate", f"dimension = {integer(x['dimensions'][0])}")
+
+
+@writes("dynamic-slice")
+def _dynamic_slice(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.dynamic_slice", f"slice_sizes = {array(x['dynamic_slice_sizes'])}")
+
+
+@writes("dynamic-update-slice")
+def _dynamic_update_slice(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.dynamic_update_slice")
+
+
+@writes("get-dimension-size")
+def _get_dimension_size(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.get_dimension_size", f"dimension = {integer(x['dimensions'][0])}")
+
+
+def _struct(kind: str, **fields) -> str:
+    shown = [f"{k} = {list(v) if isinstance(v, tuple) else v}" for k, v in fields.items() if v != ()]
+    return f"#stablehlo.{kind}<{', '.join(shown)}>"
+
+
+@writes("gather")
+def _gather(w: Writer, x: Instruction):
+    numbers = _struct(
+        "gather", offset_dims=x["offset_dims"], collapsed_slice_dims=x["collapsed_slice_dims"], operand_batching_dims=x["operand_batching_dims"],
+        start_indices_batching_dims=x["start_indices_batching_dims"], start_index_map=x["start_index_map"], index_vector_dim=x["index_vector_dim"],
+    )  # fmt: skip
+    attrs = f"dimension_numbers = {numbers}, slice_sizes = {array(x['slice_sizes'])}, indices_are_sorted = {boolean(x['indices_are_sorted'])}"
+    return w.op(x, "stablehlo.gather", attrs)
+
+
+@writes("scatter")
+def _scatter(w: Writer, x: Instruction):
+    numbers = _struct(
+        "scatter", update_window_dims=x["update_window_dims"], inserted_window_dims=x["inserted_window_dims"],
+        input_batching_dims=x["input_batching_dims"], scatter_indices_batching_dims=x["scatter_indices_batching_dims"],
+        scatter_dims_to_operand_dims=x["scatter_dims_to_operand_dims"], index_vector_dim=x["index_vector_dim"],
+    )  # fmt: skip
+    attrs = f"scatter_dimension_numbers = {numbers}, indices_are_sorted = {boolean(x['indices_are_sorted'])}, " \
+            f"unique_indices = {boolean(x['unique_indices'])}"
+    return w.op(x, "stablehlo.scatter", attrs, [w.region(x["to_apply"])])
+
+
+# Contractions and reductions
+
+
+def _precision(x: Instruction) -> str | None:
+    words = x.get("operand_precision")
+    return f"[{', '.join(f'#stablehlo<precision {p.upper()}>' for p in words)}]" if words else None
+
+
+@writes("dot")
+def _dot(w: Writer, x: Instruction):
+    numbers = _struct(
+        "dot", lhs_batching_dimensions=x["lhs_batch_dims"], rhs_batching_dimensions=x["rhs_batch_dims"],
+        lhs_contracting_dimensions=x["lhs_contracting_dims"], rhs_contracting_dimensions=x["rhs_contracting_dims"],
+    )  # fmt: skip
+    return w.op(x, "stablehlo.dot_general", dictionary(dot_dimension_numbers=numbers, precision_config=_precision(x)))
+
+
+@writes("convolution")
+def _convolution(w: Writer, x: Instruction):
+    labels = re.sub(r"[bfio0-9]+", lambda m: "[" + ", ".join(m.group()) + "]", x["dim_labels"]).replace("_", "x")
+    window = x["window"]
+    attrs = dictionary(
+        dimension_numbers=f"#stablehlo.conv<{labels}>", window_strides=array([d.stride for d in window]),
+        padding=matrix([(d.pad_low, d.pad_high) for d in window], 2), lhs_dilation=array([d.base_dilation for d in window]),
+        rhs_dilation=array([d.window_dilation for d in window]), window_reversal=array([d.reversal for d in window], "i1"),
+        feature_group_count=integer(x["feature_group_count"]), batch_group_count=integer(x["batch_group_count"]), precision_config=_precision(x),
+    )  # fmt: skip
+    return w.op(x, "stablehlo.convolution", attrs)
+
+
+@writes("reduce")
+def _reduce(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.reduce", f"dimensions = {array(x['dimensions'])}", [w.region(x["to_apply"])])
+
+
+def _windows(x: Instruction) -> str:
+    window = x["window"]
+    return dictionary(
+        window_dimensions=array([d.size for d in window]), window_strides=array([d.stride for d in window]),
+        base_dilations=array([d.base_dilation for d in window]), window_dilations=array([d.window_dilation for d in window]),
+        padding=matrix([(d.pad_low, d.pad_high) for d in window], 2),
+    )  # fmt: skip
+
+
+@writes("reduce-window")
+def _reduce_window(w: Writer, x: Instruction):
+    if any(d.reversal for d in x["window"]):
+        raise WriteError(f"reduce-window of {x.operands[0].shape}: a reversed window")
+    return w.op(x, "stablehlo.reduce_window", _windows(x), [w.region(x["to_apply"])])
+
+
+@writes("select-and-scatter")
+def _select_and_scatter(w: Writer, x: Instruction):
+    kept = [part for part in re.split(r", (?=\w+ = )", _windows(x)) if not part.startswith(("base_dilations", "window_dilations"))]
+    if any(d.base_dilation != 1 or d.window_dilation != 1 for d in x["window"]):
+        raise WriteError(f"select-and-scatter of {x.operands[0].shape}: a dilated window")
+    return w.op(x, "stablehlo.select_and_scatter", ", ".join(kept), [w.region(x["select"]), w.region(x["scatter"])])
+
+
+@writes("map")
+def _map(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.map", f"dimensions = {array(range(x.shape.rank))}", [w.region(x["to_apply"])])
+
+
+@writes("sort")
+def _sort(w: Writer, x: Instruction):
+    attrs = f"dimension = {integer(x['dimensions'][0])}, is_stable = {boolean(x['is_stable'])}"
+    return w.op(x, "stablehlo.sort", attrs, [w.region(x["to_apply"])])
+
+
+@writes("topk")
+def _topk(w: Writer, x: Instruction):
+    if not x["largest"]:
+        raise WriteError(f"topk of {x.operands[0].shape}: only the largest")
+    return w.op(x, "chlo.top_k", f"k = {integer(x['k'])}")
+
+
+@writes("ragged-dot")
+def _ragged_dot(w: Writer, x: Instruction):
+    names = {
+        "lhs_batching_dimensions": "lhs_batch_dims", "rhs_batching_dimensions": "rhs_batch_dims",
+        "lhs_contracting_dimensions": "lhs_contracting_dims", "rhs_contracting_dimensions": "rhs_contracting_dims",
+        "lhs_ragged_dimensions": "lhs_ragged_dims", "rhs_group_dimensions": "rhs_group_dims",
+    }  # fmt: skip
+    numbers = ", ".join(f"{theirs} = {list(x[ours])}" for theirs, ours in names.items())
+    return w.op(x, "chlo.ragged_dot", f"ragged_dot_dimension_numbers = #chlo.ragged_dot<{numbers}>")
+
+
+# Linear algebra, statistics, random numbers
+
+
+@writes("fft")
+def _fft(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.fft", f"fft_type = #stablehlo<fft_type {x['fft_type']}>, fft_length = {array(x['fft_length'])}")
+
+
+@writes("cholesky")
+def _cholesky(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.cholesky", f"lower = {boolean(x['lower'])}")
+
+
+@writes("triangular-solve")
+def _triangular_solve(w: Writer, x: Instruction):
+    flags = {name: boolean(x[name]) for name in ("left_side", "lower", "unit_diagonal")}
+    return w.op(x, "stablehlo.triangular_solve", dictionary(**flags, transpose_a=f"#stablehlo<transpose {x['transpose_a']}>"))
+
+
+@writes("batch-norm-training", "batch-norm-inference", "batch-norm-grad")
+def _batch_norm(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo." + x.op.replace("-", "_"), f"epsilon = {x['epsilon']:.9e} : f32, feature_index = {integer(x['feature_index'])}")
+
+
+@writes("rng-bit-generator")
+def _rng_bit_generator(w: Writer, x: Instruction):
+    algorithm = x["algorithm"].removeprefix("rng_").upper()
+    return w.op(x, "stablehlo.rng_bit_generator", f"rng_algorithm = #stablehlo<rng_algorithm {algorithm}>")
+
+
+@writes("rng")
+def _rng(w: Writer, x: Instruction):
+    rank = x.shape.rank
+    text = "[" + ", ".join(map(str, x.shape.dims)) + "]" if rank else ""
+    sizes = w.emit("stablehlo.constant", [], [], [Shape("s64", (rank,))], f"value = dense<{text}> : tensor<{rank}xi64>")
+    distribution = x["distribution"].removeprefix("rng_").upper()
+    shapes = [*(o.shape for o in x.operands), Shape("s64", (rank,))]
+    attrs = f"rng_distribution = #stablehlo<rng_distribution {distribution}>"
+    return w.emit("stablehlo.rng", [*w.operands(x), *sizes], shapes, [x.shape], attrs)
+
+
+# Tuples, control flow, calls
+
+
+@writes("tuple")
+def _tuple(w: Writer, x: Instruction):
+    return w.operands(x)
+
+
+@writes("get-tuple-element")
+def _get_tuple_element(w: Writer, x: Instruction):
+    counts = [len(leaves(e)) for e in x.operands[0].shape.elements]
+    begin = sum(counts[:x["index"]])
+    return w[x.operands[0]][begin:begin + counts[x["index"]]]
+
+
+@writes("opt-barrier")
+def _opt_barrier(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.optimization_barrier")
+
+
+@writes("after-all")
+def _after_all(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.after_all" if x.operands else "stablehlo.create_token")
+
+
+@writes("call", "fusion")
+def _call(w: Writer, x: Instruction):
+    name = w.program.name_of(x["to_apply"] if x.op == "call" else x["calls"])
+    return w.op(x, "func.call", f"callee = @{name}")
+
+
+@writes("while")
+def _while(w: Writer, x: Instruction):
+    shapes = leaves(x.shape)
+    args = [[(w.fresh().replace("%", "%a"), s) for s in shapes] for _ in range(2)]
+    regions = [w.calling(x[c], a, [n for n, _ in a]) for c, a in zip(("condition", "body"), args)]
+    return w.op(x, "stablehlo.while", "", regions)
+
+
+@writes("conditional")
+def _conditional(w: Writer, x: Instruction):
+    selector, *operands = x.operands
+    regions = [w.calling(c, [], w[o]) for c, o in zip(x["branch_computations"], operands, strict=True)]
+    name = "stablehlo.if" if selector.shape.dtype == "pred" else "stablehlo.case"
+    return w.emit(name, w[selector], [selector.shape], leaves(x.shape), "", regions)
+
+
+@writes("custom-call")
+def _custom_call(w: Writer, x: Instruction):
+    config = x.get("backend_config") or x.get("opaque") or ""
+    attrs = dictionary(
+        call_target_name=string(x["custom_call_target"]), backend_config=string(str(config)),
+        has_side_effect=boolean(x["custom_call_has_side_effect"]),
+        **({"mhlo.sharding": string(str(x["sharding"]))} if x.get("sharding") is not None else {}),
+    )
+    return w.op(x, "stablehlo.custom_call", attrs)
+
+
+# Many devices
+
+
+def _channel(x: Instruction) -> dict[str, str]:
+    channel = x.get("channel_id")
+    return {} if channel is None else {"channel_handle": f"#stablehlo.channel_handle<handle = {channel}, type = 1>"}
+
+
+def _collective(x: Instruction) -> dict[str, str]:
+    groups = x["replica_groups"]
+    width = max(map(len, groups), default=0)
+    rows = [(*g, *(-1,) * (width - len(g))) for g in groups]
+    flag = {"use_global_device_ids": "unit"} if x["use_global_device_ids"] else {}
+    return {"replica_groups": matrix(rows, width), **_channel(x), **flag}
+
+
+@writes("all-reduce")
+def _all_reduce(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.all_reduce", dictionary(**_collective(x)), [w.region(x["to_apply"])])
+
+
+@writes("all-gather")
+def _all_gather(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo.all_gather", dictionary(all_gather_dim=integer(x["dimensions"][0]), **_collective(x)))
+
+
+@writes("reduce-scatter")
+def _reduce_scatter(w: Writer, x: Instruction):
+    attrs = dictionary(scatter_dimension=integer(x["dimensions"][0]), **_collective(x))
+    return w.op(x, "stablehlo.reduce_scatter", attrs, [w.region(x["to_apply"])])
+
+
+@writes("all-to-all")
+def _all_to_all(w: Writer, x: Instruction):
+    if x.get("dimensions") is None or not x["replica_groups"]:
+        raise WriteError("all-to-all: needs dimensions and replica_groups")
+    d = x["dimensions"][0]
+    numbers = _collective(x)
+    numbers.pop("use_global_device_ids", None)
+    attrs = dictionary(split_dimension=integer(d), concat_dimension=integer(d), split_count=integer(len(x["replica_groups"][0])), **numbers)
+    return w.op(x, "stablehlo.all_to_all", attrs)
+
+
+@writes("collective-permute")
+def _collective_permute(w: Writer, x: Instruction):
+    attrs = _channel(x)
+    return w.op(x, "stablehlo.collective_permute", dictionary(source_target_pairs=matrix(x["source_target_pairs"], 2), **attrs))
+
+
+@writes("collective-broadcast")
+def _collective_broadcast(w: Writer, x: Instruction):
+    attrs = {k: v for k, v in _collective(x).items() if k != "use_global_device_ids"}
+    return w.op(x, "stablehlo.collective_broadcast", dictionary(**attrs))
+
+
+@writes("partition-id", "replica-id")
+def _device(w: Writer, x: Instruction):
+    return w.op(x, "stablehlo." + x.op.replace("-", "_"))
+
+
+# Asynchronous pairs happen at their start.
+
+
+@writes("copy-start")
+def _copy_start(w: Writer, x: Instruction):
+    names = w[x.operands[0]]
+    zero = w.emit("stablehlo.constant", [], [], [Shape("u32")], "value = dense<0> : tensor<ui32>")
+    return [*names, *names, *zero]
+
+
+@writes("copy-done")
+def _copy_done(w: Writer, x: Instruction):
+    return w[x.operands[0]][:len(leaves(x.shape))]
+
+
+@writes("async-start")
+def _async_start(w: Writer, x: Instruction):
+    shapes = [leaf for o in x.operands for leaf in leaves(o.shape)]
+    results = w.emit("func.call", w.operands(x), shapes, leaves(x.shape.elements[1]), f"callee = @{w.program.name_of(x['calls'])}")
+    rest = [w.emit("stablehlo.constant", [], [], [s], f"value = dense<0> : {type_text(s)}")[0] for e in x.shape.elements[2:] for s in leaves(e)]
+    return [*w.operands(x), *results, *rest]
+
+
+@writes("async-update")
+def _async_update(w: Writer, x: Instruction):
+    return w[x.operands[0]]
+
+
+@writes("async-done")
+def _async_done(w: Writer, x: Instruction):
+    begin = len(leaves(x.operands[0].shape.elements[0]))
+    return w[x.operands[0]][begin:begin + len(leaves(x.shape))]
+
