@@ -122,6 +122,11 @@ MOVES = {
     "reshape iota": (h.reshape(h.iota("s32", (3,), 0), (3, 1)), h.iota("s32", (3, 1), 0)),
     "slice slice": (h.slice_(h.slice_(X, (1, 0), (4, 3)), (1, 1), (3, 2)), h.slice_(X, (2, 1), (4, 2))),
     "slice slice strided": (h.slice_(h.slice_(p(dims=(20,)), (1,), (20,), (3,)), (1,), (6,), (2,)), h.slice_(p(dims=(20,)), (4,), (17,), (6,))),
+    "transpose without 1": (
+        h.transpose(p(dims=(4, 1, 3)), (2, 1, 0)), h.reshape(h.transpose(h.reshape(p(dims=(4, 1, 3)), (4, 3)), (1, 0)), (3, 1, 4))),
+    "slice reshape": (
+        h.slice_(h.reshape(p(dims=(2, 12)), (2, 3, 2, 2)), (0, 1, 0, 0), (2, 2, 2, 2)),
+        h.reshape(h.slice_(p(dims=(2, 12)), (0, 4), (2, 8)), (2, 1, 2, 2))),
     "slice transpose": (h.slice_(h.transpose(X, (1, 0)), (1, 0), (3, 4)), h.transpose(h.slice_(X, (0, 1), (4, 3)), (1, 0))),
     "slice concatenate": (h.slice_(h.concatenate([X, Y, Z], 0), (5, 0), (8, 3)), h.slice_(Y, (1, 0), (4, 3))),
     "slice two of concatenate": (
@@ -189,6 +194,7 @@ KEPT = {
     "real transposition": h.transpose(X, (1, 0)),
     "pad of another value": h.pad(h.full(0, "f32", (2,)), h.constant(1, "f32"), [(1, 1, 0)]),
     "slice of all operands": h.slice_(h.concatenate([X, Y], 0), (1, 0), (7, 3)),
+    "slice of an inner part": h.slice_(h.reshape(p(dims=(12,)), (3, 4)), (0, 0), (3, 2)),
     "sqrt(-0) is -0": h.abs_(h.sqrt(X)),
     "bf16 x ** 3 rounds twice": h.power(p("bf16"), like(p("bf16"), 3)),
 }

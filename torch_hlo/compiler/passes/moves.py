@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.dim import Dim, Size, ceildiv
+from torch_hlo.hlo.infer import product
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.match import op, rules, splat, var
 
@@ -142,9 +143,15 @@ def transpose_transpose(out: Instruction, inner: Instruction, x: Instruction) ->
 
 
 def transpose_ones(out: Instruction, x: Instruction) -> Instruction | None:
-    """A transpose that moves only size-1 dimensions -> reshape"""
+    """Size-1 dimensions are reshaped away and back; a transpose of nothing else is a reshape"""
     moved = [d for d in out["dimensions"] if x.shape.dims[d] != 1]
-    return h.reshape(x, out.shape.dims) if moved == sorted(moved) else None
+    if moved == sorted(moved):
+        return h.reshape(x, out.shape.dims)
+    if len(moved) == x.shape.rank:
+        return None
+    kept = sorted(moved)
+    small = h.transpose(h.reshape(x, [x.shape.dims[d] for d in kept]), [kept.index(d) for d in moved])
+    return h.reshape(small, out.shape.dims)
 
 
 def transpose_iota(out: Instruction, inner: Instruction) -> Instruction:
@@ -169,6 +176,27 @@ def slice_slice(out: Instruction, inner: Instruction, x: Instruction) -> Instruc
         empty = isinstance(count, int) and count <= 0
         ranges.append((first, first if empty else first + (count - 1) * k * stride + 1, k * stride))
     return h.slice_(x, *zip(*ranges))
+
+
+def slice_reshape(out: Instruction, inner: Instruction, x: Instruction) -> Instruction | None:
+    """slice(reshape(x)) -> reshape(slice(x)) when the slice is one range in every dimension of x, as in splitting a projection in heads"""
+    ranges: list[tuple[Size, Size, Size]] = [(0, 0, 1)] * x.shape.rank
+    for left, right in groups(x.shape.dims, inner.shape.dims) or ():
+        cut = [d for d in right if out["slice"][d] != (0, inner.shape.dims[d], 1)]
+        wide = [d for d in left if x.shape.dims[d] != 1]
+        for d in left:
+            ranges[d] = (0, x.shape.dims[d], 1)
+        if not cut:
+            continue
+        start, limit, stride = out["slice"][cut[0]]
+        outer = [d for d in right if d < cut[0] and inner.shape.dims[d] != 1]
+        if len(cut) > 1 or len(wide) != 1 or outer or stride != 1:
+            return None
+        step = product(inner.shape.dims[d] for d in right if d > cut[0])
+        ranges[wide[0]] = (start * step, limit * step, 1)
+    if not any(limit != 0 for _, limit, _ in ranges):
+        return None
+    return h.reshape(h.slice_(x, *zip(*ranges)), out.shape.dims)
 
 
 def slice_iota(out: Instruction, inner: Instruction) -> Instruction | None:
@@ -336,6 +364,7 @@ MOVES = rules(
     (op("slice", x, where=lambda x: x.shape.dims == x.operands[0].shape.dims and x.shape.is_static), lambda x: x),
     (op("slice", op("slice", x, name=inner)), slice_slice),                                 # slice(slice(x)) -> slice(x)
     (op("slice", op("transpose", x, name=inner)), transpose_slice),
+    (op("slice", op("reshape", x, name=inner)), slice_reshape),
     (op("slice", op("iota", name=inner)), slice_iota),
     (op("slice", op("concatenate", name=inner)), slice_concatenate),
     (op("slice", op("pad", x, y, name=inner)), slice_pad),
