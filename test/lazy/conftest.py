@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import torch_hlo  # noqa: F401
-from torch_hlo.lazy import engine
+from torch_hlo.lazy import engine, storage
 
 from .interpreter import Interpreter
 
@@ -13,8 +13,10 @@ from .interpreter import Interpreter
 @pytest.fixture
 def recorded():
     """Evaluate with the oracle. Yields it."""
+    storage._PENDING.clear()  # what failed tests left behind
     with engine.use(Interpreter()) as _:
         yield engine.current()
+    storage._PENDING.clear()
 
 
 @pytest.fixture(autouse=True)

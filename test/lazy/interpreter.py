@@ -141,11 +141,23 @@ def _attention(q, k, v, bias=None, dropout_p=0.0, is_causal=False, debug=False, 
 
 
 def _attention_backward(grad, q, k, v, bias, mask, out, lse, cq, ck, mq, mk, p, causal, seed, offset, scale=None):
-    with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in (q, k, v)] + ([bias.detach().requires_grad_()] if bias is not None else [])
-        o = _attention(*leaves[:3], leaves[3] if bias is not None else None, 0.0, causal, scale=scale)[0]
-        grads = torch.autograd.grad(o, leaves, grad)
-    grads = [*grads, *[None] * (4 - len(grads))]
+    groups = q.shape[1] // k.shape[1]
+    k2, v2 = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = q @ k2.transpose(-1, -2) * scale
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), float("-inf"))
+    w = scores.softmax(-1)
+    dw = grad @ v2.transpose(-1, -2)
+    ds = w * (dw - (dw * w).sum(-1, keepdim=True))
+
+    def ungroup(t):
+        return t.unflatten(1, (-1, groups)).sum(2)
+
+    grads = [ds @ k2 * scale, ungroup(ds.transpose(-1, -2) @ q * scale), ungroup(w.transpose(-1, -2) @ grad)]
+    grads.append(ds.sum_to_size(bias.shape) if bias is not None else None)
     return tuple(g if m else None for g, m in zip(grads, mask))
 
 

@@ -154,8 +154,7 @@ def _guard() -> _Guard:
 def patch(tensor_class: type, module: types.ModuleType, generator_class: type, default_dtype_changed: Callable[[], None]) -> None:
     """Behaviour of PyTorch that has no hook: see each line."""
     _protect_backward()
-    # `module.to("hlo")` keeps Parameter objects: optimizers made before and tied weights stay valid.
-    torch.__future__.set_swap_module_params_on_conversion(True)
+    _patch_module_apply()
     # Optimizers and clip_grad_norm_ take the _foreach_ and _fused_ paths only for these exact types.
     # (torch.optim deletes its attribute `optimizer`, hence import_module.)
     for holder in (torch.utils._foreach_utils, importlib.import_module("torch.optim.optimizer")):
@@ -165,6 +164,38 @@ def patch(tensor_class: type, module: types.ModuleType, generator_class: type, d
     _patch_default_dtype(default_dtype_changed)
     _patch_pin_memory()
     _patch_accelerator(module)
+
+
+def _patch_module_apply() -> None:
+    # `module.to("hlo")` and back must keep Parameter objects, so that optimizers made before and tied weights stay valid: PyTorch does so
+    # when it swaps the contents of tensors. Only conversions that change the device need it.
+    original = torch.nn.Module._apply
+    future = torch.__future__
+
+    @functools.wraps(original)
+    def _apply(self, fn, recurse=True):
+        if future.get_swap_module_params_on_conversion() or not _changes_device(self, fn):
+            return original(self, fn, recurse)
+        future.set_swap_module_params_on_conversion(True)
+        try:
+            return original(self, fn, recurse)
+        finally:
+            future.set_swap_module_params_on_conversion(False)
+
+    torch.nn.Module._apply = _apply
+
+
+def _changes_device(module: torch.nn.Module, fn: Callable) -> bool:
+    """True if `fn` moves the module's parameters to or from the hlo device; tried on an empty tensor."""
+    first = next(module.parameters(), None)
+    if first is None:
+        return False
+    try:
+        with torch.no_grad():
+            probe = fn(first.detach().new_empty(0))
+        return (probe.device.type == NAME) != (first.device.type == NAME)
+    except Exception:
+        return False
 
 
 def _patch_default_dtype(changed: Callable[[], None]) -> None:

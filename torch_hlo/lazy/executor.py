@@ -1,8 +1,9 @@
-"""Runs programs in order on one background thread, so that Python can trace the next step meanwhile.
+"""Runs programs in order on one background thread, so that Python can trace the next step meanwhile; and compiles on another.
 
     throttle()                                          # waits while DEPTH jobs are in flight
     submit(Job("step", program, inputs, outputs, donated))
     wait(buffer)                                        # afterwards buffer.job is None, or a job with an error
+    compiled = call_compiler(function)                  # on the compiler's thread: Ctrl-C ends the waiting, not the work
 A job whose inputs come from a failed job fails with the same error. Nothing here takes the step's lock.
 """
 from __future__ import annotations
@@ -13,13 +14,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import TypeVar
 
 from torch_hlo import config, metrics
 from torch_hlo.device.runtime import Buffer, Memory, Program
 
 DEPTH = 2
+T = TypeVar("T")
 
 
 class Job:
@@ -164,10 +168,62 @@ def forget_failures() -> None:
     _FAILED.clear()
 
 
+class _Compiler:
+    """One thread for all lowering and compiling. HLO is interned in tables without locks, and Ctrl-C (which only the main thread gets)
+    in the middle of LLVM's ownership transfers would free things twice."""
+
+    STACK = 256 << 20  # deep expressions; only what is used becomes memory
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[tuple[Callable, Future]] = SimpleQueue()
+        self.thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        with _state_lock:
+            if self.thread is None:
+                before = threading.stack_size(self.STACK)
+                try:
+                    self.thread = threading.Thread(target=self._loop, name="torch_hlo compiler", daemon=True)
+                    self.thread.start()
+                finally:
+                    threading.stack_size(before)
+
+    def _loop(self) -> None:
+        while True:
+            function, future = self.queue.get()
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: B036 - raised where the result is wanted
+                future.set_exception(error)
+            del function, future
+
+
+_COMPILER = _Compiler()
+
+
+def call_compiler(function: Callable[[], T]) -> T:
+    """`function()` on the compiler's thread. Interrupted, it still runs to its end. Calls from that thread itself run here."""
+    compiler = _COMPILER
+    if compiler.thread is None:
+        compiler.start()
+    if threading.current_thread() is compiler.thread:
+        return function()
+    future: Future = Future()
+    compiler.queue.put((function, future))
+    return future.result()
+
+
 def _restart_in_child() -> None:
-    global _EXECUTOR, _state_lock
+    global _EXECUTOR, _COMPILER, _state_lock
     _state_lock = threading.Lock()
     _EXECUTOR = _Executor()
+    _COMPILER = _Compiler()
+
+
+def drain_compiler() -> None:
+    """Wait until the compiler's thread is idle."""
+    if _COMPILER.thread is not None:
+        call_compiler(lambda: None)
 
 
 def _close() -> None:
@@ -175,6 +231,7 @@ def _close() -> None:
     drain()
     for job in _FAILED:
         print(f"torch_hlo: {job.name} failed and nothing waited for it: {job.error!r}", file=sys.stderr)
+    drain_compiler()  # a thread that is inside LLVM while the process takes itself apart would crash
 
 
 os.register_at_fork(after_in_child=_restart_in_child)

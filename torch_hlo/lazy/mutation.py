@@ -375,6 +375,13 @@ def empty_strided(args: tuple, kwargs: dict):
     return _empty(meta)
 
 
+@handles(aten._efficientzerotensor.default)
+def efficient_zeros(args: tuple, kwargs: dict):
+    # Forward-mode AD's tangent that is known to be zero; here an ordinary one.
+    meta = metas.contiguous(tuple(args[0]), kwargs.get("dtype") or torch.get_default_dtype())
+    return fresh(meta, Out(Node(aten.zeros.default, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))))
+
+
 def _empty(meta: Meta) -> HloTensor:
     return fresh(meta, Out(Node(aten.empty.memory_format, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))))
 

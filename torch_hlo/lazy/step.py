@@ -303,14 +303,17 @@ def _program(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> Compiled:
         _CACHE.move_to_end(key)
         return found
     metrics.count("UncachedCompile")
-    compiled = _CACHE[key] = _compile(graph, aliases, key)
+    compiled = executor.call_compiler(lambda: _compile(graph, aliases, key))
     while len(_CACHE) > max(config.get("PROGRAMS"), 1):
         _CACHE.popitem(last=False)
     return compiled
 
 
 def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple) -> Compiled:
+    """Compile into the cache. On the compiler's thread: when Ctrl-C ended the wait for it, the next attempt finds the program there."""
     global _compiles
+    if key in _CACHE:
+        return _CACHE[key]
     _compiles += 1
     name = f"step_{_compiles}"
     sources = tuple(n.source for n in graph.nodes)
@@ -326,7 +329,8 @@ def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple) -> 
         except Exception as error:
             error.add_note(f"{name} ({len(graph.nodes)} ops) was not run; its tensors are unchanged and still pending")
             raise
-    return Compiled(name, program, key, tuple(o.node.outs[o.index] for o in graph.outputs), sources)
+    compiled = _CACHE[key] = Compiled(name, program, key, tuple(o.node.outs[o.index] for o in graph.outputs), sources)
+    return compiled
 
 
 # ---- waiting, failing
@@ -336,6 +340,7 @@ def _before_fork() -> None:
     # The child has no executor thread: what is under way must be there before memory is copied.
     LOCK.acquire()
     executor.drain()
+    executor.drain_compiler()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=LOCK.release, after_in_child=LOCK.release)
