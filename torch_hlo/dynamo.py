@@ -20,6 +20,7 @@ from torch_hlo import config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.hlo.dim import Dim, Size, substitute, symbol
 from torch_hlo.hlo.shape import Shape
+from torch_hlo.lazy import executor
 from torch_hlo.lowering.fx import FxGraph, from_fx
 from torch_hlo.lowering.graph import Leaf, Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH, LOWERINGS, LoweringError
@@ -124,9 +125,11 @@ class _Compiled:
             if kind == "value" and i not in [a for a, _ in aliases] and ("value", i) not in self.outputs:
                 aliases.append((i, g.tensor_inputs.index(position)))
         _check_fallback(g.nodes, settings["fallback"])
-        module = lower(g.nodes, results, [*g.inputs, *extra], tuple(aliases), settings["name"], self.symbols)
+        inputs = [*g.inputs, *extra]
+        self.program = executor.call_compiler(
+            lambda: runtime.compile_program(lower(g.nodes, results, inputs, tuple(aliases), settings["name"], self.symbols))
+        )
         self.shapes = [x.node.outs[x.index] for x in results]
-        self.program = runtime.compile_program(module)
         self.aliases = dict(self.program.aliases)
         self.static = not self.symbols
         self.constants = [Foreign(leaf.shape, t.detach().contiguous()) for leaf, t in zip(g.inputs[len(g.tensor_inputs) :], g.constants)]
