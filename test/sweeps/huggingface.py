@@ -117,8 +117,9 @@ def check(kind, config_class, model_class) -> dict:
     got = train(model, inputs, "hlo")
     torch.testing.assert_close(got[0], want[0], rtol=1e-3, atol=1e-4)
     assert got[1].keys() == want[1].keys(), f"gradients missing or added: {got[1].keys() ^ want[1].keys()}"
+    largest = max(g.abs().max().item() for g in want[1].values())
     for name, g in want[1].items():
-        scale = g.abs().max().item() + 1e-6
+        scale = g.abs().max().item() + 1e-3 * largest  # some gradients are zero but for rounding
         torch.testing.assert_close(got[1][name], g, rtol=1e-2, atol=2e-3 * scale, msg=lambda m, n=name: f"gradient {n}: {m}")
     for name, p in want[2].items():
         torch.testing.assert_close(got[2][name], p, rtol=1e-3, atol=2.5e-3, msg=lambda m, n=name: f"parameter {n}: {m}")
