@@ -11,6 +11,8 @@ dot of a program. Sizes are IR values or Python ints: nothing but the tile heigh
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Function, Int
@@ -49,7 +51,7 @@ class Tile:
     @property
     def scratch_bytes(self) -> int:
         """Packing space of one chunk: a block of B panels and a tile of A."""
-        return self.itemsize * (KC * (NC + self.columns) + KC * self.lanes) + 256
+        return self.itemsize * (KC * (NC + self.columns) + KC * self.lanes + 2 * self.lanes * self.lanes) + 256
 
 
 def tile(kind: str, vector_bytes: int) -> Tile:
@@ -265,17 +267,35 @@ def tile_heights(t: Tile, m: Int) -> tuple[int, ...]:
     return (high,) if m % count == 0 else (high, high - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """One block of K inside a kernel: its `size`, where it starts (`first`, an element of K), and whether C already holds a sum."""
+
+    size: Int
+    first: Int
+    more: str
+
+
 class Gemm:
-    """The functions of one kind of product. `functions` collects name -> text of everything that `block` needs."""
+    """The functions of one kind of product. `functions` collects name -> text of everything that `block` needs.
+
+    Subclasses read operands that are not plain matrices: they override `k_blocks`, `pack_a` and `pack_b` and name their
+    parameters in `extra`.
+    """
+
+    extra: tuple[tuple[str, str], ...] = ()
+    label = "gemm"
 
     def __init__(self, t: Tile, source_a: Source, source_b: Source, form_a: str, form_b: str, heights: tuple[int, ...], static_m: bool):
         self.t, self.heights, self.static_m = t, heights, static_m
         self.direct = form_b == "direct"
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
         self.functions: dict[str, str] = {}
-        self.name = f"gemm_{t.suffix}_{source_a.name}{form_a[0]}_{source_b.name}{form_b[0]}_{'_'.join(map(str, heights))}{'' if static_m else 'p'}"
+        height = "_".join(map(str, heights)) + "p" * (not static_m)
+        self.name = f"{self.label}_{t.suffix}_{source_a.name}{form_a[0]}_{source_b.name}{form_b[0]}_{height}_{t.vectors}"
 
-    def _function(self, make, name: str, *args) -> str:
+    def function(self, make, name: str, *args) -> str:
+        """Name of the function `make(name, *args)`, written once."""
         if name not in self.functions:
             self.functions[name] = make(name, *args).text()
         return name
@@ -283,74 +303,86 @@ class Gemm:
     def _pack(self, f: Function, side: int, src: str, strides: tuple[str, str], depth: Int, valid: Int, dst: str) -> None:
         t, source, form = self.t, self.sources[side], self.forms[side]
         make = {"copy": pack_copy, "transpose": pack_transpose, "strided": pack_strided}[form]
-        name = self._function(make, f"pack_{form}_{t.suffix}_{source.name}", t, source)
+        name = self.function(make, f"pack_{form}_{t.suffix}_{source.name}", t, source)
         free, k = strides
         args = {"copy": [k], "transpose": [free], "strided": [free, k]}[form]
         f.call("void", name, f"ptr {src}", *(f"i64 {a}" for a in args), f"i64 {depth}", f"i64 {valid}", f"ptr {dst}")
 
+    @contextmanager
+    def k_blocks(self, f: Function) -> Iterator[Depth]:
+        """The loop over blocks of K."""
+        depth = f.ceildiv("%k", f.max(f.ceildiv("%k", KC), 1))
+        with f.loop(0, "%k", depth) as k0:
+            yield Depth(f.min(depth, f.sub("%k", k0)), k0, f.icmp("ne", k0, 0))
+
+    def pack_a(self, f: Function, depth: Depth, row: Int, height: Int, to: str) -> None:
+        """Write rows [row, row + height) of the block of A as [depth][lanes]."""
+        at = f.add(f.mul(row, "%a_free"), f.mul(depth.first, "%a_k"))
+        self._pack(f, 0, f.gep(self.sources[0].kind, "%A", at), ("%a_free", "%a_k"), depth.size, height, to)
+
+    def pack_b(self, f: Function, depth: Depth, column: Int, count: Int, to: str) -> None:
+        """Write columns [column, column + min(count, lanes)) of the block of B as [depth][lanes]."""
+        at = f.add(f.mul(column, "%b_free"), f.mul(depth.first, "%b_k"))
+        self._pack(f, 1, f.gep(self.sources[1].kind, "%B", at), ("%b_free", "%b_k"), depth.size, count, to)
+
     def block(self) -> str:
-        """Define and return the name of: void(A, a_free, a_k, B, b_free, b_k, C, ldc, tile0, tile1, m, n0, n1, k, scratch).
+        """Define and return the name of: void(A, a_free, a_k, B, b_free, b_k, C, ldc, tile0, tile1, m, n0, n1, k, scratch, extra…).
 
         Computes the columns [n0, n1) of the row tiles [tile0, tile1) of C.
         """
         t = self.t
         params = [("ptr", "A"), ("i64", "a_free"), ("i64", "a_k"), ("ptr", "B"), ("i64", "b_free"), ("i64", "b_k"), ("ptr", "C"), ("i64", "ldc"),
-                  ("i64", "tile0"), ("i64", "tile1"), ("i64", "m"), ("i64", "n0"), ("i64", "n1"), ("i64", "k"), ("ptr", "scratch")]
+                  ("i64", "tile0"), ("i64", "tile1"), ("i64", "m"), ("i64", "n0"), ("i64", "n1"), ("i64", "k"), ("ptr", "scratch"), *self.extra]
         if self.name in self.functions:
             return self.name
         f = Function(self.name, "void", params, attrs="noinline #0")
-        kind_a, kind_b = (s.kind for s in self.sources)
-        a_panel = f.gep(t.kind, "%scratch", KC * (NC + t.columns))
+        a_panel = f.gep(t.kind, "%scratch", KC * (NC + t.columns) + t.lanes * t.lanes)
         nc = NC // t.columns * t.columns
-        blocks = f.max(f.ceildiv("%k", KC), 1)
-        depth_each = f.ceildiv("%k", blocks)
         tall = None
         if len(self.heights) == 2:  # the first `tall` tiles have the greater height
-            low = self.heights[1]
-            tiles = f.ceildiv("%m", self.heights[0])
-            tall = f.sub("%m", f.mul(tiles, low))
+            tall = f.sub("%m", f.mul(f.ceildiv("%m", self.heights[0]), self.heights[1]))
         with f.loop("%n0", "%n1", nc) as j0:
             j1 = f.min(f.add(j0, nc), "%n1")
-            with f.loop(0, "%k", depth_each) as k0:
-                depth = f.min(depth_each, f.sub("%k", k0))
-                more = f.icmp("ne", k0, 0)
-                panel = f.mul(depth, t.lanes)
+            with self.k_blocks(f) as depth:
+                panel = f.mul(depth.size, t.lanes)
                 if not self.direct:
                     with f.loop(j0, j1, t.lanes) as j:
-                        src = f.gep(kind_b, "%B", f.add(f.mul(j, "%b_free"), f.mul(k0, "%b_k")))
                         number = f.div(f.sub(j, j0), t.lanes)
-                        self._pack(f, 1, src, ("%b_free", "%b_k"), depth, f.sub(j1, j), f.gep(t.kind, "%scratch", f.mul(number, panel)))
+                        self.pack_b(f, depth, j, f.min(f.sub(j1, j), t.lanes), f.gep(t.kind, "%scratch", f.mul(number, panel)))
                 with f.loop("%tile0", "%tile1") as i:
-                    if len(self.heights) == 2:
-                        is_tall = f.icmp("slt", i, tall)
-                        row = f.add(f.mul(i, self.heights[1]), f.min(i, tall))
-                        height: Int = f.select(is_tall, "i64", self.heights[0], self.heights[1])
-                    else:
-                        row = f.mul(i, self.heights[0])
-                        height = self.heights[0] if self.static_m else f.min(self.heights[0], f.sub("%m", row))
-                    self._pack(f, 0, f.gep(kind_a, "%A", f.add(f.mul(row, "%a_free"), f.mul(k0, "%a_k"))), ("%a_free", "%a_k"), depth, height, a_panel)
-                    c_row = f.gep(t.kind, "%C", f.mul(row, "%ldc"))
-
-                    def panels(call_micro, c_row=c_row, panel=panel, k0=k0):
-                        with f.loop(j0, j1, t.columns) as j:
-                            if self.direct:
-                                b = f.gep(t.kind, "%B", f.add(j, f.mul(k0, "%b_k")))
-                            else:
-                                b = f.gep(t.kind, "%scratch", f.mul(f.div(f.sub(j, j0), t.lanes), panel))
-                            call_micro(b, f.gep(t.kind, c_row, j), f.sub(j1, j))
-
-                    def with_height(rows: int, partial: bool = False, depth=depth, more=more, height=height, panels=panels):
-                        name = f"micro_{t.suffix}_{rows}{'p' * partial}{'d' * self.direct}"
-                        name = self._function(micro, name, t, rows, partial, self.direct)
-                        panels(lambda b, c, cols: f.call("void", name, f"ptr {a_panel}", f"ptr {b}", f"i64 {depth}", f"ptr {c}", "i64 %ldc", f"i64 {cols}",
-                                                         f"i1 {more}", *[f"i64 {height}"] * partial, *["i64 %b_k"] * self.direct))
-
-                    if len(self.heights) == 2:
-                        f.choose(is_tall, lambda: with_height(self.heights[0]), lambda: with_height(self.heights[1]))
-                    elif self.static_m:
-                        with_height(self.heights[0])
-                    else:
-                        full = f.icmp("eq", height, self.heights[0])
-                        f.choose(full, lambda: with_height(self.heights[0]), lambda: with_height(self.heights[0], True))
+                    self._row_tile(f, i, tall, depth, a_panel, panel, j0, j1)
         self.functions[self.name] = f.text()
         return self.name
+
+    def _row_tile(self, f: Function, i: Int, tall: Int | None, depth: Depth, a_panel: str, panel: Int, j0: Int, j1: Int) -> None:
+        """Pack tile `i` of A and multiply it with every pair of panels."""
+        high = self.heights[0]
+        is_tall = None
+        if tall is not None:
+            is_tall = f.icmp("slt", i, tall)
+            row = f.add(f.mul(i, self.heights[1]), f.min(i, tall))
+            height: Int = f.select(is_tall, "i64", high, self.heights[1])
+        else:
+            row = f.mul(i, high)
+            height = high if self.static_m else f.min(high, f.sub("%m", row))
+        self.pack_a(f, depth, row, height, a_panel)
+        c_row = f.gep(self.t.kind, "%C", f.mul(row, "%ldc"))
+
+        def multiply(rows: int, partial: bool = False) -> None:
+            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}"
+            name = self.function(micro, name, self.t, rows, partial, self.direct)
+            rest = [f"i64 {height}"] * partial + ["i64 %b_k"] * self.direct
+            with f.loop(j0, j1, self.t.columns) as j:
+                if self.direct:
+                    b = f.gep(self.t.kind, "%B", f.add(j, f.mul(depth.first, "%b_k")))
+                else:
+                    b = f.gep(self.t.kind, "%scratch", f.mul(f.div(f.sub(j, j0), self.t.lanes), panel))
+                c, cols = f.gep(self.t.kind, c_row, j), f.sub(j1, j)
+                f.call("void", name, f"ptr {a_panel}", f"ptr {b}", f"i64 {depth.size}", f"ptr {c}", "i64 %ldc", f"i64 {cols}", f"i1 {depth.more}", *rest)
+
+        if is_tall is not None:
+            f.choose(is_tall, lambda: multiply(high), lambda: multiply(self.heights[1]))
+        elif self.static_m:
+            multiply(high)
+        else:
+            f.choose(f.icmp("eq", height, high), lambda: multiply(high), lambda: multiply(high, True))

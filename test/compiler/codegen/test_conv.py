@@ -1,0 +1,108 @@
+"""convolution: dimension numbers, strides, dilations, groups, gradients, element types."""
+import numpy as np
+import pytest
+
+from test.compiler.codegen.steps import check
+from torch_hlo.hlo import build
+from torch_hlo.hlo.window import WindowDim
+
+
+def conv(x_dims, k_dims, window, labels="bf01_oi01->bf01", groups=1, batch_groups=1, dtype="float32", types=(None, None), out=None, **options):
+    rng = np.random.default_rng(0)
+
+    def values(dims):
+        if np.dtype(dtype).kind in "iu":
+            return rng.integers(-5, 5, dims).astype(dtype)
+        v = rng.standard_normal(dims)
+        return (v + 1j * rng.standard_normal(dims) if np.dtype(dtype).kind == "c" else v).astype(dtype)
+
+    return check(lambda x, k: build.convolution(x, k, window, labels, groups, batch_groups, out), values(x_dims), values(k_dims), dtypes=types, **options)
+
+
+SQUARE = [
+    WindowDim(3, 1, 1, 1), WindowDim(3, 2, 1, 1), WindowDim(1), WindowDim(1, 2), WindowDim(7, 2, 3, 3), WindowDim(3, 1, 2, 2, 1, 2), WindowDim(3, 3, 0, 1),
+    WindowDim(3, 1, 1, 1, 2), WindowDim(2, 1, 1, 2, 3), WindowDim(3, 1, 1, 1, 1, 1, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("w", SQUARE)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_windows(w, dtype):
+    conv((2, 5, 17, 19), (20, 5, w.size, w.size), [w, w], dtype=dtype)
+
+
+@pytest.mark.parametrize("size", [7, 14, 28, 33])
+def test_sizes(size):
+    w = WindowDim(3, 1, 1, 1)
+    conv((3, 40, size, size), (70, 40, 3, 3), [w, w], rtol=1e-4)
+    conv((2, 9, size, 2 * size), (33, 9, 3, 1), [w, WindowDim(1)], rtol=1e-4)
+
+
+@pytest.mark.parametrize("labels", ["b01f_01io->b01f", "b01f_o01i->bf01", "01bf_i01o->01bf", "bf10_oi10->bf10", "fb01_io01->fb01", "b0f1_0o1i->f0b1"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_dimension_orders(labels, size):
+    lhs, rhs = labels.split("->")[0].split("_")
+    x = [{"b": 2, "f": 5, "0": 9, "1": 11}[c] for c in lhs]
+    k = [{"o": 6, "i": 5, "0": size, "1": size}[c] for c in rhs]
+    conv(x, k, [WindowDim(size, 1, 1, 0), WindowDim(size, 1, 0, 2)], labels)
+    conv(x, k, [WindowDim(size), WindowDim(size)], labels)
+
+
+@pytest.mark.parametrize("groups,features,outputs", [(3, 9, 12), (8, 8, 8), (8, 8, 16), (2, 70, 40)])
+def test_feature_groups(groups, features, outputs):
+    for stride in (1, 2):
+        w = WindowDim(3, stride, 1, 1)
+        conv((2, features, 10, 12), (outputs, features // groups, 3, 3), [w, w], groups=groups)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_batch_groups(groups):
+    w = WindowDim(3, 1, 1, 1)
+    conv((8, 5, 6, 7), (4, 5, 3, 3), [w, w], batch_groups=groups)
+
+
+@pytest.mark.parametrize("n,ci,co,size,k,stride,pad", [(3, 6, 20, 14, 3, 1, 1), (2, 3, 16, 17, 7, 2, 3), (4, 40, 33, 7, 3, 1, 1), (2, 5, 8, 12, 1, 2, 0), (1, 4, 4, 30, 3, 2, 1)])
+def test_gradient_of_weights(n, ci, co, size, k, stride, pad):
+    out = (size + 2 * pad - k) // stride + 1
+    high = (k - 1) + (out - 1) * stride + 1 - size - pad
+    w = WindowDim(out, 1, pad, high, 1, stride)
+    conv((n, ci, size, size), (n, co, out, out), [w, w], "fb01_io01->fb01", rtol=1e-4)
+
+
+def test_gradient_of_weights_in_groups():
+    w = WindowDim(10, 1, 1, 1)
+    conv((2, 8, 10, 10), (2, 12, 10, 10), [w, w], "fb01_io01->fb01", batch_groups=4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("n,ci,co,size,k,stride,pad", [(3, 6, 20, 14, 3, 2, 1), (2, 3, 16, 17, 7, 2, 3), (2, 5, 8, 12, 1, 2, 0), (1, 4, 4, 30, 3, 1, 1), (1, 3, 4, 11, 2, 3, 0)])
+def test_gradient_of_input(n, ci, co, size, k, stride, pad):
+    out = (size + 2 * pad - k) // stride + 1
+    low = k - 1 - pad
+    w = WindowDim(k, 1, low, size - ((out - 1) * stride + 1) - low + k - 1, stride)
+    conv((n, co, out, out), (ci, co, k, k), [w, w], rtol=1e-4)
+
+
+@pytest.mark.parametrize("spatial", [0, 1, 3])
+def test_ranks(spatial):
+    digits = "".join(map(str, range(spatial)))
+    w = WindowDim(3, 2, 1, 1)
+    conv((2, 5, *(9, 8, 7)[:spatial]), (6, 5, *(3,) * spatial), [w] * spatial, f"bf{digits}_oi{digits}->bf{digits}")
+
+
+@pytest.mark.parametrize("types,out", [(("bf16", "bf16"), None), (("bf16", "bf16"), "f32"), (("f16", "f16"), None), (("s8", "s8"), "s32"), (("c64", "c64"), None)])
+def test_element_types(types, out):
+    dtype = {"bf16": "float32", "f16": "float16", "s8": "int8", "c64": "complex64"}[types[0]]
+    w = WindowDim(3, 1, 1, 1)
+    conv((2, 5, 9, 10), (6, 5, 3, 3), [w, w], dtype=dtype, types=types, out=out)
+
+
+def test_symbolic_batch_and_size():
+    w = WindowDim(3, 1, 1, 1)
+    conv((3, 5, 9, 10), (20, 5, 3, 3), [w, w], symbolic={(0, 0): "s0"})
+    conv((3, 5, 9, 10), (20, 5, 3, 3), [w, w], symbolic={(0, 0): "s0", (0, 2): "s1", (0, 3): "s2"})
+
+
+def test_empty():
+    w = WindowDim(3, 1, 1, 1)
+    conv((0, 5, 9, 10), (6, 5, 3, 3), [w, w])
+    conv((2, 0, 9, 10), (6, 0, 3, 3), [w, w])

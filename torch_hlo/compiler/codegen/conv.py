@@ -1,0 +1,381 @@
+"""convolution: any dimension numbers, groups, strides, dilations and reversals, as matrix products that read the input in place.
+
+An instruction is first brought to the form of its engine by HLO around it: padding and base dilation become a padded copy, a
+reversed window a reversed kernel, foreign dimension orders transposes. Two engines (conv_gemm.py) cover what training needs:
+pixels as columns for the forward pass and the gradient of the input, taps as columns for the gradient of the weights
+(recognised by a window larger than the output). Groups with a single output feature and few taps are vector loops.
+"""
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+from torch_hlo.compiler.codegen import gemm
+from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen.conv_gemm import PixelColumns, TapColumns, geometry, offset_table
+from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, emit_tree
+from torch_hlo.compiler.codegen.function import Function
+from torch_hlo.compiler.codegen.plan import Planner
+from torch_hlo.compiler.codegen.registry import emits_step, emits_value
+from torch_hlo.compiler.codegen.views import choose
+from torch_hlo.hlo import build
+from torch_hlo.hlo.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.shape import row_major_strides
+from torch_hlo.hlo.window import WindowDim
+
+UNROLLED_TAPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Positions of the dimensions: (batch, feature, spatial…), (output feature, input feature, spatial…), (batch, feature, spatial…)."""
+
+    lhs: tuple[int, ...]
+    rhs: tuple[int, ...]
+    out: tuple[int, ...]
+
+    @staticmethod
+    def parse(text: str) -> Labels:
+        lhs, rest = text.split("_")
+        rhs, out = rest.split("->")
+        digits = [c for c in lhs if c.isdigit()]
+        digits.sort()
+        return Labels(*(tuple(side.index(c) for c in (*names, *digits)) for side, names in ((lhs, "bf"), (rhs, "oi"), (out, "bf"))))
+
+
+def _digits(n: int) -> str:
+    return "".join(str(i) for i in range(n))
+
+
+def _product(sizes) -> Size:
+    total: Size = 1
+    for s in sizes:
+        total = total * s
+    return total
+
+
+def _remake(x: Instruction, lhs: Instruction, rhs: Instruction, **changes) -> Instruction:
+    """The convolution with other operands and attributes, of the same result type."""
+    attrs = {k: x[k] for k in ("window", "dim_labels", "feature_group_count", "batch_group_count")} | changes
+    inferred = instr("convolution", (lhs, rhs), **attrs)
+    return instr("convolution", (lhs, rhs), inferred.shape.with_dtype(x.shape.dtype), **attrs)
+
+
+def is_plain(w: WindowDim) -> bool:
+    return w.pad_low == 0 and w.pad_high == 0 and w.base_dilation == 1 and not w.reversal
+
+
+@emits_step("convolution")
+def convolution(program, x: Instruction) -> None:
+    if x.shape.size == 0:
+        return
+    dtype = x.shape.dtype
+    rewritten = _typed(x)
+    if rewritten is None:
+        rewritten = _prepared(x)
+    if rewritten is not None:
+        return emit_tree(program, rewritten, x.operands, x)
+    kind = ACCUMULATORS[dtype][0]
+    if x.operands[0].shape.size == 0 or x.operands[1].shape.size == 0:
+        return emit_tree(program, build.full(0, dtype, x.shape.dims), (), x)
+    if _is_pointwise(x):
+        return emit_tree(program, _as_dot(x), x.operands, x)
+    if _is_unrolled(x):
+        return _emit_unrolled(program, x)
+    (_emit_taps if _by_taps(x) else _emit_pixels)(program, x, kind)
+
+
+def _typed(x: Instruction) -> Instruction | None:
+    """The convolution on element types that have kernels, or None when it is already."""
+    dtype = x.shape.dtype
+    if x.shape.kind == "c":
+        real = {"c64": "f32", "c128": "f64"}[dtype]
+        wanted = [o if o.shape.dtype == dtype else build.convert(o, dtype) for o in x.operands]
+        (ar, ai), (br, bi) = ((build.real(o), build.imag(o)) for o in wanted)
+
+        def part(a: Instruction, b: Instruction) -> Instruction:
+            return instr("convolution", (a, b), x.shape.with_dtype(real), **dict(x.attrs))
+
+        return build.complex_(build.subtract(part(ar, br), part(ai, bi)), build.add(part(ar, bi), part(ai, br)))
+    wide = ACCUMULATORS[dtype][1] if dtype in ACCUMULATORS else "f32" if x.shape.kind == "f" else "s32"
+    if wide != dtype:
+        accumulated = instr("convolution", x.operands, x.shape.with_dtype(wide), **dict(x.attrs))
+        return build.compare(accumulated, build.full_like(accumulated, 0), "NE") if dtype == "pred" else build.convert(accumulated, dtype)
+    kind = ACCUMULATORS[dtype][0]
+    if any((o.shape.dtype, kind) not in SOURCES for o in x.operands):
+        return instr("convolution", tuple(build.convert(o, dtype) for o in x.operands), x.shape, **dict(x.attrs))
+    return None
+
+
+def _prepared(x: Instruction) -> Instruction | None:
+    """The convolution in an engine's form, or None when it is: no padding, dilation or reversal left, rows of pixels contiguous."""
+    lhs, rhs = x.operands
+    at = Labels.parse(x["dim_labels"])
+    window, spatial = x["window"], len(x["window"])
+    if spatial == 0:  # a matrix product with a dimension of size 1 added
+        grown = _remake(x, build.reshape(lhs, (*lhs.shape.dims, 1)), build.reshape(rhs, (*rhs.shape.dims, 1)), window=(WindowDim(1),),
+                        dim_labels="->".join("_".join(s + "0" for s in side.split("_")) for side in x["dim_labels"].split("->")))
+        return build.reshape(grown, x.shape.dims)
+    if any(w.reversal for w in window):
+        flipped = build.reverse(rhs, [at.rhs[2 + i] for i, w in enumerate(window) if w.reversal])
+        return _remake(x, lhs, flipped, window=tuple(replace(w, reversal=False) for w in window))
+    # Rows of pixels innermost on every side; the kernel as [output feature, input feature, taps], or with those two exchanged.
+    orders = [at.lhs[2:] == tuple(range(lhs.shape.rank - spatial, lhs.shape.rank)), at.rhs[2:] == tuple(range(2, 2 + spatial)),
+              at.out[2:] == tuple(range(2, 2 + spatial))]
+    by_taps = _by_taps(x)
+    orders[1] = orders[1] and (by_taps or at.rhs[0] == 0)
+    if by_taps:
+        orders[2] = orders[2] and at.out[:2] == (1, 0)
+    if not all(orders):
+        names = ["bf", "oi", "fb" if by_taps else "bf"]
+        digits = _digits(spatial)
+        label = f"{names[0]}{digits}_{names[1]}{digits}->{names[2]}{digits}"
+        operands = [o if good and _label(x, i)[:2] == names[i] else build.transpose(o, p)
+                    for i, (o, p, good) in enumerate(((lhs, at.lhs, orders[0]), (rhs, at.rhs, orders[1])))]
+        inner = _remake(x, *operands, dim_labels=label)
+        have = Labels.parse(label).out
+        back = [0] * x.shape.rank  # dimension of `inner` at each dimension of x
+        for a, b in zip(at.out, have, strict=True):
+            back[a] = b
+        return build.transpose(inner, back)
+    if not all(is_plain(w) for w in window):
+        padding = [(0, 0, 0)] * lhs.shape.rank
+        for i, w in enumerate(window):
+            padding[at.lhs[2 + i]] = (w.pad_low, w.pad_high, w.base_dilation - 1)
+        plain = tuple(WindowDim(w.size, w.stride, 0, 0, 1, w.window_dilation) for w in window)
+        if _is_unrolled(x):
+            return None
+        return _remake(x, build.pad(lhs, build.full(0, lhs.shape.dtype), padding), rhs, window=plain)
+    return None
+
+
+def _label(x: Instruction, side: int) -> str:
+    lhs, rest = x["dim_labels"].split("_")
+    rhs, out = rest.split("->")
+    return (lhs, rhs, out)[side]
+
+
+def _by_taps(x: Instruction) -> bool:
+    """Whether the window has more positions than the output: the gradient of weights."""
+    at = Labels.parse(x["dim_labels"])
+    out = _product(x.shape.dims[d] for d in at.out[2:])
+    taps = _product(w.size for w in x["window"])
+    return isinstance(taps, int) and isinstance(out, int) and taps > out
+
+
+def _is_pointwise(x: Instruction) -> bool:
+    window = x["window"]
+    return all(w.size == 1 and w.stride == 1 for w in window) and x["feature_group_count"] == 1 and x["batch_group_count"] == 1
+
+
+def _as_dot(x: Instruction) -> Instruction:
+    """A window of one element: per image a product of the kernel with the pixels."""
+    at = Labels.parse(x["dim_labels"])
+    (lhs, rhs), spatial = x.operands, len(x["window"])
+    kernel = build.reshape(rhs, rhs.shape.dims[:2])
+    o, i = at.rhs[:2]
+    if lhs.shape.dims[at.lhs[0]] == 1 or at.out[0] == 0:
+        # batch stays a dimension of its own: out[b, o, pixels] = kernel[o, i] lhs[b, i, pixels]
+        b, features = lhs.shape.dims[at.lhs[0]], kernel.shape.dims[o]
+        pixels = _product(lhs.shape.dims[d] for d in at.lhs[2:])
+        flat = build.reshape(lhs, (*(lhs.shape.dims[d] for d in sorted(at.lhs[:2])), pixels))
+        stretched = build.broadcast(kernel, (b, *kernel.shape.dims), (1, 2))
+        dot = instr("dot", (stretched, flat), x.shape.with_dims((b, features, pixels)), lhs_contracting_dims=(1 + i,),
+                    rhs_contracting_dims=(at.lhs[1],), lhs_batch_dims=(0,), rhs_batch_dims=(at.lhs[0],))
+        return build.reshape(dot, x.shape.dims)
+    dot = build.dot(kernel, lhs, (i,), (at.lhs[1],), dtype=x.shape.dtype)  # [o, b, spatial] or [o, spatial…] around b
+    where = [0] * x.shape.rank
+    rest = [d for d in range(lhs.shape.rank) if d != at.lhs[1]]
+    where[at.out[0]], where[at.out[1]] = 1 + rest.index(at.lhs[0]), 0
+    for s in range(spatial):
+        where[at.out[2 + s]] = 1 + rest.index(at.lhs[2 + s])
+    return build.transpose(dot, where)
+
+
+# -- the engines ---------------------------------------------------------------------------------------------------------
+def _table(program, channels: Size, channel_step: Size, sizes, steps):
+    """Scratch memory with the element offset of every (channel, tap), and the number of entries."""
+    entries = channels * _product(sizes)
+    place = program.scratch(entries * 8)
+    name = program.function(f"offset_table_{len(sizes)}", offset_table(f"offset_table_{len(sizes)}", len(sizes)).text())
+    numbers = [channels, channel_step, *(v for pair in zip(sizes, steps, strict=True) for v in pair)]
+    program.call(name, [f"ptr {program.at(place)}", *(f"i64 {program.size(n)}" for n in numbers)])
+    return place, entries
+
+
+def _hint(size: Size, usual: int) -> int:
+    return size if isinstance(size, int) else usual
+
+
+def _tile_blocks(m: Size, n: Size, k: Size, batch: Size, t: gemm.Tile, tiles: Size) -> tuple[Size, Size]:
+    """(row tiles, columns) of one parallel item."""
+    step = t.columns
+    if not (isinstance(tiles, int) and isinstance(n, int)):
+        return 16, 8 * step
+    wanted = max(1, min(64, _hint(m, 64) * n * _hint(k, 512) * _hint(batch, 8) >> 22) // _hint(batch, 8))
+    best = (float("inf"), 1, 1)
+    for blocks_m in range(1, min(wanted, tiles) + 1):
+        blocks_n = min(ceildiv(wanted, blocks_m), ceildiv(n, step))
+        cost = 2 * blocks_m * n + blocks_n * _hint(m, 64) + (blocks_m * blocks_n < wanted) * 1e9
+        best = min(best, (cost, blocks_m, blocks_n))
+    return ceildiv(tiles, best[1]), ceildiv(ceildiv(n, best[2]), step) * step
+
+
+def _task(name: str, engine, t: gemm.Tile, m_heights: tuple[int, ...], outer: int, extras: list[str], kinds: tuple[str, str, str]) -> Function:
+    """Items (image, group, row block, column block): find the corners of the block and call the engine."""
+    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "A"), ("ptr", "B"), ("ptr", "C"), ("ptr", "table")]
+    names = ["m", "n", "k", "a_free", "ldc", "tiles_each", "columns_each", "blocks_m", "blocks_n", "groups", "b_image_step", "c_image_step", "a_group",
+             "b_group", "c_group", *extras]
+    params += [("i64", q) for q in names] + geometry(outer)
+    f = Function(name, "void", params)
+    scratch = f.alloca("i8", t.scratch_bytes, 64)
+    with f.loop("%lo", "%hi") as item:
+        rest, column_block = f.div(item, "%blocks_n"), f.rem(item, "%blocks_n")
+        rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")
+        image, group = f.div(rest, "%groups"), f.rem(rest, "%groups")
+        a = f.gep(kinds[0], "%A", f.mul(group, "%a_group"))
+        b = f.gep(kinds[1], "%B", f.add(f.mul(image, "%b_image_step"), f.mul(group, "%b_group")))
+        c = f.gep(kinds[2], "%C", f.add(f.mul(image, "%c_image_step"), f.mul(group, "%c_group")))
+        n0 = f.mul(column_block, "%columns_each")
+        n1 = f.min(f.add(n0, "%columns_each"), "%n")
+        first = f.mul(row_block, "%tiles_each")
+        last = f.min(f.add(first, "%tiles_each"), f.ceildiv("%m", m_heights[0]))
+        numbers = [f"i64 {v}" for v in (first, last, "%m", n0, n1, "%k")]
+        tail = [f"i64 %{q}" for q in extras] + [f"i64 %{q}" for _, q in geometry(outer)]
+        f.call("void", engine, f"ptr {a}", "i64 %a_free", "i64 1", f"ptr {b}", "i64 0", "i64 0", f"ptr {c}", "i64 %ldc", *numbers, f"ptr {scratch}",
+               "ptr %table", *tail)
+    return f
+
+
+def _run(program, x: Instruction, engine_class, kind: str, operands, m: Size, n: Size, k: Size, images: Size, groups: int, table, a_free: Size, ldc: Size,
+         steps: dict[str, Size], pixel_sizes, pixel_steps, extras: dict[str, Size], work: float) -> None:  # fmt: skip
+    """Call the engine on every image, group and block. `steps`: b_image_step, c_image_step, a_group, b_group, c_group."""
+    a, b = operands
+    t = gemm.tile(kind, program.target.vector_bytes)
+    sources = (SOURCES[a.shape.dtype, kind], SOURCES[b.shape.dtype, kind])
+    heights = gemm.tile_heights(t, m)
+    outer, step_x = len(pixel_sizes) - 1, pixel_steps[-1] if pixel_steps[-1] in (1, 2) else None
+    key = ("convolution", engine_class, t, sources, heights, isinstance(m, int), outer, step_x)
+
+    def write() -> str:
+        engine = engine_class(t, *sources, heights, isinstance(m, int), outer, step_x)
+        block = engine.block()
+        for name, text in engine.functions.items():
+            program.function(name, text)
+        f = _task(f"{block}_task", block, t, heights, outer, list(extras), (sources[0].kind, sources[1].kind, t.kind))
+        return program.function(f.name, f.text())
+
+    name = program.once(key, write)
+    tiles = ceildiv(m, heights[0])
+    tiles_each, columns_each = _tile_blocks(m, n, k, images * groups, t, tiles)
+    blocks_m, blocks_n = ceildiv(tiles, tiles_each), ceildiv(n, columns_each)
+    numbers = [m, n, k, a_free, ldc, tiles_each, columns_each, blocks_m, blocks_n, groups, *steps.values(), *extras.values()]
+    sizes = [*pixel_sizes[:-1], *pixel_steps[:-1], pixel_sizes[-1], pixel_steps[-1]]
+    pointers = [f"ptr {program.pointer(a)}", f"ptr {program.pointer(b)}", f"ptr {program.pointer(x)}", f"ptr {program.at(table)}"]
+    items = images * groups * blocks_m * blocks_n
+    cost = 100 + work / max(1, _hint(items, 8)) / (1.2 * t.lanes)
+    program.parallel(name, pointers + [f"i64 {program.size(v)}" for v in (*numbers, *sizes)], program.size(items), cost=cost)
+
+
+def _strides(x: Instruction, at: tuple[int, ...]) -> list[Size]:
+    strides = row_major_strides(x.shape.dims)
+    return [strides[d] for d in at]
+
+
+def _emit_pixels(program, x: Instruction, kind: str) -> None:
+    """Columns are output pixels: out[b, o, pixel] = sum over (i, tap)."""
+    lhs, rhs = x.operands
+    at, window = Labels.parse(x["dim_labels"]), x["window"]
+    feature_groups, batch_groups = x["feature_group_count"], x["batch_group_count"]
+    groups = feature_groups * batch_groups
+    data, out = _strides(lhs, at.lhs), _strides(x, at.out)
+    o, i = (rhs.shape.dims[d] for d in at.rhs[:2])
+    images = x.shape.dims[at.out[0]]
+    pixel_sizes = [x.shape.dims[d] for d in at.out[2:]]
+    pixel_steps = [s * w.stride for s, w in zip(data[2:], window, strict=True)]
+    taps = [w.size for w in window]
+    table, k = _table(program, i, data[1], taps, [s * w.window_dilation for s, w in zip(data[2:], window, strict=True)])
+    m, n = o // groups, _product(pixel_sizes)
+    steps = {"b_image_step": data[0], "c_image_step": out[0], "a_group": m * k,
+             "b_group": data[1] * i if feature_groups > 1 else data[0] * images, "c_group": out[1] * m}
+    work = float(_hint(images, 4)) * groups * _hint(m, 64) * _hint(n, 1024) * _hint(k, 512)
+    _run(program, x, PixelColumns, kind, (rhs, lhs), m, n, k, images, groups, table, k, out[1], steps, pixel_sizes, pixel_steps, {}, work)
+
+
+def _emit_taps(program, x: Instruction, kind: str) -> None:
+    """Columns are (b, output position), K is (i, window position): out[o, b, position]."""
+    lhs, rhs = x.operands
+    at, window = Labels.parse(x["dim_labels"]), x["window"]
+    feature_groups, batch_groups = x["feature_group_count"], x["batch_group_count"]
+    groups = feature_groups * batch_groups
+    data, kernel, out = _strides(lhs, at.lhs), _strides(rhs, at.rhs), _strides(x, at.out)
+    o, images = (rhs.shape.dims[d] for d in at.rhs[:2])
+    b = x.shape.dims[at.out[0]]
+    positions = [x.shape.dims[d] for d in at.out[2:]]
+    table, n = _table(program, b, data[0], positions, [s * w.stride for s, w in zip(data[2:], window, strict=True)])
+    pixel_sizes = [w.size for w in window]
+    pixel_steps = [s * w.window_dilation for s, w in zip(data[2:], window, strict=True)]
+    m, k = o // groups, _product(pixel_sizes)
+    steps = {"b_image_step": 0, "c_image_step": 0, "a_group": kernel[0] * m,
+             "b_group": data[1] * images if feature_groups > 1 else data[0] * b, "c_group": out[1] * m}
+    extras = {"images": images, "a_image": kernel[1], "b_image": data[1]}
+    work = float(_hint(images, 4)) * groups * _hint(m, 64) * _hint(n, 1024) * _hint(k, 512)
+    _run(program, x, TapColumns, kind, (rhs, lhs), m, n, k, 1, groups, table, kernel[0], out[1], steps, pixel_sizes, pixel_steps, extras, work)
+
+
+# -- groups of one feature -----------------------------------------------------------------------------------------------
+def _is_unrolled(x: Instruction) -> bool:
+    """One output feature per group and few taps: nothing is shared between outputs that a matrix product could use."""
+    at = Labels.parse(x["dim_labels"])
+    groups = x["feature_group_count"] * x["batch_group_count"]
+    o, i = (x.operands[1].shape.dims[d] for d in at.rhs[:2])
+    taps = _product((i, *(w.size for w in x["window"])))
+    return groups > 1 and isinstance(o, int) and o // groups <= 2 and isinstance(taps, int) and taps <= UNROLLED_TAPS and x.shape.kind == "f"
+
+
+def _emit_unrolled(program, x: Instruction) -> None:
+    from torch_hlo.compiler.codegen.loop import emit_instruction
+
+    emit_instruction(program, x, program.place(x))
+
+
+@emits_value("convolution")
+def convolution_value(k, x: Instruction, index: tuple[ix.Index, ...]):
+    """One output as an unrolled sum over input features of its group and taps."""
+    lhs, rhs = x.operands
+    at, window = Labels.parse(x["dim_labels"]), x["window"]
+    feature_groups, batch_groups = x["feature_group_count"], x["batch_group_count"]
+    o, i = (rhs.shape.dims[d] for d in at.rhs[:2])
+    feature = index[at.out[1]]
+    group = ix.divide(feature, o // (feature_groups * batch_groups))[0]
+    total = None
+    t = k.e.typed("double" if x.shape.dtype == "f64" else "float")
+    for channel in range(i):
+        for offsets in itertools.product(*(range(w.size) for w in window)):
+            place = [ix.ZERO] * lhs.shape.rank
+            tap = [ix.ZERO] * rhs.shape.rank
+            place[at.lhs[0]] = index[at.out[0]] + (group * x.shape.dims[at.out[0]] if batch_groups > 1 else ix.ZERO)
+            place[at.lhs[1]] = (group * i if feature_groups > 1 else ix.ZERO) + channel
+            tap[at.rhs[0]], tap[at.rhs[1]] = feature, ix.constant(channel)
+            conditions = []
+            for s, (w, offset) in enumerate(zip(window, offsets, strict=True)):
+                n = lhs.shape.dims[at.lhs[2 + s]]
+                p = index[at.out[2 + s]] * w.stride + (offset * w.window_dilation - w.pad_low)
+                if w.base_dilation > 1:
+                    conditions.append((p, 0, (n - 1) * w.base_dilation + 1))
+                    p, rest = ix.divide(p + w.base_dilation * (1 << 20), w.base_dilation)  # never negative
+                    p = p - (1 << 20)
+                    conditions.append((rest, 0, 1))
+                else:
+                    conditions.append((p, 0, n))
+                place[at.lhs[2 + s]] = p
+                tap[at.rhs[2 + s]] = ix.constant(w.size - 1 - offset if w.reversal else offset)
+            value = choose(k, lhs.shape.dtype, conditions, lambda p=tuple(place): k.value(lhs, p), lambda: t.const(0))
+            weight = k.value(rhs, tuple(tap))
+            if isinstance(k, Planner):
+                k.cost += 1
+                total = value
+            else:
+                total = t.fma(value, weight, total if total is not None else t.const(0))
+    return total
