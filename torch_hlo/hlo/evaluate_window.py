@@ -155,7 +155,7 @@ def _convolution(x, lhs, rhs):
             slice(o * w.window_dilation, o * w.window_dilation + (m - 1) * w.stride + 1 if m else 0, w.stride)
             for o, w, m in zip(offset, window, spatial, strict=True)
         ))]
-        columns = np.moveaxis(tap, 2, 1).reshape(len(kernel), kernel.shape[2], -1)
+        columns = np.moveaxis(tap, 2, 1).reshape(len(kernel), kernel.shape[2], n * int(np.prod(spatial)))
         result += np.matmul(kernel[(..., *offset)], columns).reshape(result.shape)
     result = np.moveaxis(result.reshape(features, n, *spatial), 0, 1)
     return np.moveaxis(result, range(result.ndim), out_axes)
