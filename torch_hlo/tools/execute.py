@@ -1,0 +1,167 @@
+"""Run a Module on arrays: compiled, by the evaluator, or by XLA where JAX is installed."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from torch_hlo.device import runtime
+from torch_hlo.hlo import build as b
+from torch_hlo.hlo.dim import substitute
+from torch_hlo.hlo.evaluate import bind_symbols, evaluate, specialize
+from torch_hlo.hlo.evaluate_core import EvaluateError
+from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, outputs, postorder, replace
+from torch_hlo.hlo.numeric import decode, encode
+from torch_hlo.hlo.shape import DTYPES, Shape, numpy_dtype
+
+Results = list[tuple[np.ndarray, str]]  # values and their HLO type
+
+
+def flat(module: Module) -> Module:
+    """The module with arrays only at its boundary: tuple parameters and results become their parts, tokens vanish."""
+    entry = module.entry
+    root = entry.root
+    if not any(p.shape.is_tuple or p.shape.dtype == "token" for p in entry.params) and _is_flat(root):
+        return module
+    params: list[Instruction] = []
+    swaps: dict[Instruction, Instruction] = {}
+    moved: dict[int, int] = {}
+    for i, p in enumerate(entry.params):
+        moved[i] = len(params)
+        swaps[p] = _parameter(p.shape, params)
+    done = dict(swaps)
+    for x in postorder((root,)):
+        if x not in done:
+            operands = tuple(done[o] for o in x.operands)
+            done[x] = x if operands == x.operands else replace(x, operands)
+    root = b.tuple_(*_parts(done[root]))
+    symbols = tuple((name, moved[i], d) for name, i, d in module.symbols)
+    return Module(module.name, Computation(entry.name, tuple(params), root), (), symbols, module.mesh)
+
+
+def _is_flat(root: Instruction) -> bool:
+    if root.op == "tuple":
+        return not any(o.shape.is_tuple or o.shape.dtype == "token" for o in root.operands)
+    return not root.shape.is_tuple and root.shape.dtype != "token"
+
+
+def _parameter(shape: Shape, params: list[Instruction]) -> Instruction:
+    if shape.is_tuple:
+        return b.tuple_(*(_parameter(e, params) for e in shape.elements))
+    if shape.dtype == "token":
+        return instr("after-all", ())
+    params.append(instr("parameter", (), shape, index=len(params)))
+    return params[-1]
+
+
+def _parts(x: Instruction) -> list[Instruction]:
+    if x.shape.is_tuple:
+        return [part for i in range(len(x.shape.elements)) for part in _parts(b.get_tuple_element(x, i))]
+    return [] if x.shape.dtype == "token" else [x]
+
+
+def flat_inputs(inputs: Sequence) -> list:
+    return [v for item in inputs for v in (flat_inputs(item) if isinstance(item, (tuple, list)) else [item])]
+
+
+def prepared(module: Module, inputs: Sequence) -> tuple[Module, list[np.ndarray], dict[str, int]]:
+    """(flat module, arrays of its parameters' types, values of its symbols). Raises EvaluateError when they do not fit."""
+    module = flat(module)
+    values = flat_inputs(inputs)
+    params = module.entry.params
+    if len(values) != len(params):
+        raise EvaluateError(f"{module.name} takes {len(params)} arrays, got {len(values)}")
+    arrays = [_array(i, v, p.shape) for i, (v, p) in enumerate(zip(values, params, strict=True))]
+    return module, arrays, bind_symbols(module.entry, [a.shape for a in arrays])
+
+
+def _array(i: int, value, shape: Shape) -> np.ndarray:
+    array = np.asarray(value)
+    want = numpy_dtype(shape.dtype)
+    if isinstance(value, (bool, int, float, complex)):
+        array = array.astype(want)
+    if array.dtype != want and array.dtype.name != DTYPES[shape.dtype].numpy:
+        raise EvaluateError(f"parameter {i} is {shape}, got an array of {array.dtype}; convert it to {want}")
+    if array.ndim != shape.rank:
+        raise EvaluateError(f"parameter {i} is {shape}, got an array of sizes {list(array.shape)}")
+    return array.astype(want)
+
+
+def runner(module: Module, inputs: Sequence) -> Callable[[], Results]:
+    """Compile for these inputs; the function runs the program once."""
+    module, arrays, sizes = prepared(module, inputs)
+    program = runtime.compile_program(module)
+    results = [Shape(x.shape.dtype, tuple(substitute(d, sizes) for d in x.shape.dims)) for x in outputs(module)]
+
+    def run() -> Results:
+        buffers = [
+            runtime.from_bytes(Shape(p.shape.dtype, a.shape), encode(a, p.shape.dtype)) for p, a in zip(module.entry.params, arrays, strict=True)
+        ]
+        shared = {output: buffers[param] for output, param in program.aliases}
+        outs = [shared.get(i) or runtime.allocate(s) for i, s in enumerate(results)]
+        program.run(buffers, outs)
+        return [(decode(o.bytes.tobytes(), s.dtype, s.dims), s.dtype) for o, s in zip(outs, results, strict=True)]
+
+    return run
+
+
+def run_module(module: Module, inputs: Sequence) -> Results:
+    """Compile and run once."""
+    return runner(module, inputs)()
+
+
+def run_evaluator(module: Module, inputs: Sequence) -> Results:
+    """The reference values."""
+    module, arrays, _ = prepared(module, inputs)
+    return list(zip(evaluate(module, arrays), (x.shape.dtype for x in outputs(module)), strict=True))
+
+
+def run_xla(module: Module, inputs: Sequence) -> Results:
+    """What XLA computes for the program, through JAX. Raises RuntimeError when JAX is not installed."""
+    try:
+        import jax
+        from jax._src.interpreters import mlir
+        from jax._src.lib import xla_client
+        from jax._src.lib.mlir import ir
+    except ImportError as error:
+        raise RuntimeError(f"comparing with XLA needs JAX: pip install jax ({error})") from None
+    from torch_hlo.hlo.stablehlo import stablehlo_text
+
+    module, arrays, sizes = prepared(module, inputs)
+    if sizes:
+        module = Module(module.name, specialize(module.entry, sizes))
+    narrow = [p.shape.dtype for p in module.entry.params] + [x.shape.dtype for x in outputs(module)]
+    if bad := next((t for t in narrow if DTYPES[t].bits < 8 or t == "bf16" or t.startswith("f8")), None):
+        raise RuntimeError(f"comparing with XLA: {bad} at the program's boundary has no NumPy form; convert inside the program")
+    jax.config.update("jax_enable_x64", True)
+    devices = jax.devices("cpu")[:1]
+    with mlir.make_ir_context():
+        parsed = ir.Module.parse(stablehlo_text(module))
+        compiled = devices[0].client.compile_and_load(parsed, xla_client.DeviceList(tuple(devices)), xla_client.CompileOptions())
+    results = compiled.execute([jax.device_put(a, devices[0]) for a in arrays])
+    return [(np.asarray(r), x.shape.dtype) for r, x in zip(results, outputs(module), strict=True)]
+
+
+ENGINES: dict[str, Callable[[Module, Sequence], Results]] = {"compiled": run_module, "evaluator": run_evaluator, "xla": run_xla}
+
+# Relative tolerance by type: what reassociated sums of a thousand terms may differ by
+TOLERANCE = {"f64": 1e-9, "c128": 1e-9, "f32": 1e-4, "c64": 1e-4, "f16": 1e-2, "bf16": 3e-2}
+
+
+def difference(got: Results, want: Results) -> str:
+    """A sentence on the first output that differs, or ""."""
+    if len(got) != len(want):
+        return f"{len(got)} results instead of {len(want)}"
+    for i, ((x, dtype), (y, _)) in enumerate(zip(got, want, strict=True)):
+        if x.shape != y.shape:
+            return f"output {i}: sizes {list(x.shape)} instead of {list(y.shape)}"
+        tolerance = TOLERANCE.get(dtype, 0.25 if dtype.startswith("f8") else 0)
+        if DTYPES[dtype].kind in "fc":
+            scale = float(np.max(np.abs(y[np.isfinite(y)]), initial=0))
+            same = np.isclose(x, y, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True)
+        else:
+            same = x == y
+        if not np.all(same):
+            at = tuple(int(n) for n in np.argwhere(~same)[0])
+            return f"output {i} ({dtype}{list(x.shape)}): {int(np.sum(~same))} of {x.size} elements differ, first at {list(at)}: {x[at]} instead of {y[at]}"
+    return ""

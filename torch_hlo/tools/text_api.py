@@ -1,0 +1,83 @@
+"""Programs in text form, HLO or StableHLO.
+
+    module = parse_text(text)                    # the format is recognised
+    results = run_text(text, x, y)               # compile and run on tensors or arrays
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.numeric import round_to
+from torch_hlo.hlo.parse import parse_module
+from torch_hlo.hlo.shape import DTYPES, numpy_dtype
+from torch_hlo.hlo.stablehlo import parse_stablehlo
+from torch_hlo.hlo.verify import verify
+from torch_hlo.tools.execute import run_module
+
+_MLIR = re.compile(r'\s*(?://[^\n]*\n\s*)*(?:module\b|"builtin\.module"|func\.func\b|"func\.func"|#[\w.]+\s*=|![\w.]+\s*=)')
+
+
+def parse_text(text: str) -> Module:
+    """The program in HLO or StableHLO text, verified. Raises ParseError with line, column and a caret."""
+    return verify(parse_stablehlo(text) if is_stablehlo(text) else parse_module(text))
+
+
+def is_stablehlo(text: str) -> bool:
+    return _MLIR.match(text) is not None
+
+
+def run_text(text: str, *inputs) -> list:
+    """Compile the program and run it on one input per parameter: tensors, arrays or Python numbers (or one list of them).
+
+    Results are tensors when an input is one, on its device, else NumPy arrays (bf16 and f8 as float32).
+    Raises ParseError, EvaluateError for inputs that do not fit, CodegenError for instructions without code.
+    """
+    if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
+        inputs = tuple(inputs[0])
+    module = parse_text(text)
+    results = run_module(module, [to_array(v) for v in inputs])
+    tensors = [v for v in inputs if isinstance(v, torch.Tensor)]
+    if not tensors:
+        return [array for array, _ in results]
+    return [to_tensor(array, dtype).to(tensors[0].device) for array, dtype in results]
+
+
+def to_array(value):
+    """A tensor as the NumPy array that holds its values; anything else as it is."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_array(v) for v in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach().cpu()
+    if value.dtype in (torch.bfloat16, *_F8):
+        value = value.float()
+    return value.resolve_conj().resolve_neg().numpy()
+
+
+_F8 = tuple(getattr(torch, d.torch) for d in DTYPES.values() if (d.torch or "").startswith("float8"))
+
+
+def to_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
+    """The values of HLO type `dtype` as a CPU tensor of its PyTorch type (4-bit integers as 8-bit)."""
+    tensor = torch.from_numpy(np.array(round_to(array, dtype), numpy_dtype(dtype), order="C"))
+    return tensor.to(getattr(torch, DTYPES[dtype].torch)) if DTYPES[dtype].torch else tensor
+
+
+def load(path: str) -> Module:
+    """The program in a text file. Raises OSError or ParseError."""
+    with open(path, encoding="utf-8") as file:
+        return parse_text(file.read())
+
+
+def load_inputs(path: str, count: int) -> Sequence[np.ndarray]:
+    """`count` arrays from an .npz file, by position, or from an .npy file. Raises ValueError."""
+    found = np.load(path, allow_pickle=False)
+    arrays = [found] if isinstance(found, np.ndarray) else [found[name] for name in found.files]
+    if len(arrays) != count:
+        raise ValueError(f"{path} holds {len(arrays)} arrays, the program takes {count}")
+    return arrays
