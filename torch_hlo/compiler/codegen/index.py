@@ -215,6 +215,10 @@ def divide(index: Index, d: Size) -> tuple[Index, Index]:
     if not isinstance(low, int) or low >= 0:
         if below(high, d):
             return q_index, r_index
+    if isinstance(low, int) and low < 0 and isinstance(d, int) and (q_index.terms or q_index.const):
+        # What was split off may have kept the rest from being negative, as in (5 - i) / 3 = 1 + (2 - i) / 3.
+        shift = -(low // d)
+        q_index, r_index = q_index - shift, r_index + shift * d
     more_q, more_r = _opaque(r_index, d)
     return q_index + more_q, more_r
 
