@@ -204,9 +204,10 @@ def _late_kernel(program, computation: Computation, numbers: list[int], bind: Ca
         bind(k)
 
     def write(at: Index, _=None) -> list[str]:
-        for pointer, n in zip(k.outputs, numbers):
-            x = results[n]
-            k.store(pointer, x.shape.dtype, at, k.value(x, delinear(at, x.shape.dims)))
+        # All values first: a result may lie in the memory of an operand.
+        values = [k.value(results[n], delinear(at, results[n].shape.dims)) for n in numbers]
+        for pointer, n, value in zip(k.outputs, numbers, values):
+            k.store(pointer, results[n].shape.dtype, at, value)
         return []
 
     if size == 1:

@@ -177,9 +177,10 @@ class RowEmitter:
         for number in range(plan.passes):
             self._pass(number, where)
         row, sizes = [where[d] for d in plan.outer], plan.outer_sizes()
-        for n in plan.row_outputs:
-            x = self.results[n]
-            k.store(k.outputs[n], x.shape.dtype, linear(row, sizes) if row else ZERO, k.value(x, regroup(row, sizes, x.shape.dims)))
+        # All values first: a result may lie in the memory of an operand.
+        values = [k.value(self.results[n], regroup(row, sizes, self.results[n].shape.dims)) for n in plan.row_outputs]
+        for n, value in zip(plan.row_outputs, values):
+            k.store(k.outputs[n], self.results[n].shape.dtype, linear(row, sizes) if row else ZERO, value)
 
     def _pass(self, number: int, where: dict[int, Index]) -> None:
         k, plan = self.k, self.plan

@@ -10,30 +10,35 @@ from torch_hlo.hlo.ir import Computation, Instruction, users
 
 @functools.lru_cache(maxsize=4096)
 def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
-    """Pairs (operand, result): result element i may overwrite operand element i, because a kernel reads the operand only at the
-    point where it writes that result, and row kernels write results with one element per point in their last pass."""
+    """Pairs (operand, result): result element i may overwrite operand element i.
+
+    A kernel reads such an operand only at the point where it writes that result. Kernels with reductions write results with one
+    element per point in their last pass, and all others after everything of that element was read.
+    """
     root = computation.root
     results = root.operands if root.op == "tuple" else (root,)
     reads = users((root,))
-    full = max((x.shape.size for x in results if isinstance(x.shape.size, int)), default=None)
+    full = next((x.operands[0].shape.size for x in reads if x.op == "reduce"), None)
     found = []
     for k, p in enumerate(computation.params):
-        if p not in reads or not _read_at_own_index(p, reads):
+        if p not in reads:
+            continue
+        is_full = full is None or p.shape.size == full
+        if not _read_at_own_index(p, reads, reductions=is_full):
             continue
         for j, x in enumerate(results):
-            same = x.shape.dtype == p.shape.dtype or x.shape.itemsize == p.shape.itemsize
-            if same and x.shape.size == p.shape.size and _is_pointwise(x) and (kind == "loop" or x.shape.size == full):
+            if x.shape.itemsize == p.shape.itemsize and x.shape.size == p.shape.size and (not is_full or _is_pointwise(x)):
                 found.append((k, j))
     return frozenset(found)
 
 
-def _read_at_own_index(p: Instruction, reads: dict[Instruction, list[Instruction]]) -> bool:
-    """Every path from `p` up to the results or to reductions keeps the linear index."""
+def _read_at_own_index(p: Instruction, reads: dict[Instruction, list[Instruction]], reductions: bool) -> bool:
+    """Every path from `p` up to the results (or, if allowed, to reductions) keeps the linear index."""
     stack, seen = [p], {p}
     while stack:
         x = stack.pop()
         for u in reads[x]:
-            if u.op == "tuple" or u.op == "reduce" and x in u.operands[: len(u.operands) // 2]:
+            if u.op == "tuple" or reductions and u.op == "reduce" and x in u.operands[: len(u.operands) // 2]:
                 continue
             if u.op != "reshape" and (table.classify(u) not in (LIGHT, HEAVY, FREE) or u.op in ("broadcast", "get-tuple-element")):
                 return False

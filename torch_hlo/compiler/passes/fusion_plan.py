@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torch_hlo.compiler.passes import fusion_table as table
+from torch_hlo.compiler.passes.fusion_inline import inlined
 from torch_hlo.compiler.passes.fusion_table import FREE, HEAVY, LIGHT, MOVE, REDUCE, STEP, Intervals
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction, Module, postorder
@@ -69,6 +70,8 @@ class Plan:
         self._sources: list[list[tuple[int, Edge]]] = []
         self._cuts: list[frozenset] = []
         self.free_cost = [0] * len(self.order)
+        for i in inlined(self.order, self.kind, self.users, self.root):
+            self.kind[i] = FREE
         for i in range(len(self.order)):
             self._describe(i)
         for i in range(len(self.order)):
@@ -83,7 +86,7 @@ class Plan:
             kind = self.kind[i] = STEP
         sources: list[tuple[int, Edge]] = []
         cuts: frozenset = frozenset()
-        if kind == MOVE or kind == STEP:
+        if kind == MOVE or kind == STEP or x.op in table.MOVES:
             sources = [(s, OTHER) for o in x.operands for s, _ in self._reaches(o)]
             cuts = frozenset() if kind == STEP else table.cuts(tuple((s, s) for s in _suffixes(x.shape.dims)))
         elif kind == REDUCE:
@@ -119,7 +122,7 @@ class Plan:
         self._sources.append(list(merged))
         self._cuts.append(cuts)
         if kind == FREE:
-            self.free_cost[i] = sum(self._cost_of_free(o) for o in x.operands)
+            self.free_cost[i] = table.cost(x) + sum(self._cost_of_free(o) for o in x.operands)
         elif kind == LIGHT and self._is_free(i):
             self.kind[i] = FREE
             self.free_cost[i] = 1 + sum(self._cost_of_free(o) for o in x.operands)
@@ -127,10 +130,10 @@ class Plan:
     def _is_free(self, i: int) -> bool:
         """Cheaper to compute again in each kernel than to read from memory: widening converts, and masks made of iotas."""
         x = self.order[i]
-        if x.shape.is_tuple or x.shape.size == 1 or x.op == "get-tuple-element":
+        if x.shape.is_tuple or x.op == "get-tuple-element" or sum(self._cost_of_free(o) for o in x.operands) > 16:
             return False
-        if sum(self._cost_of_free(o) for o in x.operands) > 16:
-            return False
+        if x.shape.size == 1:
+            return all(self.kind[s] == STEP for s, _ in self._sources[i])
         if x.op == "convert":
             before = DTYPES[x.operands[0].shape.dtype]
             return before.bits < DTYPES[x.shape.dtype].bits and before.kind != "c" and self.kind[self.number[x.operands[0]]] in (FREE, STEP)

@@ -19,6 +19,7 @@ shift-left shift-right-arithmetic shift-right-logical sign subtract xor stochast
 _HEAVY = """acos acosh asin asinh atan atan2 atanh cbrt cosh cosine divide erf erf-inv erfc exponential exponential-minus-one lgamma digamma log
 log-plus-one logistic power remainder rsqrt sine sinh sqrt tan tanh igamma igammac polygamma next-after bessel-i0e bessel-i1e"""
 _MOVE = "concatenate dynamic-slice pad reverse slice transpose gather"
+MOVES = frozenset(_MOVE.split())
 _FREE = "broadcast iota reshape"
 
 # Opcodes not listed run as steps of their own.

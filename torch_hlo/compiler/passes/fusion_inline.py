@@ -1,0 +1,65 @@
+"""Which values are computed where moving instructions (slice, transpose, pad, gather, …) pick them up, instead of in memory.
+
+    t = transpose(reshape(slice(add(dot, bias))))      # one kernel reads the dot's result: slice and add are inlined
+
+An inlined value is not written and read back. It is allowed when that costs no more work: all elements together are computed about
+once, or they are cheap.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_hlo.compiler.passes import fusion_table as table
+from torch_hlo.compiler.passes.fusion_table import FREE, HEAVY, LIGHT, MOVE
+from torch_hlo.hlo.ir import Instruction
+
+MAX_SITES = 4  # places in the program that compute an inlined value
+MAX_CHAIN = 24  # cost of what is inlined in one place
+SAME_WORK = 1.25  # evaluations per element that count as "once"
+CHEAP_WORK = 4
+
+
+def inlined(order: Sequence[Instruction], kinds: Sequence[int], users: Sequence[Sequence[int]], root: int) -> list[int]:
+    """Numbers of the instructions to compute in place of their uses. `kinds` as in fusion_table.classify."""
+    chosen: dict[int, tuple[int, float, float]] = {}  # number -> (sites, evaluations, cost of everything up to the uses)
+    for i in range(len(order) - 1, -1, -1):
+        x = order[i]
+        if kinds[i] not in (LIGHT, HEAVY, MOVE) or i == root or x.op == "get-tuple-element":
+            continue
+        found = _uses(i, order, kinds, users, root, chosen)
+        if found is None:
+            continue
+        sites, evaluations, chain = found
+        own = table.cost(x)
+        size = x.shape.size
+        work = evaluations / size if isinstance(size, int) and size else 1.0
+        affordable = work <= SAME_WORK or own <= 4 and work <= CHEAP_WORK
+        if 0 < sites <= MAX_SITES and chain + own <= MAX_CHAIN and affordable:
+            chosen[i] = (sites, evaluations, chain + own)
+    return list(chosen)
+
+
+def _uses(i: int, order, kinds, users, root: int, chosen) -> tuple[int, float, float] | None:
+    """(sites, evaluations, cost of the costliest chain) of the uses of `i`; None when one of them needs it in memory or at its own index."""
+    sites, evaluations, chain = 0, 0.0, 0.0
+    for u in users[i]:
+        y = order[u]
+        if u in chosen:
+            n, count, cost = chosen[u]
+            sites, evaluations, chain = sites + n, evaluations + count, max(chain, cost)
+        elif kinds[u] == MOVE:
+            size = y.shape.size
+            sites, evaluations = sites + 1, evaluations + (size if isinstance(size, int) else _size(order[i]))
+        elif kinds[u] == FREE and y.op == "reshape" and u != root:
+            found = _uses(u, order, kinds, users, root, chosen)
+            if found is None:
+                return None
+            sites, evaluations, chain = sites + found[0], evaluations + found[1], max(chain, found[2])
+        else:
+            return None
+    return sites, evaluations, chain
+
+
+def _size(x: Instruction) -> float:
+    """Elements of `x`; a moving use of a symbolic array counts as reading it once."""
+    return x.shape.size if isinstance(x.shape.size, int) else 1.0
