@@ -344,6 +344,77 @@ def test_interrupt_during_compile(monkeypatch):
     assert x.tolist() == [1, 2, 3, 4]
 
 
+def test_interrupt_while_waiting_for_the_compiler():
+    done = run_python(
+        """
+        import os, signal, threading, time, torch, torch_hlo
+        from torch_hlo import metrics
+        from torch_hlo.device import runtime
+        from torch_hlo.lazy import step
+        original, calls = runtime.compile_program, []
+        def slow(module, observe=None):
+            calls.append(1)
+            time.sleep(1.0)
+            return original(module, observe)
+        runtime.compile_program = slow
+        x = torch.arange(4.0).to("hlo") + 1
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        try:
+            step.mark_step()
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - start < 0.8)
+        assert x.tolist() == [1, 2, 3, 4]
+        print(len(calls))
+        """
+    )
+    assert done.returncode == 0 and done.stdout.split() == ["interrupted", "True", "1"], done.stdout + done.stderr
+
+
+def test_interrupts_at_any_time_lose_nothing():
+    done = run_python(
+        """
+        import os, random, signal, threading, time, torch, torch_hlo
+        from torch_hlo.lazy import step
+        armed = stop = False
+        def handler(*_):
+            if armed: raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, handler)
+        def pest():
+            while not stop:
+                time.sleep(random.random() * 0.02)
+                os.kill(os.getpid(), signal.SIGINT)
+        x = torch.zeros(64).to("hlo")
+        x.add_(0); step.sync(); (torch.ones(2).to("hlo") + 1).tolist()   # what is imported on first use
+        thread = threading.Thread(target=pest)
+        thread.start()
+        interrupts = done = 0
+        end = time.time() + 3
+        while time.time() < end:
+            try:
+                armed = True
+                x.add_(1)
+                if done % 5 == 0: z = torch.ones(3 + done % 50).to("hlo") * 2
+                step.mark_step()
+                if done % 7 == 0:
+                    v = x.cpu()
+                    assert bool((v == v[0]).all())
+                done += 1
+                armed = False
+            except KeyboardInterrupt:
+                armed = False
+                interrupts += 1
+        stop = True
+        thread.join()
+        total = int(x[0].item())
+        assert done <= total <= done + interrupts, (done, total, interrupts)
+        assert interrupts > 10
+        print("ok")
+        """
+    )
+    assert done.returncode == 0 and done.stdout == "ok\n", done.stdout + done.stderr
+
+
 def test_interrupt_while_binding(monkeypatch):
     from torch_hlo.lazy.storage import Storage
 
@@ -513,6 +584,15 @@ def test_synchronous_mode():
         x = torch.arange(4.0).to("hlo") + 1
         step.mark_step()
         assert x._storage.value.data.job is None
+        assert x.tolist() == [1, 2, 3, 4]
+
+
+def test_synchronous_mode_raises_at_once(failing):
+    with config.override(ASYNC=False):
+        x = torch.arange(4.0).to("hlo") + 1
+        with pytest.raises(ArithmeticError):
+            step.mark_step()
+        failing.broken = False
         assert x.tolist() == [1, 2, 3, 4]
 
 

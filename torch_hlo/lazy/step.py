@@ -168,6 +168,8 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
                     storage.bind(out, out.array)
         if bindings:
             _submit(bindings, donate=only is None)
+            if not config.get("ASYNC"):
+                _surface()
 
 
 def _evaluate_for(storages: Sequence[Storage]) -> None:
@@ -222,13 +224,13 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
                 storage.bind(out, arrays[place])
             for array, _ in donated:
                 array.data = None
+            pending_storages()  # forgets what is bound, so that the order of the next step's results does not depend on this one's
             if not _IN_FLIGHT or _IN_FLIGHT[-1] is not run:
                 _IN_FLIGHT.append(run)
             executor.submit(job)
             break
         except KeyboardInterrupt as error:
             interrupt = error
-    pending_storages()  # forgets what is bound, so that the order of the next step's results does not depend on this one's
     if interrupt is not None:
         raise interrupt
     if config.get("LOG") >= 2:
@@ -285,7 +287,10 @@ def _number_buffers(numbers) -> list[Buffer]:
     for i, number in enumerate(numbers):
         value = number.value
         parts = (value.real, value.imag) if number.dtype == "c128" else (value,)
-        struct.pack_into(_PACK[number.dtype][0], block.array, 16 * i, *parts)
+        try:
+            struct.pack_into(_PACK[number.dtype][0], block.array, 16 * i, *parts)
+        except (struct.error, OverflowError):
+            raise OverflowError(f"hlo device: the number {value!r} does not fit {number.dtype}") from None
     return [Buffer(_SCALARS[n.dtype], block.part(16 * i, _PACK[n.dtype][1])) for i, n in enumerate(numbers)]
 
 
