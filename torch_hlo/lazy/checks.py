@@ -43,10 +43,53 @@ def admit_all(value):
     return value
 
 
+# ---- dtypes
+
+
+def judge(op: OpOverload, args, kwargs: dict) -> None:
+    """Let the CPU's kernel judge dtypes and dimension numbers, which meta kernels often do not check: run it on tensors of the same
+    dtypes and ranks with every size 1. Only for ops for which such sizes are always valid."""
+    if torch.Tag.pointwise in op.tags or op in _UNIT_SIZES:
+        if torch.Tag.nondeterministic_seeded not in op.tags:
+            op(*map(_unit, args), **{k: _unit(v) for k, v in kwargs.items() if k != "generator"})
+
+
+_UNIT_SIZES = {
+    aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.addbmm.default, aten.mv.default, aten.addmv.default,
+    aten.dot.default, aten.vdot.default, aten.linear.default, aten._softmax.default, aten._log_softmax.default, aten.logsumexp.default,
+}  # fmt: skip
+
+
+def _unit(value):
+    if isinstance(value, HloTensor):
+        return torch.ones([1] * len(value._meta.size), dtype=value._meta.dtype, device="cpu")
+    if isinstance(value, (list, tuple)):
+        return [_unit(v) for v in value]
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _multinomial(probabilities, samples, replacement=False, **options) -> None:
+    categories = probabilities._meta.size[-1]
+    if not replacement and samples > categories:
+        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+    if samples <= 0:
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
+
+
+def _convolution(x, weight, bias=None, *rest) -> None:
+    if x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
+        name = "bias" if bias is not None and bias.dtype != x.dtype else "weight"
+        raise RuntimeError(f"Input type ({x.dtype}) and {name} type ({(bias if name == 'bias' else weight).dtype}) should be the same")
+
+
+# What else the CPU refuses and meta kernels let pass; called once per kind of arguments.
+VALIDATE: dict[OpOverload, Callable] = {aten.multinomial.default: _multinomial, aten.convolution.default: _convolution}
+
+
 # ---- index values
 
 
-def _bounds(tensor: HloTensor) -> tuple[int, int] | None:
+def bounds(tensor: HloTensor) -> tuple[int, int] | None:
     """Smallest and largest value in the tensor's storage if it came from the CPU, else None."""
     array = tensor._storage.value
     if type(array) is not Array or array.bounds is None:
@@ -102,7 +145,7 @@ def _take(args, kwargs):
 def _checked(indices: Callable) -> Callable:
     def check(op: OpOverload, args: tuple, kwargs: dict) -> None:
         for index, low, high in indices(args, kwargs):
-            known = _bounds(index) if isinstance(index, HloTensor) else None
+            known = bounds(index) if isinstance(index, HloTensor) else None
             if known is not None and (known[0] < low or known[1] >= high):
                 _run_on_cpu(op, args, kwargs)
                 return

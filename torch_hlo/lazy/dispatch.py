@@ -314,7 +314,13 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     own = INFER.get(op)
     if own is not None:
         return Result.of(own(*checks.admit_all(args), **checks.admit_all(kwargs)), len(op._schema.returns) == 1)
-    return metas.infer(op, checks.admit_all(args), checks.admit_all(kwargs), HloTensor)
+    args, kwargs = checks.admit_all(args), checks.admit_all(kwargs)
+    result = metas.infer(op, args, kwargs, HloTensor)
+    validate = checks.VALIDATE.get(op)
+    if validate is not None:
+        validate(*args, **kwargs)
+    checks.judge(op, args, kwargs)
+    return result
 
 
 def build(form, metadata: tuple[Meta | None, ...], node: Node):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.lazy import autocast, backend, decompose, dispatch, generator
+from torch_hlo.lazy import autocast, backend, checks, decompose, dispatch, generator
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import handles
 from torch_hlo.lazy.meta import aten
@@ -40,6 +40,7 @@ def register() -> None:
     for name in ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data"):
         packet, overload = name.split(".")
         library.impl(name, _Decomposed(getattr(getattr(aten, packet), overload)), backend.AUTOGRAD_PRIVATE_USE)
+    library.impl("one_hot", one_hot, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("lstm_cell", lstm_cell, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("gru_cell", gru_cell, backend.AUTOGRAD_PRIVATE_USE)
     autocast.register(every, library)
@@ -186,11 +187,32 @@ def gru_cell(x, h, w_ih, w_hh, b_ih=None, b_hh=None):
     return n + z * (h - n)
 
 
+def one_hot(classes, num_classes=-1):
+    """`one_hot` by comparison; PyTorch's own version checks the classes on the CPU only."""
+    if classes.dtype != torch.int64:
+        raise RuntimeError(f"one_hot is only applicable to index tensor of type LongTensor, got {classes.dtype}")
+    known = checks.bounds(classes) if type(classes) is HloTensor and classes.numel() else None
+    if num_classes == -1:
+        if not classes.numel():
+            raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        num_classes = int(classes.max().item()) + 1
+    elif num_classes < 1:
+        raise RuntimeError("num_classes should be positive")
+    if known is not None and (known[0] < 0 or known[1] >= num_classes):
+        low, high = classes.aminmax()
+        if low.item() < 0:
+            raise RuntimeError("Class values must be non-negative.")
+        if high.item() >= num_classes:
+            raise RuntimeError("Class values must be smaller than num_classes.")
+    return (classes.unsqueeze(-1) == torch.arange(num_classes, device=classes.device)).to(torch.int64)
+
+
 # Under inference_mode composite ops arrive undecomposed.
 def _composite(fn):
     return lambda args, kwargs: dispatch.nested(fn, args, kwargs)
 
 
 dispatch.TABLE[aten.scaled_dot_product_attention.default] = _composite(attention)
+dispatch.TABLE[aten.one_hot.default] = _composite(one_hot)
 dispatch.TABLE[aten.lstm_cell.default] = _composite(lstm_cell)
 dispatch.TABLE[aten.gru_cell.default] = _composite(gru_cell)

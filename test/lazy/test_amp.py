@@ -1,0 +1,73 @@
+"""autocast("hlo") and GradScaler."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("recorded")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dtypes(dtype):
+    x = torch.randn(4, 4).to("hlo")
+    m = nn.Linear(4, 4).to("hlo")
+    conv = nn.Conv2d(1, 2, 3).to("hlo")
+    with torch.autocast("hlo", dtype=dtype):
+        y = m(x)
+        assert y.dtype == dtype and (x @ x).dtype == dtype and torch.bmm(x[None], x[None]).dtype == dtype
+        assert conv(x.view(1, 1, 4, 4)).dtype == dtype
+        assert y.softmax(-1).dtype == torch.float32 and y.sum().dtype == torch.float32 and F.layer_norm(y, (4,)).dtype == torch.float32
+        assert F.cross_entropy(y, torch.zeros(4, dtype=torch.long).to("hlo")).dtype == torch.float32 and y.exp().dtype == torch.float32
+        assert (y + x).dtype == torch.float32 and (y + y).dtype == dtype and y.relu().dtype == dtype
+        assert torch.addcmul(y, y, x.to(dtype)).dtype == dtype and torch.atan2(y, x).dtype == torch.float32
+        assert torch.cat([y, x]).dtype == torch.float32
+        assert x.double().matmul(x.double()).dtype == torch.float64
+        q = torch.randn(1, 2, 3, 4).to("hlo")
+        assert F.scaled_dot_product_attention(q, q, q).dtype == dtype
+        with torch.autocast("hlo", enabled=False):
+            assert m(x).dtype == torch.float32
+        with pytest.raises(RuntimeError, match="unsafe to autocast"):
+            F.binary_cross_entropy(torch.sigmoid(y.float()), x.sigmoid())
+    assert m(x).dtype == torch.float32 and not torch.is_autocast_enabled("hlo")
+    y.float().sum().backward()
+    assert m.weight.grad.dtype == torch.float32
+
+
+def test_training_follows_the_cpu():
+    losses = []
+    for device in ("cpu", "hlo"):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3)).to(device)
+        o = torch.optim.AdamW(m.parameters(), lr=0.01)
+        x, t = torch.randn(8, 4).to(device), (torch.arange(8) % 3).to(device)
+        for _ in range(3):
+            with torch.autocast(device, dtype=torch.bfloat16):
+                loss = F.cross_entropy(m(x), t)
+            loss.backward()
+            o.step()
+            o.zero_grad()
+        losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=3e-2)
+
+
+def test_grad_scaler():
+    for fused in (False, True):
+        m = nn.Linear(4, 1).to("hlo")
+        o = torch.optim.AdamW(m.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("hlo", init_scale=4.0, growth_interval=1)
+        x = torch.ones(2, 4).to("hlo")
+        before = m.weight.detach().cpu().clone()
+        scaler.scale(m(x).sum()).backward()
+        scaler.unscale_(o)
+        assert m.weight.grad.cpu().allclose(torch.full((1, 4), 2.0))
+        scaler.step(o)
+        scaler.update()
+        after = m.weight.detach().cpu().clone()
+        assert scaler.get_scale() == 8.0 and not after.equal(before)
+        o.zero_grad()
+        scaler.scale(m(x * float("inf")).sum()).backward()
+        scaler.step(o)
+        scaler.update()
+        assert scaler.get_scale() == 4.0 and m.weight.detach().cpu().equal(after)

@@ -1,0 +1,179 @@
+"""What users get wrong: the error has PyTorch's type and words, comes from the call, and nothing is broken afterwards."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("recorded")
+
+
+def h(*size):
+    return torch.ones(*size).to("hlo")
+
+
+def long(*values):
+    return torch.tensor(values).to("hlo")
+
+
+# The same call on CPU tensors must raise the same type (and, with a pattern, similar words).
+SAME = {
+    "matmul": lambda d: torch.ones(2, 3, device=d) @ torch.ones(2, 3, device=d),
+    "broadcast": lambda d: torch.ones(2, 3, device=d) + torch.ones(4, device=d),
+    "linear": lambda d: nn.Linear(3, 4).to(d)(torch.ones(2, 5, device=d)),
+    "conv": lambda d: nn.Conv2d(3, 4, 3).to(d)(torch.ones(1, 2, 8, 8, device=d)),
+    "cat": lambda d: torch.cat([torch.ones(2, 3, device=d), torch.ones(2, 4, device=d)]),
+    "view": lambda d: torch.ones(2, 3, device=d).view(4, 2),
+    "view of transpose": lambda d: torch.ones(2, 3, device=d).t().view(6),
+    "reshape": lambda d: torch.ones(2, 3, device=d).reshape(-1, 4),
+    "index dim": lambda d: torch.ones(2, device=d)[0, 0],
+    "index range": lambda d: torch.ones(2, device=d)[5],
+    "dim range": lambda d: torch.ones(2, 3, device=d).sum(4),
+    "in-place broadcast": lambda d: torch.ones(3, device=d).add_(torch.ones(2, 3, device=d)),
+    "in-place cast": lambda d: torch.ones(3, dtype=torch.long, device=d).add_(0.5),
+    "expand": lambda d: torch.ones(2, 3, device=d).expand(4, 3),
+    "mask shape": lambda d: torch.ones(3, device=d)[torch.ones(4, dtype=torch.bool, device=d)],
+    "index put dtype": lambda d: torch.ones(3, device=d).index_put_((torch.tensor([0], device=d),), torch.ones(1, dtype=torch.double, device=d)),
+    "stack": lambda d: torch.stack([torch.ones(2, device=d), torch.ones(3, device=d)]),
+    "embedding": lambda d: F.embedding(torch.tensor([1, 7]).to(d), torch.ones(3, 2, device=d)),
+    "embedding negative": lambda d: F.embedding(torch.tensor([-1]).to(d), torch.ones(3, 2, device=d)),
+    "index_select": lambda d: torch.ones(3, device=d).index_select(0, torch.tensor([3]).to(d)),
+    "gather": lambda d: torch.ones(3, device=d).gather(0, torch.tensor([5]).to(d)),
+    "scatter": lambda d: torch.zeros(3, device=d).scatter_(0, torch.tensor([5]).to(d), torch.ones(1, device=d)),
+    "advanced index": lambda d: torch.ones(3, device=d)[torch.tensor([0, 4]).to(d)],
+    "advanced index negative": lambda d: torch.ones(3, device=d)[torch.tensor([-4]).to(d)],
+    "advanced index list": lambda d: torch.ones(3, device=d)[[0, 3]],
+    "index_put range": lambda d: torch.ones(3, device=d).index_put_((torch.tensor([3]).to(d),), torch.ones(1, device=d)),
+    "take": lambda d: torch.take(torch.ones(3, device=d), torch.tensor([3]).to(d)),
+    "target": lambda d: F.cross_entropy(torch.ones(2, 3, device=d), torch.tensor([0, 3]).to(d)),
+    "target size": lambda d: F.cross_entropy(torch.ones(2, 3, device=d), torch.tensor([0]).to(d)),
+    "target dtype": lambda d: F.nll_loss(torch.ones(2, 3, device=d), torch.tensor([0.0, 1.0]).to(d)),
+    "integer mean": lambda d: torch.ones(3, dtype=torch.long, device=d).mean(),
+    "integer gradient": lambda d: torch.ones(3, dtype=torch.long, device=d).requires_grad_(),
+    "matmul dtypes": lambda d: torch.ones(2, 2, device=d) @ torch.ones(2, 2, dtype=torch.double, device=d),
+    "linear dtypes": lambda d: F.linear(torch.ones(2, 2, device=d), torch.ones(2, 2, dtype=torch.half, device=d)),
+    "no gradient": lambda d: torch.ones(3, device=d).sum().backward(),
+    "vector backward": lambda d: (torch.ones(3, device=d).requires_grad_() * 2).backward(),
+    "negative power": lambda d: torch.ones(3, dtype=torch.long, device=d) ** -1,
+    "squeeze assignment": lambda d: torch.ones(2, 3, device=d).__setitem__(0, torch.ones(4, device=d)),
+    "split": lambda d: torch.ones(4, device=d).split([1, 2]),
+    "pad": lambda d: F.pad(torch.ones(1, 1, 2, device=d), (3, 3), mode="reflect"),
+    "softmax dim": lambda d: torch.ones(2, device=d).softmax(3),
+    "too many dims": lambda d: torch.ones(2, device=d).transpose(0, 2),
+    "one_hot": lambda d: F.one_hot(torch.tensor([3]).to(d), 2),
+    "multinomial": lambda d: torch.multinomial(torch.tensor([0.5, 0.5]).to(d), 3),
+    "out dtype": lambda d: torch.add(torch.ones(2, device=d), 1.5, out=torch.ones(2, dtype=torch.long, device=d)),
+    "resize with grad": lambda d: torch.ones(2, device=d).requires_grad_().resize_(3),
+    "set data": lambda d: setattr(torch.ones(2, device=d), "grad", torch.ones(3, device=d)),
+    "batch of one": lambda d: nn.BatchNorm1d(2).to(d)(torch.ones(1, 2, device=d)),
+    "attention": lambda d: F.scaled_dot_product_attention(torch.ones(1, 2, 3, 4, device=d), torch.ones(1, 2, 3, 5, device=d), torch.ones(1, 2, 3, 4, device=d)),
+    "unknown dtype op": lambda d: torch.bitwise_and(torch.ones(2, device=d), 1),
+    "arange": lambda d: torch.arange(0, 10, -1, device=d),
+    "negative size": lambda d: torch.zeros(-1, device=d),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_same_error_as_on_the_cpu(name):
+    fn = SAME[name]
+    with pytest.raises(Exception) as expected:
+        fn("cpu")
+    with pytest.raises(Exception) as got:
+        fn("hlo")
+    assert type(got.value) is type(expected.value), f"{got.value!r} instead of {expected.value!r}"
+    assert "INTERNAL ASSERT" not in str(got.value)
+    assert (h(2) + 1).tolist() == [2, 2]
+
+
+MIXED = {
+    "add": lambda: h(3) + torch.ones(3),
+    "add reversed": lambda: torch.ones(3) + h(3),
+    "matmul": lambda: h(2, 2) @ torch.ones(2, 2),
+    "linear": lambda: nn.Linear(3, 3).to("hlo")(torch.ones(1, 3)),
+    "linear weights": lambda: nn.Linear(3, 3)(h(1, 3)),
+    "conv": lambda: nn.Conv2d(1, 1, 3)(h(1, 1, 4, 4)),
+    "cat": lambda: torch.cat([h(2), torch.ones(2)]),
+    "where": lambda: torch.where(h(2) > 0, h(2), torch.ones(2)),
+    "in-place": lambda: h(3).add_(torch.ones(3)),
+    "in-place on cpu": lambda: torch.ones(3).add_(h(3)),
+    "out": lambda: torch.add(h(3), 1, out=torch.ones(3)),
+    "loss": lambda: F.cross_entropy(h(2, 3), torch.tensor([0, 1])),
+    "embedding": lambda: nn.Embedding(3, 2).to("hlo")(torch.tensor([1])),
+    "stack": lambda: torch.stack([h(2), torch.ones(2)]),
+    "bmm": lambda: torch.bmm(torch.ones(1, 2, 2), h(1, 2, 2)),
+    "mse": lambda: F.mse_loss(h(2), torch.ones(2)),
+    "foreach": lambda: torch._foreach_add([h(2)], [torch.ones(2)]),
+    "cpu indexed": lambda: torch.ones(3)[long(1, 2)],
+    "gradient": lambda: torch.autograd.grad(h(3).requires_grad_() * 2, [h(3).requires_grad_()], torch.ones(3)),
+    "fallback": lambda: torch.linalg.solve(h(2, 2), torch.ones(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_devices(name):
+    with pytest.raises(RuntimeError) as caught:
+        MIXED[name]()
+    if name != "gradient":
+        assert "Expected all tensors to be on the same device" in str(caught.value), caught.value
+
+
+def test_scalars_of_the_cpu_may_take_part():
+    x = h(3)
+    assert (x + torch.tensor(2.0)).tolist() == [3, 3, 3] and (torch.tensor(2) * x).dtype == torch.float32
+    assert (x * torch.tensor(2.0, dtype=torch.double)).dtype == torch.float32
+    assert (h(3).int() * torch.tensor(2.0, dtype=torch.double)).dtype == torch.float64
+    assert torch.where(x > 0, x, torch.tensor(0.0)).tolist() == [1, 1, 1]
+    x[torch.tensor([0, 2])] = torch.tensor(5.0)
+    assert x.tolist() == [5, 1, 5] and x[torch.tensor(1)].item() == 1
+
+
+def test_data_assignment_between_devices():
+    x = torch.ones(3)
+    with pytest.raises(RuntimeError):
+        x.data = h(3)
+    assert x.tolist() == [1, 1, 1]
+    y = h(3)
+    with pytest.raises((RuntimeError, TypeError)):
+        y.data = torch.ones(3)
+    with pytest.raises(RuntimeError):
+        h(3).grad = torch.ones(3)
+
+
+def test_unsupported_kinds():
+    with pytest.raises(TypeError, match="no element type"):
+        torch.zeros(2, dtype=torch.complex32, device="hlo")
+    with pytest.raises(NotImplementedError, match="strided"):
+        torch.eye(2).to_sparse().to("hlo")
+    with pytest.raises(Exception, match="sparse|strided"):
+        h(2, 2).to_sparse()
+    with pytest.raises(TypeError, match="convert"):
+        h(2).numpy()
+    with pytest.raises(RuntimeError, match="pin"):
+        h(2).pin_memory()
+
+
+def test_ignored_targets_are_no_error():
+    x = torch.randn(3, 4)
+    t = torch.tensor([0, -100, 3])
+    assert F.cross_entropy(x.to("hlo"), t.to("hlo")).item() == pytest.approx(F.cross_entropy(x, t).item(), rel=1e-5)
+    assert F.embedding(long(0, 2), h(3, 2), padding_idx=0).shape == (2, 2)
+
+
+def test_data_dependent_results():
+    x = torch.tensor([3.0, 0.0, 1.0, 3.0, 0.0])
+    y = x.to("hlo")
+    for fn in (
+        lambda t: t.nonzero(), lambda t: t.unique(), lambda t: t.unique(return_inverse=True, return_counts=True), lambda t: t[t > 0],
+        lambda t: torch.masked_select(t, t > 1), lambda t: t.nonzero(as_tuple=True), lambda t: torch.bincount(t.long()),
+        lambda t: torch.repeat_interleave(t, t.long()), lambda t: torch.unique_consecutive(t), lambda t: torch.argwhere(t),
+        lambda t: torch.where(t > 0), lambda t: torch.histc(t, 4),
+    ):  # fmt: skip
+        e, a = fn(x), fn(y)
+        for u, v in zip(e if isinstance(e, tuple) else (e,), a if isinstance(a, tuple) else (a,)):
+            assert v.is_hlo and v.cpu().equal(u)
+    assert torch.equal(y, y.clone()) and not torch.equal(y, y + 1) and torch.allclose(y, y)
+    assert bool((y > 2).any()) and (y.max() == 3).item() is True and not torch.is_nonzero(y[1])
+    torch.testing.assert_close(y, x.to("hlo"))
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(y, y + 1)
