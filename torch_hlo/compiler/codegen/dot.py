@@ -176,12 +176,17 @@ def _complex(x: Instruction) -> Instruction:
 
 
 def emit_tree(program, root: Instruction, known: tuple[Instruction, ...], result: Instruction) -> None:
-    """Emit the instructions between `known` (already in memory) and `root`, and leave the value in `result`'s buffer."""
-    for x in postorder((root,)):
-        if x not in known and x is not root and x.op != "constant" and not program.is_bound(x):
+    """Emit the instructions between `known` (already in memory) and `root`, and leave the value in `result`'s buffer.
+
+    What lies between gets memory of its own for the duration of the step, even where the program has the same instruction:
+    that one's buffer may not be valid here.
+    """
+    steps = [x for x in postorder((root,)) if x not in known and x.op not in ("constant", "parameter")]
+    target = program.places(result)
+    with program.rebound():
+        for x in steps:
+            program.bind(x, target if x is root else program.allocate_shape(x.shape))
             program.step(x)
-    program.bind(root, program.places(result))
-    program.step(root)
 
 
 @emits_step("dot")

@@ -108,6 +108,18 @@ class Program:
         """Say where `x` lives in the current computation (a Place, or tuples of Places)."""
         self._places[-1][x] = places
 
+    @contextmanager
+    def rebound(self):
+        """Forget, at the end of a `with` block, what was bound in it."""
+        scope = self._places[-1]
+        before = dict(scope)
+        try:
+            yield
+        finally:
+            for x in [x for x in scope if scope[x] is not before.get(x)]:
+                del scope[x]
+            scope.update(before)
+
     def is_bound(self, x: Instruction) -> bool:
         return x in self._places[-1]
 
