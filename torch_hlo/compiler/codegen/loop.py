@@ -210,7 +210,13 @@ def elementwise(program, x: Instruction) -> None:
     emit_instruction(program, x, program.place(x))
 
 
-@emits_step("constant", "parameter", "tuple", "get-tuple-element")
+@emits_step("constant")
+def constant(program, x: Instruction) -> None:
+    """Constants are in memory already, unless an emitter wants one in another place."""
+    program.copy(program.place(x), program.constant(x["literal"]))
+
+
+@emits_step("parameter", "tuple", "get-tuple-element")
 def in_memory(program, x: Instruction) -> None:
     """These name memory that exists already."""
 

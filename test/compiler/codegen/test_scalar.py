@@ -1,0 +1,94 @@
+"""Every pointwise opcode on every element type it takes, against the evaluator; every conversion; accuracy of the functions."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compiled import check, module, parameter, run
+
+from torch_hlo.hlo.evaluate import evaluate
+from torch_hlo.hlo.ir import instr
+from torch_hlo.hlo.numeric import round_to
+from torch_hlo.hlo.opcodes import BINARY, UNARY
+from torch_hlo.hlo.shape import DTYPES, Shape, numpy_dtype
+
+N = 77  # whole vectors and a tail, for every vector width
+CASES = [(op, kinds, arity) for table, arity in ((UNARY, 1), (BINARY, 2)) for kinds, names in table.items() for op in names.split()]
+EXACT = {"add", "subtract", "multiply", "divide", "maximum", "minimum", "negate", "abs", "sqrt", "floor", "ceil", "sign", "round-nearest-afz",
+         "round-nearest-even"}  # fmt: skip
+RTOL = {"f64": 2e-14, "f32": 5e-7, "c64": 3e-6, "c128": 1e-11, "bf16": 2**-7, "f16": 2**-10}
+
+
+def sample(dtype: str, seed: int) -> np.ndarray:
+    """Ordinary values and the special ones of the type."""
+    rng, row = np.random.default_rng(seed), DTYPES[dtype]
+    if row.kind == "p":
+        return rng.integers(0, 2, N).astype(bool)
+    if row.kind in "su":
+        low, high = (-(1 << row.bits - 1), (1 << row.bits - 1) - 1) if row.kind == "s" else (0, (1 << row.bits) - 1)
+        values = rng.integers(max(low, -20), min(high, 20) + 1, N).astype(object)
+        values[:6] = [0, 1, low, high, min(high, 3), max(low, -1)]
+        return np.array(list(values), numpy_dtype(dtype))
+    if row.kind == "c":
+        return (2 * rng.standard_normal(N) + 2j * rng.standard_normal(N)).astype(numpy_dtype(dtype))
+    values = rng.standard_normal(N) * rng.choice([0.1, 1, 5, 50], N)
+    values[:8] = [0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 0.5]
+    rng.shuffle(values)
+    return round_to(values, dtype)
+
+
+@pytest.mark.parametrize("op,kinds,arity", CASES, ids=[c[0] for c in CASES])
+def test_opcode(op, kinds, arity):
+    dtypes = [d for d in DTYPES if DTYPES[d].kind in kinds]
+    params, roots, inputs = [], [], []
+    for d in dtypes:
+        mine = [parameter(len(params) + i, d, N) for i in range(arity)]
+        inputs += [sample(d, len(params) + i) for i in range(arity)]
+        params += mine
+        roots.append(instr(op, tuple(mine)))
+    m = module(params, *roots)
+    with np.errstate(all="ignore"):
+        expected = evaluate(m, inputs)
+    for dtype, e, f in zip(dtypes, expected, run(m, inputs), strict=True):
+        if f.dtype.kind not in "fc":
+            np.testing.assert_array_equal(f, e, err_msg=dtype)
+        else:
+            exact = op in EXACT and DTYPES[dtype].kind == "f"
+            np.testing.assert_allclose(f, e, rtol=0 if exact else RTOL.get(dtype, 0.13), atol=1e-30, err_msg=dtype)
+
+
+@pytest.mark.parametrize("source", [d for d in DTYPES if d != "token"])
+def test_convert(source):
+    rng, row = np.random.default_rng(0), DTYPES[source]
+    values = rng.standard_normal(N) * rng.choice([1, 100, 1e6, 1e20], N)
+    values[:8] = [0, -0.0, 1.5, 2.5, np.nan, np.inf, -np.inf, -1]
+    if row.kind in "psu":
+        values = sample(source, 0)
+    with np.errstate(all="ignore"):
+        values = round_to(values, source)
+    x = parameter(0, source, N)
+    check(module([x], *[instr("convert", (x,), Shape(d, (N,))) for d in DTYPES if d != "token"]), [values], 1e-7)
+
+
+def test_compare_select_clamp_and_friends():
+    a, b, p = parameter(0, "f32", N), parameter(1, "f32", N), parameter(2, "pred", N)
+    roots = [instr("compare", (a, b), direction=d) for d in ("EQ", "NE", "LT", "LE", "GT", "GE")]
+    roots += [instr("compare", (a, b), direction=d, type="TOTALORDER") for d in ("EQ", "LT", "GE")]
+    roots += [instr("select", (p, a, b)), instr("clamp", (b, a, a)), instr("complex", (a, b))]
+    roots += [instr("reduce-precision", (a,), exponent_bits=e, mantissa_bits=m) for e, m in ((5, 10), (8, 7), (4, 3), (5, 23))]
+    check(module([a, b, p], *roots), [sample("f32", 0), sample("f32", 1), sample("pred", 2)], 0)
+
+
+ULP = {"exponential": (-87, 88, 1.1), "log": (1e-30, 1e4, 1.0), "tanh": (-10, 10, 1.5), "erf": (-5, 5, 1.1), "logistic": (-80, 80, 2.5),
+       "sine": (-1e4, 1e4, 2.0), "cosine": (-1e4, 1e4, 2.0), "exponential-minus-one": (-20, 88, 1.5), "log-plus-one": (-0.99, 100, 1.6)}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ULP)
+def test_single_precision_error(op):
+    low, high, allowed = ULP[op]
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(low, high, 50000), rng.uniform(max(low, -1), min(high, 1), 50000)]).astype(np.float32)
+    single, double = parameter(0, "f32", len(x)), parameter(0, "f64", len(x))
+    (found,), (expected,) = run(module([single], instr(op, (single,))), [x]), evaluate(module([double], instr(op, (double,))), [x.astype(float)])
+    error = np.abs(found - expected) / np.spacing(np.abs(expected).astype(np.float32))
+    normal = np.abs(expected) > 1.2e-38
+    assert error[normal].max() <= allowed
