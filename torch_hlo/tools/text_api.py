@@ -17,6 +17,8 @@ from torch_hlo.hlo.parse import parse_module
 from torch_hlo.hlo.shape import DTYPES, numpy_dtype
 from torch_hlo.hlo.stablehlo import parse_stablehlo
 from torch_hlo.hlo.verify import verify
+from torch_hlo.tools import UsageError
+from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.execute import run_module
 
 _MLIR = re.compile(r'\s*(?://[^\n]*\n\s*)*(?:module\b|"builtin\.module"|func\.func\b|"func\.func"|#[\w.]+\s*=|![\w.]+\s*=)')
@@ -39,7 +41,7 @@ def run_text(text: str, *inputs) -> list:
     """
     if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
         inputs = tuple(inputs[0])
-    module = parse_text(text)
+    module = adopted(parse_text(text))
     results = run_module(module, [to_array(v) for v in inputs])
     tensors = [v for v in inputs if isinstance(v, torch.Tensor)]
     if not tensors:
@@ -69,15 +71,15 @@ def to_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
 
 
 def load(path: str) -> Module:
-    """The program in a text file. Raises OSError or ParseError."""
+    """The program in a text file, see adopt.py. Raises OSError or ParseError."""
     with open(path, encoding="utf-8") as file:
-        return parse_text(file.read())
+        return adopted(parse_text(file.read()))
 
 
 def load_inputs(path: str, count: int) -> Sequence[np.ndarray]:
-    """`count` arrays from an .npz file, by position, or from an .npy file. Raises ValueError."""
+    """`count` arrays from an .npz file, by position, or from an .npy file. Raises UsageError."""
     found = np.load(path, allow_pickle=False)
     arrays = [found] if isinstance(found, np.ndarray) else [found[name] for name in found.files]
     if len(arrays) != count:
-        raise ValueError(f"{path} holds {len(arrays)} arrays, the program takes {count}")
+        raise UsageError(f"{path} holds {len(arrays)} arrays, the program takes {count}")
     return arrays

@@ -1,0 +1,205 @@
+"""The command line: `python -m torch_hlo COMMAND FILE …`. Programs are HLO or StableHLO text; the format is recognised.
+
+Exit codes: 0 fine, 1 the programs or values differ (or a fault was found), 2 bad usage or a file that cannot be read, 3 the program
+does not compile or run.
+"""
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from torch_hlo.compiler.pipeline import random_inputs
+from torch_hlo.hlo.evaluate_core import EvaluateError
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.scan import ParseError
+from torch_hlo.hlo.text import module_text
+from torch_hlo.hlo.verify import VerifyError
+from torch_hlo.tools import UsageError, describe, execute, optimise
+from torch_hlo.tools import bisect as bisection
+from torch_hlo.tools import reduce as reduction
+from torch_hlo.tools.text_api import load, load_inputs
+
+OK, DIFFERENT, USAGE, FAILED = 0, 1, 2, 3
+
+EXAMPLES = """examples:
+  python -m torch_hlo run model.hlo                          run on random inputs, print the results
+  python -m torch_hlo run model.mlir --input x.npz --output y.npz
+  python -m torch_hlo run model.hlo --compare evaluator      exit 1 when the values differ
+  python -m torch_hlo run model.hlo --time
+  python -m torch_hlo opt model.hlo                          the program after all passes
+  python -m torch_hlo opt model.hlo --passes algebra,dce --emit stablehlo
+  python -m torch_hlo opt model.hlo --emit asm
+  python -m torch_hlo bisect model.hlo                       which pass changes the values?
+  python -m torch_hlo reduce model.hlo -o small.hlo          the smallest program that still goes wrong
+  python -m torch_hlo reduce model.hlo --check './fails.sh {}' -o small.hlo
+  python -m torch_hlo diff a.hlo b.hlo
+  python -m torch_hlo explain model.hlo
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except (ParseError, VerifyError) as error:
+        return _complain(f"{args.file}: {error}", USAGE)
+    except (OSError, EvaluateError, UnicodeDecodeError, UsageError) as error:
+        return _complain(str(error), USAGE)
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+        return _complain(f"{type(error).__name__}: {error}{notes}", FAILED)
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"torch_hlo: {message}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_hlo", description=__doc__.partition("\n\n")[0], epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, fn, text: str, inputs: bool = False) -> argparse.ArgumentParser:
+        p = commands.add_parser(name, help=text, description=text)
+        p.add_argument("file", help="HLO or StableHLO text")
+        p.set_defaults(run=fn)
+        if inputs:
+            p.add_argument("--input", metavar="X.npz", help="arrays for the parameters, in order; default: random")
+            p.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
+        return p
+
+    run = command("run", _run, "compile and run a program", inputs=True)
+    run.add_argument("--output", metavar="Y.npz", help="write the results (out0, out1, …) instead of printing them")
+    run.add_argument("--compare", choices=("evaluator", "xla"), help="also compute the values there; exit 1 when they differ")
+    run.add_argument("--time", action="store_true", help="print compile time and the best of several runs")
+    opt = command("opt", _opt, "run passes and print the program")
+    opt.add_argument("--passes", metavar="A,B,…", help=f"in this order; default: the pipeline. Passes: {', '.join(optimise.passes())}")
+    opt.add_argument("--emit", choices=optimise.EMITS, default="hlo", help="what to print (default hlo)")
+    find = command("bisect", _bisect, "find the pass that changes a program's values", inputs=True)
+    find.add_argument("-o", "--output", metavar="FILE", help="write the program that the guilty pass was given")
+    shrink = command("reduce", _reduce, "shrink a program that goes wrong", inputs=True)
+    shrink.add_argument("--check", metavar="COMMAND", help="exits 0 when the program in file {} still fails; default: compiled and evaluated values differ")
+    shrink.add_argument("--budget", type=int, default=500, help="trials (default 500)")
+    shrink.add_argument("-o", "--output", metavar="FILE", help="write the small program instead of printing it")
+    two = command("diff", _diff, "compare two programs; exit 1 when they differ")
+    two.add_argument("other")
+    command("explain", _explain, "what a program is made of, costs and becomes")
+    return parser
+
+
+def _inputs(args, module: Module) -> Sequence:
+    return load_inputs(args.input, len(module.entry.params)) if args.input else random_inputs(module, args.seed)
+
+
+def _run(args) -> int:
+    module = load(args.file)
+    inputs = _inputs(args, module)
+    start = time.perf_counter()
+    run = execute.runner(module, inputs)
+    compiled = time.perf_counter() - start
+    results = run()
+    if args.time:
+        print(f"compile {compiled * 1e3:.1f} ms, run {_best(run) * 1e3:.3f} ms")
+    if args.output:
+        np.savez(args.output, **{f"out{i}": a for i, (a, _) in enumerate(results)})
+    elif not args.compare and not args.time:
+        for i, (array, dtype) in enumerate(results):
+            print(f"output {i}: {dtype}{list(array.shape)}")
+            print(np.array2string(array, threshold=200))
+    if args.compare:
+        wrong = execute.difference(results, execute.ENGINES[args.compare](module, inputs))
+        print(f"differs from {args.compare}: {wrong}" if wrong else f"agrees with {args.compare}")
+        return DIFFERENT if wrong else OK
+    return OK
+
+
+def _best(run) -> float:
+    """Seconds of the fastest run, within about a second."""
+    best, total = float("inf"), 0.0
+    for _ in range(200):
+        start = time.perf_counter()
+        run()
+        elapsed = time.perf_counter() - start
+        best, total = min(best, elapsed), total + elapsed
+        if total > 1:
+            break
+    return best
+
+
+def _opt(args) -> int:
+    print(optimise.emitted(load(args.file), args.emit, args.passes), end="")
+    return OK
+
+
+def _bisect(args) -> int:
+    module = load(args.file)
+    found = bisection.bisect(module, _inputs(args, module))
+    if found is None:
+        print("every pass and the compiled program keep the values")
+        return OK
+    print(f"{found.culprit}: {found.reason}")
+    if args.output and found.before is not None:
+        Path(args.output).write_text(module_text(found.before))
+        print(f"the program it was given is in {args.output}")
+    return DIFFERENT
+
+
+def _reduce(args) -> int:
+    module = load(args.file)
+    given = load_inputs(args.input, len(module.entry.params)) if args.input else None
+    fails = _checked_by(args.check) if args.check else _goes_wrong(module, given, args.seed)
+    small = reduction.shrink(module, fails, log=lambda line: print(line, file=sys.stderr), budget=args.budget)
+    text = module_text(small)
+    if args.output:
+        Path(args.output).write_text(text)
+    else:
+        print(text, end="")
+    return OK
+
+
+def _goes_wrong(original: Module, given: Sequence | None, seed: int) -> reduction.Fails:
+    """Whether compiled and evaluated values differ, or compiling fails."""
+
+    def fails(module: Module) -> bool:
+        inputs = given if given is not None and module.entry.params == original.entry.params else random_inputs(module, seed)
+        want = execute.run_evaluator(module, inputs)
+        try:
+            return bool(execute.difference(execute.run_module(module, inputs), want))
+        except Exception:  # noqa: BLE001 - a compiler that fails is what is being reduced
+            return True
+
+    return fails
+
+
+def _checked_by(command: str) -> reduction.Fails:
+    def fails(module: Module) -> bool:
+        with tempfile.NamedTemporaryFile("w", suffix=".hlo", delete=False) as file:
+            file.write(module_text(module))
+        try:
+            shown = command.replace("{}", file.name) if "{}" in command else f"{command} {file.name}"
+            return subprocess.run(shown, shell=True, capture_output=True, timeout=600).returncode == 0
+        finally:
+            Path(file.name).unlink()
+
+    return fails
+
+
+def _diff(args) -> int:
+    text = describe.diff(load(args.file), load(args.other), (args.file, args.other))
+    print(text or "the same program")
+    return DIFFERENT if text else OK
+
+
+def _explain(args) -> int:
+    print(describe.explain(load(args.file)))
+    return OK
