@@ -38,7 +38,12 @@ def flatten(result) -> list[torch.Tensor | None]:
     """Results of an op in flat order; numbers among them (sizes) count as undefined."""
     if isinstance(result, (tuple, list)):
         return [r for part in result for r in flatten(part)]
-    return [result if isinstance(result, torch.Tensor) else None]
+    return [plain(result) if isinstance(result, torch.Tensor) else None]
+
+
+def plain(t: torch.Tensor) -> torch.Tensor:
+    """A tensor with memory: PyTorch's "zero tensors" have none."""
+    return torch.zeros(t.shape, dtype=t.dtype) if t._is_zerotensor() else t
 
 
 def is_random(op: OpOverload) -> bool:
@@ -157,7 +162,7 @@ class Checker(TorchDispatchMode):
                 self.fallbacks.add(str(op))
             return op(*args, **kwargs)
         twin = functional(op)
-        copies = tree_map(lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v, (args, kwargs))
+        copies = tree_map(lambda v: plain(v.detach()).clone() if isinstance(v, torch.Tensor) else v, (args, kwargs))
         if op is not twin:  # the written arguments are those before the call
             kept = {k: v for k, v in copies[1].items() if not any(a.is_out and a.name == k for a in op._schema.arguments)}
             defaults = [a.default_value for a in op._schema.arguments if not a.kwarg_only]

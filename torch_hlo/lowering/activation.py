@@ -22,7 +22,9 @@ from torch_hlo.lowering.expr import (
     tanh,
     where,
 )
+from torch_hlo.lowering.pointwise import conjugate
 from torch_hlo.lowering.registry import Weak, expected, lowers, nested
+from torch_hlo.lowering.shaping import concatenate, slice_dim
 
 aten = torch.ops.aten
 SQRT_2_PI = math.sqrt(2 / math.pi)
@@ -211,18 +213,12 @@ def softshrink(x, lambd=0.5):
 
 @pointwise(aten.sigmoid_backward, arity=2)
 def sigmoid_backward(g, y):
-    return g * _conjugate((1 - y) * y)
+    return g * conjugate((1 - y) * y)
 
 
 @pointwise(aten.tanh_backward, arity=2)
 def tanh_backward(g, y):
-    return g * _conjugate(1 - y * y)
-
-
-def _conjugate(x: Expr) -> Expr:
-    from torch_hlo.lowering.pointwise import conjugate
-
-    return conjugate(x)
+    return g * conjugate(1 - y * y)
 
 
 @lowers(aten.log_sigmoid_forward)
@@ -265,8 +261,6 @@ def glu(x, dim=-1):
 
 @lowers(aten.glu_backward)
 def glu_backward(g, x, dim):
-    from torch_hlo.lowering.shaping import concatenate
-
     shape = expected()[0]
     common = promote.compute_type(shape.dtype)
     a, b, g = (Expr(promote.cast(v, common)) for v in (*_halves(x, dim), g))
@@ -275,7 +269,5 @@ def glu_backward(g, x, dim):
 
 
 def _halves(x, dim):
-    from torch_hlo.lowering.shaping import slice_dim
-
     size = x.shape.dims[dim]
     return slice_dim(x, dim, 0, size // 2), slice_dim(x, dim, size // 2, size)

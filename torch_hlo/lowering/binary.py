@@ -6,7 +6,8 @@ import math
 import torch
 
 from torch_hlo.lowering import promote
-from torch_hlo.lowering.elementwise import compute, finish, pointwise
+from torch_hlo.lowering.control import while_loop
+from torch_hlo.lowering.elementwise import apply, compute, finish, pointwise
 from torch_hlo.lowering.expr import (
     Expr,
     absolute,
@@ -14,8 +15,10 @@ from torch_hlo.lowering.expr import (
     binary,
     bitcast,
     compare,
+    cos,
     exp,
     floor,
+    imag,
     is_finite,
     is_nan,
     is_number,
@@ -24,6 +27,8 @@ from torch_hlo.lowering.expr import (
     maximum,
     minimum,
     power,
+    real,
+    sin,
     sqrt,
     trunc,
     unary,
@@ -130,8 +135,6 @@ lowers(aten.min.other)(lambda x, y: _other(minimum_, x, y))
 
 
 def _other(kernel, x, y):
-    from torch_hlo.lowering.elementwise import apply
-
     return apply(kernel, (x, y), {}, 2)
 
 
@@ -184,8 +187,6 @@ def nextafter(x, y):
 # Powers.
 @lowers(aten.pow)
 def pow_(base, exponent):
-    from torch_hlo.lowering.elementwise import apply
-
     if is_number(exponent) and not isinstance(exponent, complex):
         return apply(lambda x: power_number(x, exponent), (base,), {})
     return apply(power_, (base, exponent), {}, 2)
@@ -295,8 +296,6 @@ def lcm(x, y):
 
 def _gcd(x: Expr, y: Expr) -> Expr:
     """Euclid's algorithm on all elements until every one is done."""
-    from torch_hlo.lowering.control import while_loop
-
     if promote.kind(x.dtype) == "s":
         x, y = absolute(x), absolute(y)
 
@@ -331,8 +330,6 @@ def isnan(x):
 @pointwise(aten.isinf, operands=True)
 def isinf(x):
     if is_complex(x):
-        from torch_hlo.lowering.expr import imag, real
-
         return isinf(real(x)) | isinf(imag(x))
     return x.ne(x) if _integral(x) else absolute(x).eq(math.inf)
 
@@ -422,8 +419,6 @@ lowers(aten.clamp_max)(lambda x, high: _clamped(x, None, high))
 
 
 def _clamped(x, low, high):
-    from torch_hlo.lowering.elementwise import apply
-
     return apply(clamp, (x, low, high), {}, 3)
 
 
@@ -450,8 +445,6 @@ def addcdiv(x, a, b, value=1):
 
 
 def _fused(kernel, x, a, b, value):
-    from torch_hlo.lowering.elementwise import apply
-
     return apply(lambda x, a, b: kernel(x, a, b, _alpha(value)), (x, a, b), {}, 3)
 
 
@@ -471,8 +464,6 @@ def complex_(re, im):
 
 @lowers(aten.polar)
 def polar(size, angle):
-    from torch_hlo.lowering.expr import cos, sin
-
     shape = expected()[0]
     part = promote.real_type(shape.dtype)
     size, angle = (Expr(promote.operand(v, part, shape.dims)) for v in (size, angle))

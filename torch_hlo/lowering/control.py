@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torch_hlo.hlo.build import reduce
 from torch_hlo.hlo.ir import Computation, instr
 from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.lowering import promote
@@ -11,8 +12,6 @@ from torch_hlo.lowering.expr import Expr
 
 def while_loop(condition: Callable, body: Callable, state: Sequence[Expr], limit: int | None = None) -> tuple[Expr, ...]:
     """Repeat `body(*state) -> state` while any element of `condition(*state)` holds, at most `limit` times."""
-    from torch_hlo.hlo.build import reduce
-
     values = (Expr(promote.constant(0, "s64")), *state)
     shape = tuple_shape(*(v.x.shape for v in values))
     param = instr("parameter", (), shape, index=0)

@@ -5,8 +5,9 @@ import torch
 
 from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.shape import literal
 from torch_hlo.lowering import promote
-from torch_hlo.lowering.expr import Expr, where
+from torch_hlo.lowering.expr import Expr, power, where
 from torch_hlo.lowering.promote import broadcast_to
 from torch_hlo.lowering.registry import expected, lowers
 from torch_hlo.lowering.shaping import iota
@@ -89,8 +90,6 @@ def linspace(start, end, steps, **kwargs):
 
 @lowers(aten.logspace)
 def logspace(start, end, steps, base=10.0, **kwargs):
-    from torch_hlo.lowering.expr import power
-
     return _spaced(start, end, lambda v: power(v.like(base), v))
 
 
@@ -146,8 +145,6 @@ def triu_indices(row, col, offset=0, **kwargs):
 
 
 def _literal(values: torch.Tensor) -> Instruction:
-    from torch_hlo.hlo.shape import literal
-
     shape = expected()[0]
     return instr("constant", (), shape, literal=literal(values.numpy(), shape.dtype))
 

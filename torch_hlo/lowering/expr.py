@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.shape import Shape
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.registry import Weak
 
@@ -210,8 +211,6 @@ def wrap(x) -> object:
 
 def iota(dims, dim: int, dtype: str = "s64") -> Expr:
     """Index along `dim`."""
-    from torch_hlo.hlo.shape import Shape
-
     return Expr(instr("iota", (), Shape(dtype, tuple(dims)), iota_dimension=dim))
 
 

@@ -9,7 +9,9 @@ from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import row_major_strides
 from torch_hlo.lowering import promote
-from torch_hlo.lowering.expr import Expr, binary, is_number, where
+from torch_hlo.lowering.binary import floor_divide
+from torch_hlo.lowering.cumulative import prefix
+from torch_hlo.lowering.expr import Expr, binary, is_number, maximum, minimum, where
 from torch_hlo.lowering.promote import broadcast_dims, broadcast_to, reshape
 from torch_hlo.lowering.registry import LoweringError, Weak, expected, guard, lowers
 from torch_hlo.lowering.shaping import (
@@ -19,6 +21,7 @@ from torch_hlo.lowering.shaping import (
     put_along,
     scatter_dim,
     slice_dim,
+    start_value,
     take_along,
     wrap_negative,
 )
@@ -118,8 +121,6 @@ def _fold_into(base: Instruction, reduce: str, include_self: bool, write) -> Ins
 
     Without `include_self` the touched elements start from the neutral element.
     """
-    from torch_hlo.lowering.shaping import start_value
-
     op = _REDUCERS[reduce]
     dtype = base.shape.dtype
     if dtype == "pred":
@@ -134,8 +135,6 @@ def _fold_into(base: Instruction, reduce: str, include_self: bool, write) -> Ins
     if reduce == "mean":
         divisor = counts + 1 if include_self else where(counts > 0, counts, 1)
         divisor = divisor.cast(dtype)
-        from torch_hlo.lowering.binary import floor_divide
-
         result = floor_divide(result, divisor) if promote.is_integral(dtype) else result / divisor
     return result.x
 
@@ -320,8 +319,6 @@ def _put_masked(x: Instruction, mask: Instruction, values: Instruction, accumula
 
 def _position(mask: Instruction) -> Instruction:
     """s64: how many elements of the mask are set before each one, in row-major order."""
-    from torch_hlo.lowering.cumulative import prefix
-
     flat = Expr(promote.cast(reshape(mask, (mask.shape.size,)), "s64"))
     return reshape((prefix(flat, 0, "add") - flat).x, mask.shape.dims)
 
@@ -359,8 +356,6 @@ def unsafe_masked_index_put(x, mask, indices, values):
 
 
 def _clamped(indices: Instruction, size: Size) -> Instruction:
-    from torch_hlo.lowering.expr import maximum, minimum
-
     i = Expr(promote.cast(indices, "s64"))
     return maximum(minimum(i, i.like(size) - 1), -i.like(size)).x
 

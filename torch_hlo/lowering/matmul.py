@@ -8,11 +8,12 @@ import torch
 from torch_hlo.hlo import build
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.lowering import promote
+from torch_hlo.lowering.activation import gelu, relu
 from torch_hlo.lowering.expr import Expr, is_number
 from torch_hlo.lowering.pointwise import conjugate
-from torch_hlo.lowering.promote import reshape
+from torch_hlo.lowering.promote import broadcast_dims, reshape
 from torch_hlo.lowering.registry import Weak, expected, lowers
-from torch_hlo.lowering.shaping import reduce
+from torch_hlo.lowering.shaping import add_dim, reduce
 
 aten = torch.ops.aten
 
@@ -91,8 +92,6 @@ def addmm(bias, a, b, *, beta=1, alpha=1):
 
 @lowers(aten._addmm_activation.default)
 def addmm_activation(bias, a, b, *, beta=1, alpha=1, use_gelu=False):
-    from torch_hlo.lowering.activation import gelu, relu
-
     total = Expr(_combine(bias, matrix_product(a, b), beta, alpha))
     compute = total.cast(promote.compute_type(total.dtype))
     return promote.cast((gelu(compute, "tanh") if use_gelu else relu(compute)).x, expected()[0].dtype)
@@ -144,9 +143,6 @@ def linear_backward(x, grad, weight, mask):
 @lowers(aten._trilinear)
 def trilinear(a, b, c, expand1, expand2, expand3, sumdim, unroll_dim=1):
     """Product of three broadcast tensors, summed over `sumdim`."""
-    from torch_hlo.lowering.promote import broadcast_dims
-    from torch_hlo.lowering.shaping import add_dim
-
     terms = []
     for x, places in ((a, expand1), (b, expand2), (c, expand3)):
         for d in sorted(places):

@@ -8,8 +8,9 @@ import torch
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.elementwise import compute
-from torch_hlo.lowering.expr import Expr, is_number, maximum, power, sqrt, where
+from torch_hlo.lowering.expr import Expr, absolute, is_number, maximum, power, sqrt, where
 from torch_hlo.lowering.promote import reshape
+from torch_hlo.lowering.reduce import fold, result, vector_norm
 from torch_hlo.lowering.registry import LOWERINGS, Weak, expected, lowers, nested
 from torch_hlo.lowering.shaping import select_dim
 
@@ -70,16 +71,11 @@ for _name, _overload in _ELEMENTWISE.items():
 
 @lowers(aten._foreach_norm)
 def foreach_norm(xs, ord=2, dtype=None):
-    from torch_hlo.lowering.reduce import vector_norm
-
     return [nested((s,), vector_norm, x, ord, dtype=dtype) for x, s in zip(xs, expected(), strict=True)]
 
 
 @lowers(aten._foreach_powsum)
 def foreach_powsum(xs, ord=2, dtype=None):
-    from torch_hlo.lowering.expr import absolute
-    from torch_hlo.lowering.reduce import fold, result
-
     def one(x):
         value = compute(promote.cast(x, expected()[0].dtype))
         return result(fold(power(absolute(value), value.like(ord)), tuple(range(len(value.dims)))))

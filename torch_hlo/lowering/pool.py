@@ -14,8 +14,9 @@ from torch_hlo.hlo.window import WindowDim
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.elementwise import compute
 from torch_hlo.lowering.expr import Expr, is_nan, maximum, minimum, where
+from torch_hlo.lowering.matmul import dot
 from torch_hlo.lowering.promote import broadcast_to, reshape
-from torch_hlo.lowering.reduce import arg_extreme
+from torch_hlo.lowering.reduce import arg_extreme, average
 from torch_hlo.lowering.registry import expected, lowers
 from torch_hlo.lowering.shaping import add_dim, gather_dim, iota, lowest, move_dim, pad, permute, scatter_dim, take_along
 
@@ -229,8 +230,6 @@ def adaptive_avg_pool_backward(grad, x):
 
 def _apply_weights(x: Instruction, n: int, dims, backward: bool) -> Instruction:
     """Contract each spatial dim with its averaging matrix (or its transpose)."""
-    from torch_hlo.lowering.matmul import dot
-
     value = compute(x)
     for d in range(len(dims) - n, len(dims)):
         have, want = value.dims[d], dims[d]
@@ -241,8 +240,6 @@ def _apply_weights(x: Instruction, n: int, dims, backward: bool) -> Instruction:
             if backward:
                 value = Expr(broadcast_to(value.x, (*value.dims[:d], want, *value.dims[d + 1 :]))) / Expr(promote.count_elements((want,), value.dtype))
             else:
-                from torch_hlo.lowering.reduce import average
-
                 mean = average(value, (d,))
                 value = Expr(reshape(mean.x, (*value.dims[:d], 1, *value.dims[d + 1 :])))
             continue

@@ -9,12 +9,16 @@ import math
 
 import torch
 
+from torch_hlo.hlo.build import get_tuple_element, sort
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.expr import Expr, binary, cos, exp, floor, is_number, log, log1p, sqrt, tan, where
 from torch_hlo.lowering.promote import broadcast_to, reshape
+from torch_hlo.lowering.reduce import arg_extreme
 from torch_hlo.lowering.registry import LoweringError, Weak, expected, lowers
+from torch_hlo.lowering.shaping import iota, slice_dim, stack
+from torch_hlo.lowering.sort import sorted_along
 
 aten = torch.ops.aten
 ROUNDS = 13
@@ -266,9 +270,6 @@ def log_normal(x, mean=1.0, std=2.0, *, generator=None, seed=None, offset=None):
 # Permutations and draws without replacement, by sorting random keys
 @lowers(aten.randperm)
 def randperm(n, *, seed=None, offset=None, **kwargs):
-    from torch_hlo.hlo.build import get_tuple_element, sort
-    from torch_hlo.lowering.shaping import iota
-
     shape = expected()[0]
     a, b = random_words(shape.dims, seed, offset)
     keys = binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
@@ -278,10 +279,6 @@ def randperm(n, *, seed=None, offset=None, **kwargs):
 @lowers(aten.multinomial)
 def multinomial(weights, num_samples, replacement=False, *, generator=None, seed=None, offset=None):
     """The Gumbel trick: the largest of log(weight) + noise is a draw from the weights; several without replacement are a top-k."""
-    from torch_hlo.lowering.reduce import arg_extreme
-    from torch_hlo.lowering.shaping import slice_dim, stack
-    from torch_hlo.lowering.sort import sorted_along
-
     shape = expected()[0]
     w = Expr(promote.cast(weights, promote.compute_type(weights.shape.dtype)))
     dim = len(w.dims) - 1

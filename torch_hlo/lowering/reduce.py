@@ -9,10 +9,10 @@ from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.elementwise import compute
-from torch_hlo.lowering.expr import Expr, absolute, exp, is_finite, is_nan, log, power, sqrt, where
+from torch_hlo.lowering.expr import Expr, absolute, exp, imag, is_finite, is_nan, log, power, real, sqrt, where
 from torch_hlo.lowering.pointwise import is_complex
-from torch_hlo.lowering.promote import broadcast_to, reshape
-from torch_hlo.lowering.registry import expected, lowers
+from torch_hlo.lowering.promote import broadcast_dims, broadcast_to, reshape
+from torch_hlo.lowering.registry import LoweringError, Weak, expected, lowers
 from torch_hlo.lowering.shaping import axes, axis, get, highest, iota, lowest, reduce
 
 aten = torch.ops.aten
@@ -198,8 +198,6 @@ def squared_size(x: Expr) -> Expr:
     """|x|², real."""
     if not is_complex(x):
         return x * x
-    from torch_hlo.lowering.expr import imag, real
-
     return real(x) * real(x) + imag(x) * imag(x)
 
 
@@ -274,8 +272,6 @@ def _norm_operand(x, dtype) -> Expr:
 
 
 def _order(p):
-    from torch_hlo.lowering.registry import LoweringError, Weak
-
     if isinstance(p, Weak):
         raise LoweringError("the order of a norm must be a constant of the program, not a lifted scalar")
     return float(p)
@@ -283,8 +279,6 @@ def _order(p):
 
 @lowers(aten.dist)
 def dist(x, y, p=2):
-    from torch_hlo.lowering.promote import broadcast_dims
-
     dtype = promote.compute_type(promote.result_type(x, y))
     dims = broadcast_dims(x.shape.dims, y.shape.dims)
     difference = Expr(promote.operand(x, dtype, dims)) - Expr(promote.operand(y, dtype, dims))

@@ -121,10 +121,16 @@ def reduce(x: Instruction, dims: Sequence[int], op: str = "add", init=None) -> I
     return instr("reduce", (x, start), dimensions=dims, to_apply=binary_computation(op, dtype))
 
 
+def _is_zero(size: Size) -> bool:
+    return isinstance(size, int) and size == 0
+
+
 def gather_dim(x: Instruction, indices: Instruction, dim: int) -> Instruction:
     """x indexed along `dim` by an integer array of any rank, whose dims take its place. Indices are in range."""
     dim = axis(dim, x.shape.rank)
     rank, n = x.shape.rank, indices.shape.rank
+    if _is_zero(x.shape.dims[dim]):  # nothing to pick from: no index either
+        return promote.full(0, x.shape.dtype, (*x.shape.dims[:dim], *indices.shape.dims, *x.shape.dims[dim + 1 :]))
     offset = tuple(range(dim)) + tuple(range(dim + n, rank - 1 + n))
     return instr(
         "gather", (x, indices), offset_dims=offset, collapsed_slice_dims=(dim,), start_index_map=(dim,), index_vector_dim=n,
@@ -136,6 +142,8 @@ def scatter_dim(x: Instruction, indices: Instruction, updates: Instruction, dim:
     """Inverse of gather_dim: fold `updates` into `x` at `indices` along `dim`; `op` None overwrites."""
     dim = axis(dim, x.shape.rank)
     n = indices.shape.rank
+    if _is_zero(x.shape.dims[dim]):
+        return x
     window = tuple(range(dim)) + tuple(range(dim + n, updates.shape.rank))
     return instr(
         "scatter", (x, indices, updates), update_window_dims=window, inserted_window_dims=(dim,), scatter_dims_to_operand_dims=(dim,),

@@ -6,12 +6,13 @@ import torch
 from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.shape import Shape
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.elementwise import compute
 from torch_hlo.lowering.expr import Expr, is_nan, is_number, minimum, where
 from torch_hlo.lowering.promote import broadcast_to, reshape
 from torch_hlo.lowering.reduce import arg_extreme, extreme, fold, result
-from torch_hlo.lowering.registry import LoweringError, expected, lowers
+from torch_hlo.lowering.registry import LoweringError, expected, lowers, nested
 from torch_hlo.lowering.shaping import add_dim, axis, gather_dim, iota, scatter_dim, select_dim, slice_dim, swap, take_along
 
 aten = torch.ops.aten
@@ -106,9 +107,6 @@ def nanmedian_dim(x, dim, keepdim=False):
 
 @lowers(aten.nanmedian.default)
 def nanmedian(x):
-    from torch_hlo.hlo.shape import Shape
-    from torch_hlo.lowering.registry import nested
-
     flat = reshape(x, (x.shape.size,))
     return nested((Shape(x.shape.dtype), Shape("s64")), nanmedian_dim, flat, 0)[0]
 
