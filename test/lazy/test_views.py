@@ -345,6 +345,13 @@ def foreach(X):
 
 
 @case
+def foreach_twice(X):
+    x = X(torch.ones(2))
+    torch._foreach_mul_([x, x], 3.0)
+    return x
+
+
+@case
 def foreach_out_of_place(X):
     a, b = torch._foreach_add([grid(X, 2), grid(X, 3)], [grid(X, 2), grid(X, 3)], alpha=2)
     return a, b, *torch._foreach_norm([a, b]), *torch._foreach_sqrt([a, b])

@@ -27,6 +27,7 @@ from torch_hlo.lowering.registry import GUARDS, LOWERINGS
 
 Handler = Callable[[tuple, dict], object]
 TABLE: dict[OpOverload, Handler] = {}
+WRITTEN_BY_HAND: set[OpOverload] = set()  # what `@handles` registered
 _NO_KWARGS: dict = {}
 _PENDING = storage._PENDING
 _make_tensor = backend.make_wrapper
@@ -94,6 +95,7 @@ def handles(*ops: OpOverload) -> Callable[[Handler], Handler]:
             if op in TABLE:
                 raise ValueError(f"{op} has two handlers")
             TABLE[op] = fn
+            WRITTEN_BY_HAND.add(op)
         return fn
 
     return register

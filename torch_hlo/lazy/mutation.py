@@ -65,10 +65,13 @@ def mutator(op: OpOverload) -> Handler:
         special = decompose.in_place(op, twin)
         if special is not None:
             return special
-    if len(targets) == 1 and not targets[0].kwarg_only and str(targets[0].type) == "Tensor" and len(op._schema.returns) == 1:
-        if op._schema.arguments[0] is targets[0] or op._schema.arguments[0].name == targets[0].name:
-            if dispatch.has_lowering(twin) and twin not in dispatch.TABLE:
-                return _in_place(op, twin)
+    first = op._schema.arguments[0]
+    if [t.name for t in targets] == [first.name] and str(first.type) == "Tensor" and len(op._schema.returns) == 1:
+        if dispatch.has_lowering(twin) and twin not in dispatch.WRITTEN_BY_HAND:
+            return _in_place(op, twin)
+    if not op._schema.returns and all("Tensor[]" in str(t.type) or "List[Tensor]" in str(t.type) for t in targets):
+        if dispatch.has_lowering(twin) and twin not in dispatch.WRITTEN_BY_HAND:
+            return _in_place_lists(op, twin, targets)
     return _general(op, twin, targets)
 
 
@@ -105,6 +108,44 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
             value = Out(Node(aten._to_copy.default, (value,), convert[0], convert[1]))
         write(x, value)
         return x
+
+    return run
+
+
+def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
+    """`_foreach_add_(xs, ...)`, `_fused_adamw_(...)`: one node, whose results are written to the tensors of the lists."""
+    arguments = Arguments(twin)
+    cache: dict[tuple, tuple] = dispatch.remembered({})
+    names = [a.name for a in op._schema.arguments]
+    positions = [names.index(t.name) for t in targets]
+    one_by_one = decompose.composite(op)
+
+    def run(args: tuple, kwargs: dict):
+        tensors = []
+        for p in positions:
+            tensors += args[p]
+        if one_by_one is not None and len(set(map(id, tensors))) < len(tensors):
+            return dispatch.nested(one_by_one, args, kwargs)  # a tensor that is given twice is updated twice
+        for t in tensors:
+            if type(t) is not HloTensor:
+                checks.admit_target(t, args)
+            if t._meta.overlaps:
+                raise RuntimeError(OVERLAP)
+        nodes, keywords, key = operands(args, kwargs, arguments)
+        found = cache.get(key)
+        if found is None:
+            result = dispatch.infer(twin, args, kwargs)
+            if [m.size for m in result.metas] != [t._meta.size for t in tensors]:
+                checked(op, args, kwargs)  # raises: a result does not fit into the tensor it replaces
+                raise RuntimeError(f"{op}: the results have other sizes than the tensors they would replace")
+            found = cache[key] = (result.outs, [_conversion(m, t._meta) for m, t in zip(result.metas, tensors)])
+        outs, conversions = found
+        node = Node(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source())
+        for i, (t, convert) in enumerate(zip(tensors, conversions)):
+            value = Out(node, i)
+            if convert is not None:
+                value = Out(Node(aten._to_copy.default, (value,), convert[0], convert[1]))
+            write(t, value)
 
     return run
 
