@@ -115,3 +115,46 @@ def test_cost_is_about_linear():
     start = time.perf_counter()
     fusion(m)
     assert time.perf_counter() - start < 3
+
+
+def test_moves_read_through_elementwise_values():
+    """slice -> reshape -> transpose of a sum is one kernel that reads the sum's operands."""
+    x, bias = programs.params(("f32", (4, 6, 24)), ("f32", (24,)))
+    y = b.add(x, b.broadcast(bias, (4, 6, 24), (2,)))
+    parts = [b.transpose(b.reshape(b.slice_(y, [0, 0, 8 * i], [4, 6, 8 * i + 8]), (4, 6, 2, 4)), (0, 2, 1, 3)) for i in range(3)]
+    m = programs.module("qkv", parts, [x, bias])
+    f = fusion(m)
+    assert kernels(f) == ["loop f32[4,2,6,4]"] * 3 or kernels(f) == ["loop (f32[4,2,6,4], f32[4,2,6,4], f32[4,2,6,4])"]
+    assert_same_value(m, f)
+
+
+def test_picking_few_elements_does_not_materialize_the_whole():
+    """The loss reads the log-softmax at the targets only."""
+    x, target = programs.params(("f32", (32, 400)), ("s64", (32, 1)))
+    top = b.reduce(x, b.constant(float("-inf"), "f32"), (1,), "maximum")
+    shifted = b.subtract(x, programs.across(top, (32, 400), (0,)))
+    total = b.reduce(b.exponential(shifted), programs.zero(), (1,), "add")
+    logp = b.subtract(shifted, programs.across(b.log(total), (32, 400), (0,)))
+    picked = b.gather(logp, target, offset_dims=(), collapsed_slice_dims=(1,), start_index_map=(1,), operand_batching_dims=(0,),
+                      start_indices_batching_dims=(0,), index_vector_dim=1, slice_sizes=(1, 1))
+    m = programs.module("nll", [b.reduce(picked, programs.zero(), (0,), "add"), b.exponential(logp)], [x, target])
+    f = fusion(m)
+    assert sum("f32[32,400]" in k for k in kernels(f)) == 1 and "(f32[32,400]" not in " ".join(kernels(f)).replace(", f32[32,400])", "")
+    assert_same_value(m, f)
+
+
+def test_sum_of_one_hot_row_is_not_computed():
+    g, target = programs.params(("f32", (32,)), ("s64", (32,)))
+    hot = b.compare(b.iota("s64", (32, 400), 1), programs.across(target, (32, 400), (0,)), "EQ")
+    chosen = b.select(hot, programs.across(g, (32, 400), (0,)), b.broadcast(programs.zero(), (32, 400), ()))
+    m = programs.module("hot", [b.reduce(chosen, programs.zero(), (1,), "add")], [g, target])
+    f = fusion(m)
+    assert kernels(f) == ["loop f32[32]"]
+    assert_same_value(m, f)
+
+
+def test_scalar_conversions_are_part_of_every_kernel():
+    x, lr = programs.params(("f32", (64,)), ("f64", ()))
+    step = b.convert(lr, "f32")
+    m = programs.module("scalars", [b.multiply(x, b.broadcast(step, (64,), ()))], [x, lr])
+    assert kernels(fusion(m)) == ["loop f32[64]"]

@@ -11,6 +11,7 @@ kind=loop: no reduction. kind=reduce: results of reductions are not read back. k
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.fusion_plan import FULL, Group, Plan
+from torch_hlo.compiler.passes.fusion_prepare import prepare
 from torch_hlo.compiler.passes.fusion_table import FREE, REDUCE
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, instr, replace
 from torch_hlo.hlo.shape import tuple_shape
@@ -24,6 +25,7 @@ def fusion(module: Module) -> Module:
     if root.shape.is_tuple and root.op != "tuple":
         parts = tuple(instr("get-tuple-element", (root,), e, index=i) for i, e in enumerate(root.shape.elements))
         module = module.with_root(instr("tuple", parts, root.shape))
+    module = prepare(module)
     plan = Plan(module)
     return module.with_root(_Builder(plan).root(module.entry.root))
 

@@ -1,0 +1,136 @@
+"""Rewrites that let fusion keep large values out of memory; run at the start of the fusion pass.
+
+    gather(subtract(x, broadcast(m)), i)     ->  subtract(gather(x, i), gather(broadcast(m), i))     a few elements are picked
+    reduce(select(iota == t, g, 0), add)     ->  select(0 <= t < n, g, 0)                            the sum over a one-hot row
+"""
+from __future__ import annotations
+
+from torch_hlo.compiler.passes import fusion_table as table
+from torch_hlo.compiler.passes.fusion_table import FREE, HEAVY, LIGHT, STEP
+from torch_hlo.hlo import build as b
+from torch_hlo.hlo.dim import Dim
+from torch_hlo.hlo.ir import META, Instruction, Module, instr, postorder, replace, rewrite_bottom_up, users
+
+FEWER = 8  # a move that picks at most one in this many elements is small
+MAX_OPS = 16
+_PICKS = frozenset(("slice", "gather", "dynamic-slice"))
+
+
+def prepare(module: Module) -> Module:
+    """Apply the rewrites to the entry computation."""
+    root = module.entry.root
+    reads = users((root,))
+    small = {x for x in reads if x.op in _PICKS and _is_small(x)}
+
+    # Moves are decided on the graph as it is, before anything is replaced.
+    moved = {}
+    for x in small:
+        v = x.operands[0]
+        if table.classify(v) in (LIGHT, HEAVY) and v is not root and not _needs_memory(v, reads, small, root):
+            budget = [MAX_OPS]
+            found = _push(x, v, budget)
+            if found is not None:
+                moved[x] = found
+    return module.with_root(rewrite_bottom_up(_replace(root, moved) if moved else root, lambda x: one_hot_sum(x) or x))
+
+
+def _replace(root: Instruction, table_: dict[Instruction, Instruction]) -> Instruction:
+    """`root` with every key of the table replaced by its value (keys inside values stay)."""
+    done: dict[Instruction, Instruction] = {}
+    for x in postorder((root,)):
+        if x in table_:
+            done[x] = table_[x]
+            continue
+        operands = tuple(done[o] for o in x.operands)
+        new = x if operands == x.operands else replace(x, operands)
+        if new is not x and x in META:
+            META.setdefault(new, META[x])
+        done[x] = new
+    return done[root]
+
+
+def _is_small(x: Instruction) -> bool:
+    a, size = x.shape.size, x.operands[0].shape.size
+    return isinstance(a, int) and isinstance(size, int) and a * FEWER <= size
+
+
+def _needs_memory(v: Instruction, reads, small, root: Instruction) -> bool:
+    """True when something other than elementwise instructions and small moves reads `v`."""
+    stack, seen = [v], {v}
+    while stack:
+        for u in reads[stack.pop()]:
+            if u is root:
+                return True
+            if u.op in ("reshape", "broadcast"):
+                if u not in seen:
+                    seen.add(u)
+                    stack.append(u)
+            elif u not in small and table.classify(u) not in (LIGHT, HEAVY, table.REDUCE):
+                return True
+    return False
+
+
+def _push(move: Instruction, v: Instruction, budget: list[int]) -> Instruction | None:
+    """`move` applied to what the elementwise `v` is computed from; None when that reads another large computed value."""
+    kind = table.classify(v)
+    if kind in (LIGHT, HEAVY) and v.op != "get-tuple-element" and all(o.shape.dims == v.shape.dims or not o.shape.dims for o in v.operands):
+        budget[0] -= 1
+        if budget[0] < 0:
+            return None
+        parts = [_push(move, o, budget) if o.shape.dims else o for o in v.operands]
+        if any(p is None for p in parts):
+            return None
+        return instr(v.op, tuple(parts), v.shape.with_dims(move.shape.dims), **dict(v.attrs))
+    if kind not in (STEP, FREE) or kind == FREE and not _reads_memory(v):
+        return None
+    return instr(move.op, (v, *move.operands[1:]), v.shape.with_dims(move.shape.dims), **dict(move.attrs))
+
+
+def _reads_memory(v: Instruction) -> bool:
+    """A broadcast (of something smaller), an iota, a constant, or a view of an array in memory."""
+    while v.op == "reshape":
+        v = v.operands[0]
+    if v.op == "broadcast":
+        size, small = v.shape.size, v.operands[0].shape.size
+        return isinstance(size, int) and isinstance(small, int) and small * FEWER <= size
+    return table.classify(v) in (STEP, FREE)
+
+
+def one_hot_sum(x: Instruction) -> Instruction | None:
+    """reduce(select(compare(iota, broadcast(t)), broadcast(g), 0), 0, add) along the iota's dimension."""
+    if x.op != "reduce" or x.shape.is_tuple or len(x["dimensions"]) != 1 or x["to_apply"].root.op != "add":
+        return None
+    chosen, init = x.operands
+    (d,) = x["dimensions"]
+    if chosen.op != "select" or not _is_zero(init) or not _is_zero(chosen.operands[2]):
+        return None
+    test, value, _ = chosen.operands
+    if test.op != "compare" or test["direction"] != "EQ" or isinstance(chosen.shape.dims[d], Dim):
+        return None
+    numbers, target = test.operands if test.operands[0].op == "iota" else test.operands[::-1]
+    if numbers.op != "iota" or numbers["iota_dimension"] != d or numbers.shape.kind not in "su":
+        return None
+    t, g = _without(target, d, x.shape.dims), _without(value, d, x.shape.dims)
+    if t is None or g is None:
+        return None
+    n = chosen.shape.dims[d]
+    inside = b.compare(t, b.full_like(t, n), "LT")
+    if t.shape.kind == "s":
+        inside = b.and_(inside, b.compare(t, b.full_like(t, 0), "GE"))
+    return b.select(inside, g, b.full_like(g, 0))
+
+
+def _is_zero(x: Instruction) -> bool:
+    while x.op in ("broadcast", "reshape"):
+        x = x.operands[0]
+    return x.op == "constant" and x.shape.size == 1 and not any(x["literal"].data)
+
+
+def _without(x: Instruction, d: int, dims: tuple) -> Instruction | None:
+    """`x`, a broadcast that does not vary along dimension `d`, without that dimension."""
+    if x.op != "broadcast":
+        return None
+    source = x.operands[0]
+    if d in x["dimensions"] or any(n != x.shape.dims[k] for n, k in zip(source.shape.dims, x["dimensions"])):
+        return None
+    return b.broadcast(source, dims, tuple(k - (k > d) for k in x["dimensions"]))
