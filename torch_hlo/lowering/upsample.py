@@ -99,7 +99,7 @@ def antialiased(kernel: Callable, reach: float) -> Callable:
             raise LoweringError("antialiased resampling needs known sizes and scales")
         ratio = (size - 1) / (out - 1) if align and out > 1 else 0.0 if align else 1 / scale if scale else size / out
         stretch = max(ratio, 1.0)
-        center = (_index(out, dtype) + (0.0 if align else 0.5)) * ratio + (0.5 if align else 0.0)
+        center = (_index(out, dtype) + 0.5) * ratio  # with align_corners, too
         support = reach * stretch
         low = maximum(floor(center - support + 0.5).cast("s64"), 0)
         high = minimum(floor(center + support + 0.5).cast("s64"), size)
