@@ -72,6 +72,8 @@ def convolution(program, x: Instruction) -> None:
         return
     dtype = x.shape.dtype
     rewritten = _typed(x)
+    if rewritten is None and _has_phases(x):
+        return _emit_phases(program, x)
     if rewritten is None:
         rewritten = _prepared(x)
     if rewritten is not None:
@@ -125,10 +127,11 @@ def _prepared(x: Instruction) -> Instruction | None:
               at.out[2:] == tuple(range(2, 2 + spatial))]
     by_taps = _by_taps(x)
     orders[1] = orders[1] and (by_taps or at.rhs[0] == 0)
-    if by_taps:
+    merged = by_taps or _is_merged(x)
+    if merged:
         orders[2] = orders[2] and at.out[:2] == (1, 0)
     if not all(orders):
-        names = ["bf", "oi", "fb" if by_taps else "bf"]
+        names = ["bf", "oi", "fb" if merged else "bf"]
         digits = _digits(spatial)
         label = f"{names[0]}{digits}_{names[1]}{digits}->{names[2]}{digits}"
         operands = [o if good and _label(x, i)[:2] == names[i] else build.transpose(o, p)
@@ -162,6 +165,61 @@ def _by_taps(x: Instruction) -> bool:
     out = _product(x.shape.dims[d] for d in at.out[2:])
     taps = _product(w.size for w in x["window"])
     return isinstance(taps, int) and isinstance(out, int) and taps > out
+
+
+def _is_merged(x: Instruction) -> bool:
+    """Whether pixels of all images are columns of one product, so that small images do not leave vector lanes unused. The result
+    is then [features, images, pixels]."""
+    at = Labels.parse(x["dim_labels"])
+    pixels, images = _product(x.shape.dims[d] for d in at.out[2:]), x.shape.dims[at.out[0]]
+    groups = x["feature_group_count"] * x["batch_group_count"]
+    if not (isinstance(pixels, int) and isinstance(images, int)) or images == 1 or groups > 1 and _is_unrolled(x):
+        return False
+    return pixels < 0.9 * (-(-pixels // 32) * 32)
+
+
+def _has_phases(x: Instruction) -> bool:
+    """Whether the base is dilated (gradient of a strided convolution) in a way that splits into convolutions without holes."""
+    return any(w.base_dilation > 1 for w in x["window"]) and x.shape.is_static and all(o.shape.is_static for o in x.operands) and all(
+        w.base_dilation == 1 or w.stride == 1 and w.window_dilation == 1 and not w.reversal for w in x["window"]) and not _is_unrolled(x)
+
+
+def _emit_phases(program, x: Instruction) -> None:
+    """Outputs u = d * v + r of dilation d only meet the taps t = r' + d * j: one dense convolution per remainder r."""
+    from torch_hlo.compiler.codegen.loop import emit_instruction
+
+    lhs, rhs = x.operands
+    at, target = Labels.parse(x["dim_labels"]), program.place(x)
+    for phase in itertools.product(*(range(w.base_dilation) for w in x["window"])):
+        window, starts, counts = [], [0] * rhs.shape.rank, list(x.shape.dims)
+        steps = [1] * rhs.shape.rank
+        for s, (w, r) in enumerate(zip(x["window"], phase, strict=True)):
+            d, n, outputs = w.base_dilation, lhs.shape.dims[at.lhs[2 + s]], x.shape.dims[at.out[2 + s]]
+            if d == 1:
+                window.append(w)
+                continue
+            first = (w.pad_low - r) % d
+            taps, count = max(0, -(-(w.size - first) // d)), -(-(outputs - r) // d)
+            low = (w.pad_low - r - first) // d
+            window.append(WindowDim(taps, 1, low, count - n - low + taps - 1))
+            starts[at.rhs[2 + s]], steps[at.rhs[2 + s]], counts[at.out[2 + s]] = first, d, count
+        if 0 in counts:
+            continue
+        if any(w.size == 0 for w in window):
+            y = build.full(0, x.shape.dtype, counts)
+        else:
+            y = _remake(x, lhs, build.slice_(rhs, starts, rhs.shape.dims, steps), window=tuple(window))
+
+        def place(index, phase=phase) -> ix.Index:
+            spread = list(index)
+            for s, (w, r) in enumerate(zip(x["window"], phase, strict=True)):
+                spread[at.out[2 + s]] = index[at.out[2 + s]] * w.base_dilation + r
+            return ix.linear(spread, x.shape.dims)
+
+        with program.rebound():
+            program.bind(y, program.allocate_shape(y.shape))
+            emit_tree(program, y, x.operands, y)
+            emit_instruction(program, instr("copy", (y,), y.shape), target, place, key=(x, phase))
 
 
 def _is_pointwise(x: Instruction) -> bool:
@@ -292,15 +350,19 @@ def _emit_pixels(program, x: Instruction, kind: str) -> None:
     data, out = _strides(lhs, at.lhs), _strides(x, at.out)
     o, i = (rhs.shape.dims[d] for d in at.rhs[:2])
     images = x.shape.dims[at.out[0]]
+    merged = at.out[0] == 1
     pixel_sizes = [x.shape.dims[d] for d in at.out[2:]]
     pixel_steps = [s * w.stride for s, w in zip(data[2:], window, strict=True)]
+    if merged:
+        pixel_sizes, pixel_steps = [images, *pixel_sizes], [data[0], *pixel_steps]
     taps = [w.size for w in window]
     table, k = _table(program, i, data[1], taps, [s * w.window_dilation for s, w in zip(data[2:], window, strict=True)])
     m, n = o // groups, _product(pixel_sizes)
     steps = {"b_image_step": data[0], "c_image_step": out[0], "a_group": m * k,
              "b_group": data[1] * i if feature_groups > 1 else data[0] * images, "c_group": out[1] * m}
-    work = float(_hint(images, 4)) * groups * _hint(m, 64) * _hint(n, 1024) * _hint(k, 512)
-    _run(program, x, PixelColumns, kind, (rhs, lhs), m, n, k, images, groups, table, k, out[1], steps, pixel_sizes, pixel_steps, {}, work)
+    repeats = 1 if merged else images
+    work = float(_hint(repeats, 4)) * groups * _hint(m, 64) * _hint(n, 1024) * _hint(k, 512)
+    _run(program, x, PixelColumns, kind, (rhs, lhs), m, n, k, repeats, groups, table, k, out[1], steps, pixel_sizes, pixel_steps, {}, work)
 
 
 def _emit_taps(program, x: Instruction, kind: str) -> None:

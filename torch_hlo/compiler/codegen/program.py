@@ -110,12 +110,13 @@ class Program:
 
     @contextmanager
     def rebound(self):
-        """Forget, at the end of a `with` block, what was bound in it."""
-        scope = self._places[-1]
+        """Forget, at the end of a `with` block, what was bound in it, and free the memory it took."""
+        scope, top = self._places[-1], self._top
         before = dict(scope)
         try:
             yield
         finally:
+            self._top = top
             for x in [x for x in scope if scope[x] is not before.get(x)]:
                 del scope[x]
             scope.update(before)
