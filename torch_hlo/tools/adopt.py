@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, replace
 
+
 def adopted(module: Module) -> Module:
     """`module` without foreign fusions; itself when it has none."""
     return module.with_root(_Adopter().computation(module.entry).root)

@@ -169,8 +169,6 @@ class Converter:
 
     def _body(self, function: Operation, args: Sequence[Instruction], quantized: Sequence[Quantized | None]) -> list[Instruction]:
         name = str(function.attrs.get("sym_name", ""))
-        if name in self.active or len(self.active) > MAX_CALLS:
-            raise self.s.error(f"function @{name} calls itself", function.position)
         self.active.append(name)
         scope = Scope()
         block = function.regions[0]
@@ -350,6 +348,8 @@ class Converter:
         function = self.functions.get(name)
         if function is None or not function.regions:
             raise c.error(f"function @{name} is not defined")
+        if name in self.active or len(self.active) > MAX_CALLS:
+            raise c.error(f"function @{name} calls itself")
         kinds = [t.quantized for _, t in function.regions[0].args]
         unknown = any(UNKNOWN in t.shape.dims for t in (*function.types, *(t for _, t in function.regions[0].args)))
         if unknown or any(UNKNOWN in t.shape.dims for op in walk(function.regions[0]) for t in op.types):

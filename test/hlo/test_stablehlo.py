@@ -1,0 +1,237 @@
+"""StableHLO text in and out. samples/jax.json.gz: programs as JAX 0.10.2 printed them, inputs, and what XLA's CPU backend computed."""
+import base64
+import gzip
+import json
+import random
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torch_hlo.hlo.evaluate import evaluate
+from torch_hlo.hlo.parse import ParseError, parse_module
+from torch_hlo.hlo.stablehlo import WriteError, parse_stablehlo, stablehlo_text
+from torch_hlo.hlo.text import module_text
+from torch_hlo.hlo.verify import verify
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+@cache
+def programs() -> dict:
+    return json.loads(gzip.decompress((SAMPLES / "jax.json.gz").read_bytes()))
+
+
+def decoded(item) -> np.ndarray:
+    dtype, dims, data = item
+    return np.frombuffer(base64.b64decode(data), dtype).reshape(dims)
+
+
+def check(module, name: str) -> None:
+    """The evaluator gives what XLA computed, and the program survives printing and parsing."""
+    case = programs()[name]
+    verify(module)
+    assert parse_module(module_text(module)).entry.root is module.entry.root
+    results = evaluate(module, [decoded(a) for a in case["inputs"]])
+    normal = 2e-38  # XLA's CPU backend flushes smaller values to zero
+    for got, want in zip(results, map(decoded, case["outputs"]), strict=True):
+        assert got.shape == want.shape and got.dtype == want.dtype
+        if want.dtype.kind in "fc" and "bin_max" not in name:
+            loose = {2: 2e-3, 4: 2e-5, 8: 1e-9 if want.dtype.kind == "f" else 2e-5}[want.dtype.itemsize]
+            loose = 8e-3 if "bf16" in name else loose
+            if want.dtype == np.float32:
+                got, want = (np.where(np.abs(v) < normal, 0, v) for v in (got, want))
+            np.testing.assert_allclose(got, want, rtol=loose, atol=loose / 2)
+        elif want.dtype.kind in "fc":
+            np.testing.assert_allclose(np.where(np.abs(got) < normal, 0, got), want)
+        elif name != "eq_to":  # compares denormals
+            np.testing.assert_array_equal(got, want)
+
+
+NAMES = sorted(programs())
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "hlo" in programs()[n]])
+def test_hlo_of_jax(name):
+    check(parse_module(programs()[name]["hlo"]), name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stablehlo_of_jax(name):
+    check(parse_stablehlo(programs()[name]["stablehlo"]), name)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "hlo" in programs()[n]])
+def test_written_stablehlo_means_the_same(name):
+    case = programs()[name]
+    module = parse_module(case["hlo"])
+    again = parse_stablehlo(stablehlo_text(module))
+    inputs = [decoded(a) for a in case["inputs"]]
+    for x, y in zip(evaluate(module, inputs), evaluate(again, inputs), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_samples_of_jax_and_tensorflow():
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((8, 16)).astype("f"), rng.standard_normal((16, 32)).astype("f")
+    scores = np.tanh(x @ w) + 1
+    expected = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    for file in ("jax_stablehlo.mlir", "tf_stablehlo.txt"):
+        (y,) = evaluate(parse_stablehlo((SAMPLES / file).read_text()), [x, w])
+        np.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+def test_dynamic_program_serves_many_sizes():
+    module = parse_stablehlo(programs()["dynamic_softmax"]["stablehlo"])
+    assert not module.entry.root.shape.is_static
+    for dims in ((1, 3), (4, 2)):
+        x = np.random.default_rng(0).standard_normal(dims).astype("f")
+        np.testing.assert_allclose(evaluate(module, [x])[0].sum(1), 1, rtol=1e-5)
+
+
+def function(body: str, args: str, result: str) -> str:
+    return f"func.func @main({args}) -> {result} {{\n{body}\n}}"
+
+
+def run(text: str, *inputs):
+    results = evaluate(verify(parse_stablehlo(text)), inputs)
+    return results[0] if len(results) == 1 else results
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("dense<[[1, 2], [3, 4]]> : tensor<2x2xi32>", [[1, 2], [3, 4]]),
+    ("dense<7> : tensor<2x2xui8>", [[7, 7], [7, 7]]),
+    ('dense<"0x0000803F0000004000004040"> : tensor<3xf32>', [1, 2, 3]),
+    ('dense<"0x0000803F"> : tensor<2xf32>', [1, 1]),
+    ("dense<[0x7F800000, 0xBF800000, -1.5]> : tensor<3xf32>", [np.inf, -1, -1.5]),
+    ("dense<[true, false]> : tensor<2xi1>", [True, False]),
+    ('dense<"0x05"> : tensor<3xi1>', [True, False, True]),
+    ("dense<(1.0, -2.0)> : tensor<complex<f32>>", 1 - 2j),
+    ("dense<> : tensor<0x3xf32>", np.zeros((0, 3)).tolist()),
+    ("dense<[-8, 7]> : tensor<2xi4>", [-8, 7]),
+])  # fmt: skip
+def test_constants(text, expected):
+    result = text.rpartition(" : ")[2]
+    y = run(function(f"  %0 = stablehlo.constant {text}\n  return %0 : {result}", "", result))
+    assert y.tolist() == expected
+
+
+def test_regions_capture_outer_values():
+    body = """
+  %c = stablehlo.constant dense<3> : tensor<i32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %r:2 = stablehlo.while(%i = %zero, %acc = %x) : tensor<i32>, tensor<f32>
+  cond {
+    %p = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %p : tensor<i1>
+  } do {
+    %j = stablehlo.add %i, %one : tensor<i32>
+    %v = stablehlo.multiply %acc, %x : tensor<f32>
+    stablehlo.return %j, %v : tensor<i32>, tensor<f32>
+  }
+  return %r#1 : tensor<f32>"""
+    assert run(function(body, "%n: tensor<i32>, %x: tensor<f32>", "tensor<f32>"), 3, 2.0) == 16
+
+
+def test_quantized_types():
+    body = """
+  %a = stablehlo.uniform_quantize %x : (tensor<4xf32>) -> tensor<4x!quant.uniform<i8:f32, 0.5:1>>
+  %b = stablehlo.add %a, %a : tensor<4x!quant.uniform<i8:f32, 0.5:1>>
+  %c = stablehlo.uniform_dequantize %b : (tensor<4x!quant.uniform<i8:f32, 0.5:1>>) -> tensor<4xf32>
+  return %c : tensor<4xf32>"""
+    y = run(function(body, "%x: tensor<4xf32>", "tensor<4xf32>"), np.float32([1, 0.3, -2, 100]))
+    assert y.tolist() == [2, 1, -4, 63]  # 63 = (127 - 1) * 0.5
+
+
+def test_composites_and_broadcasting_chlo():
+    text = """module {
+  func.func @main(%x: tensor<2x3xf32>, %y: tensor<3xf32>) -> tensor<2x3xf32> {
+    %0 = chlo.broadcast_add %x, %y : (tensor<2x3xf32>, tensor<3xf32>) -> tensor<2x3xf32>
+    %1 = stablehlo.composite "my.twice" %0 {decomposition = @twice, version = 1 : i32} : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    return %1 : tensor<2x3xf32>
+  }
+  func.func private @twice(%a: tensor<2x3xf32>) -> tensor<2x3xf32> {
+    %0 = stablehlo.add %a, %a : tensor<2x3xf32>
+    return %0 : tensor<2x3xf32>
+  }
+}"""
+    x, y = np.ones((2, 3), "f"), np.arange(3, dtype="f")
+    assert np.array_equal(run(text, x, y), 2 * (x + y))
+
+
+def test_einsum_and_index_select():
+    body = """
+  %0 = "stablehlo.einsum"(%x, %y) {einsum_config = "bij,bjk->bki"} : (tensor<2x3x4xf32>, tensor<2x4x5xf32>) -> tensor<2x5x3xf32>
+  return %0 : tensor<2x5x3xf32>"""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((2, 3, 4)).astype("f"), rng.standard_normal((2, 4, 5)).astype("f")
+    got = run(function(body, "%x: tensor<2x3x4xf32>, %y: tensor<2x4x5xf32>", "tensor<2x5x3xf32>"), x, y)
+    np.testing.assert_allclose(got, np.einsum("bij,bjk->bki", x, y), rtol=1e-5)
+    body = """
+  %0 = "stablehlo.torch_index_select"(%x, %i) {dim = 1 : i64, batch_dims = 0 : i64} : (tensor<2x3x4xf32>, tensor<2xi32>) -> tensor<2x2x4xf32>
+  return %0 : tensor<2x2x4xf32>"""
+    got = run(function(body, "%x: tensor<2x3x4xf32>, %i: tensor<2xi32>", "tensor<2x2x4xf32>"), x, np.int32([2, 0]))
+    assert np.array_equal(got, x[:, [2, 0]])
+
+
+ERRORS = {
+    "%0 = stablehlo.add %x, %q : tensor<2xf32>": "%q is not defined",
+    "%0 = stablehlo.frobnicate %x : tensor<2xf32>": "'frobnicate' is not supported",
+    "%0 = stablehlo.reshape %x : (tensor<2xf32>) -> tensor<3xf32>": "reshape",
+    "%0 = stablehlo.constant dense<[1.0, 2.0, 3.0]> : tensor<2xf32>": "3 elements",
+    "%0 = stablehlo.constant dense_resource<blob> : tensor<2xf32>": "dense_resource",
+    "%0 = func.call @nowhere(%x) : (tensor<2xf32>) -> tensor<2xf32>": "@nowhere is not defined",
+    "%0 = func.call @main(%x) : (tensor<2xf32>) -> tensor<2xf32>": "calls itself",
+    "%0 = stablehlo.negate %x : tensor<2xf77>": "unknown element type",
+}
+
+
+@pytest.mark.parametrize("line", ERRORS)
+def test_errors_point_at_the_place(line):
+    with pytest.raises(ParseError, match=re.escape(ERRORS[line])) as caught:
+        parse_stablehlo(function(f"  {line}\n  return %0 : tensor<2xf32>", "%x: tensor<2xf32>", "tensor<2xf32>"))
+    assert caught.value.line == 2
+
+
+@pytest.mark.parametrize("text", ["", "module", "func.func", "module {" * 5000, "func.func @main(" + "tuple<" * 5000, '"' * 100, "#a = " + "[" * 5000])
+def test_junk(text):
+    with pytest.raises(ParseError):
+        parse_stablehlo(text)
+
+
+def test_symbolic_programs_are_not_written():
+    module = parse_stablehlo(programs()["dynamic_softmax"]["stablehlo"])
+    with pytest.raises(WriteError, match="specialize"):
+        stablehlo_text(module)
+
+
+FRAGMENTS = ["{", "}", "(", ")", "<", ">", ",", '"', "%", "=", ":", "->", "tensor<", "dense<", "x", "?", "#", "@", "-1", "99999999999999999999", "^bb0"]
+
+
+def test_mutated_text_parses_or_raises_parse_error():
+    rng = random.Random(3)
+    texts = [programs()[n]["stablehlo"] for n in ("while", "conv2", "maxpool_grad", "sort_kv", "scatter_add", "dynamic_scan", "cond", "fft")]
+    parsed = 0
+    for _ in range(400):
+        text = rng.choice(texts)
+        p = rng.randrange(len(text))
+        q = p + rng.randint(1, 30)
+        kind = rng.randrange(4)
+        if kind == 0:
+            text = text[:p] + rng.choice(FRAGMENTS) + text[p:]
+        elif kind == 1:
+            text = text[:p] + text[q:]
+        elif kind == 2:
+            text = text[:q] + text[p:q] + text[q:]
+        else:
+            m = rng.choice(list(re.finditer(r"\d+", text)))
+            text = text[:m.start()] + rng.choice(["0", "1", "7", "-3", "4294967296"]) + text[m.end():]
+        try:
+            parse_stablehlo(text)
+            parsed += 1
+        except ParseError:
+            pass
+    assert parsed > 10
