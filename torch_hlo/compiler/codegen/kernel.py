@@ -155,7 +155,8 @@ class Kernel:
         shifted, extent = index - low, high - low
         lane = index.depth == len(self.levels) - 1 and self.e.lanes > 1
         level = self.level if lane else self.levels[index.depth]
-        found = level.cache.get(c)
+        key = (c, *self._active(index.depth)) if self.guards else c
+        found = level.cache.get(key)
         if found is None:
             if lane:
                 v, kind = self.vector(shifted)
@@ -163,7 +164,7 @@ class Kernel:
                 found = self.e.typed(kind).cmp("ult", v, limit)
             else:
                 found = level.scalar.op(f"icmp ult i64 {self.scalar(shifted)}, {self.size(extent)}")
-            level.cache[c] = found
+            level.cache[key] = found
         return found if lane or self.e.lanes == 1 else self.widen(found, "i1")
 
     def _active(self, depth: int) -> tuple[Condition, ...]:
@@ -171,7 +172,16 @@ class Kernel:
 
     def mask(self) -> str | None:
         """Which lanes of the current level may touch memory; None: all."""
-        result = self.condition(self._active(self.level.depth)) if self.guards else None
+        result = None
+        for c in self._active(self.level.depth):
+            # An index in a condition may itself be loaded: only the guards around it hold then.
+            outer = self.guards
+            self.guards = outer[: outer.index(c)]
+            try:
+                one = self.condition((c,))
+            finally:
+                self.guards = outer
+            result = one if result is None else self.e.typed("i1").bin("and", result, one)
         tail = self.level.tail if self.e.lanes > 1 else None
         if tail is None or result is None:
             return result if tail is None else tail

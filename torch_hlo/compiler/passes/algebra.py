@@ -246,7 +246,7 @@ ARITHMETIC = rules(
 
     # Signs and bounds
     (op("abs", op("abs", x, name="inner")), lambda inner: inner),                               # ||x|| -> |x|
-    (op("abs", op("negate", x)), lambda x: h.abs_(x)),                                          # |-x| -> |x|
+    (op("abs", op("negate", x), where=lambda x: x.operands[0].shape.kind != "u"), lambda x: h.abs_(x)),  # |-x| -> |x|
     (op("abs", op("multiply", x, x, name="inner"), where=floats), lambda inner: inner if floats(inner) else None),
     (op("abs", op(" ".join(_NEVER_NEGATIVE), name="inner")), lambda inner: inner if floats(inner) else None),
     (op("abs", x, where=lambda x: x.shape.kind == "u"), lambda x: x),
