@@ -26,9 +26,10 @@ def prepare(module: Module) -> Module:
     moved = {}
     for x in small:
         v = x.operands[0]
+        while v.op == "reshape":
+            v = v.operands[0]
         if table.classify(v) in (LIGHT, HEAVY) and v is not root and not _needs_memory(v, reads, small, root):
-            budget = [MAX_OPS]
-            found = _push(x, v, budget)
+            found = _push(x, x.operands[0], [MAX_OPS])
             if found is not None:
                 moved[x] = found
     return module.with_root(rewrite_bottom_up(_replace(root, moved) if moved else root, lambda x: one_hot_sum(x) or x))
@@ -72,15 +73,20 @@ def _needs_memory(v: Instruction, reads, small, root: Instruction) -> bool:
 
 def _push(move: Instruction, v: Instruction, budget: list[int]) -> Instruction | None:
     """`move` applied to what the elementwise `v` is computed from; None when that reads another large computed value."""
-    kind = table.classify(v)
-    if kind in (LIGHT, HEAVY) and v.op != "get-tuple-element" and all(o.shape.dims == v.shape.dims or not o.shape.dims for o in v.operands):
+    base = v
+    while base.op == "reshape":
+        base = base.operands[0]
+    kind = table.classify(base)
+    if kind in (LIGHT, HEAVY) and base.op != "get-tuple-element" and all(o.shape.dims == base.shape.dims or not o.shape.dims for o in base.operands):
         budget[0] -= 1
         if budget[0] < 0:
             return None
-        parts = [_push(move, o, budget) if o.shape.dims else o for o in v.operands]
+        # What is picked from a reshaped value is picked from its reshaped operands.
+        parts = [_push(move, b.reshape(o, v.shape.dims), budget) if o.shape.dims else o for o in base.operands]
         if any(p is None for p in parts):
             return None
-        return instr(v.op, tuple(parts), v.shape.with_dims(move.shape.dims), **dict(v.attrs))
+        return instr(base.op, tuple(parts), base.shape.with_dims(move.shape.dims), **dict(base.attrs))
+    kind = table.classify(v)
     if kind not in (STEP, FREE) or kind == FREE and not _reads_memory(v):
         return None
     return instr(move.op, (v, *move.operands[1:]), v.shape.with_dims(move.shape.dims), **dict(move.attrs))
