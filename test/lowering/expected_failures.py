@@ -31,6 +31,7 @@ FALLBACKS = {
     "aten.fractional_max_pool3d.default": RARE, "aten.hash_tensor.default": RARE, "aten.histogram.bin_ct": RARE, "aten.histogram.bins_tensor": RARE,
     "aten._histogramdd_bin_edges.default": RARE, "aten._histogramdd_from_bin_cts.default": RARE, "aten._histogramdd_from_bin_tensors.default": RARE,
     "torch_nn._linear_cross_entropy_batch_chunked.default": RARE, "torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default": RARE,
+    "aten.logcumsumexp.default": RARE, "aten._logcumsumexp.default": RARE,  # complex only
     "aten.__iand__.Tensor": ON_THE_HOST, "aten.__ior__.Tensor": ON_THE_HOST, "aten.resize.default": DATA_DEPENDENT,
 }  # fmt: skip
 

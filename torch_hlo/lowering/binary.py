@@ -264,7 +264,9 @@ def xlog1py(x, y):
 @pointwise(aten.logaddexp, arity=2)
 def logaddexp(x, y):
     if is_complex(x):
-        return log(exp(x) + exp(y))
+        first = real(x) > real(y)
+        high, low = where(first, x, y), where(first, y, x)
+        return high + log(exp(low - high) + 1)
     top = maximum(x, y)
     same = x.eq(y)
     return where(same & ~is_finite(x), x, top + log1p(exp(-absolute(where(same, 0, x - y)))))

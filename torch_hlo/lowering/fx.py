@@ -1,176 +1,217 @@
 """An FX graph of aten ops (from AOTAutograd or torch.export) -> Nodes, inputs and outputs for `lowering.graph.lower`.
 
-Placeholders become Leafs in order; SymInts become symbolic sizes; random ops get a seed and an offset as in the lazy path.
+Placeholders become Leafs; SymInts become symbolic sizes; a tensor that lies permuted in memory becomes a parameter in physical order;
+random ops take their number within the graph as offset, and one seed is an input. Higher-order ops keep their graphs as arguments.
 """
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import sympy
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils import _pytree as pytree
-from torch.utils._sympy import functions as sym
 
-from torch_hlo.hlo.dim import Dim, Size, dim_max, dim_min, symbol
+from torch_hlo.hlo.dim import Dim, Size
 from torch_hlo.hlo.shape import Shape
+from torch_hlo.lowering.fx_size import Layout, layout_of, shape_of, size_of
 from torch_hlo.lowering.graph import Leaf, Lift, Node, Out
-from torch_hlo.lowering.random import is_random
-from torch_hlo.lowering.registry import TORCH_TO_HLO, LoweringError
+from torch_hlo.lowering.registry import LoweringError, is_random
 
 aten = torch.ops.aten
+Value = "Out | Leaf | Lift | Size | float | bool | None"
+
+
+@dataclass
+class Input:
+    """A parameter of the program: `source` is a placeholder position, a constant tensor, or None for the seed."""
+
+    leaf: Leaf | Lift
+    source: int | torch.Tensor | None
+    layout: Layout | None = None
+    lazy_bits: bool = False  # conjugated or negated without having been computed
 
 
 @dataclass
 class FxGraph:
-    """What `from_fx` found. `inputs` are the program's parameters: first the placeholders that are tensors (at positions `tensor_inputs`),
-    then `constants` (attributes of the module), then two Lifts (seed, offset) when `random` is set.
+    """What `from_fx` found.
 
-    `outputs`: for each output of the FX graph an Out or Leaf, a Size (an int or symbolic), or None.
-    `mutated`: (program output index, placeholder position) of in-place writes at the end of the graph.
+    `sizes`: symbol -> position of the SymInt placeholder that has its value. `outputs`: for each output of the FX graph an Out or Leaf, a
+    number (int, symbolic, float) or None, with the Layout that PyTorch expects of a tensor. `writes`: (placeholder position, new
+    value) of in-place writes at the end of the graph.
     """
 
+    placeholders: int = 0
     nodes: list[Node] = field(default_factory=list)
-    inputs: list[Leaf | Lift] = field(default_factory=list)
-    tensor_inputs: list[int] = field(default_factory=list)
-    size_inputs: dict[str, int] = field(default_factory=dict)  # symbol -> placeholder position, for SymInt placeholders
-    size_dims: dict[str, tuple[int, int]] = field(default_factory=dict)  # symbol -> (parameter index, dimension)
-    constants: list[torch.Tensor] = field(default_factory=list)
-    outputs: list = field(default_factory=list)
-    writes: list[tuple[int, object]] = field(default_factory=list)  # (placeholder position, new value)
-    random: bool = False
+    inputs: list[Input] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+    outputs: list[tuple[object, Layout | None]] = field(default_factory=list)
+    writes: list[tuple[int, Out | Leaf]] = field(default_factory=list)
+
+    def input_at(self, position: int) -> int:
+        """Number of the program's parameter for a placeholder."""
+        return next(i for i, x in enumerate(self.inputs) if x.source is not None and not isinstance(x.source, torch.Tensor) and x.source == position)
 
 
-def size_of(x) -> Size:
-    """A Size from an int or SymInt. Raises LoweringError for an expression that a Dim cannot hold."""
-    if isinstance(x, int):
-        return x
-    return _size(x.node.expr)
+class _Reader:
+    """State of one conversion. One method per kind of FX node."""
 
+    def __init__(self, module: fx.GraphModule, random: Callable[[], tuple] | None) -> None:
+        self.module = module
+        self.g = FxGraph()
+        self.env: dict[fx.Node, object] = {}
+        self.seed: Leaf | None = None
+        self.drawn = 0
+        self.random = random or self._random
 
-def _size(e: sympy.Expr) -> Size:
-    if e.is_Integer:
-        return int(e)
-    if e.is_Symbol:
-        return symbol(str(e))
-    rule = _RULES.get(type(e).__name__)
-    if rule is None:
-        raise LoweringError(f"size expression {e} is not supported; mark the dimension static with torch._dynamo.mark_static")
-    result = _size(e.args[0])
-    if rule is pow:
-        return _power(result, int(e.args[1]))
-    for a in e.args[1:]:
-        result = rule(result, _size(a))
-    return result
+    def _random(self) -> tuple:
+        """Seed and offset of the next random op."""
+        if self.seed is None:
+            self.seed = Leaf(Shape("s64"))
+        self.drawn += 1
+        return self.seed, self.drawn - 1
 
-
-def _power(base: Size, exponent: int) -> Size:
-    result: Size = 1
-    for _ in range(exponent):
-        result = result * base
-    return result
-
-
-_RULES = {
-    "Add": operator.add, "Mul": operator.mul, "Pow": pow, "PowByNatural": pow, "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv,
-    "IntTrueDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod, "Max": dim_max, "Min": dim_min,
-}  # fmt: skip
-assert sym.FloorDiv.__name__ in _RULES
-
-
-def shape_of(value: torch.Tensor) -> Shape:
-    """HLO shape of a (fake) tensor."""
-    dtype = TORCH_TO_HLO.get(value.dtype)
-    if dtype is None or value.layout != torch.strided:
-        raise LoweringError(f"tensors of {value.dtype}, {value.layout} are not supported on hlo")
-    return Shape(dtype, tuple(size_of(d) for d in value.shape))
-
-
-def from_fx(graph_module: fx.GraphModule) -> FxGraph:
-    """Convert. Raises LoweringError naming the op when a call is not an aten overload."""
-    g = FxGraph()
-    env: dict[fx.Node, object] = {}
-    seed = offset = None
-    drawn = 0
-
-    for position, n in enumerate(graph_module.graph.find_nodes(op="placeholder")):
-        value = n.meta.get("val")
+    def placeholder(self, n: fx.Node) -> None:
+        g, value, position = self.g, n.meta.get("val"), self.g.placeholders
+        g.placeholders += 1
         if isinstance(value, torch.Tensor):
-            leaf = Leaf(shape_of(value))
-            env[n] = leaf
-            for d, size in enumerate(leaf.shape.dims):
-                if isinstance(size, Dim) and str(size) not in g.size_dims and str(size).isidentifier():
-                    g.size_dims[str(size)] = (len(g.inputs), d)
-            g.inputs.append(leaf)
-            g.tensor_inputs.append(position)
-        elif isinstance(value, (torch.SymInt, int)):
-            env[n] = size_of(value)
-            if isinstance(env[n], Dim):
-                g.size_inputs.setdefault(str(env[n]), position)
-        elif value is None or isinstance(value, (float, bool)):
-            env[n] = value
+            shape, layout = shape_of(value), layout_of(value)
+            if not layout.dense or layout.repeated:  # made contiguous before each call
+                layout = Layout(tuple(range(shape.rank)), (), True, ())
+            leaf = Leaf(Shape(shape.dtype, layout.physical(shape.dims)))
+            g.inputs.append(Input(leaf, position, layout, value.is_conj() or value.is_neg()))
+            self.env[n] = leaf if layout.plain else self._permuted(leaf, layout, shape)
+        elif isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
+            self.env[n] = size = size_of(value)
+            if isinstance(size, Dim) and str(size).isidentifier():
+                g.sizes.setdefault(str(size), position)
+        elif isinstance(value, (torch.SymFloat, float)):
+            lift = Lift("f64")
+            g.inputs.append(Input(lift, position))
+            self.env[n] = lift
+        elif value is None or isinstance(value, bool):
+            self.env[n] = value
         else:
-            raise LoweringError(f"input {n.name} of type {type(value).__name__} is not supported: pass tensors and ints")
+            raise LoweringError(f"input {n.name} of type {type(value).__name__} is not supported: pass tensors and numbers")
 
-    def arg(x):
+    def _permuted(self, leaf: Leaf, layout: Layout, shape: Shape) -> Out:
+        back = [layout.order.index(d) for d in range(shape.rank)]
+        node = Node(aten.permute.default, (leaf, back), {}, (shape,))
+        self.g.nodes.append(node)
+        return Out(node)
+
+    def arg(self, x):
         if isinstance(x, fx.Node):
-            return env[x]
+            return self.env[x]
         if isinstance(x, (list, tuple)):
-            return [arg(v) for v in x]
+            return [self.arg(v) for v in x]
         if isinstance(x, torch.SymInt):
             return size_of(x)
         return x
 
-    for n in graph_module.graph.nodes:
-        if n.op == "get_attr":
-            value = getattr(graph_module, n.target)
-            if isinstance(value, torch.Tensor):
-                env[n] = leaf = Leaf(shape_of(value))
-                g.constants.append(value)
-                g.inputs.append(leaf)
-            else:
-                env[n] = value
-        elif n.op == "call_function":
-            value = n.meta.get("val")
-            if n.target is operator.getitem and not isinstance(value, (torch.SymInt, int)):
-                env[n] = env[n.args[0]][n.args[1]]
-            elif isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
-                env[n] = size_of(value)
-            elif n.target is aten.copy_.default and isinstance(env.get(n.args[0]), Leaf):
-                env[n] = env[n.args[1]]
-                position = g.tensor_inputs[g.inputs.index(env[n.args[0]])]
-                source = n.args[1].meta["val"] if isinstance(n.args[1], fx.Node) else None
-                target = n.args[0].meta["val"]
-                if source is not None and (source.dtype, source.shape) != (target.dtype, target.shape):
-                    raise LoweringError(f"write of {source.dtype}{list(source.shape)} into input {n.args[0].name} of {target.dtype}{list(target.shape)}")
-                g.writes.append((position, env[n]))
-            elif isinstance(n.target, OpOverload):
-                flat, tree = pytree.tree_flatten(value, is_leaf=lambda v: v is None)
-                outs = tuple(shape_of(v) if isinstance(v, torch.Tensor) else None for v in flat)
-                kwargs = {k: arg(v) for k, v in n.kwargs.items()}
-                if is_random(n.target):
-                    if seed is None:
-                        seed, offset = Lift("s64"), Lift("s64")
-                        g.random = True
-                    kwargs.update(seed=seed, offset=offset, stream=drawn)
-                    drawn += 1
-                node = Node(n.target, tuple(arg(a) for a in n.args), kwargs, outs, _source(n))
-                g.nodes.append(node)
-                env[n] = pytree.tree_unflatten([Out(node, i) if s is not None else None for i, s in enumerate(outs)], tree)
-            else:
-                raise LoweringError(f"{n.target} ({_source(n) or 'no source line'}) is not an operator that hlo can compile")
-        elif n.op == "output":
-            g.outputs = [arg(v) for v in n.args[0]] if isinstance(n.args[0], (list, tuple)) else [arg(n.args[0])]
-    if g.random:
-        g.inputs += [seed, offset]
-    return g
+    def get_attr(self, n: fx.Node) -> None:
+        value = self.module
+        for name in n.target.split("."):
+            value = getattr(value, name)
+        if isinstance(value, torch.Tensor):
+            self.env[n] = leaf = Leaf(shape_of(value))
+            self.g.inputs.append(Input(leaf, value.detach().resolve_conj().resolve_neg().contiguous()))
+        else:
+            self.env[n] = value
+
+    def call_function(self, n: fx.Node) -> None:
+        value, target = n.meta.get("val"), n.target
+        if target is operator.getitem and not isinstance(value, (torch.SymInt, int)):
+            self.env[n] = self.arg(n.args[0])[n.args[1]]
+        elif isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
+            self.env[n] = size_of(value)
+        elif isinstance(value, (torch.SymBool, torch.SymFloat, bool, float)):
+            self.env[n] = _Host(n)
+        elif target is aten.copy_.default and isinstance(n.args[0], fx.Node) and n.args[0].op == "placeholder":
+            self._write(n)
+        elif target in _NO_RESULT:
+            self.env[n] = None
+        elif isinstance(target, (OpOverload, HigherOrderOperator)):
+            self._operator(n, value)
+        else:
+            raise LoweringError(f"{target} ({source_line(n) or 'no source line'}) is not an operator that hlo can compile")
+
+    def _write(self, n: fx.Node) -> None:
+        target, source = n.args[0], n.args[1]
+        position = list(self.module.graph.find_nodes(op="placeholder")).index(target)
+        have, want = source.meta["val"], target.meta["val"]
+        value = self.arg(source)
+        if have.dtype != want.dtype:
+            value = self._add(aten._to_copy.default, (value,), {"dtype": want.dtype}, Shape(shape_of(want).dtype, shape_of(have).dims))
+        if tuple(have.shape) != tuple(want.shape):
+            value = self._add(aten.expand.default, (value, list(shape_of(want).dims)), {}, shape_of(want))
+        self.env[n] = value
+        self.g.writes.append((position, value))
+
+    def _add(self, op: OpOverload, args: tuple, kwargs: dict, shape: Shape) -> Out:
+        node = Node(op, args, kwargs, (shape,))
+        self.g.nodes.append(node)
+        return Out(node)
+
+    def _operator(self, n: fx.Node, value) -> None:
+        flat, tree = pytree.tree_flatten(value, is_leaf=lambda v: v is None)
+        outs = tuple(shape_of(v) if isinstance(v, torch.Tensor) else None for v in flat)
+        args, kwargs = [self.arg(a) for a in n.args], {k: self.arg(v) for k, v in n.kwargs.items()}
+        for x in pytree.tree_leaves((args, kwargs)):
+            if isinstance(x, _Host):
+                raise LoweringError(f"{n.target} at {source_line(n)}: the number {x.node} is computed from values or sizes in a way that a program cannot take")
+        if isinstance(n.target, OpOverload) and is_random(n.target) or n.target in _RANDOM_HOPS:
+            kwargs["seed"], kwargs["offset"] = self.random()
+        node = Node(n.target, tuple(args), kwargs, outs, source_line(n))
+        self.g.nodes.append(node)
+        self.env[n] = pytree.tree_unflatten([Out(node, i) if s is not None else None for i, s in enumerate(outs)], tree)
+
+    def output(self, n: fx.Node) -> None:
+        values = n.args[0] if isinstance(n.args[0], (list, tuple)) else [n.args[0]]
+        for v in values:
+            fake = v.meta.get("val") if isinstance(v, fx.Node) else None
+            found = self.arg(v)
+            if isinstance(found, _Host):
+                raise LoweringError(f"the number {found.node} ({source_line(found.node)}) cannot be a result of a compiled program")
+            self.g.outputs.append((found, layout_of(fake) if isinstance(fake, torch.Tensor) else None))
 
 
-def _source(n: fx.Node) -> str:
+@dataclass
+class _Host:
+    """A bool or float computed from sizes: has no place in a program."""
+
+    node: fx.Node
+
+
+def from_fx(module: fx.GraphModule, random: Callable[[], tuple] | None = None) -> FxGraph:
+    """Convert. `random`: where random ops take (seed, offset) from; by default a seed that is the last input.
+
+    Raises LoweringError naming the op when a call is not an operator.
+    """
+    reader = _Reader(module, random)
+    for n in module.graph.nodes:
+        getattr(reader, n.op)(n)
+    if reader.seed is not None:
+        reader.g.inputs.append(Input(reader.seed, None))
+    return reader.g
+
+
+# Assertions about sizes that Dynamo's guards have checked, and calls for their effect on tracing alone.
+_NO_RESULT = {
+    aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default, aten._assert_tensor_metadata.default,
+    aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default,
+}  # fmt: skip
+_RANDOM_HOPS = {torch.ops.higher_order.run_and_save_rng_state}
+
+
+def source_line(n: fx.Node) -> str:
     """`file.py:12` of the user's line, from the stack trace that Dynamo recorded."""
     trace = n.meta.get("stack_trace") or ""
     line = next((x.strip() for x in reversed(trace.splitlines()) if x.strip().startswith('File "')), "")
     parts = line.split('"')
     return f"{parts[1]}:{parts[2].split(',')[1].strip().removeprefix('line ')}" if len(parts) > 2 else ""
+
+
+__all__ = ["FxGraph", "Input", "Size", "Value", "from_fx", "source_line"]

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from torch_hlo.lowering import promote
-from torch_hlo.lowering.elementwise import pointwise
+from torch_hlo.lowering.elementwise import apply, pointwise
 from torch_hlo.lowering.expr import (
     Expr,
     absolute,
@@ -36,6 +36,7 @@ from torch_hlo.lowering.expr import (
     unary,
     where,
 )
+from torch_hlo.lowering.registry import lowers
 
 aten = torch.ops.aten
 
@@ -212,13 +213,11 @@ def atan(x):
     return atan2(x, 1.0)
 
 
-@pointwise(aten.angle)
+@lowers(aten.angle)
 def angle(x):
-    if is_complex(x):
-        return atan2(imag(x), real(x))
-    return where(is_nan(x), x, where(x < 0, math.pi, x.like(0)))
-
-
+    if x.shape.kind == "c":
+        return atan2(imag(Expr(x)), real(Expr(x))).x
+    return apply(lambda v: where(is_nan(v), v, where(v < 0, math.pi, v.like(0))), (x,), {})
 
 
 @pointwise(aten._conj_physical, aten.conj_physical, aten._conj, aten.conj, aten.resolve_conj)

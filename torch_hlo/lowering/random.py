@@ -130,7 +130,7 @@ def _inverse_keep(p, like: Expr) -> Expr:
 
 @lowers(aten.native_dropout_backward)
 def native_dropout_backward(grad, mask, scale):
-    g = Expr(promote.cast(grad, promote.compute_type(grad.shape.dtype)))
+    g = Expr(promote.cast(grad, _wide()))
     return _rounded(g * Expr(promote.cast(mask, g.dtype)) * g.like(scale))
 
 

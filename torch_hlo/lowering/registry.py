@@ -77,6 +77,11 @@ def _returns_tensor(overload: OpOverload) -> bool:
     return any("Tensor" in str(r.type) for r in overload._schema.returns)
 
 
+def is_random(op: OpOverload) -> bool:
+    """True if the op's result depends on a generator: its node carries `seed` and `offset` keywords."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
 _EXPECTED: list[tuple[Shape | None, ...]] = [()]
 
 

@@ -1,0 +1,111 @@
+"""Sizes and strides of FX graphs: SymInts -> `Size`, and which physical order the strides of a dense tensor mean."""
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from torch_hlo.hlo.dim import Size, dim_max, dim_min, symbol, symbols
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.lowering.registry import TORCH_TO_HLO, LoweringError
+
+
+def size_of(x: int | torch.SymInt) -> Size:
+    """A Size from an int or SymInt. Raises LoweringError for an expression that a Dim cannot hold."""
+    return x if isinstance(x, int) else _size(x.node.expr)
+
+
+def _size(e: sympy.Expr) -> Size:
+    if e.is_Integer:
+        return int(e)
+    if e.is_Symbol:
+        return symbol(str(e))
+    rule = _RULES.get(type(e).__name__)
+    if rule is None:
+        raise LoweringError(f"size expression {e} is not supported; mark the dimension static with torch._dynamo.mark_static")
+    if rule is operator.mul and e.args[0].is_Rational and not e.args[0].is_Integer:  # sympy writes s0/2 where 2 divides s0
+        return _size(sympy.Mul(*e.args[1:]) * e.args[0].p) // int(e.args[0].q)
+    result = _size(e.args[0])
+    for a in e.args[1:]:
+        result = rule(result, _size(a))
+    return result
+
+
+def _power(base: Size, exponent: Size) -> Size:
+    result: Size = 1
+    for _ in range(int(exponent)):
+        result = result * base
+    return result
+
+
+# By name: these are sympy's classes and PyTorch's own (torch.utils._sympy.functions).
+_RULES = {
+    "Add": operator.add, "Mul": operator.mul, "Pow": _power, "PowByNatural": _power, "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv, "IntTrueDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod, "Max": dim_max,
+    "Min": dim_min,
+}  # fmt: skip
+
+
+def hint(x: int | torch.SymInt) -> int:
+    """The value that a size had when the graph was traced."""
+    return x if isinstance(x, int) else int(x.node.hint if x.node.hint is not None else 2)
+
+
+def shape_of(value: torch.Tensor) -> Shape:
+    """HLO shape of a (fake) tensor. Raises LoweringError for a dtype or layout that the language lacks."""
+    dtype = TORCH_TO_HLO.get(value.dtype)
+    if dtype is None or value.layout != torch.strided:
+        raise LoweringError(f"tensors of {value.dtype}, {value.layout} are not supported on hlo; convert them first")
+    return Shape(dtype, tuple(size_of(d) for d in value.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies in memory: `order` lists its dimensions from the slowest, those in `repeated` have stride 0.
+    `dense`: nothing but its elements lies there (then size and order say everything)."""
+
+    order: tuple[int, ...]
+    repeated: tuple[int, ...]
+    dense: bool
+    strides: tuple[Size, ...]
+
+    @property
+    def plain(self) -> bool:
+        """Row-major without gaps."""
+        return self.dense and not self.repeated and self.order == tuple(range(len(self.order)))
+
+    def physical(self, dims: Sequence[Size]) -> tuple[Size, ...]:
+        """Sizes of the array in memory."""
+        return tuple(1 if d in self.repeated else dims[d] for d in self.order)
+
+
+def layout_of(value: torch.Tensor) -> Layout:
+    """Layout of a (fake) tensor."""
+    sizes, strides = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride()))
+    rank = len(sizes)
+    repeated = tuple(d for d in range(rank) if strides[d] == 0 and sizes[d] != 1)
+    known = {d: hint(s) for d, s in enumerate(value.stride())}
+    # Where size 1 leaves the stride open, the dimension keeps its place.
+    order = list(range(rank))
+    movable = [d for d in order if sizes[d] != 1 and d not in repeated]
+    for place, d in zip(movable, sorted(movable, key=lambda d: (-known[d], d))):
+        order[place] = d
+    empty = any(s == 0 for s in sizes)
+    step: Size = 1
+    dense = True
+    for d in reversed(order):
+        if sizes[d] == 1 or d in repeated:
+            continue
+        dense = dense and strides[d] == step
+        step = step * sizes[d]
+    if empty:
+        order, repeated, dense = list(range(rank)), (), True
+    return Layout(tuple(order), repeated, dense, strides)
+
+
+def free_symbols(sizes: Sequence[Size]) -> frozenset[str]:
+    """Names of all symbols in `sizes`."""
+    return frozenset().union(*map(symbols, sizes)) if sizes else frozenset()
