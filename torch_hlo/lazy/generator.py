@@ -14,7 +14,9 @@ from torch._ops import OpOverload
 from torch_hlo.lazy import backend
 from torch_hlo.lazy.storage import Number
 from torch_hlo.lazy.tensor import DEVICE
+from torch_hlo.lowering.registry import is_random
 
+__all__ = ["Generator", "HloGenerator", "chosen", "cpu_generator", "default", "draw", "is_random", "plain"]
 _CpuGenerator = torch.Generator
 _lock = threading.Lock()
 _MASK = (1 << 64) - 1
@@ -122,11 +124,6 @@ class Generator(_CpuGenerator, metaclass=_AnyGenerator):
 
 
 default = HloGenerator()
-
-
-def is_random(op: OpOverload) -> bool:
-    """True if the op's result depends on a generator."""
-    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def plain(op: OpOverload) -> OpOverload:

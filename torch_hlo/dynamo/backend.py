@@ -1,0 +1,119 @@
+"""The Dynamo backend: options, AOTAutograd, one program per graph.
+
+    torch.compile(model, backend="hlo", options={"fallback": "error"})
+
+Tensors on the CPU, for training and inference, with static and dynamic sizes. A new random seed is drawn from PyTorch's CPU generator
+at each call of a graph with random ops, so `torch.manual_seed` makes runs repeat.
+"""
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from torch_hlo import config, metrics
+from torch_hlo.device import runtime
+from torch_hlo.dynamo.call import Caller
+from torch_hlo.lazy import executor
+from torch_hlo.lowering.fx import FxGraph, from_fx
+from torch_hlo.lowering.graph import Node
+from torch_hlo.lowering.registry import LOWERINGS, LoweringError
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Option:
+    """One entry of `torch.compile(..., options={name: value})`."""
+
+    kind: type
+    choices: tuple
+    default: Callable[[], object]
+    doc: str
+
+
+OPTIONS: dict[str, Option] = {
+    "fallback": Option(str, ("warn", "allow", "error"), lambda: config.get("FALLBACK"), "an aten op without a lowering: run it on the CPU inside "
+                       "the program with a warning, without one, or raise LoweringError; default TORCH_HLO_FALLBACK"),
+    "name": Option(str, (), lambda: "graph", "name of the programs in logs, dumps and errors"),
+}  # fmt: skip
+# What torch.compile(mode=...) may say: they ask for more or less of what this compiler always does.
+MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict | None = None, mode: str | None = None) -> Callable:
+    """The Dynamo backend. Raises ValueError for an unknown option, value or mode, LoweringError for what cannot be compiled."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    if mode not in MODES:
+        raise ValueError(f"torch.compile(backend='hlo'): unknown mode {mode!r}; there are {', '.join(map(str, MODES[1:]))}")
+    compiler = functools.partial(compile_graph, settings=checked(options))
+    return aot_autograd(
+        fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True,
+    )(graph_module, example_inputs)  # fmt: skip
+
+
+def checked(options: dict | None) -> dict[str, object]:
+    """All options with their values. Raises ValueError naming the option that does not exist or the value it cannot have."""
+    settings = {name: o.default() for name, o in OPTIONS.items()}
+    for name, value in (options or {}).items():
+        if name not in OPTIONS:
+            raise ValueError(f"torch.compile(backend='hlo'): unknown option {name!r}; there are {', '.join(OPTIONS)}")
+        o = OPTIONS[name]
+        if not isinstance(value, o.kind) or o.choices and value not in o.choices:
+            raise ValueError(f"torch.compile(backend='hlo'): option {name}={value!r}; expected {' or '.join(o.choices) or o.kind.__name__}")
+        settings[name] = value
+    return settings
+
+
+@functools.cache
+def decompositions() -> dict:
+    """PyTorch's decompositions for everything that has no lowering of its own."""
+    from torch._decomp import core_aten_decompositions, decomposition_table
+
+    table = {**core_aten_decompositions()}
+    table.update({op: fn for op, fn in decomposition_table.items() if op not in table and op not in LOWERINGS and _is_functional(op)})
+    return {op: fn for op, fn in table.items() if op not in LOWERINGS}
+
+
+def _is_functional(op) -> bool:
+    schema = getattr(op, "_schema", None)
+    return schema is not None and not any(a.alias_info for a in schema.arguments) and torch.Tag.nondeterministic_seeded not in op.tags
+
+
+def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict) -> Callable:
+    """Compile one FX graph of aten ops into a function of a list of inputs, which it clears (AOTAutograd's boxed convention)."""
+    start = time.perf_counter()
+    graph = from_fx(graph_module)
+    report_fallbacks(graph, settings["fallback"])
+    caller = Caller(graph, settings["name"])
+    program = executor.call_compiler(lambda: runtime.compile_program(caller.module()))
+    run = caller.bind(program)
+    metrics.count("UncachedCompile")
+    metrics.record("CompileTime", time.perf_counter() - start)
+    run._boxed_call = True
+    return run
+
+
+def report_fallbacks(graph: FxGraph, fallback: str) -> None:
+    """Aten ops without a lowering: with "error" they raise LoweringError, else `lower` turns them into custom calls. A user's own
+    operators are meant to be called."""
+    missing = {str(n.target): n.source for n in reversed(graph.nodes) if _falls_back(n)}
+    if not missing:
+        return
+    text = ", ".join(f"{op}{f' at {where}' if where else ''}" for op, where in sorted(missing.items()))
+    if fallback == "error":
+        raise LoweringError(f"no lowering for {text}; options={{'fallback': 'allow'}} runs them on the CPU")
+    if fallback == "warn":
+        warnings.warn(f"torch.compile(backend='hlo'): no lowering for {text}; running on the CPU inside the program", stacklevel=2)
+
+
+def _falls_back(n: Node) -> bool:
+    return n.target not in LOWERINGS and getattr(n.target, "namespace", "") in ("aten", "prims")
