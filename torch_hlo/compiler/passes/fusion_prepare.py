@@ -2,6 +2,7 @@
 
     gather(subtract(x, broadcast(m)), i)     ->  subtract(gather(x, i), gather(broadcast(m), i))     a few elements are picked
     reduce(select(iota == t, g, 0), add)     ->  select(0 <= t < n, g, 0)                            the sum over a one-hot row
+    s64 iota == broadcast(t)                 ->  s32 iota == broadcast(t if 0 <= t < n else -1)       half the lanes
 """
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def prepare(module: Module) -> Module:
             found = _push(x, x.operands[0], [MAX_OPS])
             if found is not None:
                 moved[x] = found
-    return module.with_root(rewrite_bottom_up(_replace(root, moved) if moved else root, lambda x: one_hot_sum(x) or x))
+    return module.with_root(rewrite_bottom_up(_replace(root, moved) if moved else root, lambda x: one_hot_sum(x) or narrow_compare(x) or x))
 
 
 def _replace(root: Instruction, table_: dict[Instruction, Instruction]) -> Instruction:
@@ -124,6 +125,23 @@ def one_hot_sum(x: Instruction) -> Instruction | None:
     if t.shape.kind == "s":
         inside = b.and_(inside, b.compare(t, b.full_like(t, 0), "GE"))
     return b.select(inside, g, b.full_like(g, 0))
+
+
+def narrow_compare(x: Instruction) -> Instruction | None:
+    """compare(iota, broadcast(t)) for equality, in 32 bits where the iota fits and `t` is smaller than the result."""
+    if x.op != "compare" or x["direction"] not in ("EQ", "NE"):
+        return None
+    numbers, target = x.operands if x.operands[0].op == "iota" else x.operands[::-1]
+    if numbers.op != "iota" or numbers.shape.dtype != "s64" or target.op != "broadcast":
+        return None
+    n = numbers.shape.dims[numbers["iota_dimension"]]
+    t = target.operands[0]
+    size = x.shape.size
+    if not isinstance(n, int) or n >= 1 << 31 or not isinstance(size, int) or not isinstance(t.shape.size, int) or t.shape.size * FEWER > size:
+        return None
+    inside = b.and_(b.compare(t, b.full_like(t, 0), "GE"), b.compare(t, b.full_like(t, n), "LT"))
+    narrow = b.convert(b.select(inside, t, b.full_like(t, -1)), "s32")
+    return b.compare(b.iota("s32", x.shape.dims, numbers["iota_dimension"]), b.broadcast(narrow, x.shape.dims, target["dimensions"]), x["direction"])
 
 
 def _is_zero(x: Instruction) -> bool:

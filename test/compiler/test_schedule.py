@@ -1,0 +1,64 @@
+"""schedule: legal orders, small peaks, readers of a donated parameter before its overwriting."""
+from __future__ import annotations
+
+import programs
+import pytest
+from random_programs import random_module
+
+from torch_hlo.compiler.passes.fusion import fusion
+from torch_hlo.compiler.passes.schedule import VIEWS, is_step, schedule
+from torch_hlo.hlo import build as b
+from torch_hlo.hlo.ir import Instruction
+
+
+def sources(x: Instruction) -> set[Instruction]:
+    """Steps whose results `x` reads, through views."""
+    found, stack = set(), list(x.operands)
+    while stack:
+        y = stack.pop()
+        if is_step(y):
+            found.add(y)
+        elif y.op in VIEWS:
+            stack.extend(y.operands)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_orders_are_complete_and_legal(seed):
+    m = random_module(seed, 80)
+    for program in (m, fusion(m)):
+        order = schedule(program.entry)
+        done: set[Instruction] = set()
+        for x in order:
+            assert sources(x) <= done and x not in done
+            done.add(x)
+        assert done == {x for x in program.entry.instructions() if is_step(x)}
+
+
+def test_wide_values_are_consumed_before_the_next_one_is_made():
+    """Each branch makes a large array and keeps a small one: one large array is alive at a time."""
+    (x,) = programs.params(("f32", (8, 8)))
+    small = []
+    for i in range(6):
+        large = b.sort(b.broadcast(b.add(x, programs.scalar(float(i), x)), (64, 8, 8), (1, 2)), 0, "LT")
+        small.append(b.reduce(large, programs.zero(), (0,), "add"))
+    m = programs.module("wide", small, [x])
+    order = [y.op for y in schedule(m.entry)]
+    at = [i for i, op in enumerate(order) if op in ("sort", "reduce")]
+    assert [order[i] for i in at] == ["sort", "reduce"] * 6
+
+
+def test_donated_parameter_is_read_before_it_is_overwritten():
+    x, w = programs.params(("f32", (8, 8)), ("f32", (8, 8)))
+    new = b.sort(b.add(x, w), 0, "LT")
+    old = b.dot(x, w, (1,), (0,))
+    m = programs.module("donated", [new, old], [x, w], aliases=((0, 0),))
+    order = [y.op for y in schedule(m.entry, m.aliases)]
+    assert order.index("dot") < order.index("sort")
+
+
+def test_a_wanted_order_that_would_be_a_cycle_is_ignored():
+    x, w = programs.params(("f32", (8, 8)), ("f32", (8, 8)))
+    new = b.dot(x, w, (1,), (0,))
+    m = programs.module("cycle", [new, b.dot(new, x, (1,), (0,))], [x, w], aliases=((0, 0),))
+    assert [y.op for y in schedule(m.entry, m.aliases)] == ["dot", "dot"]
