@@ -189,31 +189,48 @@ def get_dimension_size(out: Instruction) -> Instruction | None:
 
 
 def ragged_dot(out: Instruction) -> Instruction:
-    """Dots over operands masked per group.
+    """One dot per group; a ragged batch is an ordinary batched dot.
 
-    Ragged rows: every group multiplies a copy of lhs with the other rows zeroed, contracted over the group too.
-    Ragged contraction: the groups' masked copies of lhs give one result each. A ragged batch is an ordinary batched dot.
+    Ragged rows: every group multiplies all rows with its matrix, and its own rows are kept.
+    Ragged contraction: both operands are zeroed outside of the group, and the groups' results are stacked.
     """
     x, y, sizes = out.operands
     (ragged,) = out["lhs_ragged_dims"]
     contract, batch = out["lhs_contracting_dims"], out["lhs_batch_dims"]
+    dims = (contract, out["rhs_contracting_dims"], batch, out["rhs_batch_dims"])
     if ragged in batch:
-        return h.dot(x, y, contract, out["rhs_contracting_dims"], batch, out["rhs_batch_dims"], out.shape.dtype)
-    if sizes.shape.rank != 1:
-        fail("ragged-dot", "group sizes must have rank 1", x, y, sizes)
-    groups = sizes.shape.dims[0]
-    masked = h.broadcast(x, (groups, *x.shape.dims), range(1, x.shape.rank + 1))
-    position = h.iota(sizes.shape.dtype, masked.shape.dims, 1 + ragged)
+        return h.dot(x, y, *dims, out.shape.dtype)
+    if sizes.shape.rank != 1 or not isinstance(sizes.shape.dims[0], int):
+        fail("ragged-dot", "group sizes must be a vector of a static length", x, y, sizes)
     ends = _inclusive_sum(sizes)
-    low, high = (h.broadcast(v, masked.shape.dims, (0,)) for v in (h.subtract(ends, sizes), ends))
-    inside = h.and_(h.compare(position, low, "GE"), h.compare(position, high, "LT"))
-    masked = h.select(inside, masked, h.full_like(masked, 0))
-    contract, batch = [c + 1 for c in contract], [b + 1 for b in batch]
-    if ragged + 1 in contract:
-        product_ = h.dot(masked, y, contract, out["rhs_contracting_dims"], batch, out["rhs_batch_dims"], out.shape.dtype)
-        n = len(batch)  # batch, group, rows, columns -> group first
-        return h.transpose(product_, [n, *range(n), *range(n + 1, product_.shape.rank)])
-    return h.dot(masked, y, [0, *contract], [*out["rhs_group_dims"], *out["rhs_contracting_dims"]], batch, out["rhs_batch_dims"], out.shape.dtype)
+    starts = h.subtract(ends, sizes)
+
+    def inside(group: int, like: Instruction, dimension: int) -> Instruction:
+        """Which elements along `dimension` belong to the group."""
+        position = h.iota(sizes.shape.dtype, like.shape.dims, dimension)
+        low, high = (h.broadcast(h.reshape(h.slice_(v, (group,), (group + 1,)), ()), like.shape.dims, ()) for v in (starts, ends))
+        return h.and_(h.compare(position, low, "GE"), h.compare(position, high, "LT"))
+
+    if ragged in contract:
+        other = out["rhs_contracting_dims"][contract.index(ragged)]
+        results = []
+        for g in range(sizes.shape.dims[0]):
+            left, right = (h.select(inside(g, v, d), v, h.full_like(v, 0)) for v, d in ((x, ragged), (y, other)))
+            one = h.dot(left, right, *dims, out.shape.dtype)
+            results.append(h.reshape(one, (1, *one.shape.dims)))
+        return h.concatenate(results, 0) if results else h.full(0, out.shape.dtype, out.shape.dims)
+    (group_dim,) = out["rhs_group_dims"]
+    free = [d for d in range(x.shape.rank) if d not in batch and d not in contract]
+    row = len(batch) + free.index(ragged)
+    result = h.full(0, out.shape.dtype, out.shape.dims)
+    kept = [d for d in range(y.shape.rank) if d != group_dim]
+    rhs_contract, rhs_batch = ([kept.index(d) for d in ds] for ds in (out["rhs_contracting_dims"], out["rhs_batch_dims"]))
+    for g in range(sizes.shape.dims[0]):
+        ranges = [(g, g + 1, 1) if d == group_dim else (0, n, 1) for d, n in enumerate(y.shape.dims)]
+        matrix = h.reshape(h.slice_(y, *zip(*ranges)), [y.shape.dims[d] for d in kept])
+        one = h.dot(x, matrix, contract, rhs_contract, batch, rhs_batch, out.shape.dtype)
+        result = h.select(inside(g, one, row), one, result)
+    return result
 
 
 def _inclusive_sum(v: Instruction) -> Instruction:
