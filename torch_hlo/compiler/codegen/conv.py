@@ -266,20 +266,6 @@ def _hint(size: Size, usual: int) -> int:
     return size if isinstance(size, int) else usual
 
 
-def _tile_blocks(m: Size, n: Size, k: Size, batch: Size, t: gemm.Tile, tiles: Size) -> tuple[Size, Size]:
-    """(row tiles, columns) of one parallel item."""
-    step = t.columns
-    if not (isinstance(tiles, int) and isinstance(n, int)):
-        return 16, 8 * step
-    wanted = max(1, min(64, _hint(m, 64) * n * _hint(k, 512) * _hint(batch, 8) >> 22) // _hint(batch, 8))
-    best = (float("inf"), 1, 1)
-    for blocks_m in range(1, min(wanted, tiles) + 1):
-        blocks_n = min(ceildiv(wanted, blocks_m), ceildiv(n, step))
-        cost = 2 * blocks_m * n + blocks_n * _hint(m, 64) + (blocks_m * blocks_n < wanted) * 1e9
-        best = min(best, (cost, blocks_m, blocks_n))
-    return ceildiv(tiles, best[1]), ceildiv(ceildiv(n, best[2]), step) * step
-
-
 def _task(name: str, engine, t: gemm.Tile, m_heights: tuple[int, ...], outer: int, extras: list[str], kinds: tuple[str, str, str]) -> Function:
     """Items (image, group, row block, column block): find the corners of the block and call the engine."""
     params = [("i64", "lo"), ("i64", "hi"), ("ptr", "A"), ("ptr", "B"), ("ptr", "C"), ("ptr", "table")]
@@ -314,26 +300,46 @@ def _run(program, x: Instruction, engine_class, kind: str, operands, m: Size, n:
     sources = (SOURCES[a.shape.dtype, kind], SOURCES[b.shape.dtype, kind])
     heights = gemm.tile_heights(t, m)
     outer, step_x = len(pixel_sizes) - 1, pixel_steps[-1] if pixel_steps[-1] in (1, 2) else None
-    key = ("convolution", engine_class, t, sources, heights, isinstance(m, int), outer, step_x)
+    tiles = ceildiv(m, heights[0])
+    cut = gemm.partition(t, tiles, m, n, k * extras.get("images", 1), images * groups, 0.25, groups == 1)
+    prepacked = cut.prepacked or groups == 1 and images != 1
+    engine = engine_class(t, *sources, heights, isinstance(m, int), outer, step_x, prepacked)
 
     def write() -> str:
-        engine = engine_class(t, *sources, heights, isinstance(m, int), outer, step_x)
         block = engine.block()
         for name, text in engine.functions.items():
             program.function(name, text)
-        f = _task(f"{block}_task", block, t, heights, outer, list(extras), (sources[0].kind, sources[1].kind, t.kind))
+        kinds = (t.kind if prepacked else sources[0].kind, sources[1].kind, t.kind)
+        f = _task(f"{block}_task", block, t, heights, outer, list(extras), kinds)
         return program.function(f.name, f.text())
 
-    name = program.once(key, write)
-    tiles = ceildiv(m, heights[0])
-    tiles_each, columns_each = _tile_blocks(m, n, k, images * groups, t, tiles)
-    blocks_m, blocks_n = ceildiv(tiles, tiles_each), ceildiv(n, columns_each)
-    numbers = [m, n, k, a_free, ldc, tiles_each, columns_each, blocks_m, blocks_n, groups, *steps.values(), *extras.values()]
+    name = program.once(("convolution", engine.name), write)
+    pointer_a = program.pointer(a)
+    if prepacked:
+        pointer_a = _prepack(program, engine, pointer_a, m, a_free, k, extras)
+    numbers = [m, n, k, a_free, ldc, cut.tiles_each, cut.columns_each, cut.blocks_m, cut.blocks_n, groups, *steps.values(), *extras.values()]
     sizes = [*pixel_sizes[:-1], *pixel_steps[:-1], pixel_sizes[-1], pixel_steps[-1]]
-    pointers = [f"ptr {program.pointer(a)}", f"ptr {program.pointer(b)}", f"ptr {program.pointer(x)}", f"ptr {program.at(table)}"]
-    items = images * groups * blocks_m * blocks_n
+    pointers = [f"ptr {pointer_a}", f"ptr {program.pointer(b)}", f"ptr {program.pointer(x)}", f"ptr {program.at(table)}"]
+    items = images * groups * cut.blocks_m * cut.blocks_n
     cost = 100 + work / max(1, _hint(items, 8)) / (1.2 * t.lanes)
     program.parallel(name, pointers + [f"i64 {program.size(v)}" for v in (*numbers, *sizes)], program.size(items), cost=cost)
+
+
+def _prepack(program, engine, a: str, m: Size, a_free: Size, k: Size, extras: dict[str, Size]) -> str:
+    """Pack all of A, in parallel; returns the pointer to it."""
+    def write() -> str:
+        name = engine.prepack()
+        for function, text in engine.functions.items():
+            program.function(function, text)
+        return name
+
+    images = extras.get("images", 1)
+    packed = program.at(program.scratch(engine.prepacked_bytes(m, k * images)))
+    numbers = (m, a_free, 1, k, images, extras.get("a_image", 0))
+    name = program.once(("prepack", engine.name), write)
+    program.parallel(name, [f"ptr {a}", f"ptr {packed}", *(f"i64 {program.size(v)}" for v in numbers)], program.size(ceildiv(m, engine.heights[0])),
+                     cost=0.12 * engine.heights[0] * _hint(k * images, 1000))
+    return packed
 
 
 def _strides(x: Instruction, at: tuple[int, ...]) -> list[Size]:

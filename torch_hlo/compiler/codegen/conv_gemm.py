@@ -127,8 +127,9 @@ class PixelColumns(Gemm):
 
     label = "conv"
 
-    def __init__(self, t: Tile, source_a: Source, source_b: Source, heights: tuple[int, ...], static_m: bool, outer: int, step: int | None) -> None:
-        super().__init__(t, source_a, source_b, "transpose", "pixels", heights, static_m)
+    def __init__(self, t: Tile, source_a: Source, source_b: Source, heights: tuple[int, ...], static_m: bool, outer: int, step: int | None,
+                 prepacked: bool = False) -> None:  # fmt: skip
+        super().__init__(t, source_a, source_b, "transpose", "pixels", heights, static_m, prepacked)
         self.outer, self.step = outer, step
         self.extra = (("ptr", "table"), *geometry(outer))
         self.name = f"{self.name}_{outer}_{step}"
@@ -148,8 +149,9 @@ class TapColumns(Gemm):
 
     label = "conv_taps"
 
-    def __init__(self, t: Tile, source_a: Source, source_b: Source, heights: tuple[int, ...], static_m: bool, outer: int, step: int | None) -> None:
-        super().__init__(t, source_a, source_b, "transpose", "taps", heights, static_m)
+    def __init__(self, t: Tile, source_a: Source, source_b: Source, heights: tuple[int, ...], static_m: bool, outer: int, step: int | None,
+                 prepacked: bool = False) -> None:  # fmt: skip
+        super().__init__(t, source_a, source_b, "transpose", "taps", heights, static_m, prepacked)
         self.outer, self.step = outer, step
         self.extra = (("ptr", "table"), ("i64", "images"), ("i64", "a_image"), ("i64", "b_image"), *geometry(outer))
         self.name = f"{self.name}_{outer}_{step}"
@@ -166,6 +168,12 @@ class TapColumns(Gemm):
             with f.loop(0, "%k", depth) as k0:
                 more = f.op(f"or i1 {f.icmp('ne', image, 0)}, {f.icmp('ne', k0, 0)}")
                 yield Depth(f.min(depth, f.sub("%k", k0)), k0, more)
+
+    def total_k(self, f: Function) -> Int:
+        return f.mul("%images", "%k")
+
+    def k_number(self, f: Function, depth: Depth) -> Int:
+        return f.add(f.mul(self.image, "%k"), depth.first)
 
     def pack_a(self, f: Function, depth: Depth, row: Int, height: Int, to: str) -> None:
         at = f.add(f.mul(row, "%a_free"), f.add(f.mul(self.image, "%a_image"), depth.first))

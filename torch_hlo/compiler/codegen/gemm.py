@@ -11,11 +11,13 @@ dot of a program. Sizes are IR values or Python ints: nothing but the tile heigh
 """
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Function, Int
+from torch_hlo.hlo.dim import Size, ceildiv
 
 KC = 384  # depth of a packed block: A tile 24 KB in L1
 PREFETCH = 16  # rows of B that are asked for in advance
@@ -247,6 +249,46 @@ def store_tile(f: Function, t: Tile, rows: int, values: list[str], masks: list[s
 
 
 @dataclass(frozen=True, slots=True)
+class Partition:
+    """How one product is cut for threads: `blocks_m` x `blocks_n` items; `prepacked`: A is packed beforehand."""
+
+    tiles_each: Size
+    columns_each: Size
+    blocks_m: Size
+    blocks_n: Size
+    prepacked: bool
+
+
+ITEMS_PER_CORE = 4
+_WORK = 1 << 22  # multiply-adds that make an item worth its overhead
+
+
+def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, b_cost: float, may_prepack: bool = True) -> Partition:
+    """The cheapest cut into enough items for this machine. Costs are nanoseconds per element of an operand, on one thread:
+
+    packing A 0.1 (per block of columns, unless packed once), reading a packed A 0.05 from L2 and 0.2 from further away, packing B
+    `b_cost` per block of rows. Which cut is taken does not change results: every element of C is summed in one item.
+    """
+    step = t.columns
+    if not (isinstance(tiles, int) and isinstance(n, int)):
+        rows, columns = 16, 8 * step
+        return Partition(rows, columns, ceildiv(tiles, rows), ceildiv(n, columns), False)
+    m, k, batch = (v if isinstance(v, int) else usual for v, usual in ((m, 512), (k, 512), (batch, 8)))
+    items = max(1, min(ITEMS_PER_CORE * (os.cpu_count() or 1), m * n * k * batch // _WORK) // max(1, batch))
+    read = 0.05 if m * k * t.itemsize < 1 << 20 else 0.2
+    best = (float("inf"), 1, 1, False)
+    for blocks_n in range(1, min(items, ceildiv(n, step)) + 1):
+        blocks_m = min(ceildiv(items, blocks_n), tiles)
+        missing = (items - blocks_m * blocks_n) * m * n * k * 1e-2 / items if blocks_m * blocks_n < items else 0.0
+        for prepacked in (False, True) if may_prepack and blocks_n > 1 else (False,):
+            a_cost = m * k * (0.3 + read * blocks_n if prepacked else 0.1 * blocks_n)
+            best = min(best, (a_cost + blocks_m * n * k * b_cost + missing, blocks_m, blocks_n, prepacked))
+    _, blocks_m, blocks_n, prepacked = best
+    tiles_each, columns_each = ceildiv(tiles, blocks_m), ceildiv(ceildiv(n, blocks_n), step) * step
+    return Partition(tiles_each, columns_each, ceildiv(tiles, tiles_each), ceildiv(n, columns_each), prepacked)
+
+
+@dataclass(frozen=True, slots=True)
 class Strides:
     """Element strides of a matrix operand: along its free dimension (rows of A, columns of B) and along K."""
 
@@ -286,12 +328,13 @@ class Gemm:
     extra: tuple[tuple[str, str], ...] = ()
     label = "gemm"
 
-    def __init__(self, t: Tile, source_a: Source, source_b: Source, form_a: str, form_b: str, heights: tuple[int, ...], static_m: bool):
-        self.t, self.heights, self.static_m = t, heights, static_m
+    def __init__(self, t: Tile, source_a: Source, source_b: Source, form_a: str, form_b: str, heights: tuple[int, ...], static_m: bool,
+                 prepacked: bool = False) -> None:  # fmt: skip
+        self.t, self.heights, self.static_m, self.prepacked = t, heights, static_m, prepacked
         self.direct = form_b == "direct"
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
         self.functions: dict[str, str] = {}
-        height = "_".join(map(str, heights)) + "p" * (not static_m)
+        height = "_".join(map(str, heights)) + "p" * (not static_m) + "q" * prepacked
         self.name = f"{self.label}_{t.suffix}_{source_a.name}{form_a[0]}_{source_b.name}{form_b[0]}_{height}_{t.vectors}"
 
     def function(self, make, name: str, *args) -> str:
@@ -320,6 +363,53 @@ class Gemm:
         at = f.add(f.mul(row, "%a_free"), f.mul(depth.first, "%a_k"))
         self._pack(f, 0, f.gep(self.sources[0].kind, "%A", at), ("%a_free", "%a_k"), depth.size, height, to)
 
+    def total_k(self, f: Function) -> Int:
+        """Length of K over all blocks."""
+        return "%k"
+
+    def k_number(self, f: Function, depth: Depth) -> Int:
+        """Number of the first element of a block in the whole of K."""
+        return depth.first
+
+    def prepack(self) -> str:
+        """Define void(lo, hi, A, packed, m, a_free, a_k, k, images, a_image): row tiles [lo, hi) of A as [tile][images * k + lanes][lanes].
+
+        Worth its pass over A when several blocks of columns use it. (A packing may spill over the end of its block, hence the gap.)
+        """
+        t, source = self.t, self.sources[0]
+        name = f"prepack_{self.name}"
+        params = [("i64", "lo"), ("i64", "hi"), ("ptr", "A"), ("ptr", "packed"), *(("i64", q) for q in ("m", "a_free", "a_k", "k", "images", "a_image"))]
+        f = Function(name, "void", params)
+        tall = self._tall(f)
+        with f.loop("%lo", "%hi") as i:
+            row, height, _ = self._rows(f, i, tall)
+            with f.loop(0, "%images") as image, f.loop(0, "%k", KC) as k0:
+                src = f.add(f.add(f.mul(row, "%a_free"), f.mul(image, "%a_image")), f.mul(k0, "%a_k"))
+                number = f.add(f.mul(i, f.add(f.mul("%images", "%k"), t.lanes)), f.add(f.mul(image, "%k"), k0))
+                to = f.gep(t.kind, "%packed", f.mul(number, t.lanes))
+                self._pack(f, 0, f.gep(source.kind, "%A", src), ("%a_free", "%a_k"), f.min(f.sub("%k", k0), KC), height, to)
+        self.functions[name] = f.text()
+        return name
+
+    def prepacked_bytes(self, m: Size, total_k: Size) -> Size:
+        """Size of the memory that `prepack` fills."""
+        return ceildiv(m, self.heights[0]) * (total_k + self.t.lanes) * (self.t.lanes * self.t.itemsize)
+
+    def _tall(self, f: Function) -> Int | None:
+        """How many of the row tiles have the greater of two heights."""
+        if len(self.heights) == 1:
+            return None
+        return f.sub("%m", f.mul(f.ceildiv("%m", self.heights[0]), self.heights[1]))
+
+    def _rows(self, f: Function, i: Int, tall: Int | None) -> tuple[Int, Int, str | None]:
+        """(first row, height, whether it is one of the tall ones) of row tile `i`."""
+        high = self.heights[0]
+        if tall is not None:
+            is_tall = f.icmp("slt", i, tall)
+            return f.add(f.mul(i, self.heights[1]), f.min(i, tall)), f.select(is_tall, "i64", high, self.heights[1]), is_tall
+        row = f.mul(i, high)
+        return row, high if self.static_m else f.min(high, f.sub("%m", row)), None
+
     def pack_b(self, f: Function, depth: Depth, column: Int, count: Int, to: str) -> None:
         """Write columns [column, column + min(count, lanes)) of the block of B as [depth][lanes]."""
         at = f.add(f.mul(column, "%b_free"), f.mul(depth.first, "%b_k"))
@@ -338,9 +428,7 @@ class Gemm:
         f = Function(self.name, "void", params, attrs="noinline #0")
         a_panel = f.gep(t.kind, "%scratch", KC * (NC + t.columns) + t.lanes * t.lanes)
         nc = NC // t.columns * t.columns
-        tall = None
-        if len(self.heights) == 2:  # the first `tall` tiles have the greater height
-            tall = f.sub("%m", f.mul(f.ceildiv("%m", self.heights[0]), self.heights[1]))
+        tall = self._tall(f)
         with f.loop("%n0", "%n1", nc) as j0:
             j1 = f.min(f.add(j0, nc), "%n1")
             with self.k_blocks(f) as depth:
@@ -357,15 +445,11 @@ class Gemm:
     def _row_tile(self, f: Function, i: Int, tall: Int | None, depth: Depth, a_panel: str, panel: Int, j0: Int, j1: Int) -> None:
         """Pack tile `i` of A and multiply it with every pair of panels."""
         high = self.heights[0]
-        is_tall = None
-        if tall is not None:
-            is_tall = f.icmp("slt", i, tall)
-            row = f.add(f.mul(i, self.heights[1]), f.min(i, tall))
-            height: Int = f.select(is_tall, "i64", high, self.heights[1])
+        row, height, is_tall = self._rows(f, i, tall)
+        if self.prepacked:
+            a_panel = f.gep(self.t.kind, "%A", f.mul(f.add(f.mul(i, f.add(self.total_k(f), self.t.lanes)), self.k_number(f, depth)), self.t.lanes))
         else:
-            row = f.mul(i, high)
-            height = high if self.static_m else f.min(high, f.sub("%m", row))
-        self.pack_a(f, depth, row, height, a_panel)
+            self.pack_a(f, depth, row, height, a_panel)
         c_row = f.gep(self.t.kind, "%C", f.mul(row, "%ldc"))
 
         def multiply(rows: int, partial: bool = False) -> None:
