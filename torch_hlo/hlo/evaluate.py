@@ -18,6 +18,7 @@ from torch_hlo.hlo import (  # noqa: F401  each import fills MEANINGS
     evaluate_linalg,
     evaluate_random,
     evaluate_window,
+    lapack,
 )
 from torch_hlo.hlo.dim import Dim, Size, substitute, symbols
 from torch_hlo.hlo.evaluate_core import MEANINGS, EvaluateError, Value, apply, meaning, run, step
@@ -177,6 +178,9 @@ def _conditional(x, selector, *operands):
 @meaning("custom-call")
 def _custom_call(x, *operands):
     target = x["custom_call_target"]
+    if lapack.routine(target) in lapack.ROUTINES:
+        results = lapack.call(target, x.get("backend_config"), operands)
+        return results if x.shape.is_tuple else results[0]
     fn = CUSTOM_CALLS.get(target)
     if fn is None:
         raise EvaluateError(f"custom-call target {target!r} is not registered; add it to torch_hlo.hlo.evaluate.CUSTOM_CALLS")

@@ -3,6 +3,7 @@ an opcode become it."""
 from __future__ import annotations
 
 from torch_hlo.hlo import build as b
+from torch_hlo.hlo import lapack
 from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, replace
 
 
@@ -32,8 +33,8 @@ class _Adopter:
     def instruction(self, x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
         if x.op == "fusion" and _foreign(x):
             return self.inlined(x["calls"], operands)
-        if x.op == "custom-call" and x["custom_call_target"] == "TopK" and len(operands) == 1 and x.shape.is_tuple:
-            return b.topk(operands[0], x.shape.elements[0].dims[-1])
+        if x.op == "custom-call" and (known := _library_call(x, operands)) is not None:
+            return known
         attrs = {k: new for k, v in x.attrs if (new := self._value(v)) is not v}
         if attrs:
             return instr(x.op, operands, x.shape, **{**dict(x.attrs), **attrs})
@@ -47,6 +48,61 @@ class _Adopter:
             new = tuple(self._value(v) for v in value)
             return value if new == value else new
         return value
+
+
+def _library_call(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction | None:
+    """The value of a call that has an opcode of its own."""
+    target = x["custom_call_target"]
+    rule = _LIBRARY.get(target) or _LIBRARY.get(lapack.routine(target) or "")
+    return rule(x, operands) if rule else None
+
+
+def _top_k(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction | None:
+    if len(operands) != 1 or not x.shape.is_tuple:
+        return None
+    called = [c.root.get("direction") for c in x.get("called_computations") or ()]
+    return b.topk(operands[0], x.shape.elements[0].dims[-1], "LT" not in called)
+
+
+def _approximate_top_k(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction | None:
+    """The exact one: of (values, indices, initial value, initial index), an initial value above zero asks for the smallest."""
+    initial = operands[2] if len(operands) == 4 else None
+    if initial is None or initial.op != "constant" or "true" not in (x.get("backend_config") or "").partition("aggregate_to_topk")[2][:8]:
+        return None
+    values, indices = operands[:2]
+    options = lapack.options(x["backend_config"])
+    axis, k = options.get("reduction_dim", -1) % values.shape.rank, options["top_k"]
+    largest = not bool(initial["literal"].numpy() > 0)
+    both = b.sort((values, indices), axis, "GT" if largest else "LT")
+    return b.tuple_(*(_first(b.get_tuple_element(both, i), axis, k) for i in range(2)))
+
+
+def _first(x: Instruction, axis: int, k: int) -> Instruction:
+    return b.slice_(x, (0,) * x.shape.rank, tuple(k if d == axis else n for d, n in enumerate(x.shape.dims)))
+
+
+def _cholesky(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
+    """(factor, s32: nonzero where the matrix is not positive definite)."""
+    (a,) = operands
+    factor = b.cholesky(a, lapack.options(x.get("backend_config")).get("uplo", ord("L")) == ord("L"))
+    part = b.real(factor) if factor.shape.kind == "c" else factor
+    bad = b.convert(b.compare(part, part, "NE"), "s32")
+    rank = a.shape.rank
+    return b.tuple_(factor, b.reduce(bad, b.constant(0, "s32"), (rank - 2, rank - 1), "maximum"))
+
+
+_TRANSPOSE = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
+
+
+def _triangular_solve(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
+    options = {name: chr(code) for name, code in lapack.options(x.get("backend_config")).items()}
+    return b.triangular_solve(
+        *operands[:2], left_side=options["side"] == "L", lower=options["uplo"] == "L", unit_diagonal=options["diag"] == "U",
+        transpose_a=_TRANSPOSE[options["trans_x"]],
+    )  # fmt: skip
+
+
+_LIBRARY = {"TopK": _top_k, "ApproxTopK": _approximate_top_k, "potrf": _cholesky, "trsm": _triangular_solve}
 
 
 def _foreign(x: Instruction) -> bool:

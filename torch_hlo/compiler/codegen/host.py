@@ -10,6 +10,7 @@ import numpy as np
 from torch_hlo.compiler.codegen.control import copy_places
 from torch_hlo.compiler.codegen.program import CodegenError, Place
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, emits_step, host_call
+from torch_hlo.hlo import lapack
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import Shape
 
@@ -43,13 +44,22 @@ def custom_call(program, x: Instruction) -> None:
     target = x["custom_call_target"]
     if target in _IDENTITIES:
         return copy_places(program, program.places(x), program.places(x.operands[0]))
-    if target not in HOST_CALLS:
+    library = lapack.routine(target) in lapack.ROUTINES
+    if target not in HOST_CALLS and not library:
         raise CodegenError(f"custom-call target {target!r} ({', '.join(str(o.shape) for o in x.operands)}) -> {x.shape} is not registered: "
                            "register it with torch_hlo.compiler.codegen.registry.host_call")
     outputs = list(_flat(program.places(x), x.shape))
     inputs = [pair for o in x.operands for pair in _flat(program.places(o), o.shape)]
+    if library:
+        return program.host_call("lapack", outputs, inputs, target=target, config=x.get("backend_config"))
     attrs = {} if x.get("opaque") is None else {"opaque": x["opaque"]}
     program.host_call(target, outputs, inputs, **attrs)
+
+
+@host_call("lapack")
+def _lapack(outputs, inputs, target: str, config: str | None) -> None:
+    for out, value in zip(outputs, lapack.call(target, config, inputs), strict=True):
+        out[...] = value
 
 
 def _flat(places, shape: Shape):
