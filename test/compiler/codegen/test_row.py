@@ -71,6 +71,21 @@ def test_symbolic_softmax(symbolic):
     check(lambda x: programs.softmax_of(x, 0), x, symbolic=symbolic, optimize=True)
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_log_sum_exp_reads_values_of_two_passes(axis):
+    """The result needs the maximum of the first pass and the sum of the second."""
+
+    def fn(x):
+        kept = tuple(d for d in range(3) if d != axis)
+        top = b.reduce(x, b.constant(float("-inf"), "f32"), (axis,), "maximum")
+        safe = b.select(b.is_finite(top), top, programs.scalar(0.0, top))
+        total = b.reduce(b.exponential(b.subtract(x, programs.across(safe, x.shape.dims, kept))), programs.zero(), (axis,), "add")
+        out = b.add(b.log(total), safe)
+        return [out, b.exponential(b.subtract(x, programs.across(out, x.shape.dims, kept)))]
+
+    check(fn, np.random.default_rng(0).standard_normal((5, 6, 13)).astype(np.float32), optimize=True)
+
+
 def test_symbolic_partial_results():
     def fn(dy, x):
         dims = x.shape.dims

@@ -166,13 +166,14 @@ class StridedEmitter:
         """Instructions of row size, made from the reductions just finished, that something of another size reads."""
         plan = self.plan
         fresh = set(due)
+        level = max((plan.level[x] for x in due), default=0)  # what needs a later reduction waits for it
         reads: dict[Instruction, list[Instruction]] = {}
         for x in plan.order:
             for o in x.operands:
                 reads.setdefault(o, []).append(x)
         found = []
         for x in plan.order:
-            if x in fresh or x.op == "reduce" or not any(o in fresh for o in x.operands):
+            if x in fresh or x.op == "reduce" or plan.level[x] > level or not any(o in fresh for o in x.operands):
                 continue
             if x.op == "broadcast" or x.shape.is_tuple or x.shape.size == plan.size:
                 continue
