@@ -221,18 +221,46 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
     t = gemm.tile(kind, program.target.vector_bytes)
     sources = tuple(SOURCES[d, kind] for d in dtypes)
     plan = _plan(p, t, sources)
-    name = program.once(("dot", kind, dtypes, plan, len(p.batch), isinstance(p.m, int), isinstance(p.k, int)), lambda: _task(program, t, sources, plan, p))
-    rows_each, columns_each = plan.block(p, t)
-    blocks_m, blocks_n = ceildiv(plan.rows(p, t), rows_each), ceildiv(p.n, columns_each)
-    items = blocks_m * blocks_n
+    batch: Size = 1
     for size, *_ in p.batch:
-        items = items * size
-    sizes = [p.m, p.n, p.k, *p.a, *p.b, p.c_m, rows_each, columns_each, blocks_m, blocks_n]
+        batch = batch * size
+    if plan.kernel == "rows":
+        cut = gemm.Partition(1, 64, 1, ceildiv(p.n, 64), False)
+    else:
+        t = replace(t, vectors=plan.vectors)
+        # Rows that are read in place cost little to read again; a transposing pack of B is the dearest.
+        b_cost = {"direct": 0.03, "copy": 0.08}.get(plan.form_b, 0.12)
+        cut = gemm.partition(t, ceildiv(p.m, plan.heights[0]), p.m, p.n, p.k, batch, b_cost, not p.batch)
+    key = ("dot", kind, dtypes, plan, cut.prepacked, len(p.batch), isinstance(p.m, int), isinstance(p.k, int))
+    name, engine = program.once(key, lambda: _task(program, t, sources, plan, p, cut.prepacked))
+    if cut.prepacked:
+        pointers = [_prepack(program, engine, pointers[0], p), *pointers[1:]]
+    sizes = [p.m, p.n, p.k, *p.a, *p.b, p.c_m, cut.tiles_each, cut.columns_each, cut.blocks_m, cut.blocks_n]
     for entry in p.batch:
         sizes += entry
-    work = _hint(p.m, 512) * _hint(p.n, 512) * _hint(p.k, 512) / max(1, _hint(blocks_m, 1) * _hint(blocks_n, 1))
+    work = _hint(p.m, 512) * _hint(p.n, 512) * _hint(p.k, 512) / max(1, _hint(cut.blocks_m, 1) * _hint(cut.blocks_n, 1))
     arguments = [f"ptr {q}" for q in pointers] + [f"i64 {program.size(s)}" for s in sizes]
-    program.parallel(name, arguments, program.size(items), cost=50 + work * t.itemsize / 4 / (1.5 * t.lanes * t.itemsize))
+    program.parallel(name, arguments, program.size(batch * cut.blocks_m * cut.blocks_n), cost=50 + work / (1.5 * t.lanes))
+
+
+def _prepack(program, engine: Gemm, a: str, p: Product) -> str:
+    """Pack all of A, in parallel; returns the pointer to it."""
+    packed = program.at(program.scratch(engine.prepacked_bytes(p.m, p.k)))
+
+    def write() -> str:
+        name = engine.prepack()
+        _define(program, engine)
+        return name
+
+    name = program.once(("prepack", engine.name), write)
+    arguments = [f"ptr {a}", f"ptr {packed}", *(f"i64 {program.size(v)}" for v in (p.m, *p.a, p.k, 1, 0))]
+    program.parallel(name, arguments, program.size(ceildiv(p.m, engine.heights[0])), cost=0.12 * engine.heights[0] * _hint(p.k, 1000))
+    return packed
+
+
+def _define(program, engine: Gemm) -> None:
+    for name, text in engine.functions.items():
+        program.function(name, text)
 
 
 def _hint(size: Size, usual: int) -> int:
@@ -249,31 +277,6 @@ class Plan:
     heights: tuple[int, ...]
     vectors: int
 
-    def rows(self, p: Product, t: Tile) -> Size:
-        """Number of row tiles."""
-        return 1 if self.kernel == "rows" else ceildiv(p.m, self.heights[0])
-
-    def block(self, p: Product, t: Tile) -> tuple[Size, Size]:
-        """(row tiles, columns) of one parallel item."""
-        if self.kernel == "rows":
-            return 1, 64
-        tiles = self.rows(p, t)
-        if not isinstance(tiles, int) or not isinstance(p.n, int):
-            return 8, 256
-        # Enough items for many threads, but none smaller than some 4 M multiply-adds.
-        batch = 1
-        for size, *_ in p.batch:
-            batch *= _hint(size, 8)
-        wanted = max(1, min(64, p.n * _hint(p.m, 512) * _hint(p.k, 512) * batch >> 22) // batch)
-        step = t.lanes * self.vectors
-        best = (float("inf"), 1, 1)
-        for blocks_m in range(1, min(wanted, tiles) + 1):
-            blocks_n = min(ceildiv(wanted, blocks_m), ceildiv(p.n, step))
-            # Every block of rows packs B again, every block of columns A.
-            cost = blocks_m * p.n * (self.form_b != "direct") + blocks_n * _hint(p.m, 512) + (blocks_m * blocks_n < wanted) * 1e9
-            best = min(best, (cost, blocks_m, blocks_n))
-        return ceildiv(tiles, best[1]), ceildiv(ceildiv(p.n, best[2]), step) * step
-
 
 def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
     plain = not sources[1].steps
@@ -289,22 +292,21 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
     return Plan("tiles", form_a, form_b, heights, t.vectors)
 
 
-def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Product) -> str:
-    """The function of parallel items: (lo, hi, A, B, C, m, n, k, a_m, a_k, b_n, b_k, ldc, rows_each, columns_each, blocks_m,
-    blocks_n, then four sizes per batch dimension)."""
+def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Product, prepacked: bool) -> tuple[str, Gemm | None]:
+    """The function of parallel items: (lo, hi, A, B, C, m, n, k, a_m, a_k, b_n, b_k, ldc, tiles_each, columns_each, blocks_m,
+    blocks_n, then four sizes per batch dimension), and the engine it uses."""
     batch = len(p.batch)
     params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "ABC")]
     params += [("i64", q) for q in ("m", "n", "k", "a_m", "a_k", "b_n", "b_k", "ldc", "rows_each", "columns_each", "blocks_m", "blocks_n")]
     params += [("i64", f"{q}{i}") for i in range(batch) for q in ("size", "batch_a", "batch_b", "batch_c")]
-    t = replace(t, vectors=plan.vectors)
+    engine = None
     if plan.kernel == "tiles":
-        g = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int))
-        kernel = g.block()
-        for name, text in g.functions.items():
-            program.function(name, text)
+        engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int), prepacked)
+        kernel = engine.block()
+        _define(program, engine)
     else:
-        text = gemv_rows(f"gemv_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}", t, sources, plan.heights[0]).text()
-        kernel = program.function(f"gemv_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}", text)
+        kernel = f"gemv_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}"
+        kernel = program.function(kernel, gemv_rows(kernel, t, sources, plan.heights[0]).text())
     f = Function(f"dot_{kernel}_{batch}{'' if isinstance(p.k, int) else 'k'}", "void", params)
     scratch = f.alloca("i8", t.scratch_bytes, 64) if plan.kernel == "tiles" else ""
     with f.loop("%lo", "%hi") as item:
@@ -332,4 +334,4 @@ def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Produ
             f.call("void", kernel, f"ptr {a}", am, ak, f"ptr {b}", bn, bk, f"ptr {c}", ldc, *others, f"ptr {scratch}")
         else:
             f.call("void", kernel, f"ptr {a}", "i64 %a_m", f"ptr {b}", "i64 %b_n", f"ptr {c}", "i64 %ldc", "i64 1", f"i64 {n0}", f"i64 {n1}", "i64 %k")
-    return program.function(f.name, f.text())
+    return program.function(f.name, f.text()), engine
