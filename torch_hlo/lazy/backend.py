@@ -54,6 +54,11 @@ def forward_mode() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def wait_work(work) -> None:
+    """Block until a collective (the boxed Work of a c10d op) is done."""
+    torch._C._distributed_c10d.Work.unbox(work).wait()
+
+
 # ---- errors in backward
 
 # The autograd engine asks Python for the device type in a destructor while a Python exception is pending. Entering Python with an

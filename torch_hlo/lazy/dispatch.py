@@ -104,7 +104,11 @@ def handles(*ops: OpOverload) -> Callable[[Handler], Handler]:
 def resolve(op: OpOverload) -> Handler:
     """Make, remember and return the handler of an op."""
     schema = op._schema
-    if any(a.alias_info and a.alias_info.is_write for a in schema.arguments):
+    if op.namespace in COMMUNICATION:
+        from torch_hlo.lazy import collective
+
+        handler = collective.handler(op)
+    elif any(a.alias_info and a.alias_info.is_write for a in schema.arguments):
         handler = mutation.mutator(op)
     elif op in VIEWS:
         handler = viewer(op)
@@ -115,6 +119,9 @@ def resolve(op: OpOverload) -> Handler:
     else:
         handler = lower_or_fall_back(op)
     return TABLE.setdefault(op, handler)
+
+
+COMMUNICATION = ("c10d", "_c10d_functional", "_dtensor")
 
 
 def has_lowering(op: OpOverload) -> bool:
