@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_hlo.compiler.codegen import complex as complex_math
-from torch_hlo.compiler.codegen import emit, f8
+from torch_hlo.compiler.codegen import emit, small_float
 from torch_hlo.compiler.codegen import math as functions
 from torch_hlo.compiler.codegen.emit import Emit, Typed
 from torch_hlo.hlo.shape import DTYPES, Literal
@@ -52,9 +52,11 @@ def decode(e: Emit, dtype: str, raw: str) -> str:
         t = e.typed("i32")
         return e.typed("float").from_bits(t.bin("shl", e.cast("zext", raw, "i16", "i32"), t.const(16)))
     if dtype == "f16":
-        return e.cast("fpext", raw, "half", "float")
-    if dtype in f8.FORMATS:
-        return f8.decode(e, dtype, raw)
+        if _has_half(e):
+            return e.cast("fpext", raw, "half", "float")
+        return small_float.decode(e, dtype, e.cast("bitcast", raw, "half", "i16"))
+    if dtype in small_float.FORMATS:
+        return small_float.decode(e, dtype, raw)
     return raw
 
 
@@ -65,10 +67,15 @@ def encode(e: Emit, dtype: str, value: str) -> str:
     if dtype == "bf16":
         return _bf16(e, value)
     if dtype == "f16":
-        return e.cast("fptrunc", value, "float", "half")
-    if dtype in f8.FORMATS:
-        return f8.encode(e, dtype, value)
+        return e.cast("fptrunc", value, "float", "half") if _has_half(e) else e.cast("bitcast", small_float.encode(e, dtype, value), "i16", "half")
+    if dtype in small_float.FORMATS:
+        return small_float.encode(e, dtype, value)
     return value
+
+
+def _has_half(e: Emit) -> bool:
+    """Whether conversions of f16 are instructions. Otherwise LLVM would call functions that nobody provides."""
+    return e.unit.has("f16c") or e.unit.has("neon")
 
 
 def _bf16(e: Emit, value: str) -> str:
