@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import random
 
-from programs import module, scalar
+from programs import module, scalar, softmax_of
 
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.ir import Instruction, Module
@@ -71,10 +71,15 @@ def random_module(seed: int, count: int = 40, dims=(4, 6, 5)) -> Module:
     def choose(x):
         return b.select(b.compare(x, alike(x), "GT"), x, alike(x))
 
+    def normalize(x):
+        if not x.shape.rank or not x.shape.size:
+            return unary(x)
+        return softmax_of(x, r.randrange(x.shape.rank))
+
     def zero_of(x):
         return b.constant(0.5, x.shape.dtype)
 
-    makers = [unary] * 3 + [binary] * 5 + [spread] * 4 + [reduce] * 3 + [move] * 2 + [choose]
+    makers = [unary] * 3 + [binary] * 5 + [spread] * 4 + [reduce] * 3 + [move] * 2 + [choose, normalize]
     for _ in range(count):
         pool.append(r.choice(makers)(pick()))
     outs = [pool[-1], *r.sample(pool[5:], min(4, count))]
