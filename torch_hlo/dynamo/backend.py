@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_hlo import config, metrics
 from torch_hlo.device import runtime
@@ -91,11 +92,12 @@ def _is_functional(op) -> bool:
 def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict) -> Callable:
     """Compile one FX graph of aten ops into a function of a list of inputs, which it clears (AOTAutograd's boxed convention)."""
     start = time.perf_counter()
-    graph = from_fx(graph_module)
-    report_fallbacks(graph, settings["fallback"])
-    caller = Caller(graph, settings["name"])
-    program = executor.call_compiler(lambda: runtime.compile_program(caller.module()))
-    run = caller.bind(program)
+    with unset_fake_temporarily(), torch.no_grad():
+        graph = from_fx(graph_module)
+        report_fallbacks(graph, settings["fallback"])
+        caller = Caller(graph, settings["name"])
+        program = executor.call_compiler(lambda: runtime.compile_program(caller.module()))
+        run = caller.bind(program)
     metrics.count("UncachedCompile")
     metrics.record("CompileTime", time.perf_counter() - start)
     run._boxed_call = True

@@ -8,7 +8,7 @@ The function reads addresses, makes the outputs and calls the program; everythin
 from __future__ import annotations
 
 import linecache
-import struct
+import math
 from collections.abc import Callable
 
 import torch
@@ -146,7 +146,7 @@ class Caller:
         """The function that runs the loaded program."""
         self.scope: dict[str, object] = {
             "empty": empty_strided, "aligned": _aligned, "dense": _dense, "rebuilt": _rebuilt, "expanded": _expanded, "draw": _draw, "floordiv": int.__floordiv__,
-            "mod": int.__mod__, "Foreign": Foreign, "Shape": Shape, "number": _number,
+            "mod": int.__mod__, "math": math, "Foreign": Foreign, "Shape": Shape, "number": _number,
         }  # fmt: skip
         fast = getattr(program, "call", None)
         self.scope["run"] = fast or program.run
@@ -192,7 +192,7 @@ class Caller:
         return [line for line in lines if line]
 
     def _size_lines(self) -> list[str]:
-        lines = [f"{name} = a{position}" for name, position in self.graph.sizes.items()]
+        lines = [f"{name} = a{position}" for name, position in (*self.graph.sizes.items(), *self.graph.numbers.items())]
         for name, i, d in self.symbols:
             if name not in self.graph.sizes:
                 x = self.graph.inputs[i]
@@ -202,8 +202,8 @@ class Caller:
     def _input_lines(self, i: int, x: Input, lines: list[str], targets: set[int]) -> tuple[str, Shape]:
         """Make `p<i>`, a tensor that lies as the program expects."""
         if isinstance(x.leaf, Lift):
-            lines.append(f"p{i} = number(a{x.source})")
-            return f"p{i}", Shape("f64")
+            lines.append(f"p{i} = number({x.source}, {x.leaf.dtype!r})")
+            return f"p{i}", Shape(x.leaf.dtype)
         if x.source is None:
             lines.append(f"p{i} = draw()")
             return f"p{i}", x.leaf.shape
@@ -257,7 +257,7 @@ class Caller:
             if layout.dense:
                 return self._memory(i)
             return f"rebuilt({self._memory(i)}, {_tuple(layout.strides)})"
-        if isinstance(x, (Dim, int, float, bool)) or x is None:
+        if isinstance(x, (Dim, int, float, bool, str)) or x is None:
             return str(x)
         raise TypeError(f"{x!r} cannot be returned from a compiled program")
 
@@ -315,8 +315,8 @@ def _draw() -> torch.Tensor:
     return torch.randint(-(2**63), 2**63 - 1, ())
 
 
-def _number(value: float) -> torch.Tensor:
-    return torch.frombuffer(bytearray(struct.pack("d", value)), dtype=torch.float64)
+def _number(value: float, dtype: str) -> torch.Tensor:
+    return torch.tensor(value, dtype=HLO_TO_TORCH[dtype])
 
 
 __all__ = ["Caller", "Foreign", "free_symbols"]

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo.dim import Dim, Size
 from torch_hlo.hlo.shape import Shape
+from torch_hlo.lowering.expand import EXPANDED, RANDOM, expanded, node_arguments
 from torch_hlo.lowering.fx_size import Layout, layout_of, shape_of, size_of
 from torch_hlo.lowering.graph import Leaf, Lift, Node, Out
 from torch_hlo.lowering.registry import LoweringError, is_random
@@ -26,10 +27,11 @@ Value = "Out | Leaf | Lift | Size | float | bool | None"
 
 @dataclass
 class Input:
-    """A parameter of the program: `source` is a placeholder position, a constant tensor, or None for the seed."""
+    """A parameter of the program: `source` is a placeholder position, a constant tensor, None for the seed, or a Python expression of
+    the numbers that are placeholders."""
 
     leaf: Leaf | Lift
-    source: int | torch.Tensor | None
+    source: int | torch.Tensor | str | None
     layout: Layout | None = None
     lazy_bits: bool = False  # conjugated or negated without having been computed
 
@@ -38,7 +40,7 @@ class Input:
 class FxGraph:
     """What `from_fx` found.
 
-    `sizes`: symbol -> position of the SymInt placeholder that has its value. `outputs`: for each output of the FX graph an Out or Leaf, a
+    `sizes`: symbol -> position of the SymInt placeholder that has its value; `numbers`: the same for floats. `outputs`: for each output of the FX graph an Out or Leaf, a
     number (int, symbolic, float) or None, with the Layout that PyTorch expects of a tensor. `writes`: (placeholder position, new
     value) of in-place writes at the end of the graph.
     """
@@ -47,20 +49,22 @@ class FxGraph:
     nodes: list[Node] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
     outputs: list[tuple[object, Layout | None]] = field(default_factory=list)
     writes: list[tuple[int, Out | Leaf]] = field(default_factory=list)
 
     def input_at(self, position: int) -> int:
         """Number of the program's parameter for a placeholder."""
-        return next(i for i, x in enumerate(self.inputs) if x.source is not None and not isinstance(x.source, torch.Tensor) and x.source == position)
+        return next(i for i, x in enumerate(self.inputs) if type(x.source) is int and x.source == position)
 
 
 class _Reader:
     """State of one conversion. One method per kind of FX node."""
 
-    def __init__(self, module: fx.GraphModule, random: Callable[[], tuple] | None) -> None:
-        self.module = module
+    def __init__(self, module: fx.GraphModule, random: Callable[[], tuple] | None, inner: bool) -> None:
+        self.module, self.inner = module, inner
         self.g = FxGraph()
+        self.lifted: dict[str, Lift] = {}
         self.env: dict[fx.Node, object] = {}
         self.seed: Leaf | None = None
         self.drawn = 0
@@ -78,7 +82,7 @@ class _Reader:
         g.placeholders += 1
         if isinstance(value, torch.Tensor):
             shape, layout = shape_of(value), layout_of(value)
-            if not layout.dense or layout.repeated:  # made contiguous before each call
+            if self.inner or not layout.dense or layout.repeated:  # made contiguous before each call
                 layout = Layout(tuple(range(shape.rank)), (), True, ())
             leaf = Leaf(Shape(shape.dtype, layout.physical(shape.dims)))
             g.inputs.append(Input(leaf, position, layout, value.is_conj() or value.is_neg()))
@@ -87,14 +91,29 @@ class _Reader:
             self.env[n] = size = size_of(value)
             if isinstance(size, Dim) and str(size).isidentifier():
                 g.sizes.setdefault(str(size), position)
-        elif isinstance(value, (torch.SymFloat, float)):
-            lift = Lift("f64")
-            g.inputs.append(Input(lift, position))
-            self.env[n] = lift
-        elif value is None or isinstance(value, bool):
+        elif isinstance(value, torch.SymFloat):
+            g.numbers[str(value.node.expr)] = position
+            self.env[n] = self._number(value)
+        elif value is None or isinstance(value, (bool, float)):
             self.env[n] = value
         else:
             raise LoweringError(f"input {n.name} of type {type(value).__name__} is not supported: pass tensors and numbers")
+
+    def _number(self, x: torch.SymFloat | torch.SymInt | torch.SymBool) -> Lift:
+        """A number that Python computes before each call, as an input of the program."""
+        from torch.utils._sympy.printers import PythonPrinter
+
+        text = PythonPrinter().doprint(x.node.expr)
+        if text not in self.lifted:
+            self.lifted[text] = lift = Lift("f64" if isinstance(x, torch.SymFloat) else "s64")
+            self.g.inputs.append(Input(lift, text))
+        return self.lifted[text]
+
+    def _size(self, x: int | torch.SymInt) -> Size | Lift:
+        try:
+            return size_of(x)
+        except LoweringError:  # as data it may still be used
+            return self._number(x)
 
     def _permuted(self, leaf: Leaf, layout: Layout, shape: Shape) -> Out:
         back = [layout.order.index(d) for d in range(shape.rank)]
@@ -108,7 +127,7 @@ class _Reader:
         if isinstance(x, (list, tuple)):
             return [self.arg(v) for v in x]
         if isinstance(x, torch.SymInt):
-            return size_of(x)
+            return self._size(x)
         return x
 
     def get_attr(self, n: fx.Node) -> None:
@@ -126,9 +145,11 @@ class _Reader:
         if target is operator.getitem and not isinstance(value, (torch.SymInt, int)):
             self.env[n] = self.arg(n.args[0])[n.args[1]]
         elif isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
-            self.env[n] = size_of(value)
-        elif isinstance(value, (torch.SymBool, torch.SymFloat, bool, float)):
-            self.env[n] = _Host(n)
+            self.env[n] = self._size(value)
+        elif isinstance(value, (torch.SymFloat, torch.SymBool)):
+            self.env[n] = self._number(value)
+        elif isinstance(value, (bool, float)):
+            self.env[n] = value
         elif target is aten.copy_.default and isinstance(n.args[0], fx.Node) and n.args[0].op == "placeholder":
             self._write(n)
         elif target in _NO_RESULT:
@@ -156,41 +177,50 @@ class _Reader:
         return Out(node)
 
     def _operator(self, n: fx.Node, value) -> None:
+        if n.target in EXPANDED:
+            self.env[n] = self._inline(expanded(n), n)
+            return
         flat, tree = pytree.tree_flatten(value, is_leaf=lambda v: v is None)
         outs = tuple(shape_of(v) if isinstance(v, torch.Tensor) else None for v in flat)
         args, kwargs = [self.arg(a) for a in n.args], {k: self.arg(v) for k, v in n.kwargs.items()}
-        for x in pytree.tree_leaves((args, kwargs)):
-            if isinstance(x, _Host):
-                raise LoweringError(f"{n.target} at {source_line(n)}: the number {x.node} is computed from values or sizes in a way that a program cannot take")
-        if isinstance(n.target, OpOverload) and is_random(n.target) or n.target in _RANDOM_HOPS:
+        if isinstance(n.target, OpOverload) and is_random(n.target) or n.target in RANDOM:
             kwargs["seed"], kwargs["offset"] = self.random()
         node = Node(n.target, tuple(args), kwargs, outs, source_line(n))
         self.g.nodes.append(node)
         self.env[n] = pytree.tree_unflatten([Out(node, i) if s is not None else None for i, s in enumerate(outs)], tree)
+
+    def _inline(self, module: fx.GraphModule, n: fx.Node):
+        """The results of a graph whose inputs are the flat node arguments of `n`."""
+        reader = _Reader(module, self.random, self.inner)
+        reader.g.inputs, reader.g.nodes, reader.lifted = self.g.inputs, self.g.nodes, self.lifted
+        operands = iter(node_arguments(n))
+        for inner in module.graph.nodes:
+            if inner.op == "placeholder":
+                reader.env[inner] = self.env[next(operands)]
+            elif inner.op == "output":
+                return pytree.tree_map(lambda v: reader.env[v] if isinstance(v, fx.Node) else v, inner.args[0])
+            else:
+                inner.meta.setdefault("stack_trace", n.meta.get("stack_trace"))
+                getattr(reader, inner.op)(inner)
+        raise LoweringError(f"{n.target}: a graph without output")
 
     def output(self, n: fx.Node) -> None:
         values = n.args[0] if isinstance(n.args[0], (list, tuple)) else [n.args[0]]
         for v in values:
             fake = v.meta.get("val") if isinstance(v, fx.Node) else None
             found = self.arg(v)
-            if isinstance(found, _Host):
-                raise LoweringError(f"the number {found.node} ({source_line(found.node)}) cannot be a result of a compiled program")
+            if isinstance(found, Lift):
+                found = next(i.source for i in self.g.inputs if i.leaf is found)
             self.g.outputs.append((found, layout_of(fake) if isinstance(fake, torch.Tensor) else None))
 
 
-@dataclass
-class _Host:
-    """A bool or float computed from sizes: has no place in a program."""
-
-    node: fx.Node
-
-
-def from_fx(module: fx.GraphModule, random: Callable[[], tuple] | None = None) -> FxGraph:
-    """Convert. `random`: where random ops take (seed, offset) from; by default a seed that is the last input.
+def from_fx(module: fx.GraphModule, random: Callable[[], tuple] | None = None, inner: bool = False) -> FxGraph:
+    """Convert. `random`: where random ops take (seed, offset) from; by default a seed that is the last input. `inner`: a graph inside
+    another one, whose inputs are row-major whatever their strides.
 
     Raises LoweringError naming the op when a call is not an operator.
     """
-    reader = _Reader(module, random)
+    reader = _Reader(module, random, inner)
     for n in module.graph.nodes:
         getattr(reader, n.op)(n)
     if reader.seed is not None:
@@ -203,7 +233,6 @@ _NO_RESULT = {
     aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default, aten._assert_tensor_metadata.default,
     aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default,
 }  # fmt: skip
-_RANDOM_HOPS = {torch.ops.higher_order.run_and_save_rng_state}
 
 
 def source_line(n: fx.Node) -> str:

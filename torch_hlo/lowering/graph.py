@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch._ops import HigherOrderOperator
 
 from torch_hlo.hlo.ir import META, Computation, Instruction, Meta, Module, instr
 from torch_hlo.hlo.shape import Shape, tuple_shape
@@ -71,13 +73,21 @@ def lower(
     not give the recorded shapes.
     """
     values: dict[int, Instruction | Weak] = {}
-    results: dict[int, tuple[Instruction | None, ...]] = {}
     params = []
     for i, leaf in enumerate(inputs):
         shape = leaf.shape if isinstance(leaf, Leaf) else Shape(leaf.dtype)
         param = instr("parameter", (), shape, index=i)
         params.append(param)
         values[id(leaf)] = param if isinstance(leaf, Leaf) else Weak(param)
+
+    roots = apply(nodes, outputs, values)
+    root = instr("tuple", tuple(roots), tuple_shape(*(r.shape for r in roots)))
+    return Module(name, Computation("main", tuple(params), root), aliases, symbols)
+
+
+def apply(nodes: Sequence[Node], outputs: Sequence[Out | Leaf], values: Mapping[int, Instruction | Weak]) -> list[Instruction]:
+    """Lower `nodes` where the leaf with id i has the value `values[i]`; returns the values of `outputs`."""
+    results: dict[int, tuple[Instruction | None, ...]] = {}
 
     def value(x):
         kind = type(x)
@@ -91,13 +101,15 @@ def lower(
 
     for node in nodes:
         results[id(node)] = _lower_node(node, [value(a) for a in node.args], {k: value(v) for k, v in node.kwargs.items()})
-    roots = [value(x) for x in outputs]
-    root = instr("tuple", tuple(roots), tuple_shape(*(r.shape for r in roots)))
-    return Module(name, Computation("main", tuple(params), root), aliases, symbols)
+    return [value(x) for x in outputs]
 
 
 def _lower_node(node: Node, args: list, kwargs: dict) -> tuple[Instruction | None, ...]:
     fn = LOWERINGS.get(node.target)
+    if fn is None and isinstance(node.target, HigherOrderOperator):
+        from torch_hlo.lowering.higher_order import HIGHER_ORDER
+
+        fn = HIGHER_ORDER.get(node.target)
     if fn is None:  # a custom operator or a rare one: a custom call that runs it on the CPU
         from torch_hlo.lowering.opaque import opaque
 

@@ -5,29 +5,35 @@ Only operators whose result shapes do not depend on values can be called this wa
 """
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils import _pytree as pytree
 
 from torch_hlo import metrics
 from torch_hlo.compiler.codegen.registry import host_call
 from torch_hlo.hlo import build
+from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.evaluate import CUSTOM_CALLS
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import Shape, tuple_shape
+from torch_hlo.lowering import promote
 from torch_hlo.lowering.registry import HLO_TO_TORCH, LoweringError, Weak
 
 TARGET = "torch_op"
 
 
-def opaque(target: OpOverload, args: tuple | list, kwargs: dict, outs: tuple[Shape | None, ...]) -> tuple[Instruction, ...]:
+def opaque(target: OpOverload | HigherOrderOperator, args: tuple | list, kwargs: dict, outs: tuple[Shape | None, ...]) -> tuple[Instruction, ...]:
     """Results of `target` as get-tuple-elements of one custom-call. Raises LoweringError when an argument has no text form."""
-    if any(a.alias_info and a.alias_info.is_write for a in target._schema.arguments):
+    if isinstance(target, OpOverload) and any(a.alias_info and a.alias_info.is_write for a in target._schema.arguments):
         raise LoweringError(f"{target} writes to its arguments and has no functional form; register one with torch.library")
-    if not outs or any(s is None for s in outs):
-        raise LoweringError(f"{target}: results of unknown shape cannot be computed inside a compiled program")
+    shapes = [s for s in outs if s is not None]
+    if not shapes:
+        raise LoweringError(f"{target}: an operator without results of known shapes cannot be called inside a compiled program")
     operands: list[Instruction] = []
 
     def encode_argument(x):
@@ -40,8 +46,13 @@ def opaque(target: OpOverload, args: tuple | list, kwargs: dict, outs: tuple[Sha
             return {"t": len(operands) - 1}
         if isinstance(x, (list, tuple)):
             return [encode_argument(v) for v in x]
+        if isinstance(x, Dim):
+            operands.append(promote.size_value(x))
+            return {"n": len(operands) - 1}
         if x is None or isinstance(x, (bool, int, float, str)):
             return x
+        if isinstance(x, OpOverload):
+            return {"op": x.name()}
         if isinstance(x, (torch.dtype, torch.layout, torch.memory_format)):
             return {"torch": str(x).removeprefix("torch.")}
         if isinstance(x, torch.device):
@@ -50,9 +61,12 @@ def opaque(target: OpOverload, args: tuple | list, kwargs: dict, outs: tuple[Sha
             return {"complex": [x.real, x.imag]}
         raise LoweringError(f"{target}: argument {x!r} of type {type(x).__name__} cannot be passed to a custom call")
 
-    spec = {"op": target.name(), "args": [encode_argument(a) for a in args], "kwargs": {k: encode_argument(v) for k, v in kwargs.items()}}
-    call = build.custom_call(TARGET, operands, tuple_shape(*outs), opaque=json.dumps(spec))
-    return tuple(build.get_tuple_element(call, i) for i in range(len(outs)))
+    random = [encode_argument(kwargs.pop(name)) for name in ("seed", "offset")] if "seed" in kwargs else None
+    spec = {"op": target.name() if isinstance(target, OpOverload) else f"higher_order::{target.name()}", "random": random, "args": [encode_argument(a) for a in args], "kwargs": {k: encode_argument(v) for k, v in kwargs.items()}}
+    spec["dtypes"] = [str(HLO_TO_TORCH[x.shape.dtype]).removeprefix("torch.") for x in operands]
+    call = build.custom_call(TARGET, operands, tuple_shape(*shapes), opaque=json.dumps(spec))
+    results = iter(range(len(shapes)))
+    return tuple(None if s is None else build.get_tuple_element(call, next(results)) for s in outs)
 
 
 def overload(name: str) -> OpOverload:
@@ -60,16 +74,23 @@ def overload(name: str) -> OpOverload:
     qualified, _, which = name.partition(".")
     namespace, _, op = qualified.partition("::")
     try:
+        if namespace == "higher_order":
+            return getattr(torch.ops.higher_order, op)
         return getattr(getattr(getattr(torch.ops, namespace), op), which or "default")
     except AttributeError:
         raise LookupError(f"operator {name} is not registered: import the library that defines it") from None
+
+
+_DECODE = {
+    "torch": lambda name: getattr(torch, name), "device": torch.device, "complex": lambda parts: complex(*parts), "op": overload,
+}  # fmt: skip
 
 
 def run(opaque_text: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Execute the call on CPU tensors."""
     spec = json.loads(opaque_text)
     op = overload(spec["op"])
-    metrics.count(op._schema.name)
+    metrics.count(spec["op"])
 
     def decode_argument(x):
         if isinstance(x, list):
@@ -81,21 +102,33 @@ def run(opaque_text: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             return tensors[value]
         if kind == "n":
             return tensors[value].item()
-        return {"torch": lambda: getattr(torch, value), "device": lambda: torch.device(value), "complex": lambda: complex(*value)}[kind]()
+        return _DECODE[kind](value)
 
-    with torch.no_grad():
+    with torch.no_grad(), _seeded([decode_argument(x) for x in spec["random"] or ()]):
         result = op(*[decode_argument(a) for a in spec["args"]], **{k: decode_argument(v) for k, v in spec["kwargs"].items()})
-    return list(result) if isinstance(result, (tuple, list)) else [result]
+    return [r for r in pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def _seeded(pair: list) -> Iterator[None]:
+    """PyTorch's CPU generator as (seed, offset) say, within the block; untouched without a pair."""
+    if not pair:
+        yield
+        return
+    seed, offset = (int(x) for x in pair)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed((seed * 0x9E3779B97F4A7C15 + offset * 0xBF58476D1CE4E5B9) & (1 << 63) - 1)
+        yield
 
 
 def _tensor(array: np.ndarray, shape: Shape) -> torch.Tensor:
     dtype = HLO_TO_TORCH[shape.dtype]
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.view(dtype) if tensor.dtype.itemsize == dtype.itemsize and tensor.dtype != dtype else tensor.to(dtype)
+    tensor = torch.from_numpy(array if array.flags.c_contiguous else array.copy())
+    return tensor.to(dtype)
 
 
 def _evaluate(x: Instruction, *operands: np.ndarray):
-    results = run(x["opaque"], [_tensor(np.array(v), o.shape) if o.shape.dtype != "bf16" else torch.from_numpy(np.array(v)).bfloat16() for v, o in zip(operands, x.operands)])
+    results = run(x["opaque"], [_tensor(np.array(v), o.shape) for v, o in zip(operands, x.operands)])
     values = tuple((r.float() if r.dtype == torch.bfloat16 else r).contiguous().numpy() for r in results)
     return values if x.shape.is_tuple else values[0]
 
@@ -104,13 +137,9 @@ CUSTOM_CALLS[TARGET] = _evaluate
 
 
 @host_call(TARGET)
-def _native(outputs: list[np.ndarray], inputs: list[np.ndarray], opaque: str, input_types: list[str] = (), **_) -> None:
-    """Called from compiled code: arrays view the program's buffers; bf16 appears as uint16."""
-    tensors = []
-    for array, name in zip(inputs, input_types or [None] * len(inputs)):
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        tensors.append(tensor.view(HLO_TO_TORCH[name]) if name else tensor)
-    for out, result in zip(outputs, run(opaque, tensors)):
+def _native(outputs: list[np.ndarray], inputs: list[np.ndarray], opaque: str, **_) -> None:
+    """Called from compiled code: arrays view the program's buffers; types that NumPy lacks appear as unsigned integers."""
+    tensors = [torch.from_numpy(array).view(getattr(torch, name)) for array, name in zip(inputs, json.loads(opaque)["dtypes"], strict=True)]
+    for out, result in zip(outputs, run(opaque, tensors), strict=True):
         target = torch.from_numpy(out)
         (target.view(result.dtype) if target.dtype != result.dtype else target).copy_(result)
-

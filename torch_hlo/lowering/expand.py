@@ -1,0 +1,64 @@
+"""Higher-order operators that PyTorch can write as plain ones: traced again and inlined (flex attention, nested graphs, scans)."""
+from __future__ import annotations
+
+import torch
+from torch import fx
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator
+from torch.utils import _pytree as pytree
+
+from torch_hlo.lowering.registry import LOWERINGS, LoweringError
+
+hop = torch.ops.higher_order
+
+
+def _existing(*names: str) -> set[HigherOrderOperator]:
+    return {op for name in names if (op := getattr(hop, name, None)) is not None}
+
+
+import torch._higher_order_ops.associative_scan  # noqa: E402
+import torch._higher_order_ops.flex_attention  # noqa: E402
+import torch._higher_order_ops.invoke_subgraph  # noqa: E402
+import torch._prims.rng_prims  # noqa: E402, F401
+
+EXPANDED = _existing("flex_attention", "flex_attention_backward", "associative_scan", "invoke_subgraph")
+RANDOM = _existing("run_and_save_rng_state")  # draw from the generator
+
+
+def node_arguments(n: fx.Node) -> list[fx.Node]:
+    """The nodes with values among the arguments of `n`, each once, in order."""
+    return [a for a in n.all_input_nodes if a.op != "get_attr" or isinstance(a.meta.get("val"), torch.Tensor)]
+
+
+def expanded(n: fx.Node) -> fx.GraphModule:
+    """A graph of plain ops that computes the node from its `node_arguments`. Raises LoweringError when the operator has no dense kernel."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    kernel = n.target.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
+    if kernel is None:
+        raise LoweringError(f"{n.target} has no kernel made of plain operators")
+    operands = node_arguments(n)
+    module = n.graph.owning_module
+
+    def call(*values):
+        given = dict(zip(operands, values, strict=True))
+
+        def argument(x):
+            if not isinstance(x, fx.Node):
+                return x
+            return given[x] if x in given else getattr(module, x.target)
+
+        with torch.no_grad():
+            return kernel(*[pytree.tree_map(argument, a) for a in n.args], **{k: pytree.tree_map(argument, v) for k, v in n.kwargs.items()})
+
+    fakes = [a.meta["val"] for a in operands]
+    mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None) or FakeTensorMode()
+    with mode:
+        return make_fx(call, decomposition_table=_decompositions(), tracing_mode="real")(*fakes)
+
+
+def _decompositions() -> dict:
+    from torch._decomp import core_aten_decompositions
+
+    return {op: fn for op, fn in core_aten_decompositions().items() if op not in LOWERINGS}
