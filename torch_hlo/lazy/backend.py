@@ -59,6 +59,13 @@ def wait_work(work) -> None:
     torch._C._distributed_c10d.Work.unbox(work).wait()
 
 
+def done_work(tensors: list[torch.Tensor]):
+    """A boxed Work that is done, with these tensors as the value of its future."""
+    done = torch.futures.Future()
+    done.set_result(tensors)
+    return torch._C._distributed_c10d._create_work_from_future(done).boxed()
+
+
 # ---- errors in backward
 
 # The autograd engine asks Python for the device type in a destructor while a Python exception is pending. Entering Python with an

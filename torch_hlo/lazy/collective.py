@@ -1,7 +1,7 @@
 """torch.distributed on hlo tensors, collective by collective: evaluate, communicate on the CPU (gloo), upload.
 
-Every collective is complete when it returns, `async_op` or not: the Work that the caller gets has been waited for. (A receive therefore
-blocks in `irecv` already; use batch_isend_irecv or order sends before receives.)
+A collective that writes to hlo tensors is complete when it returns, `async_op` or not: the Work that the caller gets is done. So a receive
+blocks in `irecv` already: post sends before receives.
 """
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ def _process_group(op: OpOverload) -> Handler:
         hosts, host_args, host_kwargs = _to_host(args, kwargs)
         result = op(*host_args, **host_kwargs)
         work = result[-1] if isinstance(result, (tuple, list)) else result
-        if work is not None:
-            backend.wait_work(work)
         if writes:
+            if work is not None:
+                backend.wait_work(work)
             written: dict[int, HloTensor] = {}
             fallback._collect(args[0], written)
             for t in written.values():
                 fallback._write_back(t, hosts[id(t)])
-        return (args[0], work) if isinstance(result, (tuple, list)) else result
+            if work is not None:  # some Works may be waited for only once
+                work = backend.done_work(list(written.values()))
+        return (args[0], work) if isinstance(result, (tuple, list)) else work
 
     return run
 
