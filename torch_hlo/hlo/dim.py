@@ -54,8 +54,8 @@ class Dim:
                 return _from_terms({m: c // other for m, c in self.terms})
         elif self is other:
             return 1
-        elif isinstance(other, Dim) and len(other.terms) == 1:
-            exact = _divide_monomial(self, *other.terms[0])
+        elif isinstance(other, Dim):
+            exact = _divide(self, other)
             if exact is not None:
                 return exact
         return _atom("floordiv", self, other)
@@ -66,7 +66,9 @@ class Dim:
     def __mod__(self, other: Size) -> Size:
         if isinstance(other, int) and other and all(c % other == 0 for _, c in self.terms):
             return 0
-        return 0 if self is other else _atom("mod", self, other)
+        if self is other or isinstance(other, Dim) and _divide(self, other) is not None:
+            return 0
+        return _atom("mod", self, other)
 
     def __rmod__(self, other: Size) -> Size:
         return 0 if other == 0 else _atom("mod", other, self)
@@ -184,18 +186,42 @@ def _sum(a: dict[tuple, int], b: dict[tuple, int]) -> dict[tuple, int]:
     return a
 
 
-def _divide_monomial(size: Dim, monomial: tuple, coefficient: int) -> Size | None:
-    result = {}
-    for m, c in size.terms:
+def _divide(size: Dim, divisor: Dim) -> Size | None:
+    """The polynomial quotient, or None when something is left over: `s0*s1-2*s0` by `s1-2` is `s0`."""
+    lead, coefficient = max(divisor.terms, key=_order)
+    rest, quotient = dict(size.terms), {}
+    while rest:
+        m, c = max(rest.items(), key=_order)
         left = list(m)
-        for atom in monomial:
+        for atom in lead:
             if atom not in left:
                 return None
             left.remove(atom)
         if c % coefficient:
             return None
-        result[tuple(left)] = c // coefficient
-    return _from_terms(result)
+        quotient[tuple(left)] = c // coefficient
+        for n, d in divisor.terms:
+            key = tuple(sorted((*left, *n), key=_atom_text))
+            rest[key] = rest.get(key, 0) - c // coefficient * d
+            if not rest[key]:
+                del rest[key]
+    return _from_terms(quotient)
+
+
+def _order(term: tuple) -> tuple:
+    """Graded order of monomials: products of larger terms are larger, so that division ends."""
+    names = sorted(map(_atom_text, term[0]))
+    return len(names), _Reversed(names)
+
+
+class _Reversed(list):
+    """A list that sorts the other way round: `s0*s0` is larger than `s0*s1`, as for exponents in lexicographic order."""
+
+    def __lt__(self, other: list) -> bool:
+        return list.__gt__(self, other)
+
+    def __gt__(self, other: list) -> bool:
+        return list.__lt__(self, other)
 
 
 def _atom(kind: str, a: Size, b: Size) -> Size:
