@@ -42,17 +42,26 @@ def literal(kind: str, value) -> str:
 
 
 class Unit:
-    """What all Emits of one function share: the numbers of its values, the target, the C functions called (name -> declaration)."""
+    """What all Emits of one function share: the numbers of its values, the target, the C functions called (name -> declaration) and
+    functions of our own (name -> definition)."""
 
-    __slots__ = ("count", "target", "externals")
+    __slots__ = ("count", "target", "externals", "functions")
 
     def __init__(self, target=None) -> None:
         self.count, self.target = 0, target
         self.externals: dict[str, str] = {}
+        self.functions: dict[str, str] = {}
 
     def number(self) -> int:
         self.count += 1
         return self.count
+
+    def declare(self, program) -> None:
+        """Give the program what the function calls."""
+        for name, definition in self.functions.items():
+            program.function(name, definition)
+        for symbol, declaration in self.externals.items():
+            program.symbol(symbol, declaration)
 
     def has(self, feature: str) -> bool:
         return self.target is not None and self.target.has(feature)

@@ -23,6 +23,7 @@ class _SharedUnit(Unit):
 
     def __init__(self, target, f: Function) -> None:
         self.f, self.target = f, target
+        self.externals, self.functions = {}, {}
 
     @property
     def count(self) -> int:
@@ -47,6 +48,7 @@ class Writer(Function):
 
     def define(self) -> str:
         """Add the function to the program; returns the name to call it by."""
+        self.unit.declare(self.program)
         return self.program.function(self.name, self.text())
 
 

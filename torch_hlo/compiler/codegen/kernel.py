@@ -619,8 +619,7 @@ class Kernel:
 
     def define(self, program, name: str) -> str:
         """Add the function to the program; returns the name to call it by."""
-        for symbol, declaration in self.unit.externals.items():
-            program.symbol(symbol, declaration)
+        self.unit.declare(program)
         return program.function(name, self.text(name))
 
     def text(self, name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torch_hlo.compiler.codegen.emit import Typed
+from torch_hlo.compiler.codegen.emit import Emit, Typed, Unit
 
 INF = math.inf
 NAN = math.nan
@@ -281,14 +281,51 @@ def _circular32(t: Typed, x: str, shift: int) -> str:
     return t.select(t.cmp("olt", t.abs(x), t.const(INF)), y, t.const(NAN))
 
 
+_ACCURATE = 1e12  # up to here three parts of pi / 2 are enough
+
+
+def _any_size(fn: Callable) -> Callable:
+    """A function of one operand that is only right for |x| < _ACCURATE: it gets a function of its own, which asks libm when a lane
+    holds a larger number."""
+    name = fn.__name__
+
+    def run(t: Typed, x: str) -> str:
+        unit = t.e.unit
+        function = f"torch_hlo.{name}.{t.suffix}"
+        if function not in unit.functions:
+            unit.functions[function] = body(t, function)
+        return t.e.op(f"call {t.type} @{function}({t.type} {x})")
+
+    def body(outer: Typed, function: str) -> str:
+        lines: list[str] = []
+        e = Emit(outer.e.lanes, lines, Unit(outer.e.unit.target))
+        t = e.typed(outer.kind)
+        size = t.abs("%x")
+        far = t.bin_and(t.cmp("oge", size, t.const(_ACCURATE)), t.cmp("olt", size, t.const(INF)))
+        if e.lanes > 1:
+            far = e.op(f"call i1 @llvm.vector.reduce.or.v{e.lanes}i1({e.type('i1')} {far})")
+        lines += [f"  br i1 {far}, label %far, label %near", "far:"]
+        e.do(f"ret {t.type} {t.external(name + ('f' if t.kind == 'float' else ''), '%x')}")
+        lines.append("near:")
+        e.do(f"ret {t.type} {fn(t, '%x')}")
+        outer.e.unit.externals.update(e.unit.externals)
+        return "\n".join([f"define internal {t.type} @{function}({t.type} %x) #0 {{", *lines, "}", ""])
+
+    run.__name__, run.__doc__ = name, fn.__doc__
+    return run
+
+
+@_any_size
 def sin(t: Typed, x: str) -> str:
     return t.select(t.cmp("oeq", x, t.const(0.0)), x, _circular32(t, x, 0) if t.kind == "float" else _circular(t, x, 0))
 
 
+@_any_size
 def cos(t: Typed, x: str) -> str:
     return _circular32(t, x, 1) if t.kind == "float" else _circular(t, x, 1)
 
 
+@_any_size
 @_wide
 def tan(t: Typed, x: str) -> str:
     sine, cosine, quadrant = _sin_cos(t, x)
