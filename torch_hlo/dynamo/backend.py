@@ -21,6 +21,7 @@ from torch_hlo import config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.dynamo.call import Caller
 from torch_hlo.lazy import executor
+from torch_hlo.lowering import prims
 from torch_hlo.lowering.fx import FxGraph, from_fx
 from torch_hlo.lowering.graph import Node
 from torch_hlo.lowering.registry import LOWERINGS, LoweringError
@@ -93,6 +94,7 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
     """Compile one FX graph of aten ops into a function of a list of inputs, which it clears (AOTAutograd's boxed convention)."""
     start = time.perf_counter()
     with unset_fake_temporarily(), torch.no_grad():
+        prims.register_late()
         graph = from_fx(graph_module)
         report_fallbacks(graph, settings["fallback"])
         caller = Caller(graph, settings["name"])

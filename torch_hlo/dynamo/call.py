@@ -146,7 +146,7 @@ class Caller:
         """The function that runs the loaded program."""
         self.scope: dict[str, object] = {
             "empty": empty_strided, "aligned": _aligned, "dense": _dense, "rebuilt": _rebuilt, "expanded": _expanded, "draw": _draw, "floordiv": int.__floordiv__,
-            "mod": int.__mod__, "math": math, "Foreign": Foreign, "Shape": Shape, "number": _number,
+            "mod": int.__mod__, "math": math, "torch": torch, "Foreign": Foreign, "Shape": Shape, "number": _number,
         }  # fmt: skip
         fast = getattr(program, "call", None)
         self.scope["run"] = fast or program.run

@@ -22,6 +22,7 @@ from torch_hlo.lowering import (  # noqa: F401
     padding,
     pointwise,
     pool,
+    prims,
     random,
     reduce,
     rnn,

@@ -49,7 +49,8 @@ def scalar_tensor(value, **kwargs):
 
 @lowers(aten._to_copy, aten._to_cpu)
 def to_copy(x, *args, **kwargs):
-    return promote.cast(x, expected()[0].dtype)
+    dtype = expected()[0].dtype
+    return promote.cast(x, dtype) if isinstance(x, Instruction) else promote.scalar(x, dtype)
 
 
 @lowers(aten.copy.default)

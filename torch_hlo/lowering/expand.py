@@ -5,6 +5,7 @@ import torch
 from torch import fx
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from torch_hlo.lowering.registry import LOWERINGS, LoweringError
@@ -30,9 +31,21 @@ def node_arguments(n: fx.Node) -> list[fx.Node]:
     return [a for a in n.all_input_nodes if a.op != "get_attr" or isinstance(a.meta.get("val"), torch.Tensor)]
 
 
+def traced_again(n: fx.Node):
+    """The (fake) results of a node that a graph pass left without, as the partitioner does with random operators."""
+    fakes = [a.meta["val"] for a in n.all_input_nodes if "val" in a.meta]
+    mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None) or FakeTensorMode()
+    args, kwargs = pytree.tree_map(lambda x: x.meta.get("val") if isinstance(x, fx.Node) else x, (n.args, n.kwargs))
+    with mode:
+        if n.target in RANDOM:
+            return torch.empty(torch.get_rng_state().numel(), dtype=torch.uint8), args[0](*args[1:], **kwargs)
+        if n.target is hop.run_with_rng_state:
+            return args[1](*args[2:], **kwargs)
+        return n.target(*args, **kwargs)
+
+
 def expanded(n: fx.Node) -> fx.GraphModule:
     """A graph of plain ops that computes the node from its `node_arguments`. Raises LoweringError when the operator has no dense kernel."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     kernel = n.target.py_kernels.get(DispatchKey.CompositeExplicitAutograd)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo.dim import Dim, Size
 from torch_hlo.hlo.shape import Shape
-from torch_hlo.lowering.expand import EXPANDED, RANDOM, expanded, node_arguments
+from torch_hlo.lowering.expand import EXPANDED, RANDOM, expanded, node_arguments, traced_again
 from torch_hlo.lowering.fx_size import Layout, layout_of, shape_of, size_of
 from torch_hlo.lowering.graph import Leaf, Lift, Node, Out
 from torch_hlo.lowering.registry import LoweringError, is_random
@@ -180,6 +180,8 @@ class _Reader:
         if n.target in EXPANDED:
             self.env[n] = self._inline(expanded(n), n)
             return
+        if value is None and n.users:
+            value = traced_again(n)
         flat, tree = pytree.tree_flatten(value, is_leaf=lambda v: v is None)
         outs = tuple(shape_of(v) if isinstance(v, torch.Tensor) else None for v in flat)
         args, kwargs = [self.arg(a) for a in n.args], {k: self.arg(v) for k, v in n.kwargs.items()}
