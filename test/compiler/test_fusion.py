@@ -110,6 +110,14 @@ def test_random_programs_keep_their_value(seed):
     assert_same_value(m, fusion(m))
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_large_programs_have_no_cycles(seed):
+    """Merging groups must not close a cycle through groups whose members come earlier in the program."""
+    m = random_module(seed, 1500)
+    f = fusion(m)
+    assert any(x.op == "fusion" for x in postorder((f.entry.root,)))
+
+
 def test_cost_is_about_linear():
     m = random_module(1, 3000)
     start = time.perf_counter()

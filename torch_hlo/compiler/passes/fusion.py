@@ -77,7 +77,7 @@ class _Builder:
             elif x.op == "constant":
                 found = x
             else:
-                raise AssertionError(f"fusion: {x.op} {x.shape} was planned as free but is needed in memory")
+                raise AssertionError(f"fusion: {x.op} {x.shape} is read before the kernel that computes it; please report the program")
             self.value[x] = found
         return found
 

@@ -43,8 +43,9 @@ class Group:
     rows: Intervals | None = None
     cuts: frozenset = frozenset()
     reads: dict[int, set[Edge]] = field(default_factory=dict)  # source number -> how it is read
+    readers: set[int] = field(default_factory=set)  # members of other groups that read this one
     first: int = 0
-    last: int = 0
+    reach: int = 0  # a group that depends on another has at least its reach: cycle checks skip what is too low
     step: bool = False  # a single instruction that is not fusible
     merged_into: Group | None = None
 
@@ -86,9 +87,11 @@ class Plan:
             kind = self.kind[i] = STEP
         sources: list[tuple[int, Edge]] = []
         cuts: frozenset = frozenset()
-        if kind == MOVE or kind == STEP or x.op in table.MOVES:
+        if kind == STEP:
+            sources = [(s, OTHER) for o in x.operands for s in self._in_memory(o)]
+        elif kind == MOVE or x.op in table.MOVES:
             sources = [(s, OTHER) for o in x.operands for s, _ in self._reaches(o)]
-            cuts = frozenset() if kind == STEP else table.cuts(tuple((s, s) for s in _suffixes(x.shape.dims)))
+            cuts = table.cuts(tuple((s, s) for s in _suffixes(x.shape.dims)))
         elif kind == REDUCE:
             half = len(x.operands) // 2
             for o in x.operands[:half]:
@@ -147,6 +150,13 @@ class Plan:
         i = self.number[o]
         return self._sources[i] if self.kind[i] == FREE else [(i, SAME)]
 
+    def _in_memory(self, o: Instruction) -> list[int]:
+        """What a step waits for to read `o`: a FREE value is put in memory for it by a group of its own."""
+        while o.op == "reshape":
+            o = o.operands[0]
+        i = self.number[o]
+        return [i] if self.kind[i] != FREE or o.op != "constant" else []
+
     def _free_cuts(self, o: Instruction) -> frozenset:
         i = self.number[o]
         return self._cuts[i] if self.kind[i] == FREE else frozenset()
@@ -182,16 +192,20 @@ class Plan:
         reads: dict[int, set[Edge]] = {}
         for s, edge in self._sources[i]:
             reads.setdefault(s, set()).add(edge)
+        for s in reads:
+            source = self.group(s)
+            if source is not None:
+                source.readers.add(i)
         if kind == STEP:
-            self._group[i] = Group(1, {i: FULL}, None, frozenset(), reads, i, i, step=True)
+            self._group[i] = Group(1, {i: FULL}, None, frozenset(), reads, set(), i, i, step=True)
             return
         if kind == REDUCE:
             kept = table.kept_intervals(x)
-            g = Group(x.operands[0].shape.size, {i: kept}, None, self._cuts[i], reads, i, i)
+            g = Group(x.operands[0].shape.size, {i: kept}, None, self._cuts[i], reads, set(), i, i)
             if kept and kept[0][0] != 1 and rows_fit(g.size, kept):
                 g.rows = kept
         else:
-            g = Group(1 if x.shape.is_tuple else x.shape.size, {i: FULL}, None, self._cuts[i], reads, i, i)
+            g = Group(1 if x.shape.is_tuple else x.shape.size, {i: FULL}, None, self._cuts[i], reads, set(), i, i)
         self._group[i] = g
         if kind == FREE:
             return
@@ -276,6 +290,9 @@ class Plan:
             return False
         if self._depends(g, h) or self._depends(h, g):
             return False
+        raised = self._below(g, h)
+        if raised is None:
+            return False
         reads = {s: set(e) for s, e in g.reads.items()}
         for s, e in h.reads.items():
             reads.setdefault(s, set()).update(e)
@@ -285,8 +302,10 @@ class Plan:
             for s, e in moved.reads.items():
                 reads[s] = {role if k is SAME else OTHER for k in e} | (host.reads.get(s) or set())
         merged = Group(host.size, roles, chosen, cuts, {s: e for s, e in reads.items() if s not in roles},
-                       min(g.first, h.first), max(g.last, h.last))
+                       (g.readers | h.readers) - roles.keys(), min(g.first, h.first), max(g.reach, h.reach))
         g.merged_into = h.merged_into = merged
+        for k in raised:
+            k.reach = merged.reach
         return True
 
     def _edges_fit(self, user: Group, source: Group, roles: dict[int, Role], rows: Intervals | None) -> bool:
@@ -329,14 +348,14 @@ class Plan:
                 k = self.group(s)
                 if k is h:
                     return True
-                if k is not None and id(k) not in seen and k.last > h.first:
+                if k is not None and id(k) not in seen and k.reach >= h.reach:
                     seen.add(id(k))
                     stack.append(k)
             return False
 
         for s in g.reads:
             k = self.group(s)
-            if k is not None and id(k) not in seen and k.last > h.first:
+            if k is not None and id(k) not in seen and k.reach >= h.reach:
                 seen.add(id(k))
                 stack.append(k)
         budget = SEARCH_BUDGET
@@ -345,6 +364,21 @@ class Plan:
             if budget < 0 or push(stack.pop().reads):
                 return True
         return False
+
+    def _below(self, g: Group, h: Group) -> list[Group] | None:
+        """The groups whose reach a merge of the two would raise; None when they are too many to keep track of."""
+        reach = max(g.reach, h.reach)
+        seen: dict[int, Group] = {id(g): g, id(h): h}
+        stack = [g, h]
+        while stack:
+            for i in stack.pop().readers:
+                k = self.group(i)
+                if k is not None and id(k) not in seen and k.reach < reach:
+                    if len(seen) > SEARCH_BUDGET:
+                        return None
+                    seen[id(k)] = k
+                    stack.append(k)
+        return list(seen.values())[2:]
 
     def _merge_siblings(self) -> None:
         """Kernels over the same space that read the same large array become one."""
