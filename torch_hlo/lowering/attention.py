@@ -9,13 +9,14 @@ import math
 import torch
 
 from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.shape import Shape
 from torch_hlo.lowering import promote
-from torch_hlo.lowering.expr import Expr, exp, is_number, log, where
+from torch_hlo.lowering.expr import Expr, exp, is_number, log, rsqrt, where
 from torch_hlo.lowering.matmul import dot
 from torch_hlo.lowering.promote import broadcast_to, reshape
 from torch_hlo.lowering.random import keep_mask
 from torch_hlo.lowering.reduce import fold, keep
-from torch_hlo.lowering.registry import expected, lowers
+from torch_hlo.lowering.registry import expected, lowers, nested
 from torch_hlo.lowering.view import on_diagonal, sum_to
 
 aten = torch.ops.aten
@@ -49,11 +50,17 @@ def _ungroup(grad: Expr, like: Instruction) -> Expr:
     return fold(grouped, (len(grouped.dims) - 3,))
 
 
+def _scale(scale, query: Instruction, dtype: str) -> float | Expr:
+    """The factor of the scores: given (a number of any kind), or 1/sqrt(head size)."""
+    if scale is not None:
+        return scale if is_number(scale) else Expr(promote.scalar(scale, dtype))
+    size = query.shape.dims[-1]
+    return 1 / math.sqrt(size) if isinstance(size, int) else rsqrt(Expr(promote.scalar(size, dtype)))
+
+
 def _scores(query, key, bias, is_causal: bool, scale) -> Expr:
-    if scale is None:
-        size = query.shape.dims[-1]
-        scale = 1 / math.sqrt(size)
-    s = _product(query, key, -1, -1) * scale
+    s = _product(query, key, -1, -1)
+    s = s * _scale(scale, query, s.dtype)
     if bias is not None:
         if bias.shape.dtype == "pred":
             s = where(Expr(broadcast_to(bias, s.dims)), s, -math.inf)
@@ -118,10 +125,8 @@ def attention_backward(
     dp = _dropped(_product(grad, v, -1, -1), dropout_p, philox_seed, philox_offset)
     delta = fold(g * Expr(promote.cast(out, g.dtype)), (len(g.dims) - 1,))
     ds = p * (dp - keep(delta, p.dims, last))
-    if scale is None:
-        scale = 1 / math.sqrt(query.shape.dims[-1])
-    dq = _product(ds.cast(narrow), k, -1, -2) * scale
-    dk = _product(ds.cast(narrow), query, -2, -2) * scale
+    dq, dk = _product(ds.cast(narrow), k, -1, -2), _product(ds.cast(narrow), query, -2, -2)
+    dq, dk = (x * _scale(scale, query, x.dtype) for x in (dq, dk))
     results = [dq, _ungroup(dk, key), _ungroup(dv, value)]
     dbias = None
     if bias is not None and grad_mask[3] and bias.shape.dtype != "pred":
@@ -131,3 +136,19 @@ def attention_backward(
     if shapes[3] is not None and dbias is None:
         dbias = promote.full(0, shapes[3].dtype, shapes[3].dims)
     return (*flat, dbias if shapes[3] is not None else None)
+
+
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None, **random):
+    """What scaled_dot_product_attention on CPU tensors has become when torch.compile sees it: output and log-sum-exp."""
+    out, logsumexp = expected()
+    flat = nested((out, logsumexp, *[None] * 4, Shape("s64"), Shape("s64"), None), attention, query, key, value, attn_mask, dropout_p, is_causal,
+                  scale=scale, **random)  # fmt: skip
+    return flat[:2]
+
+
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def flash_attention_backward(grad, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None):
+    flat = nested((*expected(), None), attention_backward, grad, query, key, value, attn_mask, (True, True, True, False), out, logsumexp, None, None,
+                  0, 0, dropout_p, is_causal, None, None, scale=scale)  # fmt: skip
+    return flat[:3]

@@ -68,7 +68,9 @@ def expanded(n: fx.Node) -> fx.GraphModule:
     fakes = [a.meta["val"] for a in operands]
     mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None) or FakeTensorMode()
     with mode:
-        return make_fx(call, decomposition_table=_decompositions(), tracing_mode="real")(*fakes)
+        found = make_fx(torch.func.functionalize(call), decomposition_table=_decompositions(), tracing_mode="real")(*fakes)
+    found.graph.eliminate_dead_code()
+    return found
 
 
 def _decompositions() -> dict:
