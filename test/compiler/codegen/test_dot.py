@@ -92,3 +92,32 @@ def test_nan_and_infinity_stay_in_their_row():
     a = np.ones((20, 40), "float32")
     a[3, 5], a[7, 0] = np.nan, np.inf
     check(lambda x, y: build.dot(x, y, (1,), (0,)), a, np.ones((40, 35), "float32"))
+
+
+@pytest.mark.parametrize("sizes", [(3, 0, 5), (8, 0, 0), (2, 2, 2)])
+def test_ragged(sizes):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((8, 5)).astype("float32"), rng.standard_normal((3, 5, 7)).astype("float32")
+    check(lambda x, y, s: build.ragged_dot(x, y, s, lhs_contract=(1,), rhs_contract=(1,), lhs_ragged=(0,), rhs_group=(0,)), a, b, np.array(sizes, "int32"), optimize=True)
+
+
+@pytest.mark.parametrize("m,n,k", [(9, 1, 16), (33, 70, 31), (64, 64, 64), (100, 33, 4200), (31, 600, 130)])
+@pytest.mark.parametrize("out", ["bf16", "f32"])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_bf16_layouts(m, n, k, out, batch):
+    """On machines with AMX these run on tiles, with one block of K or several."""
+    rng = np.random.default_rng(0)
+    lead = tuple(range(len(batch)))
+    r = len(batch)
+    for transpose_a in (0, 1):
+        for transpose_b in (0, 1):
+            a = rng.standard_normal((*batch, *((k, m) if transpose_a else (m, k)))).astype("float32")
+            b = rng.standard_normal((*batch, *((n, k) if transpose_b else (k, n)))).astype("float32")
+            check(lambda x, y, ta=transpose_a, tb=transpose_b: build.dot(x, y, (r + 1 - ta,), (r + tb,), lead, lead, out), a, b, dtypes=["bf16", "bf16"],
+                  rtol=1e-2 if out == "bf16" else 1e-4)
+
+
+def test_bf16_dimensions_that_do_not_merge():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((3, 20, 4, 40)).astype("float32"), rng.standard_normal((3, 4, 40, 30)).astype("float32")
+    check(lambda x, y: build.dot(x, y, (0, 3), (0, 2), (2,), (1,)), a, b, dtypes=["bf16", "bf16"])

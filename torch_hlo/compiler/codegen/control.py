@@ -5,7 +5,6 @@ from torch_hlo.compiler.codegen.program import CodegenError, Place
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.hlo.shape import Literal, literal
 
 
 def copy_places(program, target, source) -> None:
@@ -78,7 +77,8 @@ def _forwards(*path: int):
     return emit
 
 
-emits_step("opt-barrier", "add-dependency", "domain", "async-update")(_forwards())
+# The sizes of a dynamic-reshape are already in its shape.
+emits_step("opt-barrier", "add-dependency", "domain", "async-update", "dynamic-reshape")(_forwards())
 emits_step("copy-done")(_forwards(0))
 emits_step("async-done")(_forwards(1))
 
@@ -107,13 +107,3 @@ def set_dimension_size(program, x: Instruction) -> None:
         raise CodegenError(f"set-dimension-size({value.shape}, {size.shape}) of dimension {dimension}: arrays with a bounded size are not supported; "
                            "use a symbolic size")
     copy_places(program, program.places(x), program.places(value))
-
-
-def constant_of(x: Instruction) -> Literal | None:
-    """The literal of a constant, also behind broadcasts, reshapes, copies and converts that keep one value everywhere."""
-    while x.op in ("broadcast", "reshape", "copy", "convert", "bitcast"):
-        inner = x.operands[0]
-        if x.op == "convert" and inner.op == "constant" and inner.shape.size == 1:
-            return literal(inner["literal"].numpy().reshape(()), x.shape.dtype)
-        x = inner
-    return x["literal"] if x.op == "constant" and x.shape.size == 1 else None

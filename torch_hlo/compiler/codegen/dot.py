@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen import gemm
-from torch_hlo.compiler.codegen.function import Function
+from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gemm import Gemm, Source, Tile
+from torch_hlo.compiler.codegen.gemm_amx import BLOCK, K_SINGLE, AmxGemm
 from torch_hlo.compiler.codegen.gemv import gemv_rows
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.registry import emits_step
@@ -189,17 +190,57 @@ def emit_tree(program, root: Instruction, known: tuple[Instruction, ...], result
             program.step(x)
 
 
+def _takes_amx(program, x: Instruction) -> bool:
+    """Emit a bf16 dot on AMX tiles where there are some and it has enough rows and depth to pay; False when it is not for them."""
+    if not program.target.has("amx-bf16") or [o.shape.dtype for o in x.operands] != ["bf16", "bf16"] or x.shape.dtype not in ("f32", "bf16"):
+        return False
+    p = product(x)
+    if not isinstance(p.k, int) or p.k < 16 or isinstance(p.m, int) and p.m <= 8:
+        return False
+    narrow, prepacked = x.shape.dtype == "bf16", not p.batch
+    if narrow and p.k > K_SINGLE and not prepacked:
+        return False  # sums of several blocks of K need an f32 array: dot() makes one
+    forms = ["k" if k == 1 else "lane" if free == 1 else "none" for free, k in (p.a, p.b)]
+    engine = AmxGemm(*forms, narrow, prepacked)
+    batch: Size = 1
+    for size, *_ in p.batch:
+        batch = batch * size
+    cut = gemm.partition(Tile("float", 4, 16, BLOCK, 2), ceildiv(p.m, BLOCK), p.m, p.n, p.k, batch, 0.05, False, 1 << 24)
+    pointers = [program.pointer(o) for o in (*x.operands, x)]
+    if prepacked:
+        for side, (lanes, strides) in enumerate(((p.m, p.a), (p.n, p.b))):
+            packed = program.at(program.scratch(engine.packed_bytes(lanes, p.k)))
+            name = program.once(("prepack", engine.forms[side], side), lambda side=side: _prepack_amx(program, engine, side))
+            arguments = [f"ptr {pointers[side]}", f"ptr {packed}", *(f"i64 {program.size(v)}" for v in (lanes, *strides, p.k))]
+            program.parallel(name, arguments, program.size(ceildiv(lanes, BLOCK)), cost=0.06 * BLOCK * p.k)
+            pointers[side] = packed
+    kinds = ("bfloat", "bfloat", "bfloat" if narrow else "float")
+    name = program.once(("dot", engine.name, len(p.batch)), lambda: _engine_task(program, engine, kinds, len(p.batch), True))
+    _call(program, name, p, batch, cut, pointers, 0.0008)
+    return True
+
+
+def _prepack_amx(program, engine: AmxGemm, side: int) -> str:
+    name = engine.prepack(side)
+    _define(program, engine)
+    return name
+
+
 @emits_step("dot")
 def dot(program, x: Instruction) -> None:
     """Emit a dot as calls of matrix kernels. Raises CodegenError (through `step`) for element types without a kernel."""
     dtype = x.shape.dtype
     if x.shape.size == 0:
         return
+    if product(x) is None:
+        return emit_tree(program, canonical(x), x.operands, x)
     if x.shape.kind == "c":
         return emit_tree(program, _complex(x), x.operands, x)
     if dtype not in ACCUMULATORS:
         narrow = "f32" if x.shape.kind == "f" else "s32"
         return emit_tree(program, build.convert(_retyped(x, narrow, list(x.operands)), dtype), x.operands, x)
+    if _takes_amx(program, x):
+        return
     kind, wide = ACCUMULATORS[dtype]
     if any((o.shape.dtype, kind) not in SOURCES for o in x.operands):
         operands = [o if (o.shape.dtype, kind) in SOURCES else build.convert(o, wide) for o in x.operands]
@@ -209,8 +250,6 @@ def dot(program, x: Instruction) -> None:
         narrowed = build.compare(accumulated, _zeros(accumulated), "NE") if dtype == "pred" else build.convert(accumulated, dtype)
         return emit_tree(program, narrowed, x.operands, x)
     p = product(x)
-    if p is None:
-        return emit_tree(program, canonical(x), x.operands, x)
     if p.k == 0:
         return emit_tree(program, _zeros(x), (), x)
     emit_product(program, p, kind, tuple(o.shape.dtype for o in x.operands), [program.pointer(o) for o in (*x.operands, x)])
@@ -235,12 +274,17 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
     name, engine = program.once(key, lambda: _task(program, t, sources, plan, p, cut.prepacked))
     if cut.prepacked:
         pointers = [_prepack(program, engine, pointers[0], p), *pointers[1:]]
+    _call(program, name, p, batch, cut, pointers, 1 / (1.5 * t.lanes))
+
+
+def _call(program, name: str, p: Product, batch: Size, cut: gemm.Partition, pointers: list[str], cost: float) -> None:
+    """Call a task on all its items; `cost`: nanoseconds of one multiply-add."""
     sizes = [p.m, p.n, p.k, *p.a, *p.b, p.c_m, cut.tiles_each, cut.columns_each, cut.blocks_m, cut.blocks_n]
     for entry in p.batch:
         sizes += entry
     work = _hint(p.m, 512) * _hint(p.n, 512) * _hint(p.k, 512) / max(1, _hint(cut.blocks_m, 1) * _hint(cut.blocks_n, 1))
     arguments = [f"ptr {q}" for q in pointers] + [f"i64 {program.size(s)}" for s in sizes]
-    program.parallel(name, arguments, program.size(batch * cut.blocks_m * cut.blocks_n), cost=50 + work / (1.5 * t.lanes))
+    program.parallel(name, arguments, program.size(batch * cut.blocks_m * cut.blocks_n), cost=50 + work * cost)
 
 
 def _prepack(program, engine: Gemm, a: str, p: Product) -> str:
@@ -293,45 +337,56 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
 
 
 def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Product, prepacked: bool) -> tuple[str, Gemm | None]:
-    """The function of parallel items: (lo, hi, A, B, C, m, n, k, a_m, a_k, b_n, b_k, ldc, tiles_each, columns_each, blocks_m,
-    blocks_n, then four sizes per batch dimension), and the engine it uses."""
-    batch = len(p.batch)
-    params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "ABC")]
-    params += [("i64", q) for q in ("m", "n", "k", "a_m", "a_k", "b_n", "b_k", "ldc", "rows_each", "columns_each", "blocks_m", "blocks_n")]
-    params += [("i64", f"{q}{i}") for i in range(batch) for q in ("size", "batch_a", "batch_b", "batch_c")]
-    engine = None
+    """The function of parallel items for a plan, and the engine it uses."""
+    kinds = (t.kind if prepacked else sources[0].kind, sources[1].kind, t.kind)
     if plan.kernel == "tiles":
         engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int), prepacked)
-        kernel = engine.block()
-        _define(program, engine)
-    else:
-        kernel = f"gemv_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}"
-        kernel = program.function(kernel, gemv_rows(kernel, t, sources, plan.heights[0]).text())
-    f = Function(f"dot_{kernel}_{batch}{'' if isinstance(p.k, int) else 'k'}", "void", params)
-    scratch = f.alloca("i8", t.scratch_bytes, 64) if plan.kernel == "tiles" else ""
+        return _engine_task(program, engine, kinds, len(p.batch), isinstance(p.k, int)), engine
+    kernel = f"gemv_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}"
+    kernel = program.function(kernel, gemv_rows(kernel, t, sources, plan.heights[0]).text())
+
+    def call(f: Function, a: str, b: str, c: str, row_block: Int, n0: Int, n1: Int) -> None:
+        f.call("void", kernel, f"ptr {a}", "i64 %a_m", f"ptr {b}", "i64 %b_n", f"ptr {c}", "i64 %ldc", "i64 1", f"i64 {n0}", f"i64 {n1}", "i64 %k")
+
+    return _items(program, kernel, kinds, len(p.batch), isinstance(p.k, int), call), None
+
+
+def _engine_task(program, engine: Gemm | AmxGemm, kinds: tuple[str, str, str], batch: int, static_k: bool) -> str:
+    kernel = engine.block()
+    _define(program, engine)
+
+    def call(f: Function, a: str, b: str, c: str, row_block: Int, n0: Int, n1: Int) -> None:
+        scratch = f.alloca("i8", (engine if isinstance(engine, AmxGemm) else engine.t).scratch_bytes, 64)
+        first = f.mul(row_block, "%tiles_each")
+        last = f.min(f.add(first, "%tiles_each"), f.ceildiv("%m", engine.heights[0]))
+        strides = ["i64 %a_m", "i64 %a_k", f"ptr {b}", "i64 %b_n", "i64 %b_k", f"ptr {c}", "i64 %ldc"]
+        f.call("void", kernel, f"ptr {a}", *strides, *(f"i64 {v}" for v in (first, last, "%m", n0, n1, "%k")), f"ptr {scratch}")
+
+    return _items(program, kernel, kinds, batch, static_k, call)
+
+
+def _items(program, kernel: str, kinds: tuple[str, str, str], batch: int, static_k: bool, call) -> str:
+    """The function of parallel items: (lo, hi, A, B, C, m, n, k, a_m, a_k, b_n, b_k, ldc, tiles_each, columns_each, blocks_m,
+    blocks_n, then four sizes per batch dimension). `call` writes the call of the kernel for one block."""
+    params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "ABC")]
+    params += [("i64", q) for q in ("m", "n", "k", "a_m", "a_k", "b_n", "b_k", "ldc", "tiles_each", "columns_each", "blocks_m", "blocks_n")]
+    params += [("i64", f"{q}{i}") for i in range(batch) for q in ("size", "batch_a", "batch_b", "batch_c")]
+    f = Function(f"dot_{kernel}_{batch}{'' if static_k else 'k'}", "void", params)
     with f.loop("%lo", "%hi") as item:
         rest, column_block = f.div(item, "%blocks_n"), f.rem(item, "%blocks_n")
         rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")
-        offsets: list = [0, 0, 0]
+        offsets: list[Int] = [0, 0, 0]
         for i in reversed(range(batch)):
             index = f.rem(rest, f"%size{i}") if i else rest
             rest = f.div(rest, f"%size{i}") if i else rest
             offsets = [f.add(o, f.mul(index, f"%batch_{q}{i}")) for o, q in zip(offsets, "abc", strict=True)]
-        kinds = (sources[0].kind, sources[1].kind, t.kind)
         a, b, c = (f.gep(kind, f"%{q}", o) for kind, q, o in zip(kinds, "ABC", offsets, strict=True))
         n0 = f.mul(column_block, "%columns_each")
         n1 = f.min(f.add(n0, "%columns_each"), "%n")
-        if not isinstance(p.k, int):  # an empty sum: no block of K would write anything
+        if not static_k:  # an empty sum: no block of K would write anything
+            itemsize = {"float": 4, "double": 8, "i32": 4, "i64": 8, "bfloat": 2}[kinds[2]]
             with f.when(f.icmp("eq", "%k", 0)), f.loop(0, "%m") as i:
-                row = f.gep(t.kind, c, f.add(f.mul(i, "%ldc"), n0))
-                f.do(f"call void @llvm.memset.p0.i64(ptr {row}, i8 0, i64 {f.mul(f.sub(n1, n0), t.itemsize)}, i1 false)")
-        if plan.kernel == "tiles":
-            first = f.mul(row_block, "%rows_each")
-            tiles = f.ceildiv("%m", plan.heights[0])
-            last = f.min(f.add(first, "%rows_each"), tiles)
-            integers = ("%a_m", "%a_k", "%b_n", "%b_k", "%ldc", first, last, "%m", n0, n1, "%k")
-            am, ak, bn, bk, ldc, *others = (f"i64 {v}" for v in integers)
-            f.call("void", kernel, f"ptr {a}", am, ak, f"ptr {b}", bn, bk, f"ptr {c}", ldc, *others, f"ptr {scratch}")
-        else:
-            f.call("void", kernel, f"ptr {a}", "i64 %a_m", f"ptr {b}", "i64 %b_n", f"ptr {c}", "i64 %ldc", "i64 1", f"i64 {n0}", f"i64 {n1}", "i64 %k")
-    return program.function(f.name, f.text()), engine
+                row = f.gep(kinds[2], c, f.add(f.mul(i, "%ldc"), n0))
+                f.do(f"call void @llvm.memset.p0.i64(ptr {row}, i8 0, i64 {f.mul(f.sub(n1, n0), itemsize)}, i1 false)")
+        call(f, a, b, c, row_block, n0, n1)
+    return program.function(f.name, f.text())

@@ -260,21 +260,21 @@ class Partition:
 
 
 ITEMS_PER_CORE = 4
-_WORK = 1 << 22  # multiply-adds that make an item worth its overhead
 
 
-def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, b_cost: float, may_prepack: bool = True) -> Partition:
+def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, b_cost: float, may_prepack: bool = True,
+              work: int = 1 << 22) -> Partition:  # fmt: skip
     """The cheapest cut into enough items for this machine. Costs are nanoseconds per element of an operand, on one thread:
 
     packing A 0.1 (per block of columns, unless packed once), reading a packed A 0.05 from L2 and 0.2 from further away, packing B
-    `b_cost` per block of rows. Which cut is taken does not change results: every element of C is summed in one item.
+    `b_cost` per block of rows. `work`: multiply-adds that make an item worth its overhead. Which cut is taken does not change results: every element of C is summed in one item.
     """
     step = t.columns
     if not (isinstance(tiles, int) and isinstance(n, int)):
         rows, columns = 16, 8 * step
         return Partition(rows, columns, ceildiv(tiles, rows), ceildiv(n, columns), False)
     m, k, batch = (v if isinstance(v, int) else usual for v, usual in ((m, 512), (k, 512), (batch, 8)))
-    items = max(1, min(ITEMS_PER_CORE * (os.cpu_count() or 1), m * n * k * batch // _WORK) // max(1, batch))
+    items = max(1, min(ITEMS_PER_CORE * (os.cpu_count() or 1), m * n * k * batch // work) // max(1, batch))
     read = 0.05 if m * k * t.itemsize < 1 << 20 else 0.2
     best = (float("inf"), 1, 1, False)
     for blocks_n in range(1, min(items, ceildiv(n, step)) + 1):
