@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from array import array
 from collections.abc import Sequence
 
 import llvmlite.binding as llvm
@@ -45,7 +46,6 @@ class Program:
         self.errors: dict[int, BaseException] = {}
         self.static_arena = executable.arena if isinstance(executable.arena, int) else None
         self.callback = _HOST(self._host_call) if executable.host_calls else None
-        self._blocks: list = []
         self._head = (self.constants.ctypes.data if len(executable.constants) else 0,
                       ctypes.cast(self.callback, ctypes.c_void_p).value if self.callback else 0)
 
@@ -56,23 +56,24 @@ class Program:
         if len(inputs) != len(e.parameters) or len(outputs) != len(e.outputs) or len(sizes) != len(e.symbols):
             raise ValueError(f"{e.name} takes {len(e.parameters)} inputs, {len(e.outputs)} outputs and {len(e.symbols)} sizes, "
                              f"got {len(inputs)}, {len(outputs)} and {len(sizes)}")
-        _pool()
+        self.launch((*sizes, *inputs, *outputs))
+
+    def launch(self, words: tuple[int, ...]) -> None:
+        """`call` without checks: the sizes, the addresses of the parameters, those of the outputs."""
+        if threads() != _POOL.active:
+            _pool()
         arena_bytes = self.static_arena
         if arena_bytes is None:
-            arena_bytes = substitute(e.arena, {name: n for (name, _, _), n in zip(e.symbols, sizes, strict=True)})
-        try:
-            block = self._blocks.pop()
-        except IndexError:
-            block = (ctypes.c_uint64 * e.words)()
+            arena_bytes = substitute(self.executable.arena, {name: n for (name, _, _), n in zip(self.executable.symbols, words)})
         arena = Arena.borrow(arena_bytes)
         try:
-            block[:] = (arena.address, *self._head, *sizes, *inputs, *outputs)
-            self.entry(ctypes.addressof(block))
+            block = array("Q", (arena.address, *self._head, *words))
+            at = block.buffer_info()[0]
+            self.entry(at)
         finally:
             arena.give_back()
-        if self.errors and (error := self.errors.pop(ctypes.addressof(block), None)) is not None:
+        if self.errors and (error := self.errors.pop(at, None)) is not None:
             raise error
-        self._blocks.append(block)
 
     def _host_call(self, block: int, number: int, arguments: int) -> None:
         """Called from native code; an exception is kept until the program has returned."""

@@ -23,7 +23,7 @@ class NativeProgram:
         self.executable = executable
         self.aliases = executable.aliases
         self._loaded = cpu.load(executable)
-        self.call = self._loaded.call  # on addresses; programs with host calls may leave aliased inputs half written when those raise
+        self.launch = self._loaded.launch  # on addresses; a program whose host call raises may leave aliased inputs half written
 
     def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         if self.executable.host_calls and self.aliases:

@@ -148,7 +148,7 @@ class Caller:
             "empty": empty_strided, "aligned": _aligned, "dense": _dense, "rebuilt": _rebuilt, "expanded": _expanded, "draw": _draw, "floordiv": int.__floordiv__,
             "mod": int.__mod__, "math": math, "torch": torch, "Foreign": Foreign, "Shape": Shape, "number": _number,
         }  # fmt: skip
-        fast = getattr(program, "call", None)
+        fast = getattr(program, "launch", None)
         self.scope["run"] = fast or program.run
         lines = self._lines(fast is not None)
         source = "def call(args):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
@@ -176,9 +176,8 @@ class Caller:
             lines.append(f"o{i} = {self._allocation(r)}")
             outs.append((f"o{i}", Shape(r.shape.dtype, r.layout.physical(r.shape.dims))))
         if fast:
-            inputs, results = (", ".join(f"{p}.data_ptr()" for p, _ in side) for side in (pointers, outs))
-            sizes = ", ".join(name for name, _, _ in self.symbols)
-            lines.append(f"run(({inputs}{',' * bool(inputs)}), ({results}{',' * bool(results)}), ({sizes}{',' * bool(sizes)}))")
+            words = [name for name, _, _ in self.symbols] + [f"{p}.data_ptr()" for p, _ in (*pointers, *outs)]
+            lines.append(f"run(({', '.join(words)},))" if words else "run(())")
         else:
             inputs, results = (", ".join(f"Foreign({_shape_text(s)}, {p})" for p, s in side) for side in (pointers, outs))
             lines.append(f"run([{inputs}], [{results}])")
