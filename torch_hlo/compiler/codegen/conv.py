@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch_hlo.compiler.codegen import gemm
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.conv_gemm import PixelColumns, TapColumns, geometry, offset_table
-from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, emit_tree
+from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, Product, emit_product, emit_tree, merged
 from torch_hlo.compiler.codegen.function import Function
 from torch_hlo.compiler.codegen.plan import Planner
 from torch_hlo.compiler.codegen.registry import emits_step, emits_value
@@ -81,8 +81,10 @@ def convolution(program, x: Instruction) -> None:
     kind = ACCUMULATORS[dtype][0]
     if x.operands[0].shape.size == 0 or x.operands[1].shape.size == 0:
         return emit_tree(program, build.full(0, dtype, x.shape.dims), (), x)
-    if _is_pointwise(x):
-        return emit_tree(program, _as_dot(x), x.operands, x)
+    if _is_pointwise(x) and (found := _pointwise_product(x)) is not None:
+        p, first = found
+        operands = x.operands if first == 0 else x.operands[::-1]
+        return emit_product(program, p, kind, tuple(o.shape.dtype for o in operands), [program.pointer(o) for o in (*operands, x)])
     if _is_unrolled(x):
         return _emit_unrolled(program, x)
     (_emit_taps if _by_taps(x) else _emit_pixels)(program, x, kind)
@@ -227,28 +229,26 @@ def _is_pointwise(x: Instruction) -> bool:
     return all(w.size == 1 and w.stride == 1 for w in window) and x["feature_group_count"] == 1 and x["batch_group_count"] == 1
 
 
-def _as_dot(x: Instruction) -> Instruction:
-    """A window of one element: per image a product of the kernel with the pixels."""
+def _pointwise_product(x: Instruction) -> tuple[Product, int] | None:
+    """A window of one element as a strided product, and which operand is its left one: the kernel times the pixels of each image, or
+    where features are innermost the pixels times the kernel."""
     at = Labels.parse(x["dim_labels"])
-    (lhs, rhs), spatial = x.operands, len(x["window"])
-    kernel = build.reshape(rhs, rhs.shape.dims[:2])
-    o, i = at.rhs[:2]
-    if lhs.shape.dims[at.lhs[0]] == 1 or at.out[0] == 0:
-        # batch stays a dimension of its own: out[b, o, pixels] = kernel[o, i] lhs[b, i, pixels]
-        b, features = lhs.shape.dims[at.lhs[0]], kernel.shape.dims[o]
-        pixels = _product(lhs.shape.dims[d] for d in at.lhs[2:])
-        flat = build.reshape(lhs, (*(lhs.shape.dims[d] for d in sorted(at.lhs[:2])), pixels))
-        stretched = build.broadcast(kernel, (b, *kernel.shape.dims), (1, 2))
-        dot = instr("dot", (stretched, flat), x.shape.with_dims((b, features, pixels)), lhs_contracting_dims=(1 + i,),
-                    rhs_contracting_dims=(at.lhs[1],), lhs_batch_dims=(0,), rhs_batch_dims=(at.lhs[0],))
-        return build.reshape(dot, x.shape.dims)
-    dot = build.dot(kernel, lhs, (i,), (at.lhs[1],), dtype=x.shape.dtype)  # [o, b, spatial] or [o, spatial…] around b
-    where = [0] * x.shape.rank
-    rest = [d for d in range(lhs.shape.rank) if d != at.lhs[1]]
-    where[at.out[0]], where[at.out[1]] = 1 + rest.index(at.lhs[0]), 0
-    for s in range(spatial):
-        where[at.out[2 + s]] = 1 + rest.index(at.lhs[2 + s])
-    return build.transpose(dot, where)
+    lhs, rhs = x.operands
+    data, kernel, out = _strides(lhs, at.lhs), _strides(rhs, at.rhs), _strides(x, at.out)
+    sizes = [lhs.shape.dims[d] for d in at.lhs[2:]]
+    images, features = (lhs.shape.dims[d] for d in at.lhs[:2])
+    o = rhs.shape.dims[at.rhs[0]]
+    pixels = merged(list(zip(sizes, data[2:], strict=True)))
+    pixels_out = merged(list(zip(sizes, out[2:], strict=True)))
+    if pixels is None or pixels_out is None:
+        return None
+    batch = () if images == 1 else ((images, 0, data[0], out[0]),)
+    if pixels_out[1] == 1 or pixels[0] == 1:
+        return Product(o, pixels[0], features, (kernel[0], kernel[1]), (pixels[1], data[1]), out[1], batch), 1
+    if out[1] == 1:
+        batch = () if images == 1 else ((images, data[0], 0, out[0]),)
+        return Product(pixels[0], o, features, (pixels[1], data[1]), (kernel[0], kernel[1]), pixels_out[1], batch), 0
+    return None
 
 
 # -- the engines ---------------------------------------------------------------------------------------------------------

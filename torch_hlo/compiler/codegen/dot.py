@@ -65,7 +65,7 @@ class Product:
     batch: tuple[tuple[Size, Size, Size, Size], ...]
 
 
-def _merged(dims: list[tuple[Size, Size]]) -> tuple[Size, Size] | None:
+def merged(dims: list[tuple[Size, Size]]) -> tuple[Size, Size] | None:
     """One (size, stride) for several nested dimensions, or None. Sizes of 1 are ignored."""
     dims = [d for d in dims if d[0] != 1]
     if not dims:
@@ -82,7 +82,7 @@ def _contracted(pairs: list[tuple[Size, Size, Size]]) -> tuple[Size, Size, Size]
     """One (size, stride of A, stride of B) for the contracting dimensions in any order, or None."""
     # Outermost first as A has them; the order is free, but must be the same on both sides.
     pairs = sorted((p for p in pairs if p[0] != 1), key=lambda p: -p[1] if isinstance(p[1], int) else float("-inf"))
-    a, b = _merged([(n, s) for n, s, _ in pairs]), _merged([(n, s) for n, _, s in pairs])
+    a, b = merged([(n, s) for n, s, _ in pairs]), merged([(n, s) for n, _, s in pairs])
     return None if a is None or b is None else (a[0], a[1], b[1])
 
 
@@ -99,12 +99,12 @@ def product(x: Instruction) -> Product | None:
     at = len(batch)
     # Outer dimensions of the left operand that do not merge with the inner ones become batch dimensions.
     rows = free[0]
-    split = next(i for i in range(len(rows) + 1) if _merged(rows[i:]) is not None)
-    m = _merged(rows[split:])
+    split = next(i for i in range(len(rows) + 1) if merged(rows[i:]) is not None)
+    m = merged(rows[split:])
     if split and (isinstance(m[0], Dim) or m[0] < 32):
         return None
     batch += [(n, s, 0, result[at + i]) for i, (n, s) in enumerate(rows[:split])]
-    n = _merged(free[1])
+    n = merged(free[1])
     if n is None:
         return None
     c_m = n[0]
@@ -120,15 +120,15 @@ def _roles(x: Instruction) -> tuple[list, list, list]:
 
 
 def _merge_batch(batch: list[tuple[Size, Size, Size, Size]]) -> tuple[tuple[Size, Size, Size, Size], ...]:
-    merged: list[tuple[Size, Size, Size, Size]] = []
+    kept: list[tuple[Size, Size, Size, Size]] = []
     for d in batch:
         if d[0] == 1:
             continue
-        if merged and all(outer == d[0] * inner for outer, inner in zip(merged[-1][1:], d[1:], strict=True)):
-            merged[-1] = (merged[-1][0] * d[0], *d[1:])
+        if kept and all(outer == d[0] * inner for outer, inner in zip(kept[-1][1:], d[1:], strict=True)):
+            kept[-1] = (kept[-1][0] * d[0], *d[1:])
         else:
-            merged.append(d)
-    return tuple(merged)
+            kept.append(d)
+    return tuple(kept)
 
 
 def canonical(x: Instruction) -> Instruction:
@@ -269,7 +269,7 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
         t = replace(t, vectors=plan.vectors)
         # Rows that are read in place cost little to read again; a transposing pack of B is the dearest.
         b_cost = {"direct": 0.03, "copy": 0.08}.get(plan.form_b, 0.12)
-        cut = gemm.partition(t, ceildiv(p.m, plan.heights[0]), p.m, p.n, p.k, batch, b_cost, not p.batch)
+        cut = gemm.partition(t, ceildiv(p.m, plan.heights[0]), p.m, p.n, p.k, batch, b_cost, all(d[1] == 0 for d in p.batch))
     key = ("dot", kind, dtypes, plan, cut.prepacked, len(p.batch), isinstance(p.m, int), isinstance(p.k, int))
     name, engine = program.once(key, lambda: _task(program, t, sources, plan, p, cut.prepacked))
     if cut.prepacked:
