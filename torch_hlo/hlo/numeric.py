@@ -9,11 +9,14 @@ import numpy as np
 from torch_hlo.hlo.shape import numpy_dtype
 
 # exponent bits, mantissa bits, bias, has infinities, fnuz ("finite, nan, unsigned zero")
-_SMALL_FLOATS = {
+SMALL_FLOATS = {
     "f8e4m3fn": (4, 3, 7, False, False),
     "f8e5m2": (5, 2, 15, True, False),
     "f8e4m3fnuz": (4, 3, 8, False, True),
     "f8e5m2fnuz": (5, 2, 16, False, True),
+    "f8e4m3": (4, 3, 7, True, False),
+    "f8e3m4": (3, 4, 3, True, False),
+    "f8e4m3b11fnuz": (4, 3, 11, False, True),
 }
 
 
@@ -21,7 +24,7 @@ def encode(values: np.ndarray, dtype: str) -> bytes:
     """Row-major little-endian bytes of `values` converted to `dtype`."""
     if dtype == "bf16":
         return _bf16_bits(np.asarray(values, np.float32)).tobytes()
-    if dtype in _SMALL_FLOATS:
+    if dtype in SMALL_FLOATS:
         return _f8_bits(np.asarray(values, np.float32), dtype).tobytes()
     with np.errstate(all="ignore"):
         return np.ascontiguousarray(np.asarray(values).astype(numpy_dtype(dtype))).tobytes()
@@ -32,7 +35,7 @@ def decode(data: bytes, dtype: str, dims: tuple[int, ...]) -> np.ndarray:
     if dtype == "bf16":
         bits = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).reshape(dims)
-    if dtype in _SMALL_FLOATS:
+    if dtype in SMALL_FLOATS:
         return _f8_values(dtype)[np.frombuffer(data, np.uint8)].reshape(dims)
     return np.frombuffer(data, numpy_dtype(dtype)).reshape(dims)
 
@@ -40,7 +43,7 @@ def decode(data: bytes, dtype: str, dims: tuple[int, ...]) -> np.ndarray:
 def round_to(values: np.ndarray, dtype: str) -> np.ndarray:
     """`values` rounded to nearest even in `dtype`, in the NumPy type that holds it."""
     values = np.asarray(values)
-    if dtype == "bf16" or dtype in _SMALL_FLOATS:
+    if dtype == "bf16" or dtype in SMALL_FLOATS:
         return decode(encode(values, dtype), dtype, values.shape)
     with np.errstate(all="ignore"):
         return values.astype(numpy_dtype(dtype))
@@ -59,7 +62,7 @@ def _f8_values(dtype: str) -> np.ndarray:
     """The 256 values of an f8 type."""
     table = _F8_TABLES.get(dtype)
     if table is None:
-        exponent_bits, mantissa_bits, bias, has_inf, fnuz = _SMALL_FLOATS[dtype]
+        exponent_bits, mantissa_bits, bias, has_inf, fnuz = SMALL_FLOATS[dtype]
         table = np.empty(256, np.float32)
         for code in range(256):
             e, m = (code >> mantissa_bits) & ((1 << exponent_bits) - 1), code & ((1 << mantissa_bits) - 1)
@@ -79,7 +82,7 @@ def _f8_values(dtype: str) -> np.ndarray:
 
 def _f8_bits(values: np.ndarray, dtype: str) -> np.ndarray:
     table = _f8_values(dtype)
-    has_inf, fnuz = _SMALL_FLOATS[dtype][3:]
+    exponent_bits, mantissa_bits, _, has_inf, fnuz = SMALL_FLOATS[dtype]
     finite = np.array([c for c in range(128) if np.isfinite(table[c])])
     grid = table[finite].astype(np.float64)
     magnitude = np.abs(values.astype(np.float64))
@@ -90,8 +93,9 @@ def _f8_bits(values: np.ndarray, dtype: str) -> np.ndarray:
     code = np.where(nearer_low | (tie & (lower % 2 == 0)), lower, upper).astype(np.uint8)
     step = grid[-1] - grid[-2]
     overflow = magnitude >= grid[-1] + step / 2
-    nan_code = np.uint8(0x80 if fnuz else 0x7F if not has_inf else 0x7E)
-    infinity = np.uint8(0x7C) if has_inf else nan_code
+    top = ((1 << exponent_bits) - 1) << mantissa_bits
+    nan_code = np.uint8(0x80 if fnuz else 0x7F if not has_inf else top | 1 << (mantissa_bits - 1))
+    infinity = np.uint8(top) if has_inf else nan_code
     code = np.where(overflow, infinity, code)
     sign = np.signbit(values) & ~(np.array(fnuz) & (code == 0)) & (code != 0x80)
     code = np.where(sign, code | 0x80, code).astype(np.uint8)

@@ -41,6 +41,8 @@ DTYPES: dict[str, DType] = {
         DType("f8e4m3fn", "f", 8, "float8_e4m3fn", "float8_e4m3fn"), DType("f8e5m2", "f", 8, "float8_e5m2", "float8_e5m2"),
         DType("f8e4m3fnuz", "f", 8, "float8_e4m3fnuz", "float8_e4m3fnuz"),
         DType("f8e5m2fnuz", "f", 8, "float8_e5m2fnuz", "float8_e5m2fnuz"),
+        DType("f8e4m3", "f", 8, "float8_e4m3", None), DType("f8e3m4", "f", 8, "float8_e3m4", None),
+        DType("f8e4m3b11fnuz", "f", 8, "float8_e4m3b11fnuz", None),
         DType("bf16", "f", 16, "bfloat16", "bfloat16"), DType("f16", "f", 16, "float16", "float16"),
         DType("f32", "f", 32, "float32", "float32"), DType("f64", "f", 64, "float64", "float64"),
         DType("c64", "c", 64, "complex64", "complex64"), DType("c128", "c", 128, "complex128", "complex128"),

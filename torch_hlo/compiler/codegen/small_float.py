@@ -1,17 +1,13 @@
 """Small float formats as straight-line integer code on floats: exact decoding, round-to-nearest-even encoding.
 
-The four 8-bit formats, and f16 for machines without instructions for it.
+The 8-bit formats, and f16 for machines without instructions for it.
 """
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.emit import Emit, Typed
+from torch_hlo.hlo.numeric import SMALL_FLOATS
 
-# exponent bits, mantissa bits, bias, has infinities, fnuz ("finite, nan, unsigned zero")
-FORMATS = {
-    "f8e4m3fn": (4, 3, 7, False, False), "f8e5m2": (5, 2, 15, True, False),
-    "f8e4m3fnuz": (4, 3, 8, False, True), "f8e5m2fnuz": (5, 2, 16, False, True),
-    "f16": (5, 10, 15, True, False),
-}  # fmt: skip
+FORMATS = {**SMALL_FLOATS, "f16": (5, 10, 15, True, False)}
 _NAN = 0x7FC00000
 
 

@@ -12,6 +12,7 @@ from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Computation, Instruction
+from torch_hlo.hlo.numeric import SMALL_FLOATS
 from torch_hlo.hlo.shape import DTYPES, row_major_strides
 
 SLOTS = 16  # rows that may be in work at the same time; each has its own scratch memory
@@ -77,7 +78,7 @@ def sort_key(comparator: Computation, types: list[str]) -> tuple[int, bool, bool
     Not total order: -0 equals 0 and every NaN is the largest (build.comparison).
     """
     for direction in ("LT", "GT"):
-        if not types[0].endswith("fnuz") and comparator == build.comparison(direction, tuple(types)):
+        if DTYPES[types[0]].kind != "c" and not types[0].endswith("fnuz") and comparator == build.comparison(direction, tuple(types)):
             return 0, direction == "GT", False
     root, params = comparator.root, comparator.params
     if root.op != "compare" or root["direction"] not in ("LT", "GT") or any(o not in params for o in root.operands):
@@ -117,7 +118,13 @@ def _key(f: Writer, key: tuple[int, bool, bool], dtype: str, base: Int, at: Int)
 
 def _infinity(dtype: str) -> int:
     """Bits of the largest magnitude that is not a NaN. The fnuz types have their only NaN at -0: `_key` is not used for them."""
-    return {"f64": 0x7FF0 << 48, "f32": 0x7F80 << 16, "bf16": 0x7F80, "f16": 0x7C00, "f8e5m2": 0x7C, "f8e4m3fn": 0x7E}[dtype]
+    if dtype in _INFINITY:
+        return _INFINITY[dtype]
+    exponent_bits, mantissa_bits, _, has_infinity, _ = SMALL_FLOATS[dtype]
+    return ((1 << exponent_bits) - 1) << mantissa_bits if has_infinity else 0x7E
+
+
+_INFINITY = {"f64": 0x7FF0 << 48, "f32": 0x7F80 << 16, "bf16": 0x7F80, "f16": 0x7C00}
 
 
 def _radix_sort(f: Writer, key, dtype: str, base: Int, stride: Int, n: Int, memory: str) -> str:

@@ -12,10 +12,11 @@ from torch_hlo.compiler.passes.moves import MOVES
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.ir import Instruction, Module, instr
 from torch_hlo.hlo.match import const, inline, lift, merged, op, rewrite, rules, splat, var
+from torch_hlo.hlo.numeric import SMALL_FLOATS
 from torch_hlo.hlo.shape import DTYPES
 
 # Significant bits (with the hidden one) of float types, and the exponents k for which 2**k and 2**-k are both normal.
-PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8, "f8e4m3fn": 4, "f8e4m3fnuz": 4, "f8e5m2": 3, "f8e5m2fnuz": 3}
+PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8} | {name: row[1] + 1 for name, row in SMALL_FLOATS.items()}
 _RECIPROCAL = {"f64": 1022, "f32": 126, "f16": 14, "bf16": 126}
 _FORMAT = {"f64": (11, 52), "f32": (8, 23), "f16": (5, 10), "bf16": (8, 7)}
 _FLIPPED = {"EQ": "EQ", "NE": "NE", "LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
@@ -225,8 +226,8 @@ ARITHMETIC = rules(
     (op("multiply", x, const(0), where=lambda x: x.shape.kind in "psu"), lambda x: h.full_like(x, 0)),   # x * 0 -> 0
     (op("multiply", op("multiply", x, c), d, where=ints), lambda x, c, d: h.multiply(x, h.multiply(c, d))),
     (op("multiply", op("negate", x), op("negate", y)), lambda x, y: h.multiply(x, y)),          # -x * -y -> x * y
-    (op("multiply", op("negate", x), c, where=real), lambda x, c: h.multiply(x, h.negate(c))),  # -x * c -> x * -c
-    (op("negate", op("multiply", x, c), where=real), lambda x, c: h.multiply(x, h.negate(c))),  # -(x * c) -> x * -c
+    (op("multiply", op("negate", var("x", not_constant)), c, where=real), lambda x, c: h.multiply(x, h.negate(c))),  # -x * c -> x * -c
+    (op("negate", op("multiply", var("x", not_constant), c), where=real), lambda x, c: h.multiply(x, h.negate(c))),  # -(x * c) -> x * -c
     (op("divide", op("negate", x), op("negate", y), where=floats), lambda x, y: h.divide(x, y)),    # -x / -y -> x / y
     (op("divide", x, const(1), where=real), lambda x: x),                                       # x / 1 -> x
     (op("divide", x, const(-1.0), where=floats), lambda x: h.negate(x)),                        # x / -1.0 -> -x

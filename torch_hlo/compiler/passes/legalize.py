@@ -13,9 +13,10 @@ from torch_hlo.hlo import build as h
 from torch_hlo.hlo.infer import fail, product
 from torch_hlo.hlo.ir import Instruction, Module, instr
 from torch_hlo.hlo.match import inline, lift, op, rewrite, rules, var
+from torch_hlo.hlo.numeric import SMALL_FLOATS
 from torch_hlo.hlo.shape import DTYPES, Shape
 
-ACCUMULATOR = {"f16": "f32", "bf16": "f32", "f8e4m3fn": "f32", "f8e5m2": "f32", "f8e4m3fnuz": "f32", "f8e5m2fnuz": "f32"}
+ACCUMULATOR = dict.fromkeys(("f16", "bf16", *SMALL_FLOATS), "f32")
 _INTEGER = {8: "s8", 16: "s16", 32: "s32", 64: "s64"}
 
 

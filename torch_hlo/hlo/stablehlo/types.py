@@ -18,6 +18,7 @@ ELEMENTS = {
     "ui2": "u2", "ui4": "u4", "ui8": "u8", "ui16": "u16", "ui32": "u32", "ui64": "u64",
     "f16": "f16", "bf16": "bf16", "f32": "f32", "f64": "f64", "complex<f32>": "c64", "complex<f64>": "c128",
     "f8E4M3FN": "f8e4m3fn", "f8E5M2": "f8e5m2", "f8E4M3FNUZ": "f8e4m3fnuz", "f8E5M2FNUZ": "f8e5m2fnuz",
+    "f8E4M3": "f8e4m3", "f8E3M4": "f8e3m4", "f8E4M3B11FNUZ": "f8e4m3b11fnuz",
 }  # fmt: skip
 NAMES = {v: k for k, v in reversed(ELEMENTS.items())} | {"pred": "i1", "s64": "i64"}
 _DIMS = re.compile(r"((?:(?:[0-9]{1,19}|\?)\s*x\s*)*+)")
