@@ -1,6 +1,6 @@
-"""torch's op_db on "hlo" against CPU: forward, backward, in-place and out=, float32.
+"""torch's op_db on "hlo" against CPU: forward, backward, in-place and out=.
 
-    python -m test.sweeps.op_db [--ops REGEX] [--samples 3] [--json FILE] [--verbose]
+    python -m test.sweeps.op_db [--ops REGEX] [--dtype float32] [--samples 3] [--json FILE] [--verbose]
 
 An operator passes when every sample of every variant agrees; it is native when no aten op fell back to the CPU meanwhile.
 """
@@ -31,6 +31,9 @@ UNDEFINED_VALUES = re.compile(
     r"|randint|.*_like_?rand.*|rand_like|randn_like|randint_like|nn\.functional\.(alpha_|feature_alpha_)?dropout.*|nn\.functional\.feature.*|nn\.functional\.rrelu"
     r"|nn\.functional\.fractional_max_pool.*|svd_lowrank|pca_lowrank|torch\.ops\.aten\._efficient_attention_forward|nn\.functional\.multi_head_attention_forward)"
 )
+
+
+TOLERANCE = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 class Timeout(Exception):
@@ -71,7 +74,9 @@ def compare(got, want, values: bool) -> None:
         assert g.dtype == w.dtype, f"dtype {g.dtype}, not {w.dtype}"
         if values:
             g, w = g.detach().cpu(), w.detach()
-            torch.testing.assert_close(g.resolve_conj().resolve_neg(), w.resolve_conj().resolve_neg(), equal_nan=True, rtol=2e-4, atol=2e-4, check_stride=False)
+            tolerance = TOLERANCE.get(w.dtype, 2e-4)
+            g, w = g.resolve_conj().resolve_neg(), w.resolve_conj().resolve_neg()
+            torch.testing.assert_close(g, w, equal_nan=True, rtol=tolerance, atol=tolerance, check_stride=False)
 
 
 def variants(op, sample):
@@ -102,11 +107,12 @@ def grads(op, sample, device):
     return torch.autograd.grad(total, leaves, allow_unused=True)
 
 
-def check(op, samples: int) -> None:
+def check(op, samples: int, dtype: torch.dtype = torch.float32) -> None:
     name = op.name
     values = not UNDEFINED_VALUES.match(name)
     made = []
-    for s in op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd):
+    differentiable = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex) and dtype in op.supported_backward_dtypes("cpu")
+    for s in op.sample_inputs("cpu", dtype, requires_grad=differentiable):
         made.append(s)
         if len(made) >= samples:
             break
@@ -121,7 +127,7 @@ def check(op, samples: int) -> None:
                 continue
             got = fn(move(s.input, "hlo"), move(s.args, "hlo"), move(s.kwargs, "hlo"))
             compare(got, want, values)
-        if op.supports_autograd and values:
+        if differentiable and values:
             try:
                 want = grads(op, s, "cpu")
             except Exception:
@@ -149,7 +155,7 @@ def check_out(op, s, values: bool) -> None:
         compare(run("hlo"), want, values)
 
 
-def run(pattern: str, samples: int, seconds: int, verbose: bool) -> dict:
+def run(pattern: str, samples: int, seconds: int, verbose: bool, dtype: torch.dtype = torch.float32) -> dict:
     """status per operator: pass, pass-fallback, or fail with the reason."""
     report: dict[str, dict] = {}
 
@@ -159,13 +165,13 @@ def run(pattern: str, samples: int, seconds: int, verbose: bool) -> dict:
     signal.signal(signal.SIGALRM, alarm)
     for op in op_db:
         name = op.formatted_name if op.variant_test_name else op.name
-        if not re.search(pattern, name) or op.name in SKIP or torch.float32 not in op.supported_dtypes("cpu"):
+        if not re.search(pattern, name) or op.name in SKIP or dtype not in op.supported_dtypes("cpu"):
             continue
         torch_hlo.metrics.clear_all()
         torch.manual_seed(0)
         signal.alarm(seconds)
         try:
-            check(op, samples)
+            check(op, samples, dtype)
             row = {"status": "pass"}
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
@@ -193,13 +199,14 @@ def summary(report: dict) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default="", help="regular expression on the operator's name")
+    parser.add_argument("--dtype", default="float32", help="a name in torch: float64, int64, bool, bfloat16, complex64, ...")
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=60, help="limit per operator")
     parser.add_argument("--json")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    report = run(args.ops, args.samples, args.seconds, args.verbose)
+    report = run(args.ops, args.samples, args.seconds, args.verbose, getattr(torch, args.dtype))
     if args.json:
         with open(args.json, "w") as f:
             json.dump(report, f, indent=1)

@@ -164,9 +164,12 @@ def outputs(module: Module) -> tuple[Instruction, ...]:
     return root.operands if root.op == "tuple" else (root,)
 
 
-def postorder(roots: Iterable[Instruction]) -> list[Instruction]:
-    """Every instruction reachable from `roots`, operands before users, without recursion, in a stable order."""
-    seen: set[int] = set()
+def postorder(roots: Iterable[Instruction], known: Iterable[Instruction] = ()) -> list[Instruction]:
+    """Every instruction reachable from `roots`, operands before users, without recursion, in a stable order.
+
+    `known` instructions, and what only they need, are left out.
+    """
+    seen = {id(x) for x in known}
     order: list[Instruction] = []
     for root in roots:
         if id(root) in seen:

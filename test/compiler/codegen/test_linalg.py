@@ -1,9 +1,14 @@
 """cholesky and triangular-solve, real and complex, batched; fft through the host."""
+import re
+
 import numpy as np
 import pytest
 
-from test.compiler.codegen.steps import check
+from test.compiler.codegen.steps import check, module_of
+from torch_hlo.compiler.compile import compile_module
 from torch_hlo.hlo import build
+from torch_hlo.hlo.ir import Computation
+from torch_hlo.hlo.shape import Shape
 
 
 def matrices(dtype, batch, n):
@@ -46,3 +51,29 @@ def test_fft(kind):
     if kind != "RFFT":
         v = (v + 1j * rng.standard_normal(v.shape)).astype("complex64")
     check(lambda x: build.fft(x, kind, (6, 10) if kind != "IRFFT" else (6, 18)), v, rtol=1e-5)
+
+
+def test_a_step_made_of_several_does_not_repeat_what_comes_before():
+    """A right-sided solve is emitted as transposes around a left-sided one; the loop that computes its operand runs once."""
+    seen = {}
+
+    def program(a, b):
+        return build.triangular_solve(a, looped(b), left_side=False, lower=True)
+
+    module = module_of(program, [Shape("f32", (3, 3)), Shape("f32", (4, 3))])
+    compile_module(module, observe=lambda name, value: seen.update({name: str(value)}))
+    kernels = next(v for name, v in seen.items() if "define void @entry" in v)
+    assert len(re.findall(r"define void @condition", kernels)) == 1
+    a, b = matrices("float32", 1, 3)[0] + 6 * np.eye(3, dtype="float32"), matrices("float32", 1, 4)[0][:, :3]
+    check(program, a, b, rtol=1e-4)
+
+
+def looped(x):
+    """x doubled three times, by a loop."""
+    start = build.tuple_(build.constant(0, "s64"), x)
+    state = build.parameter(0, start.shape)
+    count, value = (build.get_tuple_element(state, i) for i in range(2))
+    one, three = build.constant(1, "s64"), build.constant(3, "s64")
+    condition = Computation("condition", (state,), build.compare(count, three, "LT"))
+    body = Computation("body", (state,), build.tuple_(build.add(count, one), build.add(value, value)))
+    return build.get_tuple_element(build.while_(condition, body, start), 1)

@@ -182,7 +182,7 @@ def emit_tree(program, root: Instruction, known: tuple[Instruction, ...], result
     What lies between gets memory of its own for the duration of the step, even where the program has the same instruction:
     that one's buffer may not be valid here.
     """
-    steps = [x for x in postorder((root,)) if x not in known and x.op not in ("constant", "parameter")]
+    steps = [x for x in postorder((root,), known) if x.op not in ("constant", "parameter")]
     target = program.places(result)
     with program.rebound():
         for x in steps:
