@@ -42,6 +42,7 @@ FLAGS: dict[str, Flag] = {
         Flag("MAX_NODES", 20000, int, "recorded ops after which the graph is cut"),
         Flag("CACHE", _default_cache, str, "directory of compiled programs (default ~/.cache/torch_hlo); empty turns the disk cache off"),
         Flag("CACHE_SIZE", 1024, int, "MiB of compiled programs kept on disk"),
+        Flag("DYNAMIC", True, lambda s: s not in ("", "0"), "compile a step that comes back with other sizes once for all sizes"),
         Flag("PROGRAMS", 256, int, "compiled programs kept in memory"),
         Flag("ASYNC", True, lambda s: s not in ("", "0"), "run steps on a background thread while Python traces the next"),
     )

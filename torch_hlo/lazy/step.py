@@ -25,7 +25,7 @@ from torch_hlo import config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.device.runtime import Buffer, Memory
 from torch_hlo.hlo.shape import Shape
-from torch_hlo.lazy import dump, executor, explain, log, progress
+from torch_hlo.lazy import dump, executor, explain, generalize, log, progress
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.executor import Job
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
@@ -37,15 +37,20 @@ LOCK = threading.RLock()  # one cut at a time; the executor's thread never takes
 
 
 class Compiled:
-    """A program of the cache. Its inputs are the graph's leaves, then its numbers; `aliases` are what the program wants shared."""
+    """A program of the cache. Its inputs are the graph's leaves, its numbers, then `extra` arrays of no bytes whose sizes a symbolic
+    program reads; `aliases` are what the program wants shared."""
 
-    __slots__ = ("name", "program", "key", "aliases", "outputs", "sources")
+    __slots__ = ("name", "program", "key", "aliases", "outputs", "sources", "extra")
 
-    def __init__(self, name: str, program: runtime.Program, key: tuple, outputs: tuple[Shape, ...], sources: tuple[str, ...]) -> None:
+    def __init__(
+        self, name: str, program: runtime.Program, key: tuple, outputs: tuple[Shape, ...], sources: tuple[str, ...], extra: tuple[int, ...] = ()
+    ) -> None:
         self.name, self.program, self.key, self.outputs, self.sources = name, program, key, outputs, sources
         self.aliases = tuple(program.aliases)
+        self.extra = [Buffer(Shape("u8", (n, 0)), _NOTHING) for n in extra]
 
 
+_NOTHING = Memory(0)
 _CACHE: OrderedDict[tuple, Compiled] = OrderedDict()
 _IN_FLIGHT: deque[_Run] = deque()
 _compiles = 0
@@ -142,6 +147,7 @@ def clear_cache() -> None:
     """Forget the compiled programs in memory."""
     with LOCK:
         _CACHE.clear()
+        generalize.FAMILIES.clear()
 
 
 def cache_size() -> int:
@@ -204,6 +210,8 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
     inputs = [_leaf_buffer(leaf) for leaf in graph.leaves]
     if graph.numbers:
         inputs += _number_buffers(graph.numbers)
+    if compiled.extra:
+        inputs += compiled.extra
     given = {o: i for o, i in compiled.aliases}
     outputs = [
         Buffer(shape, inputs[given[o]].memory) if o in given else runtime.allocate(shape) for o, shape in enumerate(compiled.outputs)
@@ -307,35 +315,84 @@ def _program(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> Compiled:
         metrics.count("CachedCompile")
         _CACHE.move_to_end(key)
         return found
+    family, ints = None, ()
+    if config.get("DYNAMIC"):
+        bones, ints = generalize.split(graph)
+        family = generalize.family((bones, frozenset(i for _, i in aliases), *key[2:]))
+        symbolic = family.find(ints)
+        if symbolic is not None:
+            metrics.count("CachedCompile")
+            return _keep(_compiled(graph, key, symbolic.name, symbolic.program, [ints[p] for p in symbolic.extra]))
     metrics.count("UncachedCompile")
-    compiled = executor.call_compiler(lambda: _compile(graph, aliases, key))
+    return executor.call_compiler(lambda: _compile(graph, aliases, key, family, ints))
+
+
+def _compiled(graph: Graph, key: tuple, name: str, program: runtime.Program, extra: Sequence[int] = ()) -> Compiled:
+    shapes = tuple(o.node.outs[o.index] for o in graph.outputs)
+    return Compiled(name, program, key, shapes, tuple(n.source for n in graph.nodes), tuple(extra))
+
+
+def _keep(compiled: Compiled) -> Compiled:
+    _CACHE[compiled.key] = compiled
     while len(_CACHE) > max(config.get("PROGRAMS"), 1):
         _CACHE.popitem(last=False)
     return compiled
 
 
-def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple) -> Compiled:
-    """Compile into the cache. On the compiler's thread: when Ctrl-C ended the wait for it, the next attempt finds the program there."""
+def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, family: generalize.Family | None, ints: tuple[int, ...]) -> Compiled:
+    """Compile into the cache: for all sizes if this graph differs from an earlier one only in integers, else for its own. On the
+    compiler's thread: when Ctrl-C ended the wait for it, the next attempt finds the program there."""
     global _compiles
     if key in _CACHE:
         return _CACHE[key]
     _compiles += 1
     name = f"step_{_compiles}"
-    sources = tuple(n.source for n in graph.nodes)
-    reason = f"{name}: " + explain.reason(key, sources, list(_CACHE.values()))
+    reason = f"{name}: " + explain.reason(key, [n.source for n in graph.nodes], list(_CACHE.values()))
+    compiled = None
+    if family is not None and family.instances:
+        compiled, note = _generalized(graph, aliases, key, name, family, ints)
+        reason += f"; {note}"
     metrics.add_compile_reason(reason)
     log.say(1, f"compiling {reason}")
-    with progress.compiling(name, len(graph.nodes)), metrics.timed("CompileTime"), dump.recording(name, reason) as observe:
+    if compiled is None:
+        with progress.compiling(name, len(graph.nodes)), metrics.timed("CompileTime"), dump.recording(name, reason) as observe:
+            try:
+                module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, name="step")
+                if observe is not None:
+                    observe("hlo:input", module)
+                program = runtime.compile_program(module, observe)
+            except Exception as error:
+                error.add_note(f"{name} ({len(graph.nodes)} ops) was not run; its tensors are unchanged and still pending")
+                raise
+        compiled = _compiled(graph, key, name, program)
+    if family is not None:
+        family.remember(ints)
+    return _keep(compiled)
+
+
+def _generalized(
+    graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, name: str, family: generalize.Family, ints: tuple[int, ...]
+) -> tuple[Compiled | None, str]:
+    """A program for all sizes, and a note for the compile's reason; None where the integers have no explanation or a lowering needs them."""
+    proposal = family.propose(graph, ints)
+    if isinstance(proposal, str):
+        return None, f"for these sizes only: {proposal}"
+    note = f"for all sizes, here {proposal.text}"
+    with progress.compiling(name, len(graph.nodes)), metrics.timed("CompileTime"), dump.recording(name, note) as observe:
         try:
-            module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, name="step")
+            inputs = [*proposal.leaves, *graph.numbers, *proposal.extra]
+            module = lower(proposal.nodes, proposal.outputs, inputs, proposal.aliases(aliases), "step", proposal.symbols)
             if observe is not None:
                 observe("hlo:input", module)
             program = runtime.compile_program(module, observe)
-        except Exception as error:
-            error.add_note(f"{name} ({len(graph.nodes)} ops) was not run; its tensors are unchanged and still pending")
-            raise
-    compiled = _CACHE[key] = Compiled(name, program, key, tuple(o.node.outs[o.index] for o in graph.outputs), sources)
-    return compiled
+        except Exception as error:  # whatever needs a number where it finds a symbol: the exact program is compiled instead
+            return None, f"for these sizes only: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    metrics.count("SymbolicCompile")
+    symbolic = generalize.Generalized(program, name, proposal)
+    if not symbolic.fits(ints):
+        return None, "for these sizes only: the expressions found do not give this graph's own sizes"
+    family.programs.append(symbolic)
+    return _compiled(graph, key, name, program, [ints[p] for p in symbolic.extra]), note
 
 
 # ---- waiting, failing

@@ -1,0 +1,351 @@
+"""One program for many sizes: a recorded graph that differs from an earlier one only in integers becomes a symbolic program.
+
+    bones, ints = split(graph)                       # structure, and every integer of the graph in a fixed order
+    family = FAMILIES.get(bones)                     # what was seen with this structure
+    family.find(ints) -> (Generalized, values)       # a symbolic program whose expressions give exactly these integers
+    family.propose(graph, ints) -> Proposal | str    # a new one that explains the instances seen, or why there is none
+
+Sound whatever the guess: before each use every integer of the recorded graph (sizes of inputs and results, static arguments) is
+compared with what the program's expressions predict for it. Integers that vary must be at least 2, in every instance and at every use,
+because 0 and 1 mean other things to operators (broadcasting, "no", "the first").
+"""
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+
+import torch
+
+from torch_hlo.hlo.dim import Dim, Size, symbol
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.lazy.fingerprint import Graph
+from torch_hlo.lazy.storage import Array
+from torch_hlo.lowering.graph import Leaf, Node, Out
+
+aten = torch.ops.aten
+INSTANCES = 6  # integer vectors remembered per structure
+PROGRAMS = 4  # symbolic programs per structure
+ATTEMPTS = 6  # after which no more are tried
+STRUCTURES = 512
+_KNOWN = 48  # expressions that others are built from
+_DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 28, 32, 64)
+
+# Integer arguments that are positions or lengths, nothing else: where no size explains one, it is an input of the program.
+FREE: dict[object, frozenset[int]] = {
+    aten.select.int: frozenset({2}), aten.slice.Tensor: frozenset({2, 3}), aten.select_scatter.default: frozenset({3}),
+    aten.slice_scatter.default: frozenset({3, 4}), aten.arange.start: frozenset({0, 1}), aten.arange.default: frozenset({0}),
+}  # fmt: skip
+
+
+# ---- structure and integers
+
+
+def split(graph: Graph) -> tuple[tuple, tuple[int, ...]]:
+    """The graph's key without integers (hashable), and the integers: sizes of leaves, then per node static arguments and result sizes."""
+    ints: list[int] = []
+    for leaf in graph.leaves:
+        ints += leaf.shape.dims
+    leaves = tuple([(leaf.shape.dtype, leaf.shape.rank) for leaf in graph.leaves])
+    bones: list[tuple] = []
+    for key, node in zip(graph.node_keys, graph.nodes):
+        bones.append(tuple([_strip(x, ints) if type(x) is tuple else x for x in key]))
+        for out in node.outs:
+            if out is not None:
+                ints += out.dims
+        bones.append(tuple([out and (out.dtype, out.rank) for out in node.outs]))
+    return (tuple(bones), leaves, graph.key[2]), tuple(ints)
+
+
+def _strip(x: tuple, ints: list[int]) -> tuple:
+    tag = x[0]
+    if tag == "int":
+        ints.append(int(x[1]))
+        return _INT
+    if tag == "ints":
+        ints += x[1:]
+        return ("ints", len(x) - 1)
+    if tag in ("list", "name"):
+        return (tag, *[_strip(v, ints) if type(v) is tuple else v for v in x[1:]])
+    return x
+
+
+_INT = ("int",)
+
+
+def _positions(graph: Graph) -> Iterator[tuple[Node | int, int, str]]:
+    """For every integer of `split`, where it is: (leaf number, dimension, "size") or (node, argument, name)."""
+    for i, leaf in enumerate(graph.leaves):
+        for d in range(leaf.shape.rank):
+            yield i, d, "size"
+    for key, node in zip(graph.node_keys, graph.nodes):
+        names = [a.name for a in node.target._schema.arguments]
+        for i, x in enumerate(key[1:]):
+            if type(x) is tuple:
+                found: list[int] = []
+                _strip(x, found)
+                name = x[1] if x[0] == "name" else names[i] if i < len(names) else f"argument {i}"
+                for _ in found:
+                    yield node, i, name
+        for out in node.outs:
+            for _ in range(out.rank if out is not None else 0):
+                yield node, -1, "result size"
+
+
+# ---- the graph with expressions instead of integers
+
+
+class _Rewriter:
+    """Copies nodes; integers are replaced by `sizes`, in the order of `split`."""
+
+    def __init__(self, graph: Graph, sizes: Sequence[Size]) -> None:
+        self.sizes = iter(sizes)
+        self.leaves: dict[int, Leaf] = {}
+        for leaf in graph.leaves:
+            self.leaves[id(leaf)] = Leaf(self._shape(leaf.shape))
+        self.made: dict[int, Node] = {}
+        self.nodes = [self._node(n) for n in graph.nodes]
+        self.outputs = [self.value(o) for o in graph.outputs]
+        if next(self.sizes, None) is not None:
+            raise AssertionError("the integers of a graph were read in another order than they were written")
+
+    def _shape(self, shape: Shape) -> Shape:
+        return Shape(shape.dtype, tuple([next(self.sizes) for _ in shape.dims]))
+
+    def _node(self, n: Node) -> Node:
+        args = tuple([self.value(a) for a in n.args])
+        kwargs = {k: self.value(v) for k, v in n.kwargs.items()}
+        outs = tuple([None if s is None else self._shape(s) for s in n.outs])
+        node = self.made[id(n)] = Node(n.target, args, kwargs, outs, n.source)
+        return node
+
+    def value(self, x):
+        kind = type(x)
+        if kind is Out:
+            return Out(self.made[id(x.node)], x.index) if x.array is None else self.leaves[id(x.array)]
+        if kind is Array:
+            return self.leaves[id(x)]
+        if isinstance(x, int) and kind is not bool:
+            size = next(self.sizes)
+            return size if kind is int or isinstance(size, Dim) else x
+        if kind is list or kind is tuple or kind is torch.Size:
+            return [self.value(v) for v in x]
+        return x
+
+
+# ---- expressions
+
+
+class Proposal:
+    """A symbolic graph that explains all instances: lower `nodes` with `leaves` as inputs, then `extra` ones of shape u8[symbol, 0]."""
+
+    def __init__(self, graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...]], sizes: list[Size], origins: dict[str, int]) -> None:
+        rewritten = _Rewriter(graph, sizes)
+        self.nodes, self.outputs = rewritten.nodes, rewritten.outputs
+        self.leaves = [rewritten.leaves[id(leaf)] for leaf in graph.leaves]
+        self.extra: list[Leaf] = []
+        self.origins = origins
+        places, at = {}, 0
+        for i, leaf in enumerate(graph.leaves):
+            for d in range(leaf.shape.rank):
+                places[at] = (i, d)
+                at += 1
+        symbols = []
+        numbers = len(graph.numbers)
+        for name, position in origins.items():
+            if position in places:
+                symbols.append((name, *places[position]))
+            else:
+                symbols.append((name, len(self.leaves) + numbers + len(self.extra), 0))
+                self.extra.append(Leaf(Shape("u8", (symbol(name), 0))))
+        self.symbols = tuple(symbols)
+        self.sizes = sizes
+        self.text = ", ".join(f"{name} = {ints[p]}" for name, p in origins.items())
+
+    def aliases(self, wanted: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        """Those of the exact graph's aliases where the sizes are equal for every value of the symbols."""
+        return tuple((o, i) for o, i in wanted if self.outputs[o].node.outs[self.outputs[o].index] == self.leaves[i].shape)
+
+
+class Generalized:
+    """A compiled symbolic program and the integers it predicts."""
+
+    def __init__(self, program, name: str, proposal: Proposal) -> None:
+        self.program, self.name = program, name
+        self.origins = tuple(proposal.origins.values())
+        self.extra = tuple(proposal.origins[x.shape.dims[0]._text] for x in proposal.extra)
+        self.base = [s if isinstance(s, int) else 0 for s in proposal.sizes]
+        distinct: dict[Dim, int] = {}
+        self.places = [(i, distinct.setdefault(s, len(distinct))) for i, s in enumerate(proposal.sizes) if isinstance(s, Dim)]
+        self.evaluate = _function(tuple(proposal.origins), tuple(distinct))
+
+    def fits(self, ints: tuple[int, ...]) -> bool:
+        """True if the program computes the graph with these integers."""
+        try:
+            values = self.evaluate(*[ints[p] for p in self.origins])
+        except ZeroDivisionError:
+            return False
+        if min(values) < 2:
+            return False
+        predicted = self.base.copy()
+        for i, k in self.places:
+            predicted[i] = values[k]
+        return tuple(predicted) == ints
+
+
+def _function(names: tuple[str, ...], sizes: tuple[Size, ...]) -> Callable:
+    """A function of the symbols' values that gives the values of `sizes`."""
+    scope = {"floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "max": max, "min": min}
+    return eval(f"lambda {', '.join(names)}: ({''.join(f'{s}, ' for s in sizes)})", scope)
+
+
+class _Solver:
+    """Expressions of the symbols that give a column of values, one per instance; simplest first."""
+
+    def __init__(self, instances: int) -> None:
+        self.known: dict[tuple[int, ...], Size] = {}
+        self.instances = instances
+
+    def add(self, column: tuple[int, ...], size: Size) -> None:
+        self.known.setdefault(column, size)
+
+    def solve(self, column: tuple[int, ...]) -> Size | None:
+        found = self.known.get(column)
+        if found is None:
+            found = next(self._candidates(column), None)
+            if found is not None and len(self.known) < _KNOWN:
+                self.known[column] = found
+        return found
+
+    def _candidates(self, v: tuple[int, ...]) -> Iterator[Size]:
+        atoms = list(self.known.items())
+        for rule in (_multiple, _shifted, _linear, _divided):
+            for u, e in atoms:
+                if (size := rule(v, u, e)) is not None:
+                    yield size
+        pairs = [(tuple(a * b for a, b in zip(u, w)), d * e) for i, (u, d) in enumerate(atoms) for w, e in atoms[i:]]
+        for rule in (_multiple, _shifted):
+            for u, e in pairs:
+                if (size := rule(v, u, e)) is not None:
+                    yield size
+        sums = [(tuple(a + b for a, b in zip(u, w)), d + e) for i, (u, d) in enumerate(atoms) for w, e in atoms[i + 1:]]
+        for u, e in sums:
+            if (size := _shifted(v, u, e)) is not None or (size := _multiple(v, u, e)) is not None:
+                yield size
+        for u, e in pairs:
+            if (size := _divided(v, u, e)) is not None:
+                yield size
+        for a, e in pairs[: _KNOWN * 4]:
+            for w, f in atoms:
+                if (size := _multiple(v, tuple(x * y for x, y in zip(a, w)), e * f)) is not None:
+                    yield size
+
+
+def _multiple(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
+    c, rest = divmod(v[0], u[0])
+    return c * e if not rest and c and all(c * b == a for a, b in zip(v, u)) else None
+
+
+def _shifted(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
+    c = v[0] - u[0]
+    return e + c if all(a - b == c for a, b in zip(v, u)) else None
+
+
+def _linear(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
+    j = next((i for i in range(1, len(u)) if u[i] != u[0]), None)
+    if j is None:
+        return None
+    slope, rest = divmod(v[j] - v[0], u[j] - u[0])
+    if rest or not 0 < slope <= 16:
+        return None
+    c = v[0] - slope * u[0]
+    return slope * e + c if abs(c) <= 64 and all(slope * b + c == a for a, b in zip(v, u)) else None
+
+
+def _divided(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
+    for c in _DIVISORS:
+        for shift in range(-c, c):
+            d = v[0] - (u[0] + shift) // c
+            if -2 <= d <= 2 and all((b + shift) // c + d == a for a, b in zip(v, u)):
+                return (e + shift) // c + d
+    return None
+
+
+# ---- families
+
+
+class Family:
+    """Everything seen with one structure."""
+
+    def __init__(self) -> None:
+        self.instances: OrderedDict[tuple[int, ...], None] = OrderedDict()
+        self.programs: list[Generalized] = []
+        self.attempts = 0
+
+    def find(self, ints: tuple[int, ...]) -> Generalized | None:
+        """A symbolic program for a graph with these integers."""
+        return next((p for p in self.programs if p.fits(ints)), None)
+
+    def remember(self, ints: tuple[int, ...]) -> None:
+        """An instance was compiled."""
+        self.instances[ints] = None
+        while len(self.instances) > INSTANCES:
+            self.instances.popitem(last=False)
+
+    def propose(self, graph: Graph, ints: tuple[int, ...]) -> Proposal | str:
+        """A symbolic graph that explains this instance and the earlier ones; or the reason why there is none."""
+        if len(self.programs) >= PROGRAMS or self.attempts >= ATTEMPTS:
+            return f"{self.attempts} symbolic programs were tried for this graph, no more are"
+        chosen = [ints]
+        for earlier in reversed(self.instances):
+            if _compatible([*chosen, earlier]):
+                chosen.append(earlier)
+        if len(chosen) < 2:
+            return "it differs from earlier graphs in sizes 0 or 1, which are never generalised"
+        self.attempts += 1
+        return _explain(graph, ints, chosen)
+
+
+def _compatible(instances: list[tuple[int, ...]]) -> bool:
+    return all(min(column) >= 2 for column in zip(*instances) if any(v != column[0] for v in column))
+
+
+def _explain(graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...]]) -> Proposal | str:
+    solver = _Solver(len(instances))
+    origins: dict[str, int] = {}
+    names = (f"s{i}" for i in count())
+    columns = list(zip(*instances))
+    leaf_sizes = sum(leaf.shape.rank for leaf in graph.leaves)
+    sizes: list[Size] = []
+    where = None
+    for position, column in enumerate(columns):
+        if all(v == column[0] for v in column):
+            sizes.append(column[0])
+            continue
+        size = solver.known.get(column) if position < leaf_sizes else solver.solve(column)
+        if size is None:
+            if position >= leaf_sizes:
+                where = where or list(_positions(graph))
+                node, argument, name = where[position]
+                if argument not in FREE.get(node.target, ()):
+                    at = f" at {node.source}" if node.source else ""
+                    return f"{node.target}{at}: {name} was {column[1]}, is {column[0]}; no expression of the input sizes gives these values"
+            name = next(names)
+            origins[name] = position
+            size = symbol(name)
+            solver.add(column, size)
+        sizes.append(size)
+    return Proposal(graph, ints, instances, sizes, origins)
+
+
+FAMILIES: OrderedDict[tuple, Family] = OrderedDict()
+
+
+def family(bones: tuple) -> Family:
+    """The family of a structure, made when it is new."""
+    found = FAMILIES.get(bones)
+    if found is None:
+        found = FAMILIES[bones] = Family()
+        while len(FAMILIES) > STRUCTURES:
+            FAMILIES.popitem(last=False)
+    return found
