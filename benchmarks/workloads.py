@@ -180,7 +180,7 @@ class Decoder(nn.Module):
             keys, values = getattr(self, f"k{i}"), getattr(self, f"v{i}")
             keys.index_copy_(2, position, self.rotate(k, position))
             values.index_copy_(2, position, v)
-            y = F.scaled_dot_product_attention(self.rotate(q, position), keys, values, attn_mask=mask)
+            y = F.scaled_dot_product_attention(self.rotate(q, position), keys, values, attn_mask=mask[None])
             x = x + layer["out"](y.transpose(1, 2).reshape(1, 1, -1))
             h = layer["n2"](x)
             x = x + layer["down"](F.silu(layer["gate"](h)) * layer["up"](h))

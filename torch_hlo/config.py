@@ -33,11 +33,12 @@ FLAGS: dict[str, Flag] = {
     for f in (
         Flag("LOG", 0, int, "1: compiles with their reason; 2: also step timings; 3: also HLO; 4: also LLVM IR"),
         Flag("DUMP", "", str, "directory that gets one folder per compile: every pass's HLO, LLVM IR, assembly, buffers, reason"),
+        Flag("PROFILE", "", str, "time every step of compiled programs and print a table at exit: wall, or thread (CPU time of one thread)"),
         Flag("FALLBACK", "warn", str, "op without a lowering: warn (run on the CPU, one line per op), allow (silently), error"),
         Flag("CHECK", 0, int, "1: verify HLO at pipeline ends; 2: after each pass, with text round trip; 3: also evaluate after each pass"),
         Flag("DISABLE", "", str, "comma-separated names of passes to leave out"),
         Flag("THREADS", 0, int, "CPU threads for compiled programs; 0: torch.get_num_threads()"),
-        Flag("DEVICE", "cpu", str, "what runs compiled programs: cpu, evaluator (NumPy reference)"),
+        Flag("DEVICE", "cpu", str, "what runs compiled programs: cpu, evaluator (NumPy reference), pjrt:PATH (an XLA plugin)"),
         Flag("EAGER", False, lambda s: s not in ("", "0"), "run op by op instead of recording"),
         Flag("MAX_NODES", 20000, int, "recorded ops after which the graph is cut"),
         Flag("CACHE", _default_cache, str, "directory of compiled programs (default ~/.cache/torch_hlo); empty turns the disk cache off"),

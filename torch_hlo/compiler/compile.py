@@ -15,6 +15,7 @@ import llvmlite.binding as llvm
 
 from torch_hlo.compiler.codegen import index
 from torch_hlo.compiler.codegen.computation import emit_entry
+from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.registry import load_emitters
 from torch_hlo.compiler.codegen.target import Target, host
@@ -36,19 +37,20 @@ attributes #1 = {{ nounwind willreturn memory(none) }}
 
 
 def compile_module(
-    module: Module, target: Target | None = None, optimize: bool = True, dump: Callable[[str, object], None] | None = None
+    module: Module, target: Target | None = None, optimize: bool = True, dump: Callable[[str, object], None] | None = None,
+    profile: Profile | None = None,
 ) -> Executable:
     """Compile for `target` (this machine). `optimize`: run the pipeline's passes first; without it every instruction is one step.
 
     `dump(name, value)` gets "hlo:<pass>" with the module after each pass, and texts: "buffers", and "llvm" and "asm" per LLVM module.
-    Raises CodegenError for an instruction without code.
+    `profile` is filled with the steps, and the code counts their time. Raises CodegenError for an instruction without code.
     """
     target = target or host()
     if optimize:
         from torch_hlo.compiler.pipeline import optimize as run_passes
 
         module = run_passes(module, dump=None if dump is None else lambda name, m, _: dump(f"hlo:{name}", m))
-    program, report = emit(module, target)
+    program, report = emit(module, target, profile)
     texts = list(_modules(program, target))
     if dump is not None:
         dump("buffers", report)
@@ -62,7 +64,7 @@ def compile_module(
     )  # fmt: skip
 
 
-def emit(module: Module, target: Target) -> tuple[Program, str]:
+def emit(module: Module, target: Target, profile: Profile | None = None) -> tuple[Program, str]:
     """The program's functions as IR text, and the buffer report."""
     with _LOCK:
         load_emitters()
@@ -70,7 +72,7 @@ def emit(module: Module, target: Target) -> tuple[Program, str]:
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, _RECURSION))
         try:
-            program = Program(module, target)
+            program = Program(module, target, profile)
             return program, emit_entry(program)
         finally:
             sys.setrecursionlimit(limit)

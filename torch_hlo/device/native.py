@@ -1,10 +1,13 @@
 """The CPU back end (TORCH_HLO_DEVICE=cpu): modules become machine code, kept on disk between processes."""
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Sequence
 
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
+from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.target import Target, host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
@@ -18,7 +21,8 @@ from torch_hlo.hlo.text import module_text
 class NativeProgram:
     """A loaded Executable, see runtime.Program. `sizes` of symbolic programs are read off the inputs' shapes."""
 
-    def __init__(self, executable: Executable) -> None:
+    def __init__(self, executable: Executable, profile: Profile | None = None) -> None:
+        self.profile = profile
         self.name = executable.name
         self.executable = executable
         self.aliases = executable.aliases
@@ -34,6 +38,10 @@ class NativeProgram:
     def _run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
         self._loaded.call([b.memory.address for b in inputs], [b.memory.address for b in outputs], sizes)
+
+    def counts(self) -> list[tuple[int, int, int]]:
+        """(calls, total ns, least ns) of each of `profile.steps`."""
+        return self.profile.read(self._loaded.constants.ctypes.data)
 
     def _run_or_restore(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         # Python code called from the program may raise half way, when aliased inputs have been overwritten.
@@ -53,6 +61,8 @@ class NativeProgram:
 def compile_program(module: Module, observe: Observe | None = None) -> NativeProgram:
     """Compile `module` for this machine, or load it from the disk cache. What is observed or checked is always compiled anew."""
     target = host()
+    if config.get("PROFILE"):
+        return _profiled(module, target)
     key = cache.fingerprint(module_text(module), target.key, config.get("DISABLE"))
     if observe is None and not config.get("CHECK"):
         program = _stored(key)
@@ -61,6 +71,31 @@ def compile_program(module: Module, observe: Observe | None = None) -> NativePro
     executable = _compile(module, target, observe)
     cache.store(key, executable.to_bytes())
     return NativeProgram(executable)
+
+
+PROFILED: list[NativeProgram] = []  # what was compiled with the PROFILE flag
+
+
+def _profiled(module: Module, target: Target) -> NativeProgram:
+    profile = Profile(config.get("PROFILE"))
+    program = NativeProgram(compile_module(module, target, profile=profile), profile)
+    program.name = f"{program.name}.{len(PROFILED)}"
+    if not PROFILED:
+        atexit.unregister(_report)
+        atexit.register(_report)
+    PROFILED.append(program)
+    return program
+
+
+def _report() -> None:
+    if not PROFILED:  # torch_hlo.profiler.profile has shown them
+        return
+    from torch_hlo import profiler
+
+    report = profiler.Report()
+    report.clock = config.get("PROFILE")
+    report.lines = profiler.collect(report.clock)
+    print(report.table(), file=sys.stderr)
 
 
 def _stored(key: str) -> NativeProgram | None:

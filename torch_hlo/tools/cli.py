@@ -33,6 +33,7 @@ EXAMPLES = """examples:
   python -m torch_hlo run model.mlir --input x.npz --output y.npz
   python -m torch_hlo run model.hlo --compare evaluator      exit 1 when the values differ
   python -m torch_hlo run model.hlo --time
+  python -m torch_hlo profile model.hlo                      time and roofline share of every step
   python -m torch_hlo opt model.hlo                          the program after all passes
   python -m torch_hlo opt model.hlo --passes algebra,dce --emit stablehlo
   python -m torch_hlo opt model.hlo --emit asm
@@ -82,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--output", metavar="Y.npz", help="write the results (out0, out1, …) instead of printing them")
     run.add_argument("--compare", choices=("evaluator", "xla"), help="also compute the values there; exit 1 when they differ")
     run.add_argument("--time", action="store_true", help="print compile time and the best of several runs")
+    timed = command("profile", _profile, "time every step and compare with the machine's limits", inputs=True)
+    timed.add_argument("--runs", type=int, default=10, help="runs; the best time of each step counts (default 10)")
+    timed.add_argument("--rows", type=int, default=30, help="steps to show (default 30)")
+    timed.add_argument("--clock", choices=("wall", "thread"), default="wall", help="thread: CPU time, for TORCH_HLO_THREADS=1 on a busy machine")
     opt = command("opt", _opt, "run passes and print the program")
     opt.add_argument("--passes", metavar="A,B,…", help=f"in this order; default: the pipeline. Passes: {', '.join(optimise.passes())}")
     opt.add_argument("--emit", choices=optimise.EMITS, default="hlo", help="what to print (default hlo)")
@@ -120,6 +125,18 @@ def _run(args) -> int:
         wrong = execute.difference(results, execute.ENGINES[args.compare](module, inputs))
         print(f"differs from {args.compare}: {wrong}" if wrong else f"agrees with {args.compare}")
         return DIFFERENT if wrong else OK
+    return OK
+
+
+def _profile(args) -> int:
+    from torch_hlo import profiler
+
+    module = load(args.file)
+    with profiler.profile(args.clock) as report:
+        run = execute.runner(module, _inputs(args, module))
+        for _ in range(max(args.runs, 1)):
+            run()
+    print(report.table(args.rows))
     return OK
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 
+from torch_hlo.compiler.codegen.profile import matrix_flops
 from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.hlo.dim import Dim
-from torch_hlo.hlo.ir import Instruction, Module, called, postorder
+from torch_hlo.hlo.ir import Module, called, postorder
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.text import computations, module_text
 from torch_hlo.tools.execute import flat
@@ -31,7 +32,7 @@ def explain(module: Module) -> str:
     lines += [f"  output {o} may reuse the memory of input {p}" for o, p in module.aliases]
     counts = Counter(x.op for x in order if x.op not in ("parameter", "tuple", "get-tuple-element"))
     lines.append(f"{sum(counts.values())} instructions: " + ", ".join(f"{n} {op}" for op, n in counts.most_common()))
-    flops = [flops_of(x) for x in order]
+    flops = [matrix_flops(x) for x in order]
     lines.append(f"about {_number(sum((f for f in flops), start=0))} multiplications and additions in dots and convolutions (loop bodies counted once)")
     optimised = optimize(flat(module))
     steps = [x for x in postorder((optimised.entry.root,)) if x.op not in ("parameter", "constant", "tuple", "get-tuple-element", "reshape", "bitcast")]
@@ -43,20 +44,6 @@ def explain(module: Module) -> str:
             inner = " of " + ", ".join(f"{n} {op}" if n > 1 else op for op, n in inside.most_common())
         lines.append(f"  {x.op} -> {_sized(x.shape)}{inner}")
     return "\n".join(lines)
-
-
-def flops_of(x: Instruction):
-    """2 * multiplications of a dot or convolution, else 0. May be symbolic."""
-    if x.op == "dot":
-        depth = 1
-        for d in x["lhs_contracting_dims"]:
-            depth = depth * x.operands[0].shape.dims[d]
-        return 2 * x.shape.size * depth
-    if x.op == "convolution":
-        kernel = x.operands[1].shape
-        features = kernel.dims[x["dim_labels"].partition("_")[2].partition("->")[0].index("o")]
-        return 2 * x.shape.size * (kernel.size // features)
-    return 0
 
 
 def _sized(shape: Shape) -> str:

@@ -5,6 +5,7 @@ The order of the steps and the memory of every array come from the passes `sched
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 from torch_hlo.compiler.codegen.program import ARENA, STEPS_PER_FUNCTION, Place, Program
 from torch_hlo.compiler.passes import memory
@@ -30,11 +31,13 @@ def emit_entry(program: Program) -> str:
     order = schedule(module.entry, module.aliases)
     assignment = memory.assign(module.entry, order, module.aliases)
     bound = _Binding(program, assignment, arguments, results)
+    if program.profile is not None:
+        program.profile.start(program, len(order))
     parts = [order[i:i + STEPS_PER_FUNCTION] for i in range(0, len(order), STEPS_PER_FUNCTION)] or [[]]
     names = []
     for number, steps in enumerate(parts):
         last = number == len(parts) - 1
-        names.append(_write(program, f"entry.part{number}", steps, bound, assignment.copies if last else ()))
+        names.append(_write(program, f"entry.part{number}", steps, bound, assignment.copies if last else (), program.profile))
     program.function("entry", "define void @entry(ptr %block) #0 {\n" + "".join(f"  call void @{n}(ptr %block)\n" for n in names) + "  ret void\n}\n")
     return str(assignment)
 
@@ -78,10 +81,12 @@ class _Binding(dict):
         return self.bases[slots.base][slots.index]
 
 
-def _write(program: Program, name: str, steps: Sequence[Instruction], bound: _Binding, copies: Sequence[tuple[Slot, Slot]]) -> str:
+def _write(program: Program, name: str, steps: Sequence[Instruction], bound: _Binding, copies: Sequence[tuple[Slot, Slot]],
+           profile=None) -> str:
     with program.block_function(name, bound) as f:
         for x in steps:
-            program.step(x)
+            with profile.step(x) if profile is not None else nullcontext():
+                program.step(x)
         for source, target in copies:
             program.copy(bound.place(target), bound.place(source))
     return program.function(name, f.text())

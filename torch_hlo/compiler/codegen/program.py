@@ -63,8 +63,8 @@ class HostCall:
 class Program:
     """Collects the functions, constants and calls of one module for a target (target.py)."""
 
-    def __init__(self, module: Module, target) -> None:
-        self.module, self.target = module, target
+    def __init__(self, module: Module, target, profile=None) -> None:
+        self.module, self.target, self.profile = module, target, profile
         self.functions: dict[str, str] = {}  # name -> text of the definition
         self.declarations: dict[str, str] = {}  # external symbol -> declare line
         self.entry_parts: list[str] = []

@@ -1,0 +1,204 @@
+"""Timestamps between the steps of a compiled program, and what each step has to do at least.
+
+    profile = Profile()
+    executable = compile_module(module, profile=profile)     # code that counts; never kept on disk
+    profile.steps                                            # [Step(name, op, what, bytes, flops, matrix_flops)]
+    profile.read(address of the loaded constants)            # [(calls, total ns, least ns)] per step
+
+The counters live behind the program's constants. Only steps of the entry computation are timed; a loop is one step.
+"""
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.ir import META, Instruction, called
+from torch_hlo.hlo.shape import Shape
+
+CLOCKS = {"wall": 1, "thread": 3}  # CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
+_MARK = b"torch_hlo profile counters"
+_NO_ARITHMETIC = {"parameter", "constant", "iota", "broadcast", "reshape", "bitcast", "transpose", "slice", "tuple", "get-tuple-element", "copy"}
+_PICKS = {"slice", "dynamic-slice", "gather"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: bytes read and written at least once, operations per run; `matrix_flops` are those of dots and convolutions."""
+
+    name: str
+    op: str
+    what: str
+    bytes: Size
+    flops: Size
+    matrix_flops: Size
+
+
+class Profile:
+    """Filled by the compiler, read by who runs the program. `clock`: "wall", or "thread" for the time the calling thread really ran."""
+
+    def __init__(self, clock: str = "wall") -> None:
+        self.clock = CLOCKS[clock]
+        self.steps: list[Step] = []
+        self.offset = 0
+
+    # -- while compiling ------------------------------------------------------------------------------------------
+    def start(self, program, count: int) -> None:
+        """Reserve counters for `count` steps."""
+        mark = _MARK.ljust(64, b"\0")
+        self.offset = program.constant(mark + bytes(24 * count)).offset + len(mark)
+        self.program = program
+
+    @contextmanager
+    def step(self, x: Instruction) -> Iterator[None]:
+        """Around the emission of one step."""
+        program = self.program
+        now = program.function("profile_now", _NOW)
+        program.symbol("clock_gettime", "declare i32 @clock_gettime(i32, ptr)")
+        before = program.call(now, [f"i32 {self.clock}"], "i64")
+        yield
+        base = program._base(1)
+        counter = program.code.op(f"getelementptr inbounds i8, ptr {base}, i64 {self.offset + 24 * len(self.steps)}")
+        program.call(program.function("profile_count", _COUNT), [f"i32 {self.clock}", f"i64 {before}", f"ptr {counter}"])
+        self.steps.append(describe(x, len(self.steps)))
+
+    # -- afterwards -----------------------------------------------------------------------------------------------
+    def read(self, constants: int) -> list[tuple[int, int, int]]:
+        """(calls, total ns, least ns) of every step; `constants`: where the loaded program keeps its constants."""
+        words = (ctypes.c_int64 * (3 * len(self.steps))).from_address(constants + self.offset)
+        return [(words[i], words[i + 1], words[i + 2]) for i in range(0, len(words), 3)]
+
+    def reset(self, constants: int) -> None:
+        """Forget what was counted."""
+        ctypes.memset(constants + self.offset, 0, 24 * len(self.steps))
+
+
+def describe(x: Instruction, number: int = 0) -> Step:
+    """What a step has to do at least."""
+    flops = matrix = 0
+    inside: Counter[str] = Counter()
+    for i in _inner(x):
+        if i.op in ("dot", "convolution"):
+            matrix = matrix + matrix_flops(i)
+        elif i.op not in _NO_ARITHMETIC:
+            flops = flops + _elements(i)
+        inside[i.op] += 1
+    meta = META.get(x)
+    name = (meta.op_name if meta and meta.op_name else "") or f"step {number}"
+    operands = ", ".join(dict.fromkeys(str(o.shape) for o in x.operands))
+    return Step(name, x.op, f"{_content(x, inside)}({operands}) -> {x.shape}", traffic(x), flops, matrix)
+
+
+def _content(x: Instruction, inside: Counter[str]) -> str:
+    if x.op != "fusion":
+        return x.op
+    shown = [op for op, _ in inside.most_common() if op not in ("parameter", "constant", "tuple", "get-tuple-element")]
+    return f"fusion[{' '.join(shown[:9])}{' …' if len(shown) > 9 else ''}]"
+
+
+def _inner(x: Instruction) -> list[Instruction]:
+    """The instructions whose arithmetic `x` does; of loops, one iteration."""
+    if x.op in ("fusion", "while", "conditional", "call"):
+        return [i for c in called(x) for y in c.instructions() for i in ([y] if y.op != "fusion" else _inner(y))]
+    return [x]
+
+
+def _elements(x: Instruction) -> Size:
+    if x.op in ("reduce", "reduce-window", "sort", "scatter"):
+        return x.operands[0 if x.op != "scatter" else 2].shape.size
+    return 0 if x.shape.is_tuple else x.shape.size
+
+
+def matrix_flops(x: Instruction) -> Size:
+    """2 * multiplications of a dot or convolution, else 0. May be symbolic."""
+    if x.op == "dot":
+        depth = 1
+        for d in x["lhs_contracting_dims"]:
+            depth = depth * x.operands[0].shape.dims[d]
+        return 2 * x.shape.size * depth
+    if x.op == "convolution":
+        kernel = x.operands[1].shape
+        features = kernel.dims[x["dim_labels"].partition("_")[2].partition("->")[0].index("o")]
+        return 2 * x.shape.size * (kernel.size // features)
+    return 0
+
+
+def traffic(x: Instruction) -> Size:
+    """Bytes read and written at least once."""
+    if x.op in _PICKS:
+        return 2 * x.shape.nbytes
+    if x.op == "dynamic-update-slice":
+        return 2 * x.operands[1].shape.nbytes
+    if x.op == "fusion":
+        body = called(x)[0]
+        readers: dict[Instruction, list[Instruction]] = {}
+        for i in body.instructions():
+            for o in i.operands:
+                readers.setdefault(o, []).append(i)
+        total = sum((_read(p, readers.get(p, [])) for p in body.params), start=0)
+        return total + sum((_written(r) for r in _roots(body.root)), start=0)
+    return sum((o.shape.nbytes for o in dict.fromkeys(x.operands) if not _is_tuple(o.shape)), start=0) + _shape_bytes(x.shape)
+
+
+def _read(p: Instruction, readers: list[Instruction]) -> Size:
+    if readers and all(r.op in _PICKS and r.operands[0] is p for r in readers):
+        return sum((r.shape.nbytes for r in readers), start=0)
+    if readers and all(r.op in ("dynamic-update-slice", "scatter") and r.operands[0] is p for r in readers):
+        return 0
+    return _shape_bytes(p.shape)
+
+
+def _written(root: Instruction) -> Size:
+    if root.op == "dynamic-update-slice":
+        return 2 * root.operands[1].shape.nbytes
+    return _shape_bytes(root.shape)
+
+
+def _roots(root: Instruction) -> tuple[Instruction, ...]:
+    return root.operands if root.op == "tuple" else (root,)
+
+
+def _is_tuple(shape: Shape) -> bool:
+    return shape.is_tuple
+
+
+def _shape_bytes(shape: Shape) -> Size:
+    if shape.is_tuple:
+        return sum((_shape_bytes(e) for e in shape.elements), start=0)
+    return shape.nbytes
+
+
+_NOW = """define i64 @profile_now(i32 %clock) #0 {
+  %t = alloca [2 x i64], align 8
+  %rc = call i32 @clock_gettime(i32 %clock, ptr %t)
+  %s = load i64, ptr %t
+  %q = getelementptr i64, ptr %t, i64 1
+  %ns = load i64, ptr %q
+  %a = mul i64 %s, 1000000000
+  %r = add i64 %a, %ns
+  ret i64 %r
+}
+"""
+_COUNT = """define void @profile_count(i32 %clock, i64 %before, ptr %counter) #0 {
+  %now = call i64 @profile_now(i32 %clock)
+  %d = sub i64 %now, %before
+  %n = load i64, ptr %counter
+  %n1 = add i64 %n, 1
+  store i64 %n1, ptr %counter
+  %sp = getelementptr i64, ptr %counter, i64 1
+  %s = load i64, ptr %sp
+  %s1 = add i64 %s, %d
+  store i64 %s1, ptr %sp
+  %mp = getelementptr i64, ptr %counter, i64 2
+  %m = load i64, ptr %mp
+  %first = icmp eq i64 %n, 0
+  %less = icmp slt i64 %d, %m
+  %take = or i1 %first, %less
+  %m1 = select i1 %take, i64 %d, i64 %m
+  store i64 %m1, ptr %mp
+  ret void
+}
+"""

@@ -1,0 +1,150 @@
+"""Where the time of compiled programs goes: a line per step with its time, and how near it is to the machine's measured limits.
+
+    with torch_hlo.profiler.profile() as p:      # programs are compiled anew, with timestamps between their steps
+        for _ in range(5):
+            train_step(); torch_hlo.mark_step()
+    print(p.table(20))
+
+TORCH_HLO_PROFILE=wall (or thread, CPU time of one thread, for busy machines) prints the table when the process ends. From text:
+`python -m torch_hlo profile model.hlo`. "limit" is the time that the step's bytes need at the measured memory rate, or its
+multiplications at the measured matrix rate, whichever is longer, as a share of the time it took; above 100 % the data was in cache.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch_hlo import config
+from torch_hlo.compiler.codegen.profile import Step
+from torch_hlo.device import native, runtime
+from torch_hlo.hlo import build as b
+from torch_hlo.hlo.ir import Computation, Module
+from torch_hlo.hlo.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One step of one program. Times in seconds: `total` of all calls, `best` of one. `limit`: share of the machine's limit, 0 to 1 and above."""
+
+    program: str
+    step: Step
+    calls: int
+    total: float
+    best: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes per second of a large copy; operations per second of large f32 and bf16 products."""
+
+    bandwidth: float
+    f32: float
+    bf16: float
+
+
+class Report:
+    """What was measured; filled when the `with` block ends."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+
+    def table(self, rows: int = 30) -> str:
+        """The steps that took longest, a sum per kind of step, and the limits."""
+        lines = sorted(self.lines, key=lambda line: -line.best * line.calls)
+        total = sum(line.best * line.calls for line in lines) or 1.0
+        out = [f"{'ms':>9} {'share':>6} {'limit':>6} {'GB/s':>7} {'GF/s':>7}  calls  program step"]
+        for line in lines[:rows]:
+            out.append(
+                f"{line.best * 1e3:9.3f} {line.best * line.calls / total:6.1%} {line.limit:6.0%} {_rate(line.step.bytes, line.best):7.1f} "
+                f"{_rate(line.step.matrix_flops or line.step.flops, line.best):7.1f} {line.calls:6}  {line.program} {line.step.what[:150]}"
+            )
+        kinds: dict[str, list[float]] = {}
+        for line in lines:
+            spent = line.best * line.calls
+            entry = kinds.setdefault(line.step.op, [0, 0.0, 0.0])
+            entry[0] += 1
+            entry[1] += spent
+            entry[2] += spent * min(line.limit, 1.0)
+        out.append("")
+        out += [f"{spent * 1e3:9.3f} ms {spent / total:6.1%}  {op}: {n} steps, at the limit {ideal * 1e3:.3f} ms"
+                for op, (n, spent, ideal) in sorted(kinds.items(), key=lambda item: -item[1][1])]
+        limits = measured_limits(self.clock)
+        out.append(f"{total * 1e3:9.3f} ms in all (best times); limits: {limits.bandwidth / 1e9:.1f} GB/s, f32 {limits.f32 / 1e9:.0f} GF/s, bf16 {limits.bf16 / 1e9:.0f} GF/s")
+        return "\n".join(out)
+
+    clock = "wall"
+
+
+@contextmanager
+def profile(clock: str = "wall") -> Iterator[Report]:
+    """Time the steps of every program that runs in the block. `clock`: "wall", or "thread" for CPU time of the calling thread
+    (meaningful with TORCH_HLO_THREADS=1 only). Programs are compiled for it, and forgotten afterwards."""
+    from torch_hlo.lazy import step  # recording needs torch, text programs do not
+
+    report = Report()
+    report.clock = clock
+    step.synchronize()
+    step.clear_cache()
+    native.PROFILED.clear()
+    with config.override(PROFILE=clock):
+        try:
+            yield report
+        finally:
+            step.synchronize()
+            report.lines = collect(clock)
+            native.PROFILED.clear()
+            step.clear_cache()
+
+
+def collect(clock: str) -> list[Line]:
+    """Lines of the programs compiled under TORCH_HLO_PROFILE that have run."""
+    found = [p for p in native.PROFILED if any(calls for calls, _, _ in p.counts())]
+    limits = measured_limits(clock)
+    lines = []
+    for program in found:
+        for step, (calls, total, best) in zip(program.profile.steps, program.counts(), strict=True):
+            if calls:
+                lines.append(Line(program.name, step, calls, total / 1e9, best / 1e9, _ideal(step, limits) / max(best / 1e9, 1e-9)))
+    return lines
+
+
+def _ideal(step: Step, limits: Limits) -> float:
+    if not isinstance(step.bytes, int) or not isinstance(step.matrix_flops, int):
+        return 0.0  # symbolic sizes
+    peak = limits.bf16 if "bf16" in step.what else limits.f32
+    return max(step.bytes / limits.bandwidth, step.matrix_flops / peak)
+
+
+def _rate(amount, seconds: float) -> float:
+    return amount / max(seconds, 1e-9) / 1e9 if isinstance(amount, int) else 0.0
+
+
+@lru_cache
+def measured_limits(clock: str = "wall") -> Limits:
+    """Measure the machine, with programs of our own: a copy of 128 MB and products of 1024 x 1024 matrices."""
+    copy = _best(clock, (Shape("f32", (1 << 25,)),), lambda x: b.negate(x))
+    rates = [_best(clock, (Shape(t, (1024, 1024)),) * 2, _product) for t in ("f32", "bf16")]
+    return Limits((2 << 27) / copy, *((2 << 30) / t for t in rates))
+
+
+def _product(x, y):
+    return b.dot(x, y, (1,), (0,))
+
+
+def _best(clock: str, shapes: tuple[Shape, ...], build: Callable) -> float:
+    params = tuple(b.parameter(i, s) for i, s in enumerate(shapes))
+    module = Module("limit", Computation("main", params, b.tuple_(build(*params))))
+    kept = native.PROFILED[:]
+    with config.override(PROFILE=clock):
+        program = runtime.compile_program(module)
+    native.PROFILED[:] = kept
+    inputs = [runtime.allocate(s) for s in shapes]
+    for x in inputs:
+        x.bytes[:] = 0
+    outputs = [runtime.allocate(module.entry.root.operands[0].shape)]
+    for _ in range(6):
+        program.run(inputs, outputs)
+    return sum(best for _, _, best in program.counts()) / 1e9
