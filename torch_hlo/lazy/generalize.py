@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from operator import add, mul
 
 import torch
 
@@ -219,26 +220,28 @@ class _Solver:
 
     def _candidates(self, v: tuple[int, ...]) -> Iterator[Size]:
         atoms = list(self.known.items())
-        for rule in (_multiple, _shifted, _linear, _divided):
-            for u, e in atoms:
+        pairs = [(tuple(map(mul, u, w)), d * e) for i, (u, d) in enumerate(atoms) for w, e in atoms[i:]]
+        sums = [(tuple(map(add, u, w)), d + e) for i, (u, d) in enumerate(atoms) for w, e in atoms[i + 1 :]]
+        # What layers do to sizes most often comes first; a wrong guess costs a compile, not a wrong result.
+        for rule, terms in (
+            (_multiple, atoms), (_near, atoms), (_multiple, pairs), (_equal, sums), (_linear, atoms), (_divided, atoms), (_near, pairs), (_near, sums),
+            (_shifted, atoms), (_multiple, sums), (_divided, pairs),
+        ):  # fmt: skip
+            for u, e in terms:
                 if (size := rule(v, u, e)) is not None:
                     yield size
-        pairs = [(tuple(a * b for a, b in zip(u, w)), d * e) for i, (u, d) in enumerate(atoms) for w, e in atoms[i:]]
-        for rule in (_multiple, _shifted):
-            for u, e in pairs:
-                if (size := rule(v, u, e)) is not None:
-                    yield size
-        sums = [(tuple(a + b for a, b in zip(u, w)), d + e) for i, (u, d) in enumerate(atoms) for w, e in atoms[i + 1:]]
-        for u, e in sums:
-            if (size := _shifted(v, u, e)) is not None or (size := _multiple(v, u, e)) is not None:
-                yield size
-        for u, e in pairs:
-            if (size := _divided(v, u, e)) is not None:
-                yield size
         for a, e in pairs[: _KNOWN * 4]:
             for w, f in atoms:
-                if (size := _multiple(v, tuple(x * y for x, y in zip(a, w)), e * f)) is not None:
+                if (size := _multiple(v, tuple(map(mul, a, w)), e * f)) is not None:
                     yield size
+
+
+def _equal(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
+    return e if tuple(v) == tuple(u) else None
+
+
+def _near(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
+    return _shifted(v, u, e) if abs(v[0] - u[0]) <= 4 else None
 
 
 def _multiple(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
@@ -256,10 +259,10 @@ def _linear(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
     if j is None:
         return None
     slope, rest = divmod(v[j] - v[0], u[j] - u[0])
-    if rest or not 0 < slope <= 16:
+    if rest or not 0 < slope <= 8:
         return None
     c = v[0] - slope * u[0]
-    return slope * e + c if abs(c) <= 64 and all(slope * b + c == a for a, b in zip(v, u)) else None
+    return slope * e + c if abs(c) <= 2 * slope and all(slope * b + c == a for a, b in zip(v, u)) else None
 
 
 def _divided(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:

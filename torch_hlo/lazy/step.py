@@ -203,8 +203,9 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
         places.append(place)
     graph = collect(distinct)
     metrics.record("TensorsGraphSize", len(graph.nodes), "")
-    aliases = _aliases(graph, bindings, places) if donate else ()
-    compiled = _program(graph, aliases)
+    dead = tuple([i for i, leaf in enumerate(graph.leaves) if not leaf.held()]) if donate else ()
+    aliases = _aliases(graph, dead, bindings, places)
+    compiled = _program(graph, aliases, dead)
     traced = time.perf_counter()
 
     inputs = [_leaf_buffer(leaf) for leaf in graph.leaves]
@@ -246,10 +247,9 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
         log.say(2, f"{compiled.name}: {len(graph.nodes)} ops, cut {(traced - start) * 1e3:.2f} ms, submit {(end - traced) * 1e3:.2f} ms")
 
 
-def _aliases(graph: Graph, bindings: list[tuple[Storage, Out]], places: list[int]) -> tuple[tuple[int, int], ...]:
-    """(output, leaf) pairs: leaves that die with this step give their memory to an output of the same shape, rather to the one that
+def _aliases(graph: Graph, dead: Sequence[int], bindings: list[tuple[Storage, Out]], places: list[int]) -> tuple[tuple[int, int], ...]:
+    """(output, leaf) pairs: leaves that die with this step (`dead`) give their memory to an output of the same shape, rather to the one that
     overwrites the same storage. Part of the program's key."""
-    dead = [i for i, leaf in enumerate(graph.leaves) if not leaf.held()]
     if not dead:
         return ()
     heirs = {id(s): place for (s, _), place in zip(bindings, places)}
@@ -308,7 +308,7 @@ _SCALARS = {name: Shape(name) for name in _PACK}
 # ---- programs
 
 
-def _program(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> Compiled:
+def _program(graph: Graph, aliases: tuple[tuple[int, int], ...], dead: tuple[int, ...]) -> Compiled:
     key = (graph.key, aliases, runtime.backend_name(), config.get("DISABLE"))
     found = _CACHE.get(key)
     if found is not None:
@@ -318,7 +318,7 @@ def _program(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> Compiled:
     family, ints = None, ()
     if config.get("DYNAMIC"):
         bones, ints = generalize.split(graph)
-        family = generalize.family((bones, frozenset(i for _, i in aliases), *key[2:]))
+        family = generalize.family((bones, dead, *key[2:]))
         symbolic = family.find(ints)
         if symbolic is not None:
             metrics.count("CachedCompile")

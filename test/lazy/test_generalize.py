@@ -1,0 +1,195 @@
+"""One symbolic program for many sizes: few compiles, and never a wrong result, whatever sizes coincide."""
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_hlo
+from torch_hlo import metrics
+from torch_hlo.hlo.dim import symbol
+from torch_hlo.lazy import generalize, step
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch_hlo.sync()
+    step.clear_cache()
+
+
+def compiles(fn) -> int:
+    before = metrics.counter_value("UncachedCompile") or 0
+    fn()
+    return (metrics.counter_value("UncachedCompile") or 0) - before
+
+
+def check(fn, *inputs, tol=1e-5):
+    """`fn` on hlo equals `fn` on the CPU."""
+    want = fn(*inputs)
+    got = fn(*[x.to("hlo") if isinstance(x, torch.Tensor) else x for x in inputs])
+    torch_hlo.sync()
+    for g, w in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True):
+        torch.testing.assert_close(g.cpu(), w, rtol=tol, atol=tol)
+
+
+def counts(fn, sizes, make) -> list[int]:
+    return [compiles(lambda s=s: check(fn, *make(*s))) for s in sizes]
+
+
+def test_third_and_later_sizes_compile_nothing():
+    def fn(x):
+        return F.layer_norm(x, (4,)).softmax(0).sum(1), x.reshape(-1)[:-1] * 2
+
+    assert counts(fn, [(5,), (9,), (23,), (3,), (101,)], lambda n: (torch.randn(n, 4),)) == [1, 1, 0, 0, 0]
+
+
+def test_sizes_zero_and_one_are_compiled_for_themselves():
+    def fn(x):
+        return (x + x.mean(0, keepdim=True)).exp(), x.sum()
+
+    assert counts(fn, [(5,), (9,), (1,), (0,), (23,), (1,), (0,)], lambda n: (torch.randn(n, 4),))[2:] == [1, 1, 0, 0, 0]
+
+
+def test_size_one_first():
+    def fn(x, y):
+        return x + y, x * x.shape[0]
+
+    make = lambda n: (torch.randn(n, 4), torch.randn(3, 1, 4))  # noqa: E731
+    assert counts(fn, [(1,), (7,), (9,), (11,), (1,)], make) == [1, 1, 1, 0, 0]
+
+
+def test_two_sizes_that_are_equal_at_first():
+    def fn(x, y):
+        return (x @ y).tanh(), x.t() @ x
+
+    make = lambda a, b: (torch.randn(a, b), torch.randn(b, 3))  # noqa: E731
+    assert counts(fn, [(4, 4), (6, 6), (5, 7), (8, 3), (9, 9)], make) == [1, 1, 1, 0, 0]
+
+
+def test_a_size_that_meets_a_constant():
+    def fn(x):
+        return torch.cat([x, torch.ones(x.shape[0], 16, device=x.device)], 1), x @ x.t()
+
+    assert counts(fn, [(16,), (12,), (16,), (32,), (17,)], lambda n: (torch.randn(n, 16),)) == [1, 1, 0, 0, 0]
+
+
+def test_integers_that_happen_to_follow_a_size():
+    """The slice's length is 2 n for the first two sizes and something else later: the program's check notices."""
+    length = {4: 8, 5: 10, 6: 7, 7: 9}
+
+    def fn(x, y):
+        return x.sum(1), y[: length[x.shape[0]]] * 3
+
+    assert counts(fn, [(n,) for n in (4, 5, 6, 7)], lambda n: (torch.randn(n, 3), torch.randn(40)))[:2] == [1, 1]
+
+
+def test_data_dependent_branch_on_the_size():
+    def fn(x):
+        return x.cumsum(0) if x.shape[0] % 2 else x.flip(0) * x.shape[0]
+
+    results = counts(fn, [(n,) for n in (4, 5, 6, 7, 8, 9, 10, 11)], lambda n: (torch.randn(n, 3),))
+    assert sum(results) <= 4 and results[4:] == [0, 0, 0, 0]
+
+
+def test_position_as_an_argument():
+    """A cache written at a position that no size explains: the position becomes an input of the program."""
+
+    def fn(cache, t):
+        row = cache[:, t] + 1
+        cache = cache.clone()
+        cache[:, t] = row * 2
+        return cache, cache[:, : t + 1].sum(1)
+
+    results = counts(fn, [(t,) for t in (2, 3, 4, 5, 9, 17)], lambda t: (torch.randn(2, 20, 4), t))
+    assert results[3:] == [0, 0, 0]
+
+
+def test_axis_is_not_a_size():
+    def fn(x, axis):
+        return x.sum(axis)
+
+    for axis in (2, 3, 0, 1):
+        check(fn, torch.randn(3, 4, 5, 6), axis)
+
+
+def test_why_it_was_not_generalised():
+    def fn(x, p):
+        return F.max_pool2d(x, p)
+
+    for p in (2, 3):
+        check(fn, torch.randn(1, 1, 12, 12), p)
+    assert "for these sizes only" in metrics.last_compile_reason() and "max_pool" in metrics.last_compile_reason()
+
+
+def test_training_step_with_donated_parameters():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    twin = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    twin.load_state_dict(model.state_dict())
+    twin.to("hlo")
+    pair = [(m, torch.optim.AdamW(m.parameters(), lr=1e-2), d) for m, d in ((model, "cpu"), (twin, "hlo"))]
+    total = 0
+    for n in (5, 6, 7, 16, 8, 31, 4):
+        x = torch.randn(n, 8)
+
+        def train(n=n, x=x):
+            for m, optimizer, device in pair:
+                optimizer.zero_grad()
+                m(x.to(device)).pow(2).mean().backward()
+                optimizer.step()
+            torch_hlo.mark_step(wait=True)
+
+        total += compiles(train)
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(q.cpu(), p, rtol=1e-4, atol=1e-5)
+    assert total <= 4
+
+
+def _random_program(rng: random.Random):
+    """A function of x[n, m] and y[m, n] built from shape-generic ops."""
+    unary = [
+        lambda a, n, m: a.exp().clamp(max=10), lambda a, n, m: a.softmax(-1), lambda a, n, m: a.tanh() + a.mean(0, keepdim=True), lambda a, n, m: a.cumsum(0),
+        lambda a, n, m: a - a.amax(1, keepdim=True), lambda a, n, m: a.flip(1), lambda a, n, m: a.roll(1, 0), lambda a, n, m: a.sort(1)[0],
+        lambda a, n, m: F.pad(a[:, 1:], (1, 0)), lambda a, n, m: a.reshape(-1).reshape(a.shape), lambda a, n, m: a.t().contiguous().t(),
+        lambda a, n, m: torch.cat([a[2:], a[:2]]), lambda a, n, m: torch.stack([a, a * 2]).sum(0), lambda a, n, m: a * torch.arange(m, device=a.device),
+        lambda a, n, m: a.tril(1) + a.triu(), lambda a, n, m: a / n, lambda a, n, m: a.unsqueeze(1).repeat(1, 2, 1).sum(1),
+        lambda a, n, m: torch.where(a > 0, a, a * n), lambda a, n, m: a[torch.arange(n, device=a.device).flip(0)],
+        lambda a, n, m: a.unfold(0, 2, 1).sum(-1).sum(0) + a, lambda a, n, m: F.layer_norm(a, (m,)), lambda a, n, m: a.var(0) * a,
+    ]  # fmt: skip
+    chosen = [rng.choice(unary) for _ in range(rng.randint(2, 5))]
+    product = rng.random() < 0.5
+
+    def fn(x, y):
+        n, m = x.shape
+        a = x
+        for f in chosen:
+            a = f(a, n, m).clamp(-10, 10)
+        if product:
+            a = (a @ y) @ x / (n * m)
+        return a, a.sum(0), a.argmax(1)
+
+    return fn
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_at_random_sizes(seed):
+    rng = random.Random(seed)
+    fn = _random_program(rng)
+    torch.manual_seed(seed)
+    results = []
+    for _ in range(5):
+        n, m = rng.randint(2, 40), rng.randint(2, 40)
+        results.append(compiles(lambda n=n, m=m: check(fn, torch.randn(n, m), torch.randn(m, n), tol=1e-4)))
+    assert sum(results) <= 3, results
+
+
+@pytest.mark.parametrize(
+    "column, size",
+    [((5, 9), "s0"), ((10, 18), "2*s0"), ((4, 8), "s0-1"), ((11, 19), "2*s0+1"), ((25, 81), "s0*s0"), ((20, 36), "4*s0"), ((15, 63), "s0*s1"),
+     ((8, 16), "s0+s1"), ((75, 567), "s0*s0*s1"), ((1000, 17), "None")],
+)  # fmt: skip
+def test_expressions(column, size):
+    solver = generalize._Solver(2)
+    solver.add((5, 9), symbol("s0"))
+    solver.add((3, 7), symbol("s1"))
+    assert str(solver.solve(column)) == size
