@@ -82,6 +82,15 @@ def test_gradient_of_input(n, ci, co, size, k, stride, pad):
     conv((n, co, out, out), (ci, co, k, k), [w, w], rtol=1e-4)
 
 
+@pytest.mark.parametrize("n,ci,co,size,k,stride,pad", [(3, 6, 20, 14, 3, 2, 1), (2, 3, 16, 17, 7, 2, 3), (2, 5, 8, 12, 1, 2, 0), (1, 40, 33, 30, 3, 1, 1), (2, 20, 4, 7, 2, 3, 0)])
+def test_gradient_of_input_with_mirrored_window(n, ci, co, size, k, stride, pad):
+    """The kernel as it is stored, [co, ci, k, k]: its output features are the gradient's inputs, and the window is reversed."""
+    out = (size + 2 * pad - k) // stride + 1
+    low = k - 1 - pad
+    w = WindowDim(k, 1, low, size - ((out - 1) * stride + 1) - low + k - 1, stride, 1, True)
+    conv((n, co, out, out), (co, ci, k, k), [w, w], "bf01_io01->bf01", rtol=1e-4)
+
+
 @pytest.mark.parametrize("spatial", [0, 1, 3])
 def test_ranks(spatial):
     digits = "".join(map(str, range(spatial)))

@@ -63,7 +63,7 @@ def _remake(x: Instruction, lhs: Instruction, rhs: Instruction, **changes) -> In
 
 
 def is_plain(w: WindowDim) -> bool:
-    return w.pad_low == 0 and w.pad_high == 0 and w.base_dilation == 1 and not w.reversal
+    return w.pad_low == 0 and w.pad_high == 0 and w.base_dilation == 1
 
 
 @emits_step("convolution")
@@ -121,19 +121,19 @@ def _prepared(x: Instruction) -> Instruction | None:
         grown = _remake(x, build.reshape(lhs, (*lhs.shape.dims, 1)), build.reshape(rhs, (*rhs.shape.dims, 1)), window=(WindowDim(1),),
                         dim_labels="->".join("_".join(s + "0" for s in side.split("_")) for side in x["dim_labels"].split("->")))
         return build.reshape(grown, x.shape.dims)
-    if any(w.reversal for w in window):
-        flipped = build.reverse(rhs, [at.rhs[2 + i] for i, w in enumerate(window) if w.reversal])
+    by_taps = _by_taps(x)
+    if any(w.reversal and (by_taps or w.size == 1) for w in window):
+        flipped = build.reverse(rhs, [at.rhs[2 + i] for i, w in enumerate(window) if w.reversal and w.size != 1])
         return _remake(x, lhs, flipped, window=tuple(replace(w, reversal=False) for w in window))
     # Rows of pixels innermost on every side; the kernel as [output feature, input feature, taps], or with those two exchanged.
     orders = [at.lhs[2:] == tuple(range(lhs.shape.rank - spatial, lhs.shape.rank)), at.rhs[2:] == tuple(range(2, 2 + spatial)),
               at.out[2:] == tuple(range(2, 2 + spatial))]
-    by_taps = _by_taps(x)
-    orders[1] = orders[1] and (by_taps or at.rhs[0] == 0)
+    orders[1] = orders[1] and (by_taps or at.rhs[0] == 0 or x["feature_group_count"] * x["batch_group_count"] == 1)
     merged = by_taps or _is_merged(x)
     if merged:
         orders[2] = orders[2] and at.out[:2] == (1, 0)
     if not all(orders):
-        names = ["bf", "oi", "fb" if merged else "bf"]
+        names = ["bf", "io" if orders[1] and at.rhs[0] == 1 else "oi", "fb" if merged else "bf"]
         digits = _digits(spatial)
         label = f"{names[0]}{digits}_{names[1]}{digits}->{names[2]}{digits}"
         operands = [o if good and _label(x, i)[:2] == names[i] else build.transpose(o, p)
@@ -148,7 +148,7 @@ def _prepared(x: Instruction) -> Instruction | None:
         padding = [(0, 0, 0)] * lhs.shape.rank
         for i, w in enumerate(window):
             padding[at.lhs[2 + i]] = (w.pad_low, w.pad_high, w.base_dilation - 1)
-        plain = tuple(WindowDim(w.size, w.stride, 0, 0, 1, w.window_dilation) for w in window)
+        plain = tuple(WindowDim(w.size, w.stride, 0, 0, 1, w.window_dilation, w.reversal) for w in window)
         if _is_unrolled(x):
             return None
         return _remake(x, build.pad(lhs, build.full(0, lhs.shape.dtype), padding), rhs, window=plain)
@@ -183,7 +183,7 @@ def _is_merged(x: Instruction) -> bool:
 def _has_phases(x: Instruction) -> bool:
     """Whether the base is dilated (gradient of a strided convolution) in a way that splits into convolutions without holes."""
     return any(w.base_dilation > 1 for w in x["window"]) and x.shape.is_static and all(o.shape.is_static for o in x.operands) and all(
-        w.base_dilation == 1 or w.stride == 1 and w.window_dilation == 1 and not w.reversal for w in x["window"]) and not _is_unrolled(x)
+        w.base_dilation == 1 or w.stride == 1 and w.window_dilation == 1 for w in x["window"]) and not _is_unrolled(x)
 
 
 def _emit_phases(program, x: Instruction) -> None:
@@ -203,7 +203,9 @@ def _emit_phases(program, x: Instruction) -> None:
             first = (w.pad_low - r) % d
             taps, count = max(0, -(-(w.size - first) // d)), -(-(outputs - r) // d)
             low = (w.pad_low - r - first) // d
-            window.append(WindowDim(taps, 1, low, count - n - low + taps - 1))
+            window.append(WindowDim(taps, 1, low, count - n - low + taps - 1, 1, 1, w.reversal))
+            if w.reversal:  # tap t is element size - 1 - t of the kernel
+                first = (w.size - 1 - first) % d
             starts[at.rhs[2 + s]], steps[at.rhs[2 + s]], counts[at.out[2 + s]] = first, d, count
         if 0 in counts:
             continue
@@ -252,12 +254,12 @@ def _pointwise_product(x: Instruction) -> tuple[Product, int] | None:
 
 
 # -- the engines ---------------------------------------------------------------------------------------------------------
-def _table(program, channels: Size, channel_step: Size, sizes, steps):
-    """Scratch memory with the element offset of every (channel, tap), and the number of entries."""
+def _table(program, channels: Size, channel_step: Size, sizes, steps, start: Size = 0):
+    """Scratch memory with the element offset of every (channel, tap), the first being `start`, and the number of entries."""
     entries = channels * _product(sizes)
     place = program.scratch(entries * 8)
     name = program.function(f"offset_table_{len(sizes)}", offset_table(f"offset_table_{len(sizes)}", len(sizes)).text())
-    numbers = [channels, channel_step, *(v for pair in zip(sizes, steps, strict=True) for v in pair)]
+    numbers = [channels, channel_step, start, *(v for pair in zip(sizes, steps, strict=True) for v in pair)]
     program.call(name, [f"ptr {program.at(place)}", *(f"i64 {program.size(n)}" for n in numbers)])
     return place, entries
 
@@ -293,7 +295,7 @@ def _task(name: str, engine, t: gemm.Tile, m_heights: tuple[int, ...], outer: in
 
 
 def _run(program, x: Instruction, engine_class, kind: str, operands, m: Size, n: Size, k: Size, images: Size, groups: int, table, a_free: Size, ldc: Size,
-         steps: dict[str, Size], pixel_sizes, pixel_steps, extras: dict[str, Size], work: float) -> None:  # fmt: skip
+         steps: dict[str, Size], pixel_sizes, pixel_steps, extras: dict[str, Size], work: float, by_feature=None) -> None:  # fmt: skip
     """Call the engine on every image, group and block. `steps`: b_image_step, c_image_step, a_group, b_group, c_group."""
     a, b = operands
     t = gemm.tile(kind, program.target.vector_bytes)
@@ -302,7 +304,7 @@ def _run(program, x: Instruction, engine_class, kind: str, operands, m: Size, n:
     outer, step_x = len(pixel_sizes) - 1, pixel_steps[-1] if pixel_steps[-1] in (1, 2) else None
     tiles = ceildiv(m, heights[0])
     cut = gemm.partition(t, tiles, m, n, k * extras.get("images", 1), images * groups, 0.25, groups == 1)
-    prepacked = cut.prepacked or groups == 1 and images != 1
+    prepacked = cut.prepacked or groups == 1 and images != 1 or by_feature is not None
     engine = engine_class(t, *sources, heights, isinstance(m, int), outer, step_x, prepacked)
 
     def write() -> str:
@@ -316,7 +318,7 @@ def _run(program, x: Instruction, engine_class, kind: str, operands, m: Size, n:
     name = program.once(("convolution", engine.name), write)
     pointer_a = program.pointer(a)
     if prepacked:
-        pointer_a = _prepack(program, engine, pointer_a, m, a_free, k, extras)
+        pointer_a = _prepack(program, engine, pointer_a, m, a_free, k, extras, by_feature)
     numbers = [m, n, k, a_free, ldc, cut.tiles_each, cut.columns_each, cut.blocks_m, cut.blocks_n, groups, *steps.values(), *extras.values()]
     sizes = [*pixel_sizes[:-1], *pixel_steps[:-1], pixel_sizes[-1], pixel_steps[-1]]
     pointers = [f"ptr {pointer_a}", f"ptr {program.pointer(b)}", f"ptr {program.pointer(x)}", f"ptr {program.at(table)}"]
@@ -325,8 +327,8 @@ def _run(program, x: Instruction, engine_class, kind: str, operands, m: Size, n:
     program.parallel(name, pointers + [f"i64 {program.size(v)}" for v in (*numbers, *sizes)], program.size(items), cost=cost)
 
 
-def _prepack(program, engine, a: str, m: Size, a_free: Size, k: Size, extras: dict[str, Size]) -> str:
-    """Pack all of A, in parallel; returns the pointer to it."""
+def _prepack(program, engine, a: str, m: Size, a_free: Size, k: Size, extras: dict[str, Size], by_feature) -> str:
+    """Pack all of A, in parallel; returns the pointer to it. `by_feature`: (input features, taps, strides of output and input features)."""
     def write() -> str:
         name = engine.prepack()
         for function, text in engine.functions.items():
@@ -336,6 +338,9 @@ def _prepack(program, engine, a: str, m: Size, a_free: Size, k: Size, extras: di
     images = extras.get("images", 1)
     packed = program.at(program.scratch(engine.prepacked_bytes(m, k * images)))
     numbers = (m, a_free, 1, k, images, extras.get("a_image", 0))
+    if by_feature is not None:
+        features, taps, free, step = by_feature
+        numbers = (m, free, 1, taps, features, step)
     name = program.once(("prepack", engine.name), write)
     program.parallel(name, [f"ptr {a}", f"ptr {packed}", *(f"i64 {program.size(v)}" for v in numbers)], program.size(ceildiv(m, engine.heights[0])),
                      cost=0.12 * engine.heights[0] * _hint(k * images, 1000))
@@ -362,13 +367,21 @@ def _emit_pixels(program, x: Instruction, kind: str) -> None:
     if merged:
         pixel_sizes, pixel_steps = [images, *pixel_sizes], [data[0], *pixel_steps]
     taps = [w.size for w in window]
-    table, k = _table(program, i, data[1], taps, [s * w.window_dilation for s, w in zip(data[2:], window, strict=True)])
+    tap_steps = [s * w.window_dilation for s, w in zip(data[2:], window, strict=True)]
+    # A mirrored kernel meets the input in the opposite order: the table runs backwards.
+    start = 0
+    for n, (w, step) in enumerate(zip(window, tap_steps, strict=True)):
+        if w.reversal:
+            start, tap_steps[n] = start + (w.size - 1) * step, step * -1
+    table, k = _table(program, i, data[1], taps, tap_steps, start)
     m, n = o // groups, _product(pixel_sizes)
     steps = {"b_image_step": data[0], "c_image_step": out[0], "a_group": m * k,
              "b_group": data[1] * i if feature_groups > 1 else data[0] * images, "c_group": out[1] * m}
     repeats = 1 if merged else images
     work = float(_hint(repeats, 4)) * groups * _hint(m, 64) * _hint(n, 1024) * _hint(k, 512)
-    _run(program, x, PixelColumns, kind, (rhs, lhs), m, n, k, repeats, groups, table, k, out[1], steps, pixel_sizes, pixel_steps, {}, work)
+    # A kernel with its input features first is packed feature by feature.
+    by_feature = (i, _product(taps), *_strides(rhs, at.rhs)[:2]) if at.rhs[0] == 1 else None
+    _run(program, x, PixelColumns, kind, (rhs, lhs), m, n, k, repeats, groups, table, k, out[1], steps, pixel_sizes, pixel_steps, {}, work, by_feature)
 
 
 def _emit_taps(program, x: Instruction, kind: str) -> None:

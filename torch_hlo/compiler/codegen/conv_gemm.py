@@ -187,8 +187,8 @@ class TapColumns(Gemm):
 
 
 def offset_table(name: str, taps: int) -> Function:
-    """void(table, channels, channel_step, then size and step per tap dimension): element offsets, row-major."""
-    params = [("ptr", "table"), ("i64", "channels"), ("i64", "channel_step")]
+    """void(table, channels, channel_step, start, then size and step per tap dimension): element offsets, row-major."""
+    params = [("ptr", "table"), ("i64", "channels"), ("i64", "channel_step"), ("i64", "start")]
     params += [("i64", f"{what}{i}") for i in range(taps) for what in ("size", "step")]
     f = Function(name, "void", params)
 
@@ -200,5 +200,5 @@ def offset_table(name: str, taps: int) -> Function:
             nest(level + 1, f.add(f.mul(number, f"%size{level}"), i), f.add(offset, f.mul(i, f"%step{level}")))
 
     with f.loop(0, "%channels") as c:
-        nest(0, c, f.mul(c, "%channel_step"))
+        nest(0, c, f.add("%start", f.mul(c, "%channel_step")))
     return f
