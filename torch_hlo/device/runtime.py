@@ -96,7 +96,7 @@ class Program(Protocol):
 def allocate(shape: Shape) -> Buffer:
     """An uninitialised buffer. Raises MemoryError naming the shape."""
     try:
-        return Buffer(shape, Memory(shape.nbytes))
+        return Buffer(shape, _memory_type()(shape.nbytes))
     except MemoryError:
         raise MemoryError(
             f"hlo device: no memory for {shape} ({shape.nbytes / 2**20:.1f} MiB); {memory_summary()}. "
@@ -188,19 +188,29 @@ def empty_cache() -> None:
 
 
 # Back ends: module holding `compile_program(module, observe) -> Program`. Loaded when first used.
-BACKENDS = {"cpu": "torch_hlo.device.native", "evaluator": "torch_hlo.device.evaluator"}
+BACKENDS = {"cpu": "torch_hlo.device.native", "evaluator": "torch_hlo.device.evaluator", "pjrt": "torch_hlo.device.pjrt"}
 Observe = Callable[[str, object], None]
 
 
 def backend_name() -> str:
-    """The back end in use. Raises ValueError for an unknown TORCH_HLO_DEVICE."""
+    """The back end in use, with its argument. Raises ValueError for an unknown TORCH_HLO_DEVICE."""
     name = config.get("DEVICE")
-    if name not in BACKENDS:
-        raise ValueError(f"TORCH_HLO_DEVICE={name!r}: choose one of {', '.join(sorted(BACKENDS))}")
+    kind, _, path = name.partition(":")
+    if kind not in BACKENDS or (kind == "pjrt") != bool(path):
+        raise ValueError(f"TORCH_HLO_DEVICE={name!r}: choose cpu, evaluator, or pjrt:PATH with the path of a PJRT plugin")
     return name
+
+
+def _backend():
+    return importlib.import_module(BACKENDS[backend_name().partition(":")[0]])
+
+
+def _memory_type() -> type[Memory]:
+    """What arrays live in: pages of this process, unless the back end has memory of its own."""
+    return _backend().Memory if config.get("DEVICE").startswith("pjrt") else Memory
 
 
 def compile_program(module: Module, observe: Observe | None = None) -> Program:
     """Compile and load `module` for the back end in use. `observe(stage, value)` is called with what the compiler makes on
-    the way: "hlo:<pass>" -> Module, "llvm" -> str, "asm" -> str, "buffers" -> str (see lazy/dump.py)."""
-    return importlib.import_module(BACKENDS[backend_name()]).compile_program(module, observe)
+    the way: "hlo:<pass>" -> Module, "llvm" -> str, "asm" -> str, "buffers" -> str, "stablehlo" -> str (see lazy/dump.py)."""
+    return _backend().compile_program(module, observe)

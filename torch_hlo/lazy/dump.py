@@ -17,7 +17,7 @@ from torch_hlo.lazy import log
 
 Observe = Callable[[str, object], None]
 # stage -> file name; passes are numbered as they come
-_FILES = {"llvm": "50_kernels.ll", "asm": "51_code.s", "buffers": "52_buffers.txt"}
+_FILES = {"stablehlo": "40_program.mlir", "llvm": "50_kernels.ll", "asm": "51_code.s", "buffers": "52_buffers.txt"}
 _folders: dict[tuple[str, int], int] = {}
 
 
