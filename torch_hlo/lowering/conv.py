@@ -50,8 +50,6 @@ def _flipped(weight: Instruction, groups: int) -> Instruction:
     """[in, out / groups, k…] -> [out, in / groups, k…] with the kernel mirrored."""
     weight = reverse(weight, range(2, weight.shape.rank))
     a, b, *k = weight.shape.dims
-    if groups == 1:
-        return permute(weight, (1, 0, *range(2, weight.shape.rank)))
     split = permute(reshape(weight, (groups, a // groups, b, *k)), (0, 2, 1, *range(3, weight.shape.rank + 1)))
     return reshape(split, (groups * b, a // groups, *k))
 
@@ -65,7 +63,9 @@ def _transposed(x, weight, stride, padding, dilation, groups, sizes) -> Expr:
         low = dilation[i] * (k - 1) - padding[i]
         reach: Size = (x.shape.dims[2 + i] - 1) * stride[i] + 1
         high = sizes[i] - reach - low + dilation[i] * (k - 1)
-        window.append(WindowDim(k, 1, low, high, stride[i], dilation[i]))
+        window.append(WindowDim(k, 1, low, high, stride[i], dilation[i], groups == 1))
+    if groups == 1:  # the kernel stays as it is: mirrored by the window, its output features read as input features
+        return _convolve(x, weight, window, _labels("bf", "io", "bf", n))
     return _convolve(x, _flipped(weight, groups), window, _labels("bf", "oi", "bf", n), groups)
 
 
