@@ -20,7 +20,7 @@ from torch_hlo.compiler.codegen.gemm import (
     Gemm,
     Source,
     Tile,
-    _converted,
+    converted,
     masked_load,
     masked_store,
     splat,
@@ -40,7 +40,7 @@ def _row_reader(f: Function, t: Tile, source: Source, step: int | None, first: I
     n, kind = t.lanes, source.kind
     if step == 1:
         mask = _lanes_between(f, n, first, count)
-        return lambda p: _converted(f, t, source, masked_load(f, kind, n, p, mask, source.itemsize)), mask
+        return lambda p: converted(f, t, source, masked_load(f, kind, n, p, mask, source.itemsize)), mask
     mask = _lanes_between(f, n, first, count)
     if step == 2:
         elements = f.sub(f.mul(count, 2), 1)
@@ -51,7 +51,7 @@ def _row_reader(f: Function, t: Tile, source: Source, step: int | None, first: I
             a = masked_load(f, kind, n, p, low, source.itemsize)
             b = masked_load(f, kind, n, f.gep(kind, p, n), high, source.itemsize)
             v = f.op(f"shufflevector <{n} x {kind}> {a}, <{n} x {kind}> {b}, <{n} x i32> <{even}>")
-            return _converted(f, t, source, v)
+            return converted(f, t, source, v)
 
         return read, mask
     numbers = "<" + ", ".join(f"i64 {i}" for i in range(n)) + ">"
@@ -61,7 +61,7 @@ def _row_reader(f: Function, t: Tile, source: Source, step: int | None, first: I
         at = f.op(f"getelementptr {kind}, ptr {p}, <{n} x i64> {offsets}")
         name = f"llvm.masked.gather.v{n}{KIND_SUFFIX[kind]}.v{n}p0"
         v = f.op(f"call <{n} x {kind}> @{name}(<{n} x ptr> align {source.itemsize} {at}, <{n} x i1> {mask}, <{n} x {kind}> zeroinitializer)")
-        return _converted(f, t, source, v)
+        return converted(f, t, source, v)
 
     return gather, mask
 

@@ -15,7 +15,7 @@ from torch_hlo.compiler.codegen import gemm
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gemm import Gemm, Source, Tile
 from torch_hlo.compiler.codegen.gemm_amx import BLOCK, K_SINGLE, AmxGemm
-from torch_hlo.compiler.codegen.gemv import gemv_rows
+from torch_hlo.compiler.codegen.gemv import STRIP, gemv_columns, gemv_rows
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.hlo import build
@@ -263,8 +263,9 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
     batch: Size = 1
     for size, *_ in p.batch:
         batch = batch * size
-    if plan.kernel == "rows":
-        cut = gemm.Partition(1, 64, 1, ceildiv(p.n, 64), False)
+    if plan.kernel != "tiles":
+        each = 64 if plan.kernel == "rows" else 2 * STRIP if isinstance(p.n, int) and p.n >= 8 * STRIP else STRIP // 2
+        cut = gemm.Partition(1, each, 1, ceildiv(p.n, each), False)
     else:
         t = replace(t, vectors=plan.vectors)
         # Rows that are read in place cost little to read again; a transposing pack of B is the dearest.
@@ -313,7 +314,7 @@ def _hint(size: Size, usual: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a product is computed. `kernel`: "tiles" (gemm.py) or "rows" (gemv.py); forms say how operands are read."""
+    """How a product is computed. `kernel`: "tiles" (gemm.py), "rows" or "columns" (gemv.py); forms say how operands are read."""
 
     kernel: str
     form_a: str
@@ -329,6 +330,8 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
     static = isinstance(p.m, int)
     if static and p.m <= 8 and p.a[1] == 1 and p.b[1] == 1 and t.is_float and p.n != 1:
         return Plan("rows", form_a, form_b, (p.m,), 1)
+    if static and p.m in (1, 2, 4) and form_b == "copy" and t.is_float and _hint(p.n, 64) >= 64:
+        return Plan("columns", form_a, form_b, (p.m,), 1)
     if form_b == "copy" and plain and static and p.m <= 5 * t.rows:
         # Too few rows to pay for packing B: read it where it is, in wider strips when there are registers left.
         registers = t.rows * t.vectors
@@ -342,11 +345,14 @@ def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Produ
     if plan.kernel == "tiles":
         engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int), prepacked)
         return _engine_task(program, engine, kinds, len(p.batch), isinstance(p.k, int)), engine
-    kernel = f"gemv_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}"
-    kernel = program.function(kernel, gemv_rows(kernel, t, sources, plan.heights[0]).text())
+    kernel = f"gemv_{plan.kernel}_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}"
+    make = {"rows": gemv_rows, "columns": gemv_columns}[plan.kernel]
+    kernel = program.function(kernel, make(kernel, t, sources, plan.heights[0]).text())
 
     def call(f: Function, a: str, b: str, c: str, row_block: Int, n0: Int, n1: Int) -> None:
-        f.call("void", kernel, f"ptr {a}", "i64 %a_m", f"ptr {b}", "i64 %b_n", f"ptr {c}", "i64 %ldc", "i64 1", f"i64 {n0}", f"i64 {n1}", "i64 %k")
+        strides = {"rows": (["a_m"], ["b_n"], ["ldc"]), "columns": (["a_m", "a_k"], ["b_k"], ["ldc"])}[plan.kernel]
+        arguments = [text for p, names in zip((a, b, c), strides, strict=True) for text in (f"ptr {p}", *(f"i64 %{n}" for n in names))]
+        f.call("void", kernel, *arguments, *["i64 1"] * (plan.kernel == "rows"), f"i64 {n0}", f"i64 {n1}", "i64 %k")
 
     return _items(program, kernel, kinds, len(p.batch), isinstance(p.k, int), call), None
 

@@ -75,7 +75,7 @@ class Source:
     steps: tuple[str, ...] = ()  # e.g. ("fpext {s} {v} to {d}",): {s} source vector type, {d} accumulator vector type
 
 
-def _converted(f: Function, t: Tile, source: Source, value: str) -> str:
+def converted(f: Function, t: Tile, source: Source, value: str) -> str:
     s, d = f"<{t.lanes} x {source.kind}>", t.vector
     for step in source.steps:
         value = f.op(step.format(v=value, s=s, d=d))
@@ -108,7 +108,7 @@ def pack_copy(name: str, t: Tile, source: Source) -> Function:
         ahead = f.gep(source.kind, "%src", f.mul(f.add(k, PREFETCH), "%k_stride"))
         f.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")
         p = f.gep(source.kind, "%src", f.mul(k, "%k_stride"))
-        v = _converted(f, t, source, masked_load(f, source.kind, t.lanes, p, mask, source.itemsize))
+        v = converted(f, t, source, masked_load(f, source.kind, t.lanes, p, mask, source.itemsize))
         f.store(t.vector, v, f.gep(t.kind, "%dst", f.mul(k, t.lanes)), t.itemsize)
     return f
 
@@ -120,7 +120,7 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
     rows = [f.gep(source.kind, "%src", f.mul(f.min(i, last) if i else 0, "%lane_stride")) for i in range(t.lanes)]
     with f.loop(0, "%depth", t.lanes, known_nonempty=True) as k:
         mask = lane_mask(f, t.lanes, k, "%depth")
-        block = [_converted(f, t, source, masked_load(f, source.kind, t.lanes, f.gep(source.kind, r, k), mask, source.itemsize)) for r in rows]
+        block = [converted(f, t, source, masked_load(f, source.kind, t.lanes, f.gep(source.kind, r, k), mask, source.itemsize)) for r in rows]
         to = f.gep(t.kind, "%dst", f.mul(k, t.lanes))
         for i, v in enumerate(transposed(f, t, block)):
             f.store(t.vector, v, f.gep(t.kind, to, i * t.lanes), t.itemsize)
@@ -168,7 +168,7 @@ def pack_strided(name: str, t: Tile, source: Source) -> Function:
         inside = f.icmp("slt", lane, "%valid")
         at = f.add(f.mul(f.select(inside, "i64", lane, 0), "%lane_stride"), f.mul(k, "%k_stride"))
         v = f.op(f"load <1 x {source.kind}>, ptr {f.gep(source.kind, '%src', at)}, align {source.itemsize}")
-        v = _converted(f, one, source, v)
+        v = converted(f, one, source, v)
         f.store(f"<1 x {t.kind}>", v, f.gep(t.kind, "%dst", f.add(f.mul(k, t.lanes), lane)), t.itemsize)
     return f
 
