@@ -1,14 +1,17 @@
-"""Run a Module on arrays: compiled, by the evaluator, or by XLA where JAX is installed."""
+"""Run a Module on arrays: compiled, by the evaluator, or by XLA where its CPU plugin is installed."""
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from torch_hlo import config
 from torch_hlo.device import runtime
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import substitute
-from torch_hlo.hlo.evaluate import bind_symbols, evaluate, specialize
+from torch_hlo.hlo.evaluate import bind_symbols, evaluate
 from torch_hlo.hlo.evaluate_core import EvaluateError
 from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, outputs, postorder, replace
 from torch_hlo.hlo.numeric import decode, encode
@@ -116,30 +119,23 @@ def run_evaluator(module: Module, inputs: Sequence) -> Results:
     return list(zip(evaluate(module, arrays), (x.shape.dtype for x in outputs(module)), strict=True))
 
 
-def run_xla(module: Module, inputs: Sequence) -> Results:
-    """What XLA computes for the program, through JAX. Raises RuntimeError when JAX is not installed."""
+def xla_plugin() -> str | None:
+    """Path of the PJRT plugin of XLA's CPU backend (pip install xla-cpu-pjrt), if it is installed."""
     try:
-        import jax
-        from jax._src.interpreters import mlir
-        from jax._src.lib import xla_client
-        from jax._src.lib.mlir import ir
-    except ImportError as error:
-        raise RuntimeError(f"comparing with XLA needs JAX: pip install jax ({error})") from None
-    from torch_hlo.hlo.stablehlo import stablehlo_text
+        found = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt")
+    except ModuleNotFoundError:
+        return None
+    path = Path(found.origin).with_name("xla_cpu_pjrt.so") if found and found.origin else None
+    return str(path) if path and path.exists() else None
 
-    module, arrays, sizes = prepared(module, inputs)
-    if sizes:
-        module = Module(module.name, specialize(module.entry, sizes))
-    narrow = [p.shape.dtype for p in module.entry.params] + [x.shape.dtype for x in outputs(module)]
-    if bad := next((t for t in narrow if DTYPES[t].bits < 8 or t == "bf16" or t.startswith("f8")), None):
-        raise RuntimeError(f"comparing with XLA: {bad} at the program's boundary has no NumPy form; convert inside the program")
-    jax.config.update("jax_enable_x64", True)
-    devices = jax.devices("cpu")[:1]
-    with mlir.make_ir_context():
-        parsed = ir.Module.parse(stablehlo_text(module))
-        compiled = devices[0].client.compile_and_load(parsed, xla_client.DeviceList(tuple(devices)), xla_client.CompileOptions())
-    results = compiled.execute([jax.device_put(a, devices[0]) for a in arrays])
-    return [(np.asarray(r), x.shape.dtype) for r, x in zip(results, outputs(module), strict=True)]
+
+def run_xla(module: Module, inputs: Sequence) -> Results:
+    """What XLA computes for the program. Raises RuntimeError when its plugin is not installed."""
+    path = xla_plugin()
+    if path is None:
+        raise RuntimeError("comparing with XLA needs its CPU plugin: pip install xla-cpu-pjrt")
+    with config.override(DEVICE=f"pjrt:{path}"):
+        return run_module(module, inputs)
 
 
 ENGINES: dict[str, Callable[[Module, Sequence], Results]] = {"compiled": run_module, "evaluator": run_evaluator, "xla": run_xla}
