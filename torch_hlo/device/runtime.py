@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -119,7 +120,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.free: dict[int, list[_Block]] = {}
+        self.free: OrderedDict[int, list[_Block]] = OrderedDict()  # the size freed last comes last
         self.cached = self.used = self.peak = self.blocks = 0
 
     def take(self, nbytes: int) -> tuple[int, _Block]:
@@ -140,9 +141,19 @@ class _Pool:
         with self.lock:
             self.used -= size
             self.blocks -= 1
-            if self.cached + size <= max(_KEEP, self.peak - self.used):
-                self.free.setdefault(size, []).append(block)
-                self.cached += size
+            limit = max(_KEEP, self.peak - self.used)
+            if size > limit:
+                return
+            self.free.setdefault(size, []).append(block)
+            self.free.move_to_end(size)
+            self.cached += size
+            while self.cached > limit:  # sizes that are no longer asked for make room
+                oldest, blocks = next(iter(self.free.items()))
+                if blocks:
+                    blocks.pop()
+                    self.cached -= oldest
+                if not blocks:
+                    del self.free[oldest]
 
     def _new(self, size: int) -> _Block:
         try:
@@ -153,7 +164,7 @@ class _Pool:
         return array, array.ctypes.data
 
     def trim(self) -> None:
-        self.free = {}
+        self.free = OrderedDict()
         self.cached = 0
 
 
