@@ -299,6 +299,8 @@ class Family:
         """A symbolic graph that explains this instance and the earlier ones; or the reason why there is none."""
         if len(self.programs) >= PROGRAMS or self.attempts >= ATTEMPTS:
             return f"{self.attempts} symbolic programs were tried for this graph, no more are"
+        if ints in self.instances:
+            return "it differs from earlier graphs in more than sizes"
         chosen = [ints]
         for earlier in reversed(self.instances):
             if _compatible([*chosen, earlier]):
