@@ -60,10 +60,20 @@ def move(x, device):
     if isinstance(x, (tuple, list)):
         return type(x)(move(v, device) for v in x) if not hasattr(x, "_fields") else type(x)(*(move(v, device) for v in x))
     if isinstance(x, dict):
-        return {k: move(v, device) for k, v in x.items()}
+        return {k: torch.device(device) if k == "device" and v is not None else move(v, device) for k, v in x.items()}
     if isinstance(x, torch.device):
         return torch.device(device)
     return x
+
+
+# Their tensor arguments are on the CPU on every device.
+HOST_ARGUMENTS = {"tensor_split"}
+
+
+def arguments(op, sample, device):
+    """(input, args, kwargs) of a sample, copied to the device."""
+    other = "cpu" if op.name in HOST_ARGUMENTS else device
+    return move(sample.input, device), move(sample.args, other), move(sample.kwargs, other)
 
 
 def compare(got, want, values: bool) -> None:
@@ -95,7 +105,7 @@ def variants(op, sample):
 
 
 def grads(op, sample, device):
-    i, a, k = move(sample.input, device), move(sample.args, device), move(sample.kwargs, device)
+    i, a, k = arguments(op, sample, device)
     leaves = [t for t in tensors((i, a, k)) if t.requires_grad]
     out = op(i, *a, **k)
     if sample.output_process_fn_grad is not None:
@@ -103,8 +113,13 @@ def grads(op, sample, device):
     outs = [o for o in tensors(out) if o.requires_grad]
     if not outs or not leaves:
         return []
-    total = sum(((o.abs() if o.is_complex() else o) * torch.linspace(0.5, 1.5, max(o.numel(), 1), device=device)[: o.numel()].reshape(o.shape)).sum() for o in outs)
-    return torch.autograd.grad(total, leaves, allow_unused=True)
+    return torch.autograd.grad(sum(weighted(o).to(device) for o in outs), leaves, allow_unused=True)
+
+
+def weighted(x: torch.Tensor) -> torch.Tensor:
+    """A sum in which every element counts differently."""
+    weights = torch.linspace(0.5, 1.5, max(x.numel(), 1), device=x.device)[: x.numel()].reshape(x.shape)
+    return ((x.abs() if x.is_complex() else x) * weights).sum()
 
 
 def check(op, samples: int, dtype: torch.dtype = torch.float32) -> None:
@@ -122,10 +137,10 @@ def check(op, samples: int, dtype: torch.dtype = torch.float32) -> None:
                 check_out(op, s, values)
                 continue
             try:
-                want = fn(move(s.input, "cpu"), move(s.args, "cpu"), move(s.kwargs, "cpu"))
+                want = fn(*arguments(op, s, "cpu"))
             except Exception:  # the sample does not suit this variant on the CPU either
                 continue
-            got = fn(move(s.input, "hlo"), move(s.args, "hlo"), move(s.kwargs, "hlo"))
+            got = fn(*arguments(op, s, "hlo"))
             compare(got, want, values)
         if differentiable and values:
             try:
@@ -138,7 +153,7 @@ def check(op, samples: int, dtype: torch.dtype = torch.float32) -> None:
 def check_out(op, s, values: bool) -> None:
     def run(device):
         with torch.no_grad():
-            i, a, k = move(s.input, device), move(s.args, device), move(s.kwargs, device)
+            i, a, k = arguments(op, s, device)
             result = op(i, *a, **k)
             outs = list(tensors(result))
             if not outs or len(outs) != (len(result) if isinstance(result, tuple) else 1):

@@ -492,6 +492,12 @@ VIEWS: dict[OpOverload, Callable] = {
 }  # fmt: skip
 
 
+@handles(aten._unsafe_view.default)
+def unsafe_view(args: tuple, kwargs: dict):
+    """A view whose schema does not say so: `kron(out=)` writes through it."""
+    return call(aten.view.default, *args)
+
+
 @handles(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 def detach(args: tuple, kwargs: dict):
     x = args[0]

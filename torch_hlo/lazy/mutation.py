@@ -69,7 +69,7 @@ def mutator(op: OpOverload) -> Handler:
     if [t.name for t in targets] == [first.name] and str(first.type) == "Tensor" and len(op._schema.returns) == 1:
         if dispatch.has_lowering(twin) and twin not in dispatch.WRITTEN_BY_HAND:
             return _in_place(op, twin)
-    if not op._schema.returns and all("Tensor[]" in str(t.type) or "List[Tensor]" in str(t.type) for t in targets):
+    if not op._schema.returns and all("List[Tensor]" in str(t.type) and not t.kwarg_only for t in targets):
         if dispatch.has_lowering(twin) and twin not in dispatch.WRITTEN_BY_HAND:
             return _in_place_lists(op, twin, targets)
     return _general(op, twin, targets)
@@ -195,11 +195,14 @@ def checked(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tensor]:
 
 
 def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
-    """Any mutating op: run the twin through the table, write its last results to the targets."""
+    """Any mutating op: run the twin through the table, write its results to the targets: the first to `out=` arguments, where there are
+    both, and the last to arguments updated in place."""
     names = [a.name for a in op._schema.arguments]
     out_names = {a.name for a in targets if a.kwarg_only}
-    alias_returns = [bool(r.alias_info) for r in op._schema.returns]
+    sets = [a.alias_info.before_set for a in targets]
+    returns = [sets.index(r.alias_info.before_set) if r.alias_info else None for r in op._schema.returns]
     lists = any("List[Tensor]" in str(a.type) for a in targets)
+    both = 0 < len(out_names) < len(targets)
 
     def run(args: tuple, kwargs: dict):
         given = dict(zip(names, args)) | kwargs
@@ -207,6 +210,7 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
         for o in outs:
             if isinstance(o, torch.Tensor) and type(o) is not HloTensor:
                 checks.admit_target(o, args)
+        mirrors = ()
         if not lists:
             # The meta run resizes `out=` as PyTorch does (with its warning) and checks shapes and dtypes.
             try:
@@ -216,26 +220,31 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
         results = call(twin, *args, **{k: v for k, v in kwargs.items() if k not in out_names})
         results = list(results) if isinstance(results, (tuple, list)) else [results]
         new = [results] if lists and len(targets) == 1 else results[len(results) - len(targets) :]
+        if both:
+            new = [*results[len(out_names) :], *results[: len(out_names)]]
         if not lists and mirrors is not None:
             for o, m in zip([o for o in outs if o is not None], mirrors):
                 if tuple(m.shape) != o._meta.size:
                     resize(o, tuple(m.shape))
-        for target, value in zip(outs, new):
+        for argument, target, value in zip(targets, outs, new):
             if isinstance(target, (list, tuple)):
                 for t, v in zip(target, value):
                     assign(t, v)
             elif target is not None:
+                if argument.kwarg_only and mirrors is None and target._meta.size != tuple(value.shape):
+                    resize(target, tuple(value.shape))
                 assign(target, value)
-        return _returned(outs, results, alias_returns)
+        return _returned(outs, results, returns)
 
     return run
 
 
-def _returned(outs: list, results: list, alias_returns: list[bool]):
-    if not alias_returns:
+def _returned(outs: list, results: list, returns: list[int | None]):
+    """What the op returns: by position the target that it is, or None for the next of the twin's results."""
+    if not returns:
         return None
-    from_targets, plain = iter(outs), iter(results)
-    values = [next(from_targets) if aliased else next(plain) for aliased in alias_returns]
+    plain = iter(results)
+    values = [next(plain) if target is None else outs[target] for target in returns]
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -247,6 +256,8 @@ def _factory_out(op: OpOverload) -> Handler | None:
     def run(args: tuple, kwargs: dict):
         out = kwargs["out"]
         rest = {k: v for k, v in kwargs.items() if k != "out"}
+        if type(out) is not HloTensor:  # numbers from the device may make a tensor elsewhere
+            return op(*fetched(args), **fetched(rest), out=out)
         value = call(twin, *args, **rest, dtype=out.dtype, device=out.device)
         if value._meta.size != out._meta.size:
             resize(out, value._meta.size)
@@ -254,6 +265,13 @@ def _factory_out(op: OpOverload) -> Handler | None:
         return out
 
     return run
+
+
+def fetched(arguments):
+    """The tuple or dictionary with hlo tensors replaced by CPU copies."""
+    if isinstance(arguments, dict):
+        return dict(zip(arguments, fetched(tuple(arguments.values()))))
+    return tuple(to_cpu([a])[0] if type(a) is HloTensor else a for a in arguments)
 
 
 def assign(target: HloTensor, value: torch.Tensor) -> None:

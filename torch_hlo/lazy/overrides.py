@@ -3,8 +3,11 @@
 * linear stays whole (`aten.linear`, `aten.linear_backward`), except under forward-mode differentiation.
 * scaled_dot_product_attention becomes the pair of ops with a fused lowering, or PyTorch's math where that does not fit.
 * recurrent networks become matrix products and pointwise ops instead of fused CUDA cells.
+* composite kernels that overlook `out=` for tensor subclasses, or that are registered where only C++ looks, are called differently.
 """
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 
@@ -43,6 +46,8 @@ def register() -> None:
     library.impl("one_hot", one_hot, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("lstm_cell", lstm_cell, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("gru_cell", gru_cell, backend.AUTOGRAD_PRIVATE_USE)
+    for overload in ("out", "out_tol_tensor", "atol_rtol_float_out", "atol_rtol_tensor_out"):
+        library.impl(f"linalg_matrix_rank.{overload}", _writing_out(getattr(aten.linalg_matrix_rank, overload)), backend.AUTOGRAD_PRIVATE_USE)
     autocast.register(every, library)
 
 
@@ -87,6 +92,49 @@ def _linear_backward_metas(x, grad, weight, mask):
 
 
 dispatch.INFER[aten.linear_backward.default] = _linear_backward_metas
+
+
+# ---- linear algebra
+
+
+def _writing_out(op):
+    """Kernel of an `out=` overload: the functional overload, then a copy."""
+    from torch_hlo.lazy.mutation import functional_twin
+
+    twin = functional_twin(op)
+
+    def kernel(*args, out, **kwargs):
+        value = twin(*args, **kwargs)
+        if out.shape != value.shape:
+            out.resize_(value.shape)
+        return out.copy_(value)
+
+    return kernel
+
+
+def _pinv(args: tuple, kwargs: dict):
+    # Written with svd and matmul, but registered as a kernel of backends.
+    op = aten.linalg_pinv.atol_rtol_tensor
+    return dispatch.nested(partial(backend.call_kernel, op, Key.CompositeExplicitAutogradNonFunctional), args, kwargs)
+
+
+dispatch.TABLE[aten.linalg_pinv.atol_rtol_tensor] = _pinv
+
+
+def _geqrf_metas(a):
+    *batch, m, n = a._meta.size
+    return [metas.contiguous(a._meta.size, a.dtype), metas.contiguous((*batch, min(m, n)), a.dtype)]
+
+
+dispatch.INFER[aten.geqrf.default] = _geqrf_metas
+
+
+def _second_argument_metas(grad, x, *rest, **options):
+    return [metas.contiguous(x._meta.size, x.dtype)]
+
+
+for _op in (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor, aten.fractional_max_pool3d_backward.default):
+    dispatch.INFER[_op] = _second_argument_metas
 
 
 # ---- attention

@@ -13,7 +13,7 @@ from torch_hlo.lazy.meta import aten
 from torch_hlo.lazy.tensor import HloTensor, from_cpu, to_cpu
 
 
-@handles(aten._local_scalar_dense.default)
+@handles(aten._local_scalar_dense.default, aten.item.default)  # composite kernels call `item` itself
 def _local_scalar_dense(args: tuple, kwargs: dict):
     x = args[0]
     if metas.numel(x._meta.size) != 1:

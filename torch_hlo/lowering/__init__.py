@@ -14,6 +14,7 @@ from torch_hlo.lowering import (  # noqa: F401
     fft,
     grid,
     index,
+    lapack,
     linalg,
     loss,
     matmul,

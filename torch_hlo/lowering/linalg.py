@@ -267,7 +267,7 @@ def linalg_inv_ex(a, *, check_errors=False):
 
 
 # PyTorch factors the transpose of a contiguous real matrix for its determinant, and autograd relies on it.
-@guard(aten._linalg_det, aten._linalg_slogdet, aten._linalg_solve_ex, aten.linalg_inv_ex)
+@guard(aten._linalg_det, aten._linalg_slogdet)
 def _is_plain(a, *args, **kwargs) -> bool:
     return a.is_contiguous() and not a.is_complex()
 

@@ -27,8 +27,9 @@ from torch_hlo.lowering.registry import HLO_TO_TORCH, LoweringError, Weak
 TARGET = "torch_op"
 
 
-def opaque(target: OpOverload | HigherOrderOperator, args: tuple | list, kwargs: dict, outs: tuple[Shape | None, ...]) -> tuple[Instruction, ...]:
-    """Results of `target` as get-tuple-elements of one custom-call. Raises LoweringError when an argument has no text form."""
+def opaque(target: OpOverload | HigherOrderOperator, args: tuple | list, kwargs: dict, outs: tuple[Shape | None, ...], library: bool = False) -> tuple[Instruction, ...]:
+    """Results of `target` as get-tuple-elements of one custom-call, counted as a fallback when it runs unless it is a `library` routine.
+    Raises LoweringError when an argument has no text form."""
     if isinstance(target, OpOverload) and any(a.alias_info and a.alias_info.is_write for a in target._schema.arguments):
         raise LoweringError(f"{target} writes to its arguments and has no functional form; register one with torch.library")
     shapes = [s for s in outs if s is not None]
@@ -64,6 +65,8 @@ def opaque(target: OpOverload | HigherOrderOperator, args: tuple | list, kwargs:
     random = [encode_argument(kwargs.pop(name)) for name in ("seed", "offset")] if "seed" in kwargs else None
     spec = {"op": target.name() if isinstance(target, OpOverload) else f"higher_order::{target.name()}", "random": random, "args": [encode_argument(a) for a in args], "kwargs": {k: encode_argument(v) for k, v in kwargs.items()}}
     spec["dtypes"] = [str(HLO_TO_TORCH[x.shape.dtype]).removeprefix("torch.") for x in operands]
+    if library:
+        spec["library"] = True
     call = build.custom_call(TARGET, operands, tuple_shape(*shapes), opaque=json.dumps(spec))
     results = iter(range(len(shapes)))
     return tuple(None if s is None else build.get_tuple_element(call, next(results)) for s in outs)
@@ -90,7 +93,8 @@ def run(opaque_text: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Execute the call on CPU tensors."""
     spec = json.loads(opaque_text)
     op = overload(spec["op"])
-    metrics.count(spec["op"])
+    if not spec.get("library"):
+        metrics.count(spec["op"])
 
     def decode_argument(x):
         if isinstance(x, list):

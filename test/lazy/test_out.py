@@ -1,0 +1,77 @@
+"""`out=` arguments, and ops whose C++ kernels write through aliases that schemas do not mention."""
+import torch
+
+from torch_hlo import metrics
+
+
+def both(fn):
+    """fn("cpu") and fn("hlo"), the latter copied to the CPU."""
+    return fn("cpu"), [t.cpu() for t in fn("hlo")]
+
+
+def assert_same(fn):
+    for want, got in zip(*both(fn), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_out_lists_given_by_keyword():
+    def run(device):
+        x = torch.arange(6.0, device=device).reshape(2, 3)
+        outs = [torch.empty(3, device=device) for _ in range(2)]
+        torch.unbind_copy(x, 0, out=outs)
+        return outs
+
+    assert_same(run)
+
+
+def test_out_beside_arguments_updated_in_place():
+    def run(device):
+        x = torch.arange(24.0, device=device).reshape(2, 3, 4)
+        mean, variance = torch.zeros(3, device=device), torch.ones(3, device=device)
+        outs = [torch.empty(0, device=device) for _ in range(3)]
+        result = torch.ops.aten._native_batch_norm_legit.out(x, None, None, mean, variance, True, 0.1, 1e-5, out=outs[0], save_mean=outs[1], save_invstd=outs[2])
+        assert all(r is o for r, o in zip(result, outs, strict=True))
+        return mean, variance, *outs
+
+    assert_same(run)
+
+
+def test_numbers_of_the_device_fill_a_cpu_tensor():
+    out = torch.empty(0)
+    torch.linspace(torch.tensor(1.0, device="hlo"), 2.0, 5, out=out)
+    torch.testing.assert_close(out, torch.linspace(1.0, 2.0, 5))
+
+
+def test_kron_writes_through_an_unsafe_view():
+    def run(device):
+        x, out = torch.arange(6.0, device=device).reshape(2, 3), torch.empty(4, 9, device=device)
+        torch.kron(x, x, out=out)
+        return [out]
+
+    assert_same(run)
+
+
+def test_unsafe_view_aliases():
+    x = torch.zeros(2, 3, device="hlo")
+    torch.ops.aten._unsafe_view(x, [6]).fill_(1)
+    assert x.cpu().sum() == 6
+
+
+def test_matrix_rank_out():
+    def run(device):
+        out = torch.empty(0, dtype=torch.int64, device=device)
+        torch.linalg.matrix_rank(torch.eye(3, device=device).expand(2, 3, 3), out=out)
+        return [out]
+
+    assert_same(run)
+
+
+def test_factorizations_stay_in_the_program():
+    metrics.clear_all()
+
+    def run(device):
+        x = torch.tensor([[4.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 2.0]], device=device)
+        return torch.linalg.eigvalsh(x), torch.linalg.svdvals(x), torch.linalg.pinv(x), torch.linalg.eigvals(x).real.sort()[0]
+
+    assert_same(run)
+    assert metrics.counter_value("MarkStep") in (None, 0) and not [n for n in metrics.counter_names() if n.startswith("aten::")]
