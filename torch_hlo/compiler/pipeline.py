@@ -12,6 +12,7 @@ import numpy as np
 
 from torch_hlo import config
 from torch_hlo.compiler.passes.algebra import algebra
+from torch_hlo.compiler.passes.attention import attention
 from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
 from torch_hlo.compiler.passes.convert_motion import convert_motion
 from torch_hlo.compiler.passes.dce import dce
@@ -28,6 +29,7 @@ from torch_hlo.hlo.verify import verify
 Dump = Callable[[str, Module, float], None]
 
 PIPELINE: list[Pass] = [
+    attention,  # calls that say they are attention -> one kernel each
     legalize,  # composite opcodes -> primitive ones
     # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
     fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),

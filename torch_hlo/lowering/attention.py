@@ -1,15 +1,19 @@
 """Scaled dot-product attention as one op, forward and backward, in f32 inside.
 
 Forward keeps the row log-sum-exp; backward recomputes the probabilities from it. Rows with every key masked give 0.
+Both are calls of a computation marked as attention (compiler/passes/attention.py), which the compiler may replace by a kernel without
+an array of scores.
 """
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.ir import Computation, Instruction, instr
+from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.expr import Expr, exp, is_number, log, rsqrt, where
 from torch_hlo.lowering.matmul import dot
@@ -79,28 +83,55 @@ def _dropped(p: Expr, probability, seed, offset) -> Expr:
     return where(mask, p * (1 / (1 - p.like(probability))), 0)
 
 
-def _in_dtype(x: Expr, index: int = 0) -> Instruction:
-    shape = expected()[index]
-    return promote.cast(x.x, shape.dtype)
+def _composite(kind: str, body: Callable, operands: list[Instruction], is_causal: bool, scale, plain: bool) -> list[Instruction]:
+    """The results of `body(*operands)`, a list. As a call that says what it is when it is `plain` attention with a scale known now."""
+    size = operands[1].shape.dims[-1]  # of q and k
+    if scale is None and isinstance(size, int):
+        scale = 1 / math.sqrt(size)
+    if not plain or not is_number(scale):
+        return body(*operands)
+    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
+    results = tuple(body(*params))
+    root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
+    config = json.dumps({"attention": kind, "causal": bool(is_causal), "scale": float(scale)}, separators=(",", ":"))
+    call = instr("call", tuple(operands), to_apply=Computation("attention", params, root), backend_config=config)
+    return [instr("get-tuple-element", (call,), r.shape, index=i) for i, r in enumerate(results)]
+
+
+def _is_plain(query, key, value, bias, dropout_p) -> bool:
+    """Whether this is attention as the compiler knows it: no dropout, the same batch for all but the heads of key and value."""
+    if not (is_number(dropout_p) and dropout_p == 0):
+        return False
+    q, k, v = (x.shape.dims for x in (query, key, value))
+    return len(q) == len(k) == len(v) and q[:-3] == k[:-3] and k[:-1] == v[:-1] and (bias is None or bias.shape.rank <= len(q))
+
+
+def _in_dtype(x: Instruction, index: int = 0) -> Instruction:
+    return promote.cast(x, expected()[index].dtype)
 
 
 @lowers(aten._scaled_dot_product_fused_attention_overrideable.default)
 def attention(
     query, key, value, bias=None, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None, seed=None, offset=None,
 ):  # fmt: skip
-    k, v = _match_heads(key, query), _match_heads(value, query)
-    s = _scores(query, k, bias, is_causal, scale)
-    last = (len(s.dims) - 1,)
-    top = fold(s, last, "maximum")
-    top = where(top.eq(-math.inf), 0, top)
-    weights = exp(s - keep(top, s.dims, last))
-    total = fold(weights, last)
-    total = where(total.eq(0), 1, total)
-    p = weights / keep(total, s.dims, last)
-    out = _product(_dropped(p, dropout_p, seed, offset).cast(v.shape.dtype), v, -1, -2)
+    def body(query, key, value, *bias) -> list[Instruction]:
+        k, v = _match_heads(key, query), _match_heads(value, query)
+        s = _scores(query, k, bias[0] if bias else None, is_causal, scale)
+        last = (len(s.dims) - 1,)
+        top = fold(s, last, "maximum")
+        top = where(top.eq(-math.inf), 0, top)
+        weights = exp(s - keep(top, s.dims, last))
+        total = fold(weights, last)
+        total = where(total.eq(0), 1, total)
+        p = weights / keep(total, s.dims, last)
+        out = _product(_dropped(p, dropout_p, seed, offset).cast(v.shape.dtype), v, -1, -2)
+        return [out.x, (top + log(total)).x]
+
+    operands = [query, key, value, *([] if bias is None else [bias])]
+    out, logsumexp = _composite("forward", body, operands, is_causal, scale, _is_plain(query, key, value, bias, dropout_p))
     # output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset, debug_attn_mask
     state = [promote.scalar(0 if n is None else n, "s64") for n in (seed, offset)]
-    flat = [_in_dtype(out), _in_dtype(top + log(total), 1), None, None, None, None, *state, None]
+    flat = [_in_dtype(out), _in_dtype(logsumexp, 1), None, None, None, None, *state, None]
     if len(expected()) == 7:  # the two sizes are no tensors
         flat = flat[:4] + flat[6:]
     return tuple(
@@ -115,24 +146,30 @@ def attention_backward(
     *, scale=None,
 ):  # fmt: skip
     k, v = _match_heads(key, query), _match_heads(value, query)
-    s = _scores(query, k, bias, is_causal, scale)
-    last = (len(s.dims) - 1,)
-    p = exp(s - keep(Expr(promote.cast(logsumexp, s.dtype)), s.dims, last))
-    used = _dropped(p, dropout_p, philox_seed, philox_offset)
-    g = Expr(promote.cast(grad, promote.compute_type(grad.shape.dtype)))
-    narrow = value.shape.dtype
-    dv = _product(used.cast(narrow), grad, -2, -2)
-    dp = _dropped(_product(grad, v, -1, -1), dropout_p, philox_seed, philox_offset)
-    delta = fold(g * Expr(promote.cast(out, g.dtype)), (len(g.dims) - 1,))
-    ds = p * (dp - keep(delta, p.dims, last))
-    dq, dk = _product(ds.cast(narrow), k, -1, -2), _product(ds.cast(narrow), query, -2, -2)
-    dq, dk = (x * _scale(scale, query, x.dtype) for x in (dq, dk))
-    results = [dq, _ungroup(dk, key), _ungroup(dv, value)]
-    dbias = None
-    if bias is not None and grad_mask[3] and bias.shape.dtype != "pred":
-        dbias = promote.cast(sum_to(ds.x, bias.shape.dims), bias.shape.dtype)
+    wants_bias = bias is not None and grad_mask[3] and bias.shape.dtype != "pred"
+
+    def body(grad, query, k, v, out, logsumexp, *bias) -> list[Instruction]:
+        s = _scores(query, k, bias[0] if bias else None, is_causal, scale)
+        last = (len(s.dims) - 1,)
+        p = exp(s - keep(Expr(promote.cast(logsumexp, s.dtype)), s.dims, last))
+        used = _dropped(p, dropout_p, philox_seed, philox_offset)
+        g = Expr(promote.cast(grad, promote.compute_type(grad.shape.dtype)))
+        narrow = v.shape.dtype
+        dv = _product(used.cast(narrow), grad, -2, -2)
+        dp = _dropped(_product(grad, v, -1, -1), dropout_p, philox_seed, philox_offset)
+        delta = fold(g * Expr(promote.cast(out, g.dtype)), (len(g.dims) - 1,))
+        ds = p * (dp - keep(delta, p.dims, last))
+        dq, dk = _product(ds.cast(narrow), k, -1, -2), _product(ds.cast(narrow), query, -2, -2)
+        dq, dk = (x * _scale(scale, query, x.dtype) for x in (dq, dk))
+        return [dq.x, dk.x, dv.x, *([sum_to(ds.x, bias[0].shape.dims)] if wants_bias else [])]
+
+    operands = [grad, query, k, v, out, logsumexp, *([] if bias is None else [bias])]
+    plain = _is_plain(query, k, v, bias, dropout_p) and not wants_bias
+    dq, dk, dv, *rest = _composite("backward", body, operands, is_causal, scale, plain)
+    results = [dq, _ungroup(Expr(dk), key).x, _ungroup(Expr(dv), value).x]
+    dbias = promote.cast(rest[0], bias.shape.dtype) if wants_bias else None
     shapes = expected()
-    flat = [promote.cast(r.x, s.dtype) if s is not None else None for r, s in zip(results, shapes, strict=False)]
+    flat = [promote.cast(r, s.dtype) if s is not None else None for r, s in zip(results, shapes, strict=False)]
     if shapes[3] is not None and dbias is None:
         dbias = promote.full(0, shapes[3].dtype, shapes[3].dims)
     return (*flat, dbias if shapes[3] is not None else None)

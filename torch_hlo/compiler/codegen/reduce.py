@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch_hlo.compiler.codegen.attention import emit_attention
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
 from torch_hlo.compiler.codegen.loop import Store, emit_fusion_loop, run_loop
 from torch_hlo.compiler.codegen.program import CodegenError
@@ -13,6 +14,7 @@ from torch_hlo.compiler.codegen.row import RowEmitter, RowKernel, lanes_for, res
 from torch_hlo.compiler.codegen.row_plan import RowPlan, plan
 from torch_hlo.compiler.codegen.row_strided import StridedEmitter
 from torch_hlo.compiler.passes import fusion_table as table
+from torch_hlo.compiler.passes.attention import attention_of
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.shape import DTYPES, tuple_shape
@@ -44,12 +46,14 @@ class _Code:
 def fusion(program, x: Instruction) -> None:
     """A fused computation. kind=loop without values per row is loop.py's; anything with reductions is a row kernel."""
     kind = x.get("kind", "loop")
-    if any(y.op == "reduce" for y in x["calls"].instructions()):
+    if kind == "custom" and attention_of(x) is not None:
+        emit_attention(program, x)
+    elif any(y.op == "reduce" for y in x["calls"].instructions()):
         _run(program, x, x["calls"])
     elif kind in ("loop", "reduce", "row"):
         _run_loops(program, x)
     else:
-        raise CodegenError(f"fusion of kind {kind!r} {x.shape}: kinds are loop, reduce and row")
+        raise CodegenError(f"fusion of kind {kind!r} {x.shape}: kinds are loop, reduce, row, and custom for what a backend_config names")
 
 
 @emits_step("reduce")

@@ -15,6 +15,8 @@ def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
     A kernel reads such an operand only at the point where it writes that result. Kernels with reductions write results with one
     element per point in their last pass, and all others after everything of that element was read.
     """
+    if kind == "custom":
+        return frozenset()
     root = computation.root
     results = root.operands if root.op == "tuple" else (root,)
     reads = users((root,))

@@ -1,0 +1,99 @@
+"""Fused attention against the evaluator's meaning of the same program, and the memory it takes."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test.compiler.codegen.compiled import check, module, parameter
+
+from torch_hlo.compiler.compile import compile_module
+from torch_hlo.compiler.passes.attention import attention as attention_pass
+from torch_hlo.compiler.passes.attention import attention_of
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.lowering.attention import attention, attention_backward
+from torch_hlo.lowering.registry import nested
+
+SIZES = [(2, 2, 20, 33, 8, 8), (1, 3, 130, 140, 17, 40), (1, 1, 300, 16, 64, 5)]
+MASKS = ["none", "causal", "pred", "row", "column", "f32"]
+
+
+def program(kind: str, sizes, mask: str, dtype: str = "f32", group: int = 1) -> Module:
+    batch, heads, rows, columns, size, width = sizes
+    shapes = [(batch, heads, rows, size), (batch, heads // group, columns, size), (batch, heads // group, columns, width)]
+    out = (batch, heads, rows, width)
+    if kind == "backward":
+        shapes = [out, *shapes, out, out[:-1]]
+    params = [parameter(i, dtype, *s) for i, s in enumerate(shapes)]
+    dims = {"pred": (batch, 1, rows, columns), "row": (columns,), "column": (rows, 1), "f32": (1, heads, rows, columns)}.get(mask)
+    bias = None if dims is None else parameter(len(params), "f32" if mask == "f32" else "pred", *dims)
+    causal = mask == "causal"
+    if kind == "forward":
+        expected = (Shape(dtype, out), Shape("f32", out[:-1]), *[None] * 7)
+        results = nested((*expected[:2], None, None, None, None, Shape("s64"), Shape("s64"), None), attention, *params, bias, 0.0, causal, scale=0.2)[:2]
+    else:
+        grad, q, k, v, o, lse = params
+        expected = (*(Shape(dtype, s) for s in shapes[1:4]), None)
+        results = nested(expected, attention_backward, grad, q, k, v, bias, (True, True, True, False), o, lse, None, None, 0, 0, 0.0, causal, None, None,
+                         scale=0.2)[:3]  # fmt: skip
+    return module([*params, *([] if bias is None else [bias])], *results)
+
+
+def inputs_of(m: Module, seed: int = 0) -> list:
+    g = np.random.default_rng(seed)
+    return [g.random(p.shape.dims) > 0.3 if p.shape.dtype == "pred" else g.standard_normal(p.shape.dims).astype(np.float32) for p in m.entry.params]
+
+
+def fused(m: Module) -> list:
+    return [x for x in attention_pass.run(m).entry.instructions() if x.op == "fusion" and attention_of(x)]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_forward(sizes, mask) -> None:
+    m = program("forward", sizes, mask)
+    assert len(fused(m)) == 1
+    check(m, inputs_of(m), rtol=2e-5, atol=1e-5, optimize=True)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_backward(sizes, mask) -> None:
+    m = program("backward", sizes, mask)
+    assert len(fused(m)) == 1
+    inputs = inputs_of(m)
+    inputs[5] = np.abs(inputs[5]) + 3  # a log-sum-exp that keeps the weights below one
+    check(m, inputs, rtol=1e-4, atol=1e-4, optimize=True)
+
+
+def test_fewer_heads_of_keys() -> None:
+    m = program("forward", (2, 6, 20, 40, 16, 16), "causal", group=3)
+    assert len(fused(m)) == 1
+    check(m, inputs_of(m), rtol=2e-5, atol=1e-5, optimize=True)
+
+
+def test_rows_that_see_nothing_are_zero() -> None:
+    m = program("forward", (1, 1, 20, 32, 8, 8), "pred")
+    inputs = inputs_of(m)
+    inputs[3][0, 0, 5] = False
+    out, logsumexp = check(m, inputs, rtol=2e-5, atol=1e-5, optimize=True)
+    assert (out[0, 0, 5] == 0).all() and logsumexp[0, 0, 5] == 0
+
+
+def test_infinite_and_undefined_scores() -> None:
+    m = program("forward", (1, 1, 20, 32, 8, 8), "none")
+    inputs = inputs_of(m)
+    inputs[0][0, 0, 3] = np.nan
+    inputs[0][0, 0, 4, 0] = np.inf
+    check(m, inputs, rtol=2e-5, atol=1e-5, optimize=True)
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_no_array_of_scores(kind) -> None:
+    assert compile_module(program(kind, (4, 4, 256, 256, 16, 16), "causal")).arena < 256 * 256 * 4
+
+
+@pytest.mark.parametrize("sizes,dtype", [((1, 2, 4, 64, 8, 8), "f32"), ((1, 2, 64, 64, 8, 8), "bf16")])
+def test_others_are_products_and_rows(sizes, dtype) -> None:
+    m = program("forward", sizes, "causal", dtype)
+    assert not fused(m)
+    compile_module(m)

@@ -1,0 +1,93 @@
+"""attention: composite calls that say they are attention become one kernel where codegen/attention.py has one.
+
+    c = (f32[4,8,512,64], f32[4,8,512]) call(q, k, v), to_apply=attention, backend_config={"attention":"forward","causal":true,"scale":0.125}
+
+The called computation is the meaning; calls that do not fit (element types, symbolic or tiny sizes) are inlined by legalize and
+are ordinary products and row kernels.
+  forward:  q [batch…, rows, size], k [batch…, columns, size], v [batch…, columns, width], bias? -> out, log-sum-exp [batch…, rows]
+  backward: gradient of out, q, k, v, out, log-sum-exp, bias? -> gradients of q, k, v
+Forward, the heads (last batch dimension) of k and v may be a divisor of q's. A bias broadcasts to [batch…, rows, columns]; true of a
+pred is "sees".
+"""
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+
+from torch_hlo.compiler.passes.base import hlo_pass
+from torch_hlo.hlo.ir import Instruction, Module, instr
+from torch_hlo.hlo.match import op, rewrite, rules
+from torch_hlo.hlo.shape import Shape, row_major_strides
+
+MIN_SIZE = 16  # query rows and columns: below, products with few rows and a row kernel do as well
+MAX_COLUMNS = 16384  # a block of rows of scores must fit the cache
+MAX_WIDTH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """Strides of the bias in elements, 0 where it is broadcast. `batch`: (size, stride) per batch dimension."""
+
+    dtype: str
+    batch: tuple[tuple[int, int], ...]
+    row: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """`heads`: all batch dimensions of q; `group`: heads of q per head of k and v."""
+
+    kind: str
+    causal: bool
+    scale: float
+    heads: int
+    group: int
+    rows: int
+    columns: int
+    size: int
+    width: int
+    bias: Bias | None
+
+
+def attention_of(x: Instruction) -> Attention | None:
+    """What a call or fusion computes, when its backend_config says it is attention and there is a kernel for its shapes."""
+    config = x.get("backend_config")
+    if not config or '"attention"' not in config:
+        return None
+    config = json.loads(config)
+    first = 0 if config["attention"] == "forward" else 1
+    q, k, v = (o.shape for o in x.operands[first:first + 3])
+    extra = [o.shape for o in x.operands[3 if first == 0 else 6:]]
+    arrays = [s for s in (*(o.shape for o in x.operands[:len(x.operands) - len(extra)]), *x.shape.elements)]
+    if any(s.dtype != "f32" or not s.is_static for s in arrays) or not all(s.is_static and s.dtype in ("f32", "pred") for s in extra):
+        return None
+    *batch, rows, size = q.dims
+    columns, width = v.dims[-2:]
+    group = 1 if tuple(batch) == k.dims[:-2] else batch[-1] // max(1, k.dims[-3])
+    if not (MIN_SIZE <= rows and MIN_SIZE <= columns <= MAX_COLUMNS and 0 < size <= MAX_WIDTH and 0 < width <= MAX_WIDTH and math.prod(batch)):
+        return None
+    bias = _bias(extra[0], (*batch, rows, columns)) if extra else None
+    return Attention(config["attention"], config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias)
+
+
+def _bias(shape: Shape, dims: tuple[int, ...]) -> Bias:
+    missing = len(dims) - shape.rank
+    strides = [0] * missing + [0 if n == 1 else s for n, s in zip(shape.dims, row_major_strides(shape.dims), strict=True)]
+    return Bias(shape.dtype, tuple(zip(dims[:-2], strides[:-2], strict=True)), strides[-2], strides[-1])
+
+
+def _fused(out: Instruction) -> Instruction | None:
+    if attention_of(out) is None:
+        return None
+    return instr("fusion", out.operands, out.shape, kind="custom", calls=out["to_apply"], backend_config=out["backend_config"])
+
+
+RULES = rules((op("call"), _fused))
+
+
+@hlo_pass
+def attention(module: Module) -> Module:
+    """Composite calls -> fused attention, where there is a kernel for it."""
+    return rewrite(module, RULES)
