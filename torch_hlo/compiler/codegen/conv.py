@@ -3,7 +3,8 @@
 An instruction is first brought to the form of its engine by HLO around it: padding and base dilation become a padded copy, a
 reversed window a reversed kernel, foreign dimension orders transposes. Two engines (conv_gemm.py) cover what training needs:
 pixels as columns for the forward pass and the gradient of the input, taps as columns for the gradient of the weights
-(recognised by a window larger than the output). Groups with a single output feature and few taps are vector loops.
+(recognised by a window larger than the output). Measured on the layers of ResNet-18, batch 8, one core: together 1.15 times oneDNN
+(NCHW) forward, 0.9 for input gradients, 1.0 for weight gradients; oneDNN is ahead on 7x7 and 14x14 images. Groups with a single output feature and few taps are vector loops.
 """
 from __future__ import annotations
 

@@ -6,6 +6,9 @@ The scheme is BLIS's. A chunk of work owns a range of row tiles and of column pa
         pack B into panels [K][lanes]                for each tile of rows: pack A into [K][lanes]
                                                          for each pair of panels: micro-kernel, C tile in registers
 
+Measured on one Granite Rapids core (AVX-512, f32 peak 212 GF/s) against MKL: 0.87 to 1.0 of its speed from 64x256x784 to 1024x3072x768,
+1.5 on 512x50257x384, 2.6 on 96 batches of 512x512x64; half of it on 64x64x64, where packing and the call dominate.
+
 Packing brings any stride (and any narrower element type) into one form, so one micro-kernel per tile height serves every
 dot of a program. Sizes are IR values or Python ints: nothing but the tile heights is specialised.
 """
