@@ -366,3 +366,33 @@ def test_flex_attention():
         return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + (i - j) * 0.01)
 
     check(fn, *(torch.randn(2, 2, 16, 8) for _ in range(3)), tol=1e-4)
+
+
+# ---- tensors of the hlo device
+
+
+def test_hlo_tensors():
+    import copy
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    twin = copy.deepcopy(model).to("hlo")
+    fast = compiled(twin)
+    for n in (3, 5, 6, 9):
+        x = torch.randn(n, 4)
+        for m, f, v in ((model, model, x), (twin, fast, x.to("hlo"))):
+            m.zero_grad()
+            y = f(v)
+            y.square().sum().backward()
+        assert y.device.type == "hlo"
+        same([y.cpu(), *[p.grad.cpu() for p in twin.parameters()]], [model(x), *[p.grad for p in model.parameters()]], strides=False)
+
+
+def test_hlo_tensors_written_to():
+    def fn(x):
+        x.add_(1)
+        return x.t(), x * 2
+
+    a = torch.randn(3, 4)
+    b = a.to("hlo")
+    same([r.cpu() for r in compiled(fn)(b)], fn(a), strides=False)
+    same(b.cpu(), a)

@@ -2,7 +2,8 @@
 
     torch.compile(model, backend="hlo", options={"fallback": "error"})
 
-Tensors on the CPU, for training and inference, with static and dynamic sizes. A new random seed is drawn from PyTorch's CPU generator
+Tensors on the CPU, for training and inference, with static and dynamic sizes; or on the hlo device, where the graph is recorded at each
+call without Dynamo's or autograd's Python and becomes part of the step. A new random seed is drawn from PyTorch's CPU generator
 at each call of a graph with random ops, so `torch.manual_seed` makes runs repeat.
 """
 from __future__ import annotations
@@ -20,13 +21,14 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch_hlo import config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.dynamo.call import Caller
-from torch_hlo.lazy import executor
+from torch_hlo.lazy import executor, traceable
 from torch_hlo.lowering import prims
 from torch_hlo.lowering.fx import FxGraph, from_fx
 from torch_hlo.lowering.graph import Node
 from torch_hlo.lowering.registry import LOWERINGS, LoweringError
 
 aten = torch.ops.aten
+traceable.enable()
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def _is_functional(op) -> bool:
 def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict) -> Callable:
     """Compile one FX graph of aten ops into a function of a list of inputs, which it clears (AOTAutograd's boxed convention)."""
     start = time.perf_counter()
+    if any(isinstance(x, torch.Tensor) and x.device.type == "hlo" for x in example_inputs):
+        return on_device(graph_module)
     with unset_fake_temporarily(), torch.no_grad():
         prims.register_late()
         graph = from_fx(graph_module)
@@ -102,6 +106,20 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
         run = caller.bind(program)
     metrics.count("UncachedCompile")
     metrics.record("CompileTime", time.perf_counter() - start)
+    run._boxed_call = True
+    return run
+
+
+def on_device(graph_module: fx.GraphModule) -> Callable:
+    """A function that records the graph's ops on hlo tensors: the step that they become is compiled, once, when it is cut."""
+
+    def run(args: list) -> list:
+        tensors = [traceable.hidden(a) if isinstance(a, torch.Tensor) else a for a in args]
+        args.clear()
+        with torch.no_grad():
+            results = graph_module.forward(*tensors)
+        return [traceable.shown(r) if isinstance(r, torch.Tensor) else r for r in results]
+
     run._boxed_call = True
     return run
 

@@ -264,3 +264,8 @@ def _patch_accelerator(module: types.ModuleType) -> None:
         bind(accelerator, name, module.set_device)
     for name in ("current_device_index", "current_device_idx"):
         bind(accelerator, name, module.current_device)
+
+
+def plain_tensor(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of the device without memory that is no subclass."""
+    return torch._C._acc.create_empty_tensor(tuple(size), dtype)

@@ -9,6 +9,7 @@ No operation is implemented here: everything arrives in `lazy.dispatch.handle`.
 from __future__ import annotations
 
 import copy
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -85,7 +86,8 @@ class HloTensor(torch.Tensor):
         return _deepcopy(self, memo)
 
     def untyped_storage(self):
-        return StorageProxy(self._storage)
+        inner = self.__dict__.get("_inner")  # see traceable.py
+        return storage_proxy(self._storage) if inner is None else inner.untyped_storage()
 
     def data_ptr(self) -> int:
         """A number that is equal for tensors which start at the same element of the same storage, and not an address."""
@@ -189,7 +191,7 @@ def peek(tensor: HloTensor) -> torch.Tensor | None:
 class StorageProxy:
     """What `untyped_storage()` returns: enough for code that compares, measures, frees and reallocates storages."""
 
-    __slots__ = ("storage",)
+    __slots__ = ("storage", "__weakref__")
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -233,6 +235,17 @@ class StorageProxy:
 
     def __hash__(self) -> int:
         return id(self.storage)
+
+
+def storage_proxy(storage: Storage) -> StorageProxy:
+    """The one proxy of a storage, as long as somebody holds it: PyTorch's tracing keeps tables of them by identity."""
+    proxy = _proxies.get(id(storage))
+    if proxy is None or proxy.storage is not storage:
+        proxy = _proxies[id(storage)] = StorageProxy(storage)
+    return proxy
+
+
+_proxies: WeakValueDictionary[int, StorageProxy] = WeakValueDictionary()
 
 
 def _text(tensor: HloTensor, contents: str | None) -> str:

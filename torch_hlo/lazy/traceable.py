@@ -1,0 +1,91 @@
+"""hlo tensors under torch.compile: what Dynamo and AOTAutograd need in order to trace programs on them.
+
+A traceable subclass shows an inner tensor. The inner one of an `HloTensor` is a plain tensor of the device without memory, whose `hlo`
+attribute is the tensor it stands for. While tracing, PyTorch puts a fake tensor in its place: an HloTensor that holds one
+(`_inner`) hands every operation on to it.
+"""
+from __future__ import annotations
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_hlo.lazy import backend, tensor
+from torch_hlo.lazy.tensor import DEVICE, HloTensor
+
+_make = backend.make_wrapper
+
+
+class _Inner:
+    """`tensor.inner`: what stands for the tensor outside of this class."""
+
+    def __get__(self, t: HloTensor | None, cls=None):
+        if t is None:
+            return self
+        inner = t.__dict__.get("_inner")
+        return shown(t) if inner is None else inner
+
+
+def shown(t: HloTensor) -> torch.Tensor:
+    """A plain tensor that stands for `t`."""
+    meta = t._meta
+    plain = backend.plain_tensor(meta.size, meta.dtype)
+    plain.hlo = t
+    return plain
+
+
+def hidden(plain: torch.Tensor) -> HloTensor:
+    """Inverse of `shown`; a tensor holding `plain` when that is a fake one."""
+    found = plain.__dict__.get("hlo")
+    if found is not None:
+        return found
+    t = _make(HloTensor, plain.shape, plain.stride(), 0, dtype=plain.dtype, device=DEVICE)
+    t._inner = plain
+    return t
+
+
+def _flatten(self: HloTensor) -> tuple[list[str], None]:
+    return ["inner"], None
+
+
+def _unflatten(inner: dict[str, torch.Tensor], context, size, stride) -> HloTensor:
+    return hidden(inner["inner"])
+
+
+def _traced(func, args: tuple, kwargs: dict):
+    """The operation on the inner tensors."""
+    from torch.utils._python_dispatch import return_and_correct_aliasing
+
+    inside, inside_kwargs = pytree.tree_map(lambda a: a.inner if isinstance(a, HloTensor) else a, (args, kwargs))
+    result = pytree.tree_map(lambda t: hidden(t) if isinstance(t, torch.Tensor) else t, func(*inside, **inside_kwargs))
+    return return_and_correct_aliasing(func, args, kwargs, result)
+
+
+def _is_traced(values) -> bool:
+    """True if one of the values is a tensor that PyTorch is tracing with."""
+    for a in values:
+        if isinstance(a, HloTensor):
+            if "_inner" in a.__dict__:
+                return True
+        elif type(a) is list or type(a) is tuple:
+            if _is_traced(a):
+                return True
+    return False
+
+
+def _dispatch(cls, func, types, args=(), kwargs=None):
+    if _is_traced(args) or kwargs and _is_traced(kwargs.values()):
+        return _traced(func, args, kwargs or {})
+    return tensor.handle(func, args, kwargs)
+
+
+def enable() -> None:
+    """From now on hlo tensors can be traced. Every op then looks at its arguments, so it happens with the first torch.compile."""
+    if "__tensor_flatten__" in HloTensor.__dict__:
+        return
+    import torch._dynamo.trace_rules
+
+    torch._dynamo.trace_rules.add("torch_hlo")
+    HloTensor.inner = _Inner()
+    HloTensor.__tensor_flatten__ = _flatten
+    HloTensor.__tensor_unflatten__ = staticmethod(_unflatten)
+    HloTensor.__torch_dispatch__ = classmethod(_dispatch)
