@@ -76,6 +76,17 @@ def _same(w: Writer, x: Instruction):
     return w[x.operands[0]]
 
 
+@writes("abs", "sign")
+def _of_unsigned(w: Writer, x: Instruction):
+    """StableHLO has neither for unsigned integers: |x| is x, and the sign is min(x, 1)."""
+    if x.shape.kind != "u":
+        return w.op(x, "stablehlo." + x.op)
+    if x.op == "abs":
+        return w[x.operands[0]]
+    (one,) = w.emit("stablehlo.constant", [], [], [x.shape], f"value = dense<1> : {type_text(x.shape)}")
+    return w.emit("stablehlo.minimum", [*w.operands(x), one], [x.shape, x.shape], [x.shape])
+
+
 @writes("transpose")
 def _transpose(w: Writer, x: Instruction):
     return w.op(x, "stablehlo.transpose", f"permutation = {array(x['dimensions'])}")
