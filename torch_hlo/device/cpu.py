@@ -23,7 +23,7 @@ from torch_hlo import config
 from torch_hlo.compiler.codegen import pool
 from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
-from torch_hlo.compiler.codegen.target import Target, host
+from torch_hlo.compiler.codegen.target import Target, deny, host
 from torch_hlo.compiler.compile import machine_code
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.device import symbols
@@ -113,6 +113,18 @@ def _copy_aligned(data: bytes) -> np.ndarray:
     array = map_pages(len(data))[:len(data)]
     array[:] = np.frombuffer(data, np.uint8)
     return array
+
+
+def _request_tiles() -> None:
+    """Ask the kernel for AMX tiles, once per process: without permission the first tile instruction is a fault."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    if host().has("amx-tile") and (
+        not sys.platform.startswith("linux") or ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) != 0
+    ):
+        deny("amx")
+
+
+_request_tiles()
 
 
 def load(executable: Executable, target: Target | None = None) -> Program:

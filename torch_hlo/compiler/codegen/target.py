@@ -1,9 +1,7 @@
 """The machine that code is generated for: its LLVM name and features, vector width, and what a little parallelism costs."""
 from __future__ import annotations
 
-import ctypes
 import platform
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -49,12 +47,13 @@ def initialize() -> None:
         getattr(llvm, setup)()
 
 
-def _amx_allowed(features: set[str]) -> bool:
-    """Ask the kernel for the use of AMX tiles, once per process: without it the first tile instruction is a fault."""
-    if "amx-tile" not in features or not sys.platform.startswith("linux"):
-        return False
-    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
-    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+_denied: set[str] = set()
+
+
+def deny(prefix: str) -> None:
+    """Do not use the features with this prefix: the processor has them, but the operating system does not let this process use them."""
+    _denied.add(prefix)
+    host.cache_clear()
 
 
 @lru_cache(1)
@@ -63,8 +62,7 @@ def host() -> Target:
     initialize()
     found = llvm.get_host_cpu_features()
     on = {k for k, v in found.items() if v} - _UNKNOWN_TO_LLVM
-    if not _amx_allowed(on):
-        on -= {k for k in on if k.startswith("amx")}
+    on = {k for k in on if not k.startswith(tuple(_denied))}
     features = ",".join(("+" if k in on else "-") + k for k in sorted(found) if k not in _UNKNOWN_TO_LLVM)
     if platform.machine() not in ("x86_64", "AMD64"):
         return Target(llvm.get_host_cpu_name(), features, 16)
