@@ -477,31 +477,27 @@ class Kernel:
         finally:
             self.lane_var = saved
 
-    def tile_loop(self, row: Var, extent: int, body: Callable[[int, Index], None]) -> None:
-        """Square tiles along the lanes [0, extent), extent >= lanes: `body(number, lane index)` writes row `row + number` of a tile,
-        for numbers below `lanes`. Arrays that are contiguous along `row` are loaded in blocks and transposed in registers.
-        The last tile may overlap the one before it: nothing that the loop writes may be read by it.
+    def tile(self, row: Var, column: Var, body: Callable[[int, Index], None]) -> None:
+        """A square tile: `body(number, lane index)` writes row `row + number`, for numbers below `lanes`; the lanes start at `column`.
+        Arrays that are contiguous along `row` are loaded in blocks and transposed in registers. Both variables are `tile_start`s; tiles
+        may overlap where sizes do not divide, so nothing that is written may be read.
         """
-        with self.loop(0, -(-extent // self.lanes), -(-extent // self.lanes)) as tile:
-            parent = self.levels[-1]
-            start = self.scalar(tile * self.lanes)
-            if extent % self.lanes:
-                start = parent.scalar.op(f"call i64 @llvm.umin.i64(i64 {start}, i64 {extent - self.lanes})")
-            var = variable("loop", (f"%t{self.unit.number()}",), extent, parent.depth + 1)
-            self._names[var] = start
-            saved, self.lane_var, self._pending = (self.lane_var, self._pending), var, []
-            blocks: dict = {}
-            self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
-            for number in range(self.lanes):
-                self._tile = row, number, blocks
-                before = len(parent.lines)
-                body(number, of(var))
-                self.body_lines = max(self.body_lines, len(parent.lines) - before)
-            self._tile = None
-            for write in self._pending:
-                write()
-            self._pop(parent)
-            self.lane_var, self._pending = saved
+        parent = self.levels[-1]
+        var = variable("loop", (f"%t{self.unit.number()}",), column.extent, parent.depth + 1)
+        self._names[var] = self._names[column]
+        saved, self.lane_var, self._pending = (self.lane_var, self._pending), var, []
+        blocks: dict = {}
+        self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
+        for number in range(self.lanes):
+            self._tile = row, number, blocks
+            before = len(parent.lines)
+            body(number, of(var))
+            self.body_lines = max(self.body_lines, len(parent.lines) - before)
+        self._tile = None
+        for write in self._pending:
+            write()
+        self._pop(parent)
+        self.lane_var, self._pending = saved
 
     def tile_start(self, tile: Index, extent: int) -> Var:
         """The variable of a tile's first row: `lanes * tile`, moved back where the last tile would leave [0, extent)."""

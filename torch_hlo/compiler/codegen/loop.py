@@ -24,6 +24,7 @@ from torch_hlo.hlo.ir import Instruction, instr
 STATIC_ELEMENTS = 1024  # below this a flat loop has constant bounds and no parallel form
 BLOCK = 8192  # elements of a task where rows are few and long
 STREAM_BYTES = 32 << 20  # outputs larger than this are written past the caches
+_PANEL = 4  # rows of tiles that are walked together
 _TILE_COST = 12  # dearer bodies are not worth repeating for every row of a tile
 _INSTRUCTION_NS = 0.16  # one vector instruction of a body that overlaps with its neighbours
 
@@ -158,22 +159,32 @@ def _tiles(loops: Loops, extents: tuple[Size, ...], lanes: int, in_place: bool) 
 
 
 def _tiled_nest(kernel: Kernel, loops: Loops, body) -> tuple[Size, int, float]:
-    """Like _nest: one item is a row of tiles."""
+    """Like _nest: one item is a panel of a few rows of tiles, walked column by column, so that reads across the rows stay together."""
     lanes, (*outer, columns) = kernel.lanes, loops.extents
     rows = outer[loops.across]
+    tiles = -(-rows // lanes)
+    panel = min(_PANEL, tiles)
     counts = list(outer)
-    counts[loops.across] = -(-rows // lanes)
+    counts[loops.across] = -(-tiles // panel)
     items = ix.product(counts)
+    across = -(-columns // lanes)
     with kernel.loop("%lo", "%hi", items) as item:
         parts = list(ix.delinear(item, counts))
-        first = kernel.tile_start(parts[loops.across], rows)
+        first_tile = parts[loops.across] * panel
+        count: str | int = panel
+        if tiles % panel:
+            rest = kernel.scalar(ix.constant(tiles) - first_tile)
+            count = kernel.level.scalar.op(f"call i64 @llvm.umin.i64(i64 {rest}, i64 {panel})")
+        with kernel.loop(0, across, across) as column, kernel.loop(0, count, panel) as tile:
+            first = kernel.tile_start(first_tile + tile, rows)
+            lane = kernel.tile_start(column, columns)
 
-        def row(number: int, lane: Index) -> None:
-            parts[loops.across] = ix.of(first) + number
-            body(parts)(lane, ())
+            def row(number: int, lane: Index) -> None:
+                parts[loops.across] = ix.of(first) + number
+                body(parts)(lane, ())
 
-        kernel.tile_loop(first, columns, row)
-    return items, 1, lanes * columns
+            kernel.tile(first, lane, row)
+    return items, 1, lanes * columns * panel
 
 
 def _aligned(extents: tuple[Size, ...], stores: Sequence[Store], target) -> bool:
