@@ -249,6 +249,8 @@ _proxies: WeakValueDictionary[int, StorageProxy] = WeakValueDictionary()
 
 
 def _text(tensor: HloTensor, contents: str | None) -> str:
+    if "_inner" in tensor.__dict__:  # being traced: there are no values
+        return f"tensor(..., device='hlo:0', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
     if contents is None:
         values = tensor.detach().cpu()
         if values.numel() or tensor.dim() == 1:
