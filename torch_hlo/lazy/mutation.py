@@ -215,7 +215,7 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
             # The meta run resizes `out=` as PyTorch does (with its warning) and checks shapes and dtypes.
             try:
                 mirrors = checked(op, args, kwargs)
-            except NotImplementedError:
+            except NotImplementedError:  # no meta kernel: the values tell the sizes
                 mirrors = None
         results = call(twin, *args, **{k: v for k, v in kwargs.items() if k not in out_names})
         results = list(results) if isinstance(results, (tuple, list)) else [results]
@@ -231,7 +231,7 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
                 for t, v in zip(target, value):
                     assign(t, v)
             elif target is not None:
-                if argument.kwarg_only and mirrors is None and target._meta.size != tuple(value.shape):
+                if argument.kwarg_only and target._meta.size != tuple(value.shape):
                     resize(target, tuple(value.shape))
                 assign(target, value)
         return _returned(outs, results, returns)

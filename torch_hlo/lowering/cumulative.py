@@ -10,7 +10,6 @@ from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.window import WindowDim
 from torch_hlo.lowering import promote
-from torch_hlo.lowering.elementwise import compute
 from torch_hlo.lowering.expr import Expr, absolute, exp, is_finite, is_nan, log1p, maximum, where
 from torch_hlo.lowering.registry import LoweringError, expected, guard, lowers
 from torch_hlo.lowering.shaping import axis, iota, start_value
@@ -73,9 +72,9 @@ def cummin(x, dim):
 
 @lowers(aten.logcumsumexp)
 def logcumsumexp(x, dim):
-    value = compute(x)
-    if promote.is_complex(value.dtype):
+    if promote.is_complex(x.shape.dtype):
         raise LoweringError(f"logcumsumexp of {x.shape} is not supported; use log(cumsum(exp(x)))")
+    value = Expr(promote.cast(x, "f64"))  # as PyTorch does: its gradient subtracts such sums
     if not value.dims:
         return x
     a, b = (Expr(instr("parameter", (), Shape(value.dtype), index=i)) for i in range(2))

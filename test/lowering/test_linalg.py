@@ -1,0 +1,54 @@
+"""Linear algebra on the device against PyTorch's CPU."""
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 20.0])
+def test_matrix_exp(dtype, scale):
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 5, dtype=dtype) * scale
+    exact = torch.matrix_exp(x.to(torch.complex128 if dtype.is_complex else torch.float64))
+    error = (torch.matrix_exp(x.to("hlo")).cpu() - exact).abs().max() / exact.abs().max()
+    assert error < (1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def test_matrix_exp_of_infinite_values_ends():
+    x = torch.tensor([[float("inf"), 1.0], [1.0, 1.0]], device="hlo")
+    assert not torch.matrix_exp(x).cpu().isfinite().any()
+
+
+def test_logcumsumexp_is_accurate_enough_for_its_gradient():
+    torch.manual_seed(0)
+    x = torch.randn(5, 40) * 5
+    results = []
+    for device in ("cpu", "hlo"):
+        y = x.to(device).requires_grad_()
+        results.append(torch.autograd.grad((torch.logcumsumexp(y, 1) * torch.linspace(-1, 2, 40, device=device)).sum(), y)[0].cpu())
+    torch.testing.assert_close(results[1], results[0], rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_solve_and_its_gradient(dtype, transposed):
+    torch.manual_seed(0)
+    a, b = torch.randn(3, 4, 4, dtype=dtype) + 4 * torch.eye(4), torch.randn(3, 4, 2, dtype=dtype)
+    results = []
+    for device in ("cpu", "hlo"):
+        x, y = a.to(device).requires_grad_(), b.to(device).requires_grad_()
+        solution = torch.linalg.solve(x.mT if transposed else x, y)
+        results.append([t.cpu() for t in (solution.detach(), *torch.autograd.grad(solution.abs().sum(), [x, y]))])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4)
+
+
+def test_qr_and_its_gradient_of_a_tall_matrix():
+    torch.manual_seed(0)
+    results = []
+    x = torch.randn(5, 2)
+    for device in ("cpu", "hlo"):
+        y = x.to(device).requires_grad_()
+        q, r = torch.linalg.qr(y)
+        weights = torch.linspace(0.5, 1.5, 10, device=device).reshape(5, 2)
+        results.append(torch.autograd.grad((q * weights).sum() + (r * weights[:2]).sum(), y)[0].cpu())
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
