@@ -7,7 +7,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_hlo.lazy import dispatch
-from torch_hlo.lazy.meta import aten
+from torch_hlo.lazy.meta import aten, extent, numel, physical_order
 from torch_hlo.lazy.storage import Array
 from torch_hlo.lazy.tensor import HloTensor, from_cpu, peek
 
@@ -47,24 +47,57 @@ def admit_all(value):
 
 
 def judge(op: OpOverload, args, kwargs: dict) -> None:
-    """Let the CPU's kernel judge dtypes and dimension numbers, which meta kernels often do not check: run it on tensors of the same
-    dtypes and ranks with every size 1. Only for ops for which such sizes are always valid."""
-    if torch.Tag.pointwise in op.tags or op in _UNIT_SIZES:
-        if torch.Tag.nondeterministic_seeded not in op.tags:
-            op(*map(_unit, args), **{k: _unit(v) for k, v in kwargs.items() if k != "generator"})
+    """Let the CPU's kernel judge dtypes, dimension numbers and empty dimensions, which meta kernels often do not check: run it on tensors
+    of the same dtypes and ranks with every size at most 1. Only for ops for which such sizes are always valid."""
+    if judged(op):
+        fill = torch.zeros if op.overloadpacket in _INDEXED else torch.ones
+        op(*[_unit(a, fill) for a in args], **{k: _unit(v, fill) for k, v in kwargs.items() if k != "generator"})
+
+
+def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
+    """Strides of an elementwise result with dimensions of size 1, where meta kernels differ from the CPU's: by running it, if it is small."""
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)]
+    if torch.Tag.pointwise not in op.tags or torch.Tag.nondeterministic_seeded in op.tags or sum(numel(t._meta.size) for t in tensors) > 65536:
+        return None
+
+    def stand_in(a):
+        if isinstance(a, HloTensor):
+            return aten.empty_strided.default(a._meta.size, a._meta.stride, dtype=a._meta.dtype, device="cpu").fill_(1)
+        return torch.device("cpu") if isinstance(a, torch.device) else a
+
+    if any(t._meta.overlaps for t in tensors):
+        return None
+    result = op(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
+    return result.stride() if isinstance(result, torch.Tensor) else None
+
+
+def judged(op: OpOverload) -> bool:
+    """True if `judge` runs the op."""
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return False
+    return torch.Tag.pointwise in op.tags or op.overloadpacket in _UNIT_SIZES or op.overloadpacket in _INDEXED
 
 
 _UNIT_SIZES = {
-    aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.addbmm.default, aten.mv.default, aten.addmv.default,
-    aten.dot.default, aten.vdot.default, aten.linear.default, aten._softmax.default, aten._log_softmax.default, aten.logsumexp.default,
-}  # fmt: skip
+    getattr(aten, name)
+    for name in """mm bmm addmm baddbmm addbmm mv addmv dot vdot linear outer addr cat stack
+    sum nansum mean amax amin aminmax max min argmax argmin any all prod var std var_mean std_mean norm linalg_vector_norm logsumexp
+    _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort median nanmedian mode flip roll tril triu
+    tril_ triu_ cumsum_ cumprod_ addmm_ baddbmm_ addbmm_ addmv_ addr_ _foreach_add_ _foreach_sub_ _foreach_mul_ _foreach_div_
+    _foreach_sqrt_ _foreach_exp_ _foreach_lerp_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_add _foreach_sub _foreach_mul _foreach_div
+    _foreach_sqrt _foreach_exp _foreach_lerp _foreach_addcmul _foreach_addcdiv _foreach_neg_ _foreach_neg""".split()
+}
+_INDEXED = {
+    getattr(aten, name)
+    for name in "gather scatter scatter_ scatter_add scatter_add_ index_select index_add index_add_ index_copy index_copy_ index_fill index_fill_".split()
+}
 
 
-def _unit(value):
+def _unit(value, fill: Callable):
     if isinstance(value, HloTensor):
-        return torch.ones([1] * len(value._meta.size), dtype=value._meta.dtype, device="cpu")
+        return fill([min(n, 1) for n in value._meta.size], dtype=value._meta.dtype, device="cpu")
     if isinstance(value, (list, tuple)):
-        return [_unit(v) for v in value]
+        return [_unit(v, fill) for v in value]
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
@@ -198,3 +231,20 @@ def admit_target(target: torch.Tensor, args: tuple) -> None:
         f"Expected all tensors to be on the same device, but found at least two devices, hlo:0 and {target.device}! "
         f"(the result would be written to a {target.device} tensor of shape {list(target.shape)})"
     )
+
+
+def refuse_partial_overlap(target: HloTensor, source: HloTensor) -> None:
+    """Two tensors of one storage, of which `target` is written elementwise: raises RuntimeError if dense blocks of memory overlap without
+    being the same elements in the same order. As in PyTorch, tensors with gaps are not judged."""
+    a, b = target._meta, source._meta
+    if a is b or not numel(a.size) or not numel(b.size) or physical_order(a) is None or physical_order(b) is None:
+        return
+    begin, end = a.offset * a.dtype.itemsize, extent(a) * a.dtype.itemsize
+    other_begin, other_end = b.offset * b.dtype.itemsize, extent(b) * b.dtype.itemsize
+    if (begin, end) == (other_begin, other_end) and a.stride == b.stride:
+        return
+    if begin < other_end and other_begin < end:
+        raise RuntimeError(
+            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
+            "Please clone() the tensor before performing the operation."
+        )

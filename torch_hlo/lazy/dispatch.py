@@ -324,11 +324,20 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     if own is not None:
         return Result.of(own(*checks.admit_all(args), **checks.admit_all(kwargs)), len(op._schema.returns) == 1)
     args, kwargs = checks.admit_all(args), checks.admit_all(kwargs)
-    result = metas.infer(op, args, kwargs, HloTensor)
+    try:
+        result = metas.infer(op, args, kwargs, HloTensor)
+    except RuntimeError:
+        checks.judge(op, args, kwargs)  # the CPU's error has the type that users know
+        raise
     validate = checks.VALIDATE.get(op)
     if validate is not None:
         validate(*args, **kwargs)
     checks.judge(op, args, kwargs)
+    if result.form == 0 and 1 in result.metas[0].size:
+        strides = checks.cpu_strides(op, args, kwargs)
+        if strides is not None and strides != result.metas[0].stride:
+            meta = result.metas[0]
+            return Result.of([metas.intern(meta.size, strides, meta.dtype)], single=True)
     return result
 
 

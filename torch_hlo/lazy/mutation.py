@@ -5,6 +5,9 @@ do both (`_native_batch_norm_legit`). Ops that change metadata (`resize_`, `t_`,
 """
 from __future__ import annotations
 
+import gc
+import sys
+
 import torch
 from torch._ops import OpOverload
 
@@ -82,6 +85,7 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
     check = checks.BOUNDS.get(twin)
     random = generator.is_random(twin)
     idempotent = op._schema.name.split("::")[1] in IDEMPOTENT
+    pointwise = torch.Tag.pointwise in op.tags
     defaults = _missing_defaults(op, twin)
 
     def run(args: tuple, kwargs: dict):
@@ -93,11 +97,15 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
         nodes, keywords, key = operands(args, kwargs, arguments)
         found = cache.get(key)
         if found is None:
-            checked(op, args, kwargs)
             result = dispatch.infer(twin, args, kwargs)
+            checked(op, args, kwargs)
+            checks.judge(op, checks.admit_all(args), checks.admit_all(kwargs))
             found = cache[key] = (result.outs, _conversion(result.metas[0], x._meta))
         if x._meta.overlaps and not idempotent:
             raise RuntimeError(OVERLAP)
+        for a in args:
+            if type(a) is HloTensor and a._storage is x._storage and a is not x and pointwise:
+                checks.refuse_partial_overlap(x, a)
         if check is not None:
             check(twin, args, kwargs)
         if random:
@@ -138,6 +146,7 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
             if [m.size for m in result.metas] != [t._meta.size for t in tensors]:
                 checked(op, args, kwargs)  # raises: a result does not fit into the tensor it replaces
                 raise RuntimeError(f"{op}: the results have other sizes than the tensors they would replace")
+            checks.judge(op, checks.admit_all(args), checks.admit_all(kwargs))
             found = cache[key] = (result.outs, [_conversion(m, t._meta) for m, t in zip(result.metas, tensors)])
         outs, conversions = found
         node = Node(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source())
@@ -411,12 +420,17 @@ def strided(x: HloTensor, meta: Meta) -> HloTensor:
         )
     if meta is x._meta:
         return alias(x)
+    _refuse_lazy_bits(x)
+    return make(meta, base, views.strided(base.meta, meta))
+
+
+def _refuse_lazy_bits(x: HloTensor) -> None:
+    """Strides alone do not describe a conjugated or negated view."""
     view = x._view
     while view is not None:
         if view.op in (aten._conj_physical.default, aten.neg.default):
             raise NotImplementedError("as_strided of a conjugated or negated view: call .clone() first")
         view = view.parent
-    return make(meta, base, views.strided(base.meta, meta))
 
 
 @handles(aten.empty_strided.default, aten.new_empty_strided.default)
@@ -446,26 +460,42 @@ def _empty(meta: Meta) -> HloTensor:
 
 
 def resize(x: HloTensor, size: tuple[int, ...], memory_format: torch.memory_format | None = None) -> HloTensor:
-    """`x.resize_(size)`: the elements in memory order stay; new ones are undefined (zero). Growing makes a new storage."""
+    """`x.resize_(size)`: the elements in memory order stay; new ones are undefined (zero). Growing grows the storage, which all tensors
+    that alias it go on sharing."""
     meta = metas.of(torch.empty(size, dtype=x.dtype, device="meta", memory_format=memory_format or torch.contiguous_format))
     meta = metas.intern(meta.size, meta.stride, meta.dtype, x._meta.offset)
     base = x._storage.meta
     have, need = metas.numel(base.size), metas.extent(meta)
-    if need <= have and base.dtype == meta.dtype:
-        return adopt(x, strided(x, meta))
+    if need > have:
+        if base.dtype != meta.dtype:
+            raise NotImplementedError(f"resize_ of a {meta.dtype} view of a {base.dtype} storage: call .clone() first")
+        _grow(x, need)
+    return adopt(x, strided(x, meta))
+
+
+def _grow(x: HloTensor, count: int) -> None:
+    """Make x's storage a flat array of `count` elements that begins with the present ones, in memory order."""
+    storage = x._storage
+    base = storage.meta
+    flat = metas.contiguous((count,), base.dtype)
+    aliases = [x]
+    if sys.getrefcount(storage) > 3:  # more than x, this name and the call: other tensors, which only the collector knows
+        aliases = [t for t in gc.get_objects() if issubclass(type(t), HloTensor) and t.__dict__.get("_storage") is storage]
+    for t in aliases:
+        _refuse_lazy_bits(t)
     order = metas.physical_order(base)
-    value = x._storage.value
-    shape = base.hlo
+    value, shape = storage.value, base.hlo
     if order != tuple(range(len(order))):
         shape = shape.with_dims([shape.dims[d] for d in order])
         value = Out(Node(aten.permute.default, (value, list(order)), {}, (shape,)))
-    if base.dtype != meta.dtype:
-        raise NotImplementedError(f"resize_ of a {meta.dtype} view of a {base.dtype} storage: call .clone() first")
+    have = metas.numel(base.size)
     shape = shape.with_dims([have])
     value = Out(Node(aten.view.default, (value, [have]), {}, (shape,)))
-    shape = shape.with_dims([need])
-    value = Out(Node(aten.constant_pad_nd.default, (value, [0, need - have]), {}, (shape,)))
-    return adopt(x, strided(fresh(metas.contiguous((need,), meta.dtype), value), meta))
+    value = Out(Node(aten.constant_pad_nd.default, (value, [0, count - have]), {}, (flat.hlo,)))
+    storage.meta, storage.shape = flat, flat.hlo
+    storage.replace(value)
+    for t in aliases:
+        t._view = views.strided(flat, t._meta)
 
 
 @handles(aten.resize_.default)
@@ -485,15 +515,22 @@ def resize_as_(args: tuple, kwargs: dict):
 def set_tensor(args: tuple, kwargs: dict):
     if type(args[1]) is not HloTensor:
         raise RuntimeError(f"set_: the source is a {args[1].device} tensor, the target an hlo tensor")
+    _same_dtype(args[0], args[1])
     return adopt(args[0], alias(args[1]))
 
 
 @handles(aten.set_.source_Tensor_storage_offset)
 def set_tensor_part(args: tuple, kwargs: dict):
     x, source, offset, size, *stride = args
+    _same_dtype(x, source)
     size = tuple(size)
     stride = tuple(stride[0]) if stride and stride[0] else metas.contiguous(size, source.dtype).stride
     return adopt(x, strided(source, metas.intern(size, stride, source.dtype, offset)))
+
+
+def _same_dtype(target: torch.Tensor, source: torch.Tensor) -> None:
+    if target.dtype != source.dtype:
+        raise RuntimeError(f"set_: could not set a tensor of type {source.dtype} to a tensor of type {target.dtype}")
 
 
 @handles(aten.set_.default)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -172,10 +172,34 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
                     bindings.append((storage, out))
                 else:  # the value was read by another thread just before it was computed
                     storage.bind(out, out.array)
+        if only is None and _REFUSED:
+            bindings = [(s, out) for s, out in bindings if _REFUSED.get(s) is not out]
         if bindings:
-            _submit(bindings, donate=only is None)
+            try:
+                _submit(bindings, donate=only is None)
+            except Exception as error:
+                _refuse(bindings, getattr(error, "node", None))
+                raise
             if not config.get("ASYNC"):
                 _surface()
+
+
+# Storages whose pending value cannot be lowered: the step that found out has raised. Later steps leave them out, so that one such tensor
+# that is still alive does not end all work; reading it raises again.
+_REFUSED: WeakKeyDictionary[Storage, Out] = WeakKeyDictionary()
+
+
+def _refuse(bindings: list[tuple[Storage, Out]], culprit: Node | None) -> None:
+    """Remember which storages need the node that could not be lowered."""
+    if culprit is None:
+        return
+    tainted = {culprit}
+    for node in collect([out for _, out in bindings]).nodes:  # operands come first
+        if not tainted.isdisjoint(operands(node)):
+            tainted.add(node)
+    for storage, out in bindings:
+        if out.node in tainted:
+            _REFUSED[storage] = out
 
 
 def _evaluate_for(storages: Sequence[Storage]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from torch._ops import HigherOrderOperator
 
+from torch_hlo.hlo.build import full
 from torch_hlo.hlo.ir import META, Computation, Instruction, Meta, Module, instr
 from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.lowering import registry
@@ -100,12 +101,18 @@ def apply(nodes: Sequence[Node], outputs: Sequence[Out | Leaf], values: Mapping[
         return x
 
     for node in nodes:
-        results[id(node)] = _lower_node(node, [value(a) for a in node.args], {k: value(v) for k, v in node.kwargs.items()})
+        try:
+            results[id(node)] = _lower_node(node, [value(a) for a in node.args], {k: value(v) for k, v in node.kwargs.items()})
+        except Exception as error:
+            error.node = node
+            raise
     return [value(x) for x in outputs]
 
 
 def _lower_node(node: Node, args: list, kwargs: dict) -> tuple[Instruction | None, ...]:
     fn = LOWERINGS.get(node.target)
+    if fn is not None and all(out is not None and 0 in out.dims for out in node.outs):
+        return tuple(full(0, out.dtype, out.dims) for out in node.outs)  # no element is computed: whatever the op means for these types
     if fn is None and isinstance(node.target, HigherOrderOperator):
         from torch_hlo.lowering.higher_order import HIGHER_ORDER
 
