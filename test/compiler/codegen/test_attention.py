@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test.compiler.codegen.compiled import check, module, parameter
+from compiled import check, module, parameter
 
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.passes.attention import attention as attention_pass
@@ -13,7 +13,7 @@ from torch_hlo.hlo.shape import Shape
 from torch_hlo.lowering.attention import attention, attention_backward
 from torch_hlo.lowering.registry import nested
 
-SIZES = [(2, 2, 20, 33, 8, 8), (1, 3, 130, 140, 17, 40), (1, 1, 300, 16, 64, 5)]
+SIZES = [(2, 2, 20, 33, 8, 8), (1, 3, 130, 140, 17, 40), (1, 1, 300, 16, 64, 5), (1, 1, 180, 1300, 8, 8)]
 MASKS = ["none", "causal", "pred", "row", "column", "f32"]
 
 

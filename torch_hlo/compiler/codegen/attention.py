@@ -1,28 +1,28 @@
 """Attention: softmax(q k^T scale + bias) v and its gradient, block by block of query rows; the scores of a block stay in the cache.
 
 A `fusion` of kind=custom with backend_config={"attention": "forward" | "backward", …} (see passes/attention.py) is one parallel
-step. Forward: an item is a block of query rows of one head. It multiplies the block with the keys (gemm.py), turns the scores into
-weights, and multiplies those with the values; causal blocks stop at the diagonal. Backward: an item is one head; each block of rows
-recomputes its weights from the saved log-sum-exp and adds to the gradients of keys and values.
+step. Forward: an item is a block of query rows of one head. Block by block of columns, it multiplies with the keys (gemm.py), turns the
+scores into weights relative to the largest score so far, and adds their product with the values; causal blocks stop at the diagonal.
+Backward: an item is one head; each block recomputes its weights from the saved log-sum-exp and adds to the three gradients.
 """
 from __future__ import annotations
 
 import math as numbers
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from torch_hlo.compiler.codegen import gemm, math
 from torch_hlo.compiler.codegen.dot import SOURCES
-from torch_hlo.compiler.codegen.function import Function, Int
+from torch_hlo.compiler.codegen.function import Function, Int, float_constant
 from torch_hlo.compiler.codegen.gemm import Depth, Gemm, Tile, lane_mask
 from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.passes.attention import Attention, attention_of
 from torch_hlo.hlo.dim import ceildiv
 from torch_hlo.hlo.ir import Instruction
 
-TILE_BYTES = 512 << 10  # scores of one block: a part of the L2 cache
-ROWS = {"forward": 126, "backward": 126}  # query rows of a block
+ROWS, CAUSAL_ROWS = 168, 84  # query rows of a block, at most
+COLUMNS = 512  # columns of a block, about: a block of scores takes a part of the L2 cache
 _FMA_NS = 0.014  # per multiply-add, on one thread
 
 
@@ -50,20 +50,22 @@ def emit_attention(program, x: Instruction) -> None:
 
 def _block_rows(a: Attention, t: Tile) -> int:
     """Query rows of a block: a multiple of the micro-kernel's, evenly divided."""
-    limit = max(t.rows, min(ROWS[a.kind], TILE_BYTES // 4 // (_stride(a, t))) // t.rows * t.rows)
+    limit = (CAUSAL_ROWS if a.causal else ROWS) // t.rows * t.rows
     blocks = ceildiv(a.rows, limit)
     return ceildiv(ceildiv(a.rows, blocks), t.rows) * t.rows
 
 
-def _stride(a: Attention, t: Tile) -> int:
-    """Row stride of a block of scores: whole vectors, and not a multiple of a page."""
-    return ceildiv(a.columns, t.lanes) * t.lanes + t.lanes
+def _block_columns(a: Attention, t: Tile) -> int:
+    """Columns of a block: a multiple of the vector size, evenly divided."""
+    blocks = max(1, round(a.columns / COLUMNS))
+    return ceildiv(ceildiv(a.columns, blocks), t.lanes) * t.lanes
 
 
 class _Kernel:
-    """What forward and backward share. `f` is the function of parallel items, its pointer parameters are named by `pointers`."""
+    """What forward and backward share. `f` is the function of parallel items; `inputs` and `outputs` name its pointers."""
 
-    pointers: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     def __init__(self, program, a: Attention, t: Tile) -> None:
         self.program, self.a, self.t = program, a, t
@@ -71,7 +73,8 @@ class _Kernel:
         self.f = Writer(program, f"attention_{a.kind}", [("i64", "lo"), ("i64", "hi"), *(("ptr", n) for n in names)])
         self.e = self.f.emit(t.lanes)
         self.v = self.e.typed("float")
-        self.block, self.stride = _block_rows(a, t), _stride(a, t)
+        self.block, self.width = _block_rows(a, t), _block_columns(a, t)
+        self.stride = self.width + t.lanes  # of rows of scores: not a multiple of a page
         self.scratch = self.f.alloca("i8", t.scratch_bytes, 64)
 
     def define(self) -> str:
@@ -98,6 +101,15 @@ class _Kernel:
         """Row `index` of a matrix with rows of `width` elements."""
         return self.f.gep("float", pointer, self.f.mul(index, width))
 
+    def zero(self, pointer: str, count: Int) -> None:
+        self.f.do(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {self.f.mul(count, 4)}, i1 false)")
+
+    @contextmanager
+    def columns(self, end: Int) -> Iterator[tuple[Int, Int]]:
+        """The loop over blocks of columns before `end`: (first column, number of columns)."""
+        with self.f.loop(0, end, self.width) as first:
+            yield first, self.f.min(self.width, self.f.sub(end, first))
+
     def rows_of(self, block: Int) -> tuple[Int, Int, Int]:
         """(first row, number of rows, columns that they look at) of a block."""
         f, a = self.f, self.a
@@ -117,21 +129,38 @@ class _Kernel:
             rest = f.div(rest, n)
         return f.gep("i8" if bias.dtype == "pred" else "float", "%bias", at)
 
-    def inside(self, j: Int, row: Int, end: Int) -> str:
-        """Which columns from `j` on the query in `row` sees, `bias` aside."""
-        return lane_mask(self.f, self.t.lanes, j, self.f.min(self.f.add(row, 1), end) if self.a.causal else end)
+    def vectors(self, row: Int, start: Int, width: Int, end: Int, carry: list[tuple[str, str]], body: Callable) -> list[str]:
+        """Loops over the columns [start, start + width) that the query in `row` sees, in vectors: `body(offset, mask, carried)` returns
+        the next carried values. First those seen in full, with mask None; then the others."""
+        f, lanes = self.f, self.t.lanes
+        limit = f.sub(f.min(f.add(row, 1), end) if self.a.causal else end, start)
+        whole = f.op(f"and i64 {f.max(f.min(limit, width), 0)}, {-lanes}")
+        values = [v for _, v in carry]
+        lane = self.e.iota("i32")
+        for masked, low, high in ((False, 0, whole), (True, whole, width)):
+            with f.loop(low, high, lanes, [(kind, v) for (kind, _), v in zip(carry, values, strict=True)]) as loop:
+                at, now = (loop.index, loop.vars) if carry else (loop, [])
+                mask = None
+                if masked:
+                    seen = f.op(f"trunc i64 {f.sub(limit, at)} to i32")
+                    mask = self.e.typed("i32").cmp("slt", lane, self.e.splat("i32", seen))
+                following = body(at, mask, now)
+                if carry:
+                    loop.next = following
+            values = loop.vars if carry else []
+        return values
 
-    def score(self, p: str, j: Int, mask: str, bias: str | None) -> str:
-        """Scaled and masked scores of `lanes` columns."""
+    def score(self, p: str, j: Int, mask: str | None, bias: str | None) -> str:
+        """Scaled and masked scores of `lanes` columns from number `j`."""
         v, a = self.v, self.a
         s = v.mul(v.load(p, 4), v.const(a.scale))
         minus_infinity = v.const(-numbers.inf)
         if bias is not None:
             b = self.bias_values(bias, j, mask)
             s = v.add(s, b) if a.bias.dtype == "f32" else v.select(b, s, minus_infinity)
-        return v.select(mask, s, minus_infinity)
+        return s if mask is None else v.select(mask, s, minus_infinity)
 
-    def bias_values(self, pointer: str, j: Int, mask: str) -> str:
+    def bias_values(self, pointer: str, j: Int, mask: str | None) -> str:
         f, e, pred = self.f, self.e, self.a.bias.dtype == "pred"
         kind = "i8" if pred else "float"
         t = e.typed(kind)
@@ -154,48 +183,77 @@ class _Forward(_Kernel):
 
     def item(self, item: Int) -> None:
         f, a = self.f, self.a
-        tile, factors = self.tile(), f.alloca("float", self.block, 64)
+        tile = self.tile()
+        self.tops, self.sums = (f.alloca("float", self.block, 64) for _ in range(2))
         blocks = ceildiv(a.rows, self.block)
         head = f.div(item, blocks)
         first, count, end = self.rows_of(f.rem(item, blocks))
         shared = f.div(head, a.group)
         number = f.add(f.mul(head, a.rows), first)
+        q, out = self.at("%q", number, a.size), self.at("%out", number, a.width)
         keys, values = self.at("%k", shared, a.columns * a.size), self.at("%v", shared, a.columns * a.width)
-        self.product((self.at("%q", number, a.size), a.size, 1), (keys, a.size, 1), tile, self.stride, count, end, a.size)
+        self.zero(out, f.mul(count, a.width))
+        self.zero(self.sums, count)
         with f.loop(0, count) as i:
-            self.weights(self.at(tile, i, self.stride), f.add(first, i), end, self.bias_row(head, f.add(first, i)), f.gep("float", factors, i),
-                         f.gep("float", "%lse", f.add(number, i)))
-        out = self.at("%out", number, a.width)
-        self.product((tile, self.stride, 1), (values, 1, a.width), out, a.width, count, a.width, end)
+            f.store("float", float_constant(-numbers.inf), f.gep("float", self.tops, i), 4)
+        with self.columns(end) as (start, width):
+            self.product((q, a.size, 1), (self.at(keys, start, a.size), a.size, 1), tile, self.stride, count, width, a.size)
+            with f.loop(0, count) as i:
+                row = f.add(first, i)
+                self.weights(self.at(tile, i, self.stride), i, row, start, width, end, self.bias_row(head, row), self.at(out, i, a.width))
+            self.product((tile, self.stride, 1), (self.at(values, start, a.width), 1, a.width), out, a.width, count, a.width, width, adding=True)
+        one = f.emit(1).typed("float")
         with f.loop(0, count) as i:
-            factor = self.e.splat("float", f.load("float", f.gep("float", factors, i), 4))
-            row = self.at(out, i, a.width)
-            with f.loop(0, a.width, self.t.lanes) as j:
-                mask = lane_mask(f, self.t.lanes, j, a.width)
-                p = f.gep("float", row, j)
-                self.v.store(self.v.mul(self.v.load(p, 4, mask), factor), p, 4, mask)
+            total = f.load("float", f.gep("float", self.sums, i), 4)
+            total = one.select(one.cmp("oeq", total, one.const(0)), one.const(1), total)
+            self.scale_row(self.at(out, i, a.width), one.div(one.const(1), total))
+            lse = one.add(self.finite(f.load("float", f.gep("float", self.tops, i), 4)), math.log(one, total))
+            f.store("float", lse, f.gep("float", "%lse", f.add(number, i)), 4)
 
-    def weights(self, row: str, number: Int, end: Int, bias: str | None, factor: str, lse: str) -> None:
-        """Scores of one query -> exp(score - max); stores 1 / sum and max + log(sum). A query that sees nothing has weights 0."""
+    def finite(self, top: str) -> str:
+        """The largest score, 0 when nothing was seen."""
+        one = self.f.emit(1).typed("float")
+        return one.select(one.cmp("oeq", top, one.const(-numbers.inf)), one.const(0), top)
+
+    def scale_row(self, row: str, factor: str) -> None:
+        f, v, width = self.f, self.v, self.a.width
+        factors = self.e.splat("float", factor)
+        with f.loop(0, width, self.t.lanes) as j:
+            mask, p = lane_mask(f, self.t.lanes, j, width), f.gep("float", row, j)
+            v.store(v.mul(v.load(p, 4, mask), factors), p, 4, mask)
+
+    def weights(self, scores: str, i: Int, row: Int, start: Int, width: Int, end: Int, bias: str | None, out: str) -> None:
+        """Scores of one query -> exp(score - largest so far); what was summed before is brought to the new largest."""
         f, v, lanes = self.f, self.v, self.t.lanes
         one = f.emit(1).typed("float")
-        with f.loop(0, end, lanes, [(v.type, v.const(-numbers.inf))]) as loop:
-            p = f.gep("float", row, loop.index)
-            s = self.score(p, loop.index, self.inside(loop.index, number, end), bias)
+        top_at, sum_at = f.gep("float", self.tops, i), f.gep("float", self.sums, i)
+        before = f.load("float", top_at, 4)
+
+        def largest(k: Int, mask: str | None, carried: list[str]) -> list[str]:
+            p = f.gep("float", scores, k)
+            s = self.score(p, f.add(start, k), mask, bias)
             v.store(s, p, 4)
-            loop.next = [v.call("maxnum", loop.vars[0], s)]
-        top = self.total("fmax", "", loop.vars[0])
-        top = one.select(one.cmp("oeq", top, one.const(-numbers.inf)), one.const(0), top)
-        tops = self.e.splat("float", top)
-        with f.loop(0, end, lanes, [(v.type, "zeroinitializer")]) as loop:
-            p = f.gep("float", row, loop.index)
+            return [v.call("maxnum", carried[0], s)]
+
+        (tops,) = self.vectors(row, start, width, end, [(v.type, v.const(-numbers.inf))], largest)
+        top = one.call("maxnum", before, self.total("fmax", "", tops))
+        tops = self.e.splat("float", self.finite(top))
+        with f.loop(0, width, lanes, [(v.type, "zeroinitializer")]) as loop:
+            p = f.gep("float", scores, loop.index)
             w = math.exp(v, v.sub(v.load(p, 4), tops))
             v.store(w, p, 4)
             loop.next = [v.add(loop.vars[0], w)]
         total = self.total("fadd", "-0.0", loop.vars[0])
-        total = one.select(one.cmp("oeq", total, one.const(0)), one.const(1), total)
-        f.store("float", one.div(one.const(1), total), factor, 4)
-        f.store("float", one.add(top, math.log(one, total)), lse, 4)
+
+        def rescaled() -> list[str]:
+            factor = math.exp(one, one.sub(before, self.finite(top)))
+            self.scale_row(out, factor)
+            return [one.mul(f.load("float", sum_at, 4), factor)]
+
+        moved = f.op(f"and i1 {f.icmp('ne', start, 0)}, {one.cmp('une', before, top)}")
+        (older,) = f.choose(moved, rescaled, lambda: [f.load("float", sum_at, 4)], ["float"])
+        f.store("float", one.add(older, total), sum_at, 4)
+        f.store("float", top, top_at, 4)
 
 
 class _Backward(_Kernel):
@@ -206,30 +264,33 @@ class _Backward(_Kernel):
     def item(self, head: Int) -> None:
         f, a = self.f, self.a
         self.tiles = self.tile(), self.tile()
-        self.keys, self.values = self.at("%k", head, a.columns * a.size), self.at("%v", head, a.columns * a.width)
-        self.dk, self.dv = self.at("%dk", head, a.columns * a.size), self.at("%dv", head, a.columns * a.width)
-        for p, n in ((self.dk, a.columns * a.size), (self.dv, a.columns * a.width)):
-            f.do(f"call void @llvm.memset.p0.i64(ptr {p}, i8 0, i64 {4 * n}, i1 false)")
+        names = {"k": a.columns * a.size, "v": a.columns * a.width, "dk": a.columns * a.size, "dv": a.columns * a.width, "dq": a.rows * a.size}
+        self.of_head = {name: self.at(f"%{name}", head, n) for name, n in names.items()}
+        for name in self.outputs:
+            self.zero(self.of_head[name], names[name])
         with f.loop(0, ceildiv(a.rows, self.block)) as block:
-            self.rows(head, *self.rows_of(block))
+            first, count, end = self.rows_of(block)
+            with self.columns(end) as (start, width):
+                self.tile_of(head, first, count, start, width, end)
 
-    def rows(self, head: Int, first: Int, count: Int, end: Int) -> None:
-        """The contribution of a block of query rows."""
+    def tile_of(self, head: Int, first: Int, count: Int, start: Int, width: Int, end: Int) -> None:
+        """The contribution of a block of query rows and columns."""
         f, a, stride = self.f, self.a, self.stride
         number = f.add(f.mul(head, a.rows), first)
-        q, dq = (self.at(p, number, a.size) for p in ("%q", "%dq"))
-        grad, out = (self.at(p, number, a.width) for p in ("%grad", "%out"))
+        q, grad, out = (self.at(p, number, n) for p, n in (("%q", a.size), ("%grad", a.width), ("%out", a.width)))
+        dq = self.at(self.of_head["dq"], first, a.size)
+        keys, values, dk, dv = (self.at(self.of_head[p], start, n) for p, n in (("k", a.size), ("v", a.width), ("dk", a.size), ("dv", a.width)))
         p, ds = self.tiles
-        self.product((q, a.size, 1), (self.keys, a.size, 1), p, stride, count, end, a.size)
-        self.product((grad, a.width, 1), (self.values, a.width, 1), ds, stride, count, end, a.width)
+        self.product((q, a.size, 1), (keys, a.size, 1), p, stride, count, width, a.size)
+        self.product((grad, a.width, 1), (values, a.width, 1), ds, stride, count, width, a.width)
         with f.loop(0, count) as i:
             row = f.add(first, i)
             delta = self.inner(self.at(grad, i, a.width), self.at(out, i, a.width), a.width)
             lse = f.load("float", f.gep("float", "%lse", f.add(number, i)), 4)
-            self.gradient(self.at(p, i, stride), self.at(ds, i, stride), row, end, self.bias_row(head, row), delta, lse)
-        self.product((p, 1, stride), (grad, 1, a.width), self.dv, a.width, end, a.width, count, adding=True)
-        self.product((ds, stride, 1), (self.keys, 1, a.size), dq, a.size, count, a.size, end)
-        self.product((ds, 1, stride), (q, 1, a.size), self.dk, a.size, end, a.size, count, adding=True)
+            self.gradient(self.at(p, i, stride), self.at(ds, i, stride), row, start, width, end, self.bias_row(head, row), delta, lse)
+        self.product((p, 1, stride), (grad, 1, a.width), dv, a.width, width, a.width, count, adding=True)
+        self.product((ds, stride, 1), (keys, 1, a.size), dq, a.size, count, a.size, width, adding=True)
+        self.product((ds, 1, stride), (q, 1, a.size), dk, a.size, width, a.size, count, adding=True)
 
     def inner(self, x: str, y: str, n: int) -> str:
         """The inner product of two vectors."""
@@ -240,15 +301,18 @@ class _Backward(_Kernel):
             loop.next = [v.fma(a, b, loop.vars[0])]
         return self.total("fadd", "-0.0", loop.vars[0])
 
-    def gradient(self, p_row: str, ds_row: str, row: Int, end: Int, bias: str | None, delta: str, lse: str) -> None:
+    def gradient(self, p_row: str, ds_row: str, row: Int, start: Int, width: Int, end: Int, bias: str | None, delta: str, lse: str) -> None:
         """Scores and gradients of weights of one query -> weights and gradients of the unscaled scores."""
         f, v = self.f, self.v
         deltas, sums = self.e.splat("float", delta), self.e.splat("float", lse)
-        with f.loop(0, end, self.t.lanes) as j:
-            at, ds_at = f.gep("float", p_row, j), f.gep("float", ds_row, j)
-            w = math.exp(v, v.sub(self.score(at, j, self.inside(j, row, end), bias), sums))
+
+        def both(k: Int, mask: str | None, _) -> None:
+            at, ds_at = f.gep("float", p_row, k), f.gep("float", ds_row, k)
+            w = math.exp(v, v.sub(self.score(at, f.add(start, k), mask, bias), sums))
             v.store(w, at, 4)
             v.store(v.mul(v.mul(w, v.sub(v.load(ds_at, 4), deltas)), v.const(self.a.scale)), ds_at, 4)
+
+        self.vectors(row, start, width, end, [], both)
 
 
 _KINDS = {"forward": _Forward, "backward": _Backward}
