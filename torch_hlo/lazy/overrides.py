@@ -142,9 +142,10 @@ for _op in (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor, ate
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     """`scaled_dot_product_attention` for hlo tensors."""
-    if fits(query, key, value, attn_mask, is_causal, enable_gqa):
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+    fused = fits(query, key, value, attn_mask, is_causal, enable_gqa)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # neither op reads it as what to keep
+        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+    if fused:
         op = aten._scaled_dot_product_fused_attention_overrideable.default
         return op(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
     return aten._scaled_dot_product_attention_math.default(

@@ -13,7 +13,7 @@ from torch_hlo.lowering.expr import Expr, is_number
 from torch_hlo.lowering.pointwise import conjugate
 from torch_hlo.lowering.promote import broadcast_dims, reshape
 from torch_hlo.lowering.registry import Weak, expected, lowers
-from torch_hlo.lowering.shaping import add_dim, reduce
+from torch_hlo.lowering.shaping import add_dim, reduce, slice_dim
 
 aten = torch.ops.aten
 
@@ -48,6 +48,26 @@ def mm(a, b, dtype=None):
     if expected()[0].dtype != a.shape.dtype:
         a, b = promote.cast(a, expected()[0].dtype), promote.cast(b, expected()[0].dtype)
     return _finish(matrix_product(a, b))
+
+
+@lowers(aten._grouped_mm)
+def grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
+    """Products of consecutive groups that end at `offs` [g]: of rows [m, k] x [g, k, n], of columns [g, m, k] x [k, n], or of the
+    contracted dimension [m, k] x [k, n] -> [g, m, n]. Rows and columns after the last group are 0. [g, m, k] x [g, k, n] is bmm."""
+    if a.shape.rank == b.shape.rank == 3:
+        return mm(a, b)
+    groups = offs.shape.dims[0]
+    before = build.pad(slice_dim(offs, 0, 0, groups - 1), promote.full(0, offs.shape.dtype, ()), [(1, 0, 0)])
+    sizes = (Expr(offs) - Expr(before)).x
+    options = dict(dtype=promote.compute_type(a.shape.dtype))
+    if b.shape.rank == 3:
+        product = build.ragged_dot(a, b, sizes, lhs_contract=(1,), rhs_contract=(1,), lhs_ragged=(0,), rhs_group=(0,), **options)
+    elif a.shape.rank == 3:  # the transposed product has ragged rows
+        product = build.ragged_dot(b, a, sizes, lhs_contract=(0,), rhs_contract=(2,), lhs_ragged=(1,), rhs_group=(0,), **options)
+        product = build.transpose(product, (1, 0))
+    else:
+        product = build.ragged_dot(a, b, sizes, lhs_contract=(1,), rhs_contract=(0,), lhs_ragged=(1,), **options)
+    return _finish(Expr(product))
 
 
 @lowers(aten.mv)

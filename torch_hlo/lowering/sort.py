@@ -193,7 +193,10 @@ def histc(x, bins=100, min=0, max=0):
     flat = low.eq(high)
     low, high = where(flat, low - 1, low), where(flat, high + 1, high)
     inside = (value >= low) & (value <= high)
-    position = ((value - low) / (high - low) * bins).cast("s64")
+    if promote.is_floating(value.dtype):
+        position = ((value - low) / (high - low) * bins).cast("s64")
+    else:
+        position = (value.cast("s64") - low.cast("s64")) * bins / (high - low).cast("s64")
     position = where(position >= bins, bins - 1, where(inside, position, 0))
     counts = scatter_dim(promote.full(0, value.dtype, (bins,)), where(inside, position, 0).x, inside.cast(value.dtype).x, 0)
     return promote.cast(counts, shape.dtype)
