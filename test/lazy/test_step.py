@@ -601,3 +601,16 @@ def test_unknown_device_is_an_error():
     with config.override(DEVICE="abacus"), pytest.raises(ValueError, match="abacus.*cpu, evaluator"):
         step.mark_step()
     assert x.tolist() == [1, 2, 3, 4]
+
+
+def test_results_of_views_are_not_kept() -> None:
+    """A step's results die with their tensors, also those that are plain copies of a view of a lasting tensor."""
+    x = torch.randn(8, 8).to("hlo")
+    torch_hlo.sync()
+    counts = []
+    for _ in range(4):
+        y = x.t().contiguous()
+        torch_hlo.mark_step(wait=True)
+        del y
+        counts.append(runtime.memory_stats()["blocks"])
+    assert counts[1] == counts[3]

@@ -29,7 +29,7 @@ from torch_hlo.lazy import dump, executor, explain, generalize, log, progress
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.executor import Job
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
-from torch_hlo.lazy.storage import Array, Storage, pending_storages
+from torch_hlo.lazy.storage import Array, Storage, forget_views, pending_storages
 from torch_hlo.lowering.graph import Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 
@@ -257,6 +257,7 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
                 storage.bind(out, arrays[place])
             for array, _ in donated:
                 array.data = None
+            forget_views()
             pending_storages()  # forgets what is bound, so that the order of the next step's results does not depend on this one's
             if not _IN_FLIGHT or _IN_FLIGHT[-1] is not run:
                 _IN_FLIGHT.append(run)

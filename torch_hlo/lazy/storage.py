@@ -22,6 +22,7 @@ from torch_hlo.lowering.graph import Leaf, Lift, Node, Out
 
 LOCK = threading.Lock()  # guards "compare value, then replace it"
 _PENDING: deque[ref] = deque()
+_VIEWED: deque[ref] = deque()  # storages with cached view values
 
 
 class Array(Leaf):
@@ -115,6 +116,14 @@ def pending_storages() -> list[Storage]:
     return list(found.values())
 
 
+def forget_views() -> None:
+    """Forget the cached values of views: a step has been cut. What stays would pin that step's results as long as the base lives."""
+    for _ in range(len(_VIEWED)):
+        storage = _VIEWED.popleft()()
+        if storage is not None:
+            storage.views = None
+
+
 def pending_count() -> int:
     """Upper bound of the number of pending storages; cheap."""
     return len(_PENDING)
@@ -138,6 +147,7 @@ def _replay(storage: Storage, view) -> Out | Array:
     cached = storage.views
     if cached is None:
         cached = storage.views = {}
+        _VIEWED.append(ref(storage))
     chain = []
     value = None
     while view is not None:
@@ -174,3 +184,4 @@ def write(tensor, value: Out | Array) -> None:
         value = step.inverse(base, value)
     storage.replace(value)
     storage.views = {chain[0]: seen}
+    _VIEWED.append(ref(storage))
