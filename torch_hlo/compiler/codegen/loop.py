@@ -23,7 +23,7 @@ from torch_hlo.hlo.ir import Instruction, instr
 
 STATIC_ELEMENTS = 1024  # below this a flat loop has constant bounds and no parallel form
 BLOCK = 8192  # elements of a task where rows are few and long
-STREAM_BYTES = 32 << 20  # outputs larger than this are written past the caches
+STREAM_BYTES = 16 << 20  # outputs larger than this are written past the caches
 _PANEL = 4  # rows of tiles that are walked together
 _TILE_COST = 12  # dearer bodies are not worth repeating for every row of a tile
 _INSTRUCTION_NS = 0.16  # one vector instruction of a body that overlaps with its neighbours
