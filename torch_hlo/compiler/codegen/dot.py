@@ -23,14 +23,16 @@ from torch_hlo.hlo.dim import Dim, Size, ceildiv
 from torch_hlo.hlo.ir import Instruction, instr, postorder
 from torch_hlo.hlo.shape import row_major_strides
 
+# The upper half of a float. (LLVM's own bfloat needs library functions on machines without AVX512-BF16.)
+_BF16 = ("zext {s} {v} to {i}", "shl {i} {v}, splat (i32 16)", "bitcast {i} {v} to {f}")
 SOURCES: dict[tuple[str, str], Source] = {
     ("f32", "float"): Source("f32", "float", 4),
     ("f64", "double"): Source("f64", "double", 8),
     ("f32", "double"): Source("f32", "float", 4, ("fpext {s} {v} to {d}",)),
     ("f64", "float"): Source("f64", "double", 8, ("fptrunc {s} {v} to {d}",)),
-    ("bf16", "float"): Source("bf16", "bfloat", 2, ("fpext {s} {v} to {d}",)),
+    ("bf16", "float"): Source("bf16", "i16", 2, _BF16),
     ("f16", "float"): Source("f16", "half", 2, ("fpext {s} {v} to {d}",)),
-    ("bf16", "double"): Source("bf16", "bfloat", 2, ("fpext {s} {v} to {d}",)),
+    ("bf16", "double"): Source("bf16", "i16", 2, (*_BF16, "fpext {f} {v} to {d}")),
     ("f16", "double"): Source("f16", "half", 2, ("fpext {s} {v} to {d}",)),
 }
 for _bits in (8, 16, 32, 64):

@@ -70,18 +70,18 @@ def tile(kind: str, vector_bytes: int) -> Tile:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """How elements of an operand become accumulators: LLVM type in memory, and an expression text with `{v}`, `{n}`."""
+    """How elements of an operand become accumulators: LLVM type in memory, and the expressions that convert a value `{v}`."""
 
     name: str
     kind: str
     itemsize: int
-    steps: tuple[str, ...] = ()  # e.g. ("fpext {s} {v} to {d}",): {s} source vector type, {d} accumulator vector type
+    steps: tuple[str, ...] = ()  # {s} is the source's vector type, {d} the accumulator's, {i} and {f} i32 and float
 
 
 def converted(f: Function, t: Tile, source: Source, value: str) -> str:
-    s, d = f"<{t.lanes} x {source.kind}>", t.vector
+    s, d, i, single = (f"<{t.lanes} x {kind}>" for kind in (source.kind, t.kind, "i32", "float"))
     for step in source.steps:
-        value = f.op(step.format(v=value, s=s, d=d))
+        value = f.op(step.format(v=value, s=s, d=d, i=i, f=single))
     return value
 
 
