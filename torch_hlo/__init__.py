@@ -57,6 +57,34 @@ def eager_mode(on: bool = True) -> None:
     dispatch.set_eager(on)
 
 
+def compile(fn=None, *, full_graph: bool = True):
+    """Decorator: the function's work on hlo tensors is captured and later calls run its program without tracing. See lazy/capture.py."""
+    from torch_hlo.lazy import capture
+
+    return capture.compile(fn, full_graph=full_graph)
+
+
+def cond(predicate: torch.Tensor, true_fn, false_fn, operands: Sequence = ()):
+    """`true_fn(*operands)` or `false_fn(*operands)`, chosen when the program runs. See lazy/control.py."""
+    from torch_hlo.lazy import control
+
+    return control.cond(predicate, true_fn, false_fn, operands)
+
+
+def while_loop(cond_fn, body_fn, carried: Sequence):
+    """`carried = body_fn(*carried)` while `cond_fn(*carried)`, as one loop of the program. See lazy/control.py."""
+    from torch_hlo.lazy import control
+
+    return control.while_loop(cond_fn, body_fn, carried)
+
+
+def scan(fn, init, xs):
+    """`carry, y = fn(carry, x)` along dimension 0 of `xs`, as one loop of the program. See lazy/control.py."""
+    from torch_hlo.lazy import control
+
+    return control.scan(fn, init, xs)
+
+
 def manual_seed(seed: int) -> None:
     """Seed the device's default generator. `torch.manual_seed` does this too."""
     from torch_hlo.lazy import device_module
@@ -79,5 +107,6 @@ def run_text(text: str, *inputs):
 
 
 __all__ = [
-    "config", "device", "eager_mode", "is_available", "manual_seed", "mark_step", "metrics", "parse_text", "run_text", "step", "sync",
+    "compile", "cond", "config", "device", "eager_mode", "is_available", "manual_seed", "mark_step", "metrics", "parse_text", "run_text", "scan",
+    "step", "sync", "while_loop",
 ]  # fmt: skip

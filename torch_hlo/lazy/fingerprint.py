@@ -18,7 +18,7 @@ from operator import attrgetter
 import torch
 
 from torch_hlo.lazy.storage import Array, Number
-from torch_hlo.lowering.graph import Node, Out
+from torch_hlo.lowering.graph import Node, Out, Subgraph
 
 INDEX_BITS = 20
 OPS: dict[int, object] = {}  # id -> op of every op that occurs in a key; ops live as long as the process
@@ -140,6 +140,8 @@ class _Encoder:
         return ("list", *[table.get(type(v), self._other)(v) for v in x])
 
     def _other(self, x, node: Node | None = None):
+        if isinstance(x, Subgraph):  # a recorded function, see control.py
+            return ("graph", x.key)
         if isinstance(x, (int, float)) and type(x).__mro__[1] in _STATIC:  # IntEnum and the like
             return _STATIC[type(x).__mro__[1]](x)
         where = f" in the arguments of {node.target}" if node is not None else ""

@@ -80,7 +80,8 @@ def _positions(graph: Graph) -> Iterator[tuple[Node | int, int, str]]:
         for d in range(leaf.shape.rank):
             yield i, d, "size"
     for key, node in zip(graph.node_keys, graph.nodes):
-        names = [a.name for a in node.target._schema.arguments]
+        schema = getattr(node.target, "_schema", None)
+        names = [a.name for a in schema.arguments] if schema is not None else []
         for i, x in enumerate(key[1:]):
             if type(x) is tuple:
                 found: list[int] = []

@@ -60,6 +60,12 @@ class Lift:
         self.dtype = dtype
 
 
+class Subgraph:
+    """A function among the arguments of a node (a higher-order operator's). `key` identifies what it computes."""
+
+    key: tuple
+
+
 def lower(
     nodes: Sequence[Node],
     outputs: Sequence[Out | Leaf],

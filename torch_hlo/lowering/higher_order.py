@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Dim
@@ -18,8 +17,8 @@ from torch_hlo.lowering import promote
 from torch_hlo.lowering.expand import _existing
 from torch_hlo.lowering.fx import FxGraph, from_fx
 from torch_hlo.lowering.graph import Leaf, apply
-from torch_hlo.lowering.promote import broadcast_to, reshape
-from torch_hlo.lowering.registry import HLO_TO_TORCH, LOWERINGS, LoweringError, Weak, expected
+from torch_hlo.lowering.promote import reshape
+from torch_hlo.lowering.registry import LOWERINGS, LoweringError, Weak, expected
 
 HIGHER_ORDER: dict[object, Callable] = {}
 
@@ -62,15 +61,9 @@ def call_graph(module: fx.GraphModule | FxGraph, operands: Sequence) -> list[Ins
             raise LoweringError("a number computed inside cond, while_loop, scan or map cannot be an operand: make it a tensor")
     if g.writes:
         raise LoweringError("a graph inside cond, while_loop, scan or map writes to its inputs; return the new values instead")
-    return [_value(v) if not hasattr(v, "index") and not isinstance(v, Leaf) else apply_one for v, apply_one in _results(g, values)]
-
-
-def _results(g: FxGraph, values: dict):
-    tensors = [v for v, _ in g.outputs if v is not None and not isinstance(v, (bool, int, float, str, Dim))]
-    found = iter(apply(g.nodes, tensors, values))
-    for v, _ in g.outputs:
-        is_tensor = v is not None and not isinstance(v, (bool, int, float, str, Dim))
-        yield v, next(found) if is_tensor else None
+    plain = [v is None or isinstance(v, (bool, int, float, str, Dim)) for v, _ in g.outputs]
+    found = iter(apply(g.nodes, [v for (v, _), p in zip(g.outputs, plain) if not p], values))
+    return [_value(v) if p else next(found) for (v, _), p in zip(g.outputs, plain)]
 
 
 def _constant(tensor: torch.Tensor, dtype: str) -> Instruction:
@@ -226,4 +219,4 @@ def _call(op, shapes, args, kwargs):
     return nested(shapes, fn, *args, **kwargs)
 
 
-__all__ = ["HIGHER_ORDER", "HLO_TO_TORCH", "broadcast_to", "call_graph", "loop", "pytree", "scan_loop"]
+__all__ = ["HIGHER_ORDER", "call_graph", "loop", "scan_loop"]

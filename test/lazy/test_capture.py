@@ -1,0 +1,129 @@
+"""torch_hlo.compile: traced until stable, then replayed without running the function."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import torch_hlo
+
+
+def test_replayed_without_tracing():
+    calls = []
+
+    @torch_hlo.compile
+    def fn(x, y):
+        calls.append(1)
+        return (x @ y).relu(), x + 1
+
+    for _ in range(5):
+        x, y = torch.randn(3, 4), torch.randn(4, 2)
+        a, b = fn(x.to("hlo"), y.to("hlo"))
+        torch.testing.assert_close(a.cpu(), (x @ y).relu())
+        torch.testing.assert_close(b.cpu(), x + 1)
+    assert len(calls) == 2
+    fn(torch.randn(5, 4).to("hlo"), torch.randn(4, 2).to("hlo"))
+    assert len(calls) == 3
+
+
+def test_training_step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    twin = copy.deepcopy(model).to("hlo")
+    calls = []
+
+    def make(m, device):
+        optimizer = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)
+
+        def train(x, y):
+            calls.append(device)
+            optimizer.zero_grad()
+            loss = (m(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return train
+
+    reference, fast = make(model, "cpu"), torch_hlo.compile(make(twin, "hlo"))
+    for _ in range(8):
+        x, y = torch.randn(5, 4), torch.randn(5, 2)
+        torch.testing.assert_close(fast(x.to("hlo"), y.to("hlo")).cpu(), reference(x, y), rtol=1e-4, atol=1e-5)
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(q.detach().cpu(), p.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(q.grad.cpu(), p.grad, rtol=1e-4, atol=1e-5)
+    assert calls.count("hlo") <= 4
+
+
+def test_random_numbers_differ_between_replays():
+    @torch_hlo.compile
+    def fn(x):
+        return torch.nn.functional.dropout(x, 0.5)
+
+    x = torch.ones(100).to("hlo")
+    torch.manual_seed(3)
+    first = [fn(x).cpu() for _ in range(6)]
+    torch.manual_seed(3)
+    again = [fn(x).cpu() for _ in range(6)]
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
+    assert len({tuple(a.tolist()) for a in first}) == 6
+
+
+def test_in_place_on_arguments_and_views():
+    @torch_hlo.compile
+    def fn(x):
+        x[0] += 1
+        return x.t(), x
+
+    x = torch.zeros(2, 3).to("hlo")
+    for i in range(1, 6):
+        view, same = fn(x)
+        assert x.cpu()[0, 0] == i and view.shape == (3, 2) and same.cpu()[0, 1] == i
+    view.zero_()
+    assert x.cpu().abs().sum() == 0
+
+
+def test_a_value_is_needed():
+    @torch_hlo.compile(full_graph=True)
+    def fn(x):
+        return x * 2 if x.sum() > 0 else x
+
+    with pytest.raises(RuntimeError, match="needs a value.*test_capture.py"):
+        fn(torch.ones(3).to("hlo"))
+
+    @torch_hlo.compile(full_graph=False)
+    def loose(x):
+        return x * 2 if x.sum() > 0 else x
+
+    for sign in (1, -1, 1, -1):
+        x = torch.ones(3) * sign
+        torch.testing.assert_close(loose(x.to("hlo")).cpu(), x * 2 if sign > 0 else x)
+
+
+def test_numbers_that_change_are_named():
+    count = [0.0]
+
+    @torch_hlo.compile
+    def fn(x):
+        count[0] += 0.5
+        return x * count[0]
+
+    with pytest.raises(RuntimeError, match="computed in Python.*"):
+        for _ in range(8):
+            fn(torch.ones(3).to("hlo"))
+
+
+def test_uploads_that_change_are_named():
+    @torch_hlo.compile
+    def fn(x):
+        return x + torch.randn(3, device="cpu").to("hlo")
+
+    with pytest.raises(RuntimeError, match="reads another tensor.*pass it as an argument"):
+        for _ in range(8):
+            fn(torch.ones(3).to("hlo"))
+
+
+def test_result_that_needs_gradients():
+    w = torch.ones(3, device="hlo", requires_grad=True)
+    with pytest.raises(RuntimeError, match="needs gradients"):
+        torch_hlo.compile(lambda x: x * w)(torch.ones(3).to("hlo"))

@@ -1,0 +1,285 @@
+"""`torch_hlo.compile`: a function of lazy tensors, traced until two calls record the same program, and replayed after that.
+
+    @torch_hlo.compile(full_graph=True)
+    def train(x, y):
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+A replay runs none of the function's Python: the recorded graph is repeated on the tensors' present values (arguments, parameters, optimizer
+state, gradients), with new random numbers, and becomes a step. What differs between two traced calls cannot be replayed: a number computed
+in Python (a learning rate schedule), data uploaded inside, another graph. With `full_graph=True` that is an error which names the
+line, as is needing a value (`.item()`, `print`); with `full_graph=False` such a function is simply traced at each call.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from weakref import ref
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_hlo.lazy import dispatch, engine, explain, generator
+from torch_hlo.lazy.fingerprint import Graph, collect
+from torch_hlo.lazy.storage import Array, Number, Storage, pending_storages
+from torch_hlo.lazy.tensor import HloTensor, make
+from torch_hlo.lowering.graph import Node, Out
+
+TRACES = 4  # calls that may differ (optimizer state is created in the first) before that is an error
+
+
+def compile(fn: Callable | None = None, *, full_graph: bool = True) -> Callable:
+    """Decorate `fn`; also usable as `@torch_hlo.compile(full_graph=True)`."""
+    if fn is None:
+        return functools.partial(compile, full_graph=full_graph)
+    captured = Captured(fn, full_graph)
+    return functools.wraps(fn)(lambda *args, **kwargs: captured(args, kwargs))
+
+
+class Captured:
+    """A function and what its calls recorded, per kind of arguments."""
+
+    def __init__(self, fn: Callable, full_graph: bool) -> None:
+        self.fn, self.full_graph = fn, full_graph
+        self.name = getattr(fn, "__qualname__", repr(fn))
+        self.last: dict[object, Trace] = {}
+        self.ready: dict[object, Trace] = {}
+        self.traces: dict[object, int] = {}
+
+    def __call__(self, args: tuple, kwargs: dict):
+        flat, form = pytree.tree_flatten((args, kwargs))
+        key = (form, tuple(map(_describe, flat)), torch.is_grad_enabled(), torch.is_autocast_enabled("hlo"), torch.get_default_dtype())
+        trace = self.ready.get(key)
+        if trace is not None:
+            inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
+            if trace.alive() and len({id(s) for s in inputs}) == len(inputs):
+                return trace.replay(inputs)
+            del self.ready[key], self.traces[key]  # a tensor that it reads or writes is gone
+        result, trace = self._trace(flat, args, kwargs)
+        if trace is not None:
+            self._learn(key, trace)
+        return result
+
+    def _trace(self, flat: list, args: tuple, kwargs: dict) -> tuple[object, Trace | None]:
+        current = engine.current()
+        current.mark_step()
+        guard = _Watching(current, self.name, self.full_graph)
+        inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
+        start = generator.default.get_offset()
+        sources, dispatch.SOURCE = dispatch.SOURCE, True
+        try:
+            with engine.use(guard):
+                result = self.fn(*args, **kwargs)
+        finally:
+            dispatch.SOURCE = sources
+        if guard.evaluated:
+            return result, None
+        trace = Trace(self.name, result, inputs, start)
+        current.mark_step()
+        return result, trace
+
+    def _learn(self, key, trace: Trace) -> None:
+        count = self.traces[key] = self.traces.get(key, 0) + 1
+        before = self.last.get(key)
+        self.last[key] = trace
+        if before is None:
+            return
+        difference = trace.difference(before)
+        if difference is None:
+            self.ready[key] = trace
+        elif self.full_graph and count > TRACES:
+            raise RuntimeError(f"torch_hlo.compile: {self.name} cannot be replayed: {difference}")
+
+
+class _Watching:
+    """The engine while a function is traced: evaluating is an error that names the line (full_graph), or noticed."""
+
+    def __init__(self, inner, name: str, full_graph: bool) -> None:
+        self.inner, self.name, self.full_graph, self.evaluated = inner, name, full_graph, False
+
+    def __getattr__(self, attribute: str):
+        found = getattr(self.inner, attribute)
+        if attribute not in ("mark_step", "materialize", "synchronize", "sync"):
+            return found
+
+        def checked(*args, **kwargs):
+            self.evaluated = True
+            if self.full_graph:
+                raise RuntimeError(
+                    f"torch_hlo.compile: {self.name} needs a value, or ends a step, at {dispatch.source()}; keep it in tensors, return what you want to "
+                    "look at, or use full_graph=False"
+                )
+            return found(*args, **kwargs)
+
+        return checked
+
+
+def _describe(x) -> object:
+    """What a call's arguments must have in common with the traced one's."""
+    if isinstance(x, HloTensor):
+        return (x._meta, x.requires_grad, _chain(x._view))
+    if isinstance(x, torch.Tensor):
+        raise TypeError(f"torch_hlo.compile: arguments must be hlo tensors or constants, not a tensor on {x.device}")
+    return (type(x), x)
+
+
+def _chain(view) -> tuple:
+    steps = []
+    while view is not None:
+        steps.append((view.op, repr(view.args)))
+        view = view.parent
+    return tuple(steps)
+
+
+class Trace:
+    """One recorded call: the graph, where its inputs come from, and where its outputs go.
+
+    A place is ("argument", i), ("storage", weak reference) or, for outputs, ("new", i): a storage made by the call that it returns.
+    """
+
+    def __init__(self, name: str, result, inputs: list[Storage], offset: int) -> None:
+        self.name = name
+        arguments = {id(s): i for i, s in enumerate(inputs)}
+        storages = [s for s in pending_storages() if type(s.value) is Out and s.value.array is None]
+        outs = {(id(s.value.node), s.value.index): s.value for s in storages}
+        self.graph: Graph = collect(list(outs.values()))
+        self.offset, self.drawn = offset, generator.default.get_offset() - offset
+        flat, self.form = pytree.tree_flatten(result)
+        self.results = []
+        self.new: list[Storage] = []
+        for r in flat:
+            if isinstance(r, HloTensor):
+                if r.requires_grad and not r.is_leaf:
+                    raise RuntimeError(f"torch_hlo.compile: {name} returns a tensor that needs gradients; call backward() inside, and return it detached")
+                known = r._storage.meta, r._meta, r._view
+                if id(r._storage) in arguments:
+                    self.results.append((("argument", arguments[id(r._storage)]), *known))
+                elif any(r._storage is s for s in storages):
+                    if not any(r._storage is s for s in self.new):
+                        self.new.append(r._storage)
+                    self.results.append((("new", next(i for i, s in enumerate(self.new) if s is r._storage)), *known))
+                else:
+                    self.results.append((("storage", ref(r._storage)), *known))
+            else:
+                self.results.append((("value", r), None, None, None))
+        made = {id(s): i for i, s in enumerate(self.new)}
+        self.outputs = []
+        for s in storages:
+            place = ("argument", arguments[id(s)]) if id(s) in arguments else ("new", made[id(s)]) if id(s) in made else ("storage", ref(s))
+            self.outputs.append((place, s.value))
+        self.new_metas = [s.meta for s in self.new]
+        self.new = []
+        self.leaves = [_origin(leaf, arguments) for leaf in self.graph.leaves]
+        self.random = _random_numbers(self.graph)
+        self.numbers = [n.value for n in self.graph.numbers]
+
+    def alive(self) -> bool:
+        """True if every tensor that the call read or wrote still exists."""
+        places = [*self.leaves, *[p for p, _ in self.outputs], *[r[0] for r in self.results]]
+        return all(x() is not None for kind, x in places if kind == "storage")
+
+    def difference(self, before: Trace) -> str | None:
+        """Why this call and the one before are not the same program on the same tensors; None if they are."""
+        sources = [n.source for n in self.graph.nodes]
+        rest = ((), "", "")
+        if self.graph.key != before.graph.key:
+            return "the graph differs between calls: " + explain.difference((self.graph.key, *rest), (before.graph.key, *rest), sources)
+        for i, (new, old) in enumerate(zip(self.numbers, before.numbers)):
+            if i not in self.random and new != old:
+                user = self._user(self.graph.numbers[i])
+                return f"the number {old!r}, now {new!r}, used by {user}, is computed in Python; keep it in a tensor (optimizers: capturable=True)"
+        for leaf, new, old in zip(self.graph.leaves, self.leaves, before.leaves):
+            if new[0] != old[0] or new[0] != "constant" and new[1] != old[1] or new[0] == "constant" and not _equal(new[1], old[1]):
+                return f"{self._user(leaf)} reads another tensor ({leaf.shape}) at each call; pass it as an argument, or write it in place"
+        values = [[r[0][1] for r in t.results if r[0][0] == "value"] for t in (self, before)]
+        if self.form != before.form or values[0] != values[1]:
+            return f"it returned {values[1]}, now {values[0]}"
+        if self.drawn != before.drawn or [p for p, _ in self.outputs if p[0] == "argument"] != [p for p, _ in before.outputs if p[0] == "argument"]:
+            return "it wrote to other tensors"
+        return None
+
+    def _user(self, leaf) -> str:
+        for n in self.graph.nodes:
+            if any(v is leaf for v in pytree.tree_leaves((n.args, n.kwargs), is_leaf=lambda v: isinstance(v, (Array, Number, Out)))):
+                return f"{n.target} at {n.source or 'an unknown line'}"
+        return "an operation"
+
+    def replay(self, inputs: list[Storage]):
+        """Record the graph again on present values, give storages their new values, and cut the step."""
+        current = engine.current()
+        first = generator.default.get_offset()
+        seed = generator.default.initial_seed()
+        generator.default.set_offset(first + self.drawn)
+
+        def place(where):
+            kind, x = where
+            return inputs[x] if kind == "argument" else x()
+
+        values: dict[int, object] = {}
+        for leaf, origin in zip(self.graph.leaves, self.leaves):
+            values[id(leaf)] = origin[1] if origin[0] == "constant" else place(origin).value
+        for i, number in enumerate(self.graph.numbers):
+            kind = self.random.get(i)
+            if kind == "seed":
+                values[id(number)] = Number(seed - (1 << 64) if seed >> 63 else seed, "s64")
+            elif kind == "offset":
+                values[id(number)] = Number(number.value - self.offset + first, "s64")
+            else:
+                values[id(number)] = number
+        made: dict[int, Node] = {}
+
+        def value(x):
+            kind = type(x)
+            if kind is Out:
+                return Out(made[id(x.node)], x.index) if id(x.node) in made else values[id(x.array)]
+            if kind is Array or kind is Number:
+                return values[id(x)]
+            if kind is list or kind is tuple:
+                return [value(v) for v in x]
+            return x
+
+        for n in self.graph.nodes:
+            made[id(n)] = Node(n.target, tuple([value(a) for a in n.args]), {k: value(v) for k, v in n.kwargs.items()} if n.kwargs else n.kwargs, n.outs, n.source)
+        shared: dict[tuple[int, int], Out] = {}
+        new: list[Storage | None] = [None] * len(self.new_metas)
+        for where, out in self.outputs:
+            fresh = shared.setdefault((id(out.node), out.index), Out(made[id(out.node)], out.index))
+            if where[0] == "new":
+                new[where[1]] = Storage(fresh, self.new_metas[where[1]])
+            else:
+                place(where).replace(fresh)
+        results = []
+        for where, _, meta, view in self.results:
+            results.append(where[1] if where[0] == "value" else make(meta, new[where[1]] if where[0] == "new" else place(where), view))
+        current.mark_step()
+        return pytree.tree_unflatten(results, self.form)
+
+
+def _origin(leaf: Array, arguments: dict[int, int]) -> tuple:
+    """Where a leaf's array came from. Without an owner it was made in the call: a constant."""
+    owners = [s for s in (o() for o in leaf.owners) if s is not None]
+    for s in owners:
+        if id(s) in arguments:
+            return "argument", arguments[id(s)]
+    return ("storage", ref(owners[0])) if owners else ("constant", leaf)
+
+
+def _random_numbers(graph: Graph) -> dict[int, str]:
+    """Numbers of the graph that are the default generator's: position -> seed or offset."""
+    position = {id(n): i for i, n in enumerate(graph.numbers)}
+    found = {}
+    for n in graph.nodes:
+        for name in ("seed", "offset"):
+            x = n.kwargs.get(name)
+            if type(x) is Number:
+                found[position[id(x)]] = name
+    return found
+
+
+def _equal(a: Array, b: Array) -> bool:
+    """True if two arrays hold the same bytes."""
+    engine.current().synchronize()
+    return a is b or a.data is not None and b.data is not None and bytes(a.data.bytes) == bytes(b.data.bytes)
