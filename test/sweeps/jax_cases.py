@@ -181,7 +181,7 @@ def reductions() -> None:
     case("reduce_cov", lambda x: (jnp.cov(x[0]), jnp.corrcoef(x[0]), jnp.average(x, 1, jnp.arange(4.0))), X)
     case("reduce_variadic", lambda a, b: lax.reduce((a, b), (np.float32(0), np.int32(0)), lambda p, q: (p[0] + q[0], jnp.maximum(p[1], q[1])), (0,)), normal(4, 3), ints(-3, 9, 4, 3))
     for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
-        case(f"lax_{name}", lambda x, fn=getattr(lax, name): (fn(x, axis=1), fn(x, axis=2, reverse=True)), X)
+        case(f"lax_{name}", lambda x, n=name: (getattr(lax, n)(x, axis=1), getattr(lax, n)(x, axis=2, reverse=True)), X)
     case("associative_scan", lambda x: lax.associative_scan(jnp.maximum, x, axis=1), X)
     pools = {
         "max": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 3), (1, 2, 1), "SAME"), "min": lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 3, 2), (1, 1, 2), "VALID"),

@@ -448,10 +448,13 @@ def _custom_call(c: Context):
     shapes = [c.shape(i) for i in range(len(c.types))]
     shape = shapes[0] if len(shapes) == 1 else tuple_shape(*shapes)
     config = c.attr("mhlo.backend_config", "backend_config")
+    opaque = None
     if isinstance(config, dict):
         config = "{" + ", ".join(f"{k} = {quoted_value(v)}" for k, v in config.items()) + "}"
+    else:
+        config, opaque = None, config or None
     sharding = c.attr("mhlo.sharding")
-    x = instr("custom-call", tuple(c.x), shape, custom_call_target=target, backend_config=config or None,
+    x = instr("custom-call", tuple(c.x), shape, custom_call_target=target, backend_config=config, opaque=opaque,
               custom_call_has_side_effect=bool(c.attr("has_side_effect", default=False)), sharding=sharding)  # fmt: skip
     return unpacked(x, len(shapes)) if shapes else []
 
