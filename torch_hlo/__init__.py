@@ -106,6 +106,15 @@ def run_text(text: str, *inputs):
     return text_api.run_text(text, *inputs)
 
 
+def __getattr__(name: str):
+    """Submodules that are imported when they are first used."""
+    if name in ("debug", "export"):
+        from importlib import import_module
+
+        return import_module(f"torch_hlo.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "compile", "cond", "config", "device", "eager_mode", "is_available", "manual_seed", "mark_step", "metrics", "parse_text", "run_text", "scan",
     "step", "sync", "while_loop",
