@@ -59,7 +59,7 @@ class Plan:
 
     def __init__(self, module: Module) -> None:
         root = module.entry.root
-        self.order: list[Instruction] = postorder((*module.entry.params, root))
+        self.order: list[Instruction] = _results_beside(postorder((*module.entry.params, root)))
         self.root = len(self.order) - 1 if self.order[-1] is root else self.order.index(root)
         self.number = {x: i for i, x in enumerate(self.order)}
         self.kind = [table.classify(x) for x in self.order]
@@ -187,6 +187,8 @@ class Plan:
 
     def _add(self, i: int) -> None:
         x, kind = self.order[i], self.kind[i]
+        if self._group[i] is not None:  # came with its reduction
+            return
         if kind == FREE and not (x.op != "reshape" and self._needs_memory(i)):
             return
         reads: dict[int, set[Edge]] = {}
@@ -201,7 +203,11 @@ class Plan:
             return
         if kind == REDUCE:
             kept = table.kept_intervals(x)
-            g = Group(x.operands[0].shape.size, {i: kept}, None, self._cuts[i], reads, set(), i, i)
+            # The several results of one reduction are named by the instructions that follow it; the tuple itself is never in memory.
+            parts = self.users[i] if x.shape.is_tuple else []
+            g = Group(x.operands[0].shape.size, dict.fromkeys([i, *parts], kept), None, self._cuts[i], reads, set(), i, max([i, *parts]))
+            for part in parts:
+                self._group[part] = g
             if kept and kept[0][0] != 1 and rows_fit(g.size, kept):
                 g.rows = kept
         else:
@@ -409,6 +415,18 @@ class Plan:
         """All groups, steps included, each once."""
         found = {id(g): g for g in map(self.group, range(len(self.order))) if g is not None}
         return list(found.values())
+
+
+def _results_beside(order: list[Instruction]) -> list[Instruction]:
+    """The order with every get-tuple-element right behind the reduction it reads."""
+    results: dict[Instruction, list[Instruction]] = {}
+    for x in order:
+        if x.op == "get-tuple-element" and x.operands[0].op == "reduce":
+            results.setdefault(x.operands[0], []).append(x)
+    if not results:
+        return order
+    moved = {x for xs in results.values() for x in xs}
+    return [y for x in order if x not in moved for y in (x, *results.get(x, ()))]
 
 
 def _suffixes(dims: tuple[Size, ...]) -> list[Size]:
