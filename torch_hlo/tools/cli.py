@@ -21,7 +21,7 @@ from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.scan import ParseError
 from torch_hlo.hlo.text import module_text
 from torch_hlo.hlo.verify import VerifyError
-from torch_hlo.tools import UsageError, describe, execute, optimise
+from torch_hlo.tools import UsageError, caching, describe, execute, optimise
 from torch_hlo.tools import bisect as bisection
 from torch_hlo.tools import reduce as reduction
 from torch_hlo.tools.text_api import load, load_inputs
@@ -42,6 +42,7 @@ EXAMPLES = """examples:
   python -m torch_hlo reduce model.hlo --check './fails.sh {}' -o small.hlo
   python -m torch_hlo diff a.hlo b.hlo
   python -m torch_hlo explain model.hlo
+  python -m torch_hlo cache info                             compiled programs on disk; also clear, verify, export, import
 """
 
 
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     two = command("diff", _diff, "compare two programs; exit 1 when they differ")
     two.add_argument("other")
     command("explain", _explain, "what a program is made of, costs and becomes")
+    caching.add_arguments(commands.add_parser("cache", help="compiled programs kept on disk: info, clear, verify, export, import"))
     return parser
 
 
