@@ -28,7 +28,7 @@ from torch_hlo.compiler.compile import machine_code
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.device import symbols
 from torch_hlo.device.buffer import Arena, map_pages
-from torch_hlo.hlo.dim import substitute
+from torch_hlo.hlo.dim import function, substitute
 from torch_hlo.hlo.shape import DTYPES, Shape
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -45,6 +45,7 @@ class Program:
         self.constants = _copy_aligned(executable.constants)
         self.errors: dict[int, BaseException] = {}
         self.static_arena = executable.arena if isinstance(executable.arena, int) else None
+        self.symbolic_arena = function([name for name, _, _ in executable.symbols], (executable.arena,))
         self.callback = _HOST(self._host_call) if executable.host_calls else None
         self._head = (self.constants.ctypes.data if len(executable.constants) else 0,
                       ctypes.cast(self.callback, ctypes.c_void_p).value if self.callback else 0)
@@ -64,7 +65,7 @@ class Program:
             _pool()
         arena_bytes = self.static_arena
         if arena_bytes is None:
-            arena_bytes = substitute(self.executable.arena, {name: n for (name, _, _), n in zip(self.executable.symbols, words)})
+            (arena_bytes,) = self.symbolic_arena(*words[: len(self.executable.symbols)])
         arena = Arena.borrow(arena_bytes)
         try:
             block = array("Q", (arena.address, *self._head, *words))

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch_hlo import config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.dynamo.call import Caller
-from torch_hlo.lazy import executor, traceable
+from torch_hlo.lazy import dump, executor, log, progress, traceable
 from torch_hlo.lowering import prims
 from torch_hlo.lowering.fx import FxGraph, from_fx
 from torch_hlo.lowering.graph import Node
@@ -102,12 +102,24 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
         graph = from_fx(graph_module)
         report_fallbacks(graph, settings["fallback"])
         caller = Caller(graph, settings["name"])
-        program = executor.call_compiler(lambda: runtime.compile_program(caller.module()))
+        program = executor.call_compiler(lambda: _compile(caller))
         run = caller.bind(program)
     metrics.count("UncachedCompile")
     metrics.record("CompileTime", time.perf_counter() - start)
     run._boxed_call = True
     return run
+
+
+def _compile(caller: Caller) -> runtime.Program:
+    sizes = f", for all {', '.join(name for name, _, _ in caller.symbols)}" if caller.symbols else ""
+    reason = f"torch.compile: {len(caller.nodes)} ops{sizes}"
+    metrics.add_compile_reason(f"{caller.name}: {reason}")
+    log.say(1, f"compiling {caller.name}: {reason}")
+    with progress.compiling(caller.name, len(caller.nodes)), dump.recording(caller.name, reason) as observe:
+        module = caller.module()
+        if observe is not None:
+            observe("hlo:input", module)
+        return runtime.compile_program(module, observe)
 
 
 def on_device(graph_module: fx.GraphModule) -> Callable:

@@ -7,7 +7,7 @@ Text form: `s0`, `4*s0+1`, `floordiv(s0,2)`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
 Size = Union[int, "Dim"]
@@ -128,6 +128,12 @@ def substitute(size: Size, values: Mapping[str, Size]) -> Size:
                 product = product * _FUNCTIONS[atom[0]](substitute(atom[1], values), substitute(atom[2], values))
         total = total + product
     return total
+
+
+def function(names: Sequence[str], sizes: Sequence[Size]) -> Callable[..., tuple[int, ...]]:
+    """A fast function of the values of the symbols `names` that gives the values of `sizes`. Raises ZeroDivisionError as Python does."""
+    scope = {"floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "max": max, "min": min, "__builtins__": {}}
+    return eval(f"lambda {', '.join(names)}: ({''.join(f'{s}, ' for s in sizes)})", scope)
 
 
 def parse_dim(text: str) -> Size:

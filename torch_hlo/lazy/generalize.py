@@ -12,13 +12,13 @@ because 0 and 1 mean other things to operators (broadcasting, "no", "the first")
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from operator import add, mul
 
 import torch
 
-from torch_hlo.hlo.dim import Dim, Size, symbol
+from torch_hlo.hlo.dim import Dim, Size, function, symbol
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy.fingerprint import Graph
 from torch_hlo.lazy.storage import Array
@@ -179,7 +179,7 @@ class Generalized:
         self.base = [s if isinstance(s, int) else 0 for s in proposal.sizes]
         distinct: dict[Dim, int] = {}
         self.places = [(i, distinct.setdefault(s, len(distinct))) for i, s in enumerate(proposal.sizes) if isinstance(s, Dim)]
-        self.evaluate = _function(tuple(proposal.origins), tuple(distinct))
+        self.evaluate = function(tuple(proposal.origins), tuple(distinct))
 
     def fits(self, ints: tuple[int, ...]) -> bool:
         """True if the program computes the graph with these integers."""
@@ -193,12 +193,6 @@ class Generalized:
         for i, k in self.places:
             predicted[i] = values[k]
         return tuple(predicted) == ints
-
-
-def _function(names: tuple[str, ...], sizes: tuple[Size, ...]) -> Callable:
-    """A function of the symbols' values that gives the values of `sizes`."""
-    scope = {"floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "max": max, "min": min}
-    return eval(f"lambda {', '.join(names)}: ({''.join(f'{s}, ' for s in sizes)})", scope)
 
 
 class _Solver:
