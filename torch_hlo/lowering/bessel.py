@@ -196,24 +196,38 @@ pointwise(aten.special_bessel_y0)(lambda x: _y(x, 0))
 pointwise(aten.special_bessel_y1)(lambda x: _y(x, 1))
 
 
-# Airy function: a series on [-10, 4]; an exponential tail; an oscillating one fitted through its zeta variable.
+# Airy function: series up to and from -2.09, where PyTorch's values jump by 3e-6; an exponential tail; an oscillating one fitted through
+# its zeta variable.
 def _airy_right(u: torch.Tensor) -> torch.Tensor:
     x = 4 / u.clamp_min(1e-2)
     return special.airy_ai(x) * (2 / 3 * x**1.5).exp() * x**0.25
 
 
+# u_k of Ai's asymptotic expansion (DLMF 9.7.2).
+_AIRY = [1.0]
+for _k in range(1, 10):
+    _AIRY.append(_AIRY[-1] * (6 * _k - 5) * (6 * _k - 3) * (6 * _k - 1) / (216 * _k * (2 * _k - 1)))
+
+
+def _alternating(coefficients: list[float], x: Expr) -> Expr:
+    """c0 - c1 x + c2 x^2 - ..."""
+    total = x.like(0)
+    for k, c in reversed(list(enumerate(coefficients))):
+        total = total * x + (-c if k % 2 else c)
+    return total
+
+
 @pointwise(aten.special_airy_ai)
 def airy_ai(x):
     middle = (x > -10) & (x < 4)
-    near = series(where(middle, x, 0), -10.0, 4.0, special.airy_ai)
+    low, high = where(middle & (x < -2.09), x, -3), where(middle & (x >= -2.09), x, 0)
+    near = where(x < -2.09, series(low, -10.0, -2.09 - 1e-12, special.airy_ai), series(high, -2.09, 4.0, special.airy_ai))
     r = where(x >= 4, x, 4)
     right = exp(r * sqrt(r) * (-2 / 3)) * series(4 / r, 0.04, 1.0, _airy_right) / sqrt(sqrt(r))
     left = where(x <= -10, -x, 10)
     z = left * sqrt(left) * (2 / 3)
-    # Leading terms of the asymptotic expansion; at |x| >= 10 the next ones are below 1e-9.
     square = 1 / (z * z)
-    p = 1 + square * (-0.0371334876543209876 + square * 0.0576490604510263203)
-    q = (5 / 72) / z * (1 + square * (-0.8365162037037037 + square * 3.0))
+    p, q = _alternating(_AIRY[0::2], square), _alternating(_AIRY[1::2], square) / z
     angle = z - math.pi / 4
     oscillating = (cos(angle) * p + sin(angle) * q) / (math.sqrt(math.pi) * sqrt(sqrt(left)))
     value = where(middle, near, where(x >= 4, right, oscillating))
