@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import gc
 import inspect
 import json
 import signal
@@ -30,6 +32,36 @@ SMALL = dict(
 )  # fmt: skip
 
 
+# What the general values do not fit.
+_LATENT = dict(num_key_value_heads=4)  # multi-head latent attention has no groups
+_SWIN = dict(embed_dim=24, depths=[1, 1], num_heads=[2, 4], window_size=2, image_size=32, patch_size=2, encoder_stride=4)
+_AUDIO = dict(
+    conv_dim=(32, 32), conv_kernel=(8, 4), conv_stride=(4, 4), num_feat_extract_layers=2, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
+    mask_time_prob=0.0, mask_feature_prob=0.0, feat_proj_dropout=0.0, final_dropout=0.0, feat_quantizer_dropout=0.0, tdnn_dim=(32, 32), xvector_output_dim=32,
+)  # fmt: skip
+_MAMBA2 = dict(mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=16, mamba_expand=2)
+SPECIAL = {
+    **dict.fromkeys("axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa youtu minicpm3".split(), _LATENT),
+    **dict.fromkeys("swin swinv2 donut-swin maskformer-swin".split(), _SWIN),
+    **dict.fromkeys("wav2vec2 hubert sew sew-d wavlm unispeech unispeech-sat data2vec-audio wav2vec2-conformer".split(), _AUDIO),
+    **dict.fromkeys("bamba granitemoehybrid".split(), _MAMBA2),
+    **dict.fromkeys("convnext convnextv2".split(), dict(patch_size=4, image_size=64, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])),
+    "afmoe": dict(initializer_range=0.02),  # the router's sigmoids must not saturate: equal scores have no order
+    "mamba2": dict(num_heads=8, head_dim=8, n_groups=1, state_size=16),
+    "reformer": dict(is_decoder=True, axial_pos_shape=[4, 4], axial_pos_embds_dim=[16, 16], attention_head_size=8, num_hidden_layers=2, attn_layers=["local", "lsh"]),
+    "resnet": dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]),
+    "regnet": dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=4),
+    "xlm": dict(emb_dim=32, n_words=99),
+    "flaubert": dict(emb_dim=32, n_words=99),
+    "luke": dict(entity_vocab_size=9, entity_emb_size=16),
+    "xmod": dict(languages=["en_XX"], default_language="en_XX"),
+    "zamba2": dict(mamba_ngroups=1, n_mamba_heads=8, mamba_d_state=16),
+    "audio-spectrogram-transformer": dict(num_mel_bins=16, max_length=32, patch_size=8),
+    "lfm2_moe": dict(layer_types=["conv", "full_attention"]),
+    "dots1": dict(n_shared_experts=1),
+}
+
+
 def architectures() -> list[tuple[str, type, type]]:
     """(model type, configuration class, model class with a loss)."""
     import transformers
@@ -39,7 +71,8 @@ def architectures() -> list[tuple[str, type, type]]:
     found = []
     heads = (
         auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+        auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, auto.MODEL_FOR_CTC_MAPPING_NAMES, auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
+        auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES, auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     )  # fmt: skip
     seen = set()
     for table in heads:
@@ -57,43 +90,61 @@ def architectures() -> list[tuple[str, type, type]]:
     return found
 
 
-def build(config_class, model_class):
-    accepted = inspect.signature(config_class.__init__).parameters
+def build(kind: str, config_class: type, model_class: type, limit: int = 60_000_000):
+    """The model with a small configuration, in training mode. Raises ValueError when it has more than `limit` parameters."""
+    own = getattr(model_class, "config_class", None) or config_class  # a text model of a multimodal family has its own
+    values = {**SMALL, **SPECIAL.get(kind, {})}
+    accepted = set(inspect.signature(own.__init__).parameters) | {name for c in own.__mro__ for name in getattr(c, "__annotations__", {})}
     try:
-        known = set(accepted) | set(getattr(config_class, "__annotations__", {}))
-        config = config_class(**{k: v for k, v in SMALL.items() if k in known})
+        config = own(**{k: v for k, v in values.items() if k in accepted})
     except Exception:
-        config = config_class()
-        for k, v in SMALL.items():
-            if hasattr(config, k) and isinstance(getattr(config, k), (int, float)):
-                try:
+        config = own()
+        for k, v in values.items():
+            if hasattr(config, k) and isinstance(getattr(config, k), (int, float, list)):
+                with contextlib.suppress(Exception):
                     setattr(config, k, v)
-                except Exception:
-                    pass
     config.use_cache = False
+    with torch.device("meta"):  # to count what it would be
+        size = sum(p.numel() for p in model_class(copy.deepcopy(config)).parameters())
+    if size > limit:
+        raise ValueError(f"the configuration does not get small: {size} parameters")
     torch.manual_seed(0)
-    return model_class(config).train()
+    model = model_class(config).train()
+    if hasattr(model, "set_default_language"):
+        model.set_default_language(config.languages[0])
+    return model
 
 
 def batch(model):
     config = model.config
     torch.manual_seed(1)
+    if "Segmentation" in type(model).__name__ and model.main_input_name == "pixel_values":
+        size = getattr(config, "image_size", 64)
+        size = size if isinstance(size, int) else size[0]
+        return dict(pixel_values=torch.randn(2, getattr(config, "num_channels", 3), size, size), labels=torch.randint(config.num_labels, (2, size, size)))
     if hasattr(config, "image_size") and model.main_input_name == "pixel_values":
         size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
         return dict(pixel_values=torch.randn(2, getattr(config, "num_channels", 3), size, size), labels=torch.randint(config.num_labels, (2,)))
     if model.main_input_name == "pixel_values":
         return dict(pixel_values=torch.randn(2, getattr(config, "num_channels", 3), 64, 64), labels=torch.randint(config.num_labels, (2,)))
+    if model.main_input_name == "input_values":  # sound, or its spectrogram
+        shape = (2, config.max_length, config.num_mel_bins) if hasattr(config, "num_mel_bins") else (2, 800)
+        labels = torch.randint(config.num_labels, (2,)) if "Classification" in type(model).__name__ else torch.randint(3, min(config.vocab_size, 30), (2, 5))
+        return dict(input_values=torch.randn(shape), labels=labels)
     ids = torch.randint(3, min(config.vocab_size, 99), (2, 16))
     inputs = dict(input_ids=ids, labels=ids.clone())
+    if "SequenceClassification" in type(model).__name__:
+        inputs["labels"] = torch.randint(config.num_labels, (2,))
     if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids.clone()
     return inputs
 
 
-def train(model, inputs, device):
+def train(model, inputs: dict, device: str, seed: int = 2):
+    """(loss, gradients, parameters after one step), on the CPU."""
     model = copy.deepcopy(model).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    torch.manual_seed(2)
+    torch.manual_seed(seed)
     loss = model(**{k: v.to(device) for k, v in inputs.items()}).loss
     loss.backward()
     gradients = {n: p.grad.detach().cpu() for n, p in model.named_parameters() if p.grad is not None}
@@ -103,11 +154,41 @@ def train(model, inputs, device):
     return loss.detach().cpu(), gradients, {n: p.detach().cpu() for n, p in model.named_parameters()}
 
 
-def check(kind, config_class, model_class) -> dict:
+def compare(got, want) -> None:
+    """Raises AssertionError unless two results of `train` agree."""
+    torch.testing.assert_close(got[0], want[0], rtol=1e-3, atol=1e-4)
+    assert got[1].keys() == want[1].keys(), f"gradients missing or added: {got[1].keys() ^ want[1].keys()}"
+    largest = max(largest_of(g) for g in want[1].values())
+    for name, g in want[1].items():
+        scale = largest_of(g) + 1e-3 * largest  # some gradients are zero but for rounding
+        torch.testing.assert_close(got[1][name], g, rtol=1e-2, atol=2e-3 * scale, msg=lambda m, n=name: f"gradient {n}: {m}")
+    for name, p in want[2].items():
+        torch.testing.assert_close(got[2][name], p, rtol=1e-3, atol=2.5e-3, msg=lambda m, n=name: f"parameter {n}: {m}")
+
+
+def largest_of(x: torch.Tensor) -> float:
+    return x.abs().max().item() if x.numel() else 0.0
+
+
+def undetermined(model, inputs: dict, want) -> str:
+    """Why the CPU does not agree with itself: random by design, or rounding decides (ties of a router, chaos); "" if it does."""
+    nudged = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in nudged.parameters():
+            if p.is_floating_point():
+                p.mul_(1 + 1e-6 * torch.randn_like(p))
+    for why, again in (("another seed", lambda: train(model, inputs, "cpu", seed=3)), ("a change of 1e-6", lambda: train(nudged, inputs, "cpu"))):
+        try:
+            compare(again(), want)
+        except AssertionError:
+            return f"{why} changes the CPU's result too"
+    return ""
+
+
+def check(kind: str, config_class: type, model_class: type) -> dict:
+    """{"status": "pass" | "skip", "reason": ...}. Raises what the hlo device raises, and AssertionError for other values."""
     try:
-        model = build(config_class, model_class)
-        if sum(p.numel() for p in model.parameters()) > 60_000_000:
-            return {"status": "skip", "reason": "the configuration does not get small"}
+        model = build(kind, config_class, model_class)
         inputs = batch(model)
         want = train(model, inputs, "cpu")
     except Exception as error:
@@ -115,14 +196,13 @@ def check(kind, config_class, model_class) -> dict:
     if not torch.isfinite(want[0]):
         return {"status": "skip", "reason": "the CPU's loss is not finite"}
     got = train(model, inputs, "hlo")
-    torch.testing.assert_close(got[0], want[0], rtol=1e-3, atol=1e-4)
-    assert got[1].keys() == want[1].keys(), f"gradients missing or added: {got[1].keys() ^ want[1].keys()}"
-    largest = max(g.abs().max().item() for g in want[1].values())
-    for name, g in want[1].items():
-        scale = g.abs().max().item() + 1e-3 * largest  # some gradients are zero but for rounding
-        torch.testing.assert_close(got[1][name], g, rtol=1e-2, atol=2e-3 * scale, msg=lambda m, n=name: f"gradient {n}: {m}")
-    for name, p in want[2].items():
-        torch.testing.assert_close(got[2][name], p, rtol=1e-3, atol=2.5e-3, msg=lambda m, n=name: f"parameter {n}: {m}")
+    try:
+        compare(got, want)
+    except AssertionError:
+        why = undetermined(model, inputs, want)
+        if not why or not torch.isfinite(got[0]):
+            raise
+        return {"status": "skip", "reason": why}
     return {"status": "pass"}
 
 
@@ -157,6 +237,7 @@ def main() -> int:
                 traceback.print_exc()
         finally:
             signal.alarm(0)
+            gc.collect()  # what a failure left pending would be compiled, and fail, with the next model
         row["fallbacks"] = [n for n in torch_hlo.metrics.counter_names() if n.startswith("aten::")]
         report[kind] = row
         print(kind, row, flush=True)
