@@ -16,12 +16,14 @@ from torch_hlo.compiler.codegen import gemm, math
 from torch_hlo.compiler.codegen.dot import SOURCES
 from torch_hlo.compiler.codegen.function import Function, Int, float_constant
 from torch_hlo.compiler.codegen.gemm import Depth, Gemm, Tile, lane_mask
-from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen.gemm_amx import BLOCK, AmxGemm
+from torch_hlo.compiler.codegen.inline import Writer, load, store
+from torch_hlo.compiler.codegen.scalar import STORAGE
 from torch_hlo.compiler.passes.attention import Attention, attention_of
 from torch_hlo.hlo.dim import ceildiv
 from torch_hlo.hlo.ir import Instruction
 
-ROWS, CAUSAL_ROWS = 168, 84  # query rows of a block, at most
+ROWS, CAUSAL_ROWS = 252, 84  # query rows of a block, at most
 COLUMNS = 512  # columns of a block, about: a block of scores takes a part of the L2 cache
 _FMA_NS = 0.014  # per multiply-add, on one thread
 
@@ -37,22 +39,39 @@ class _Adding(Gemm):
             yield replace(depth, more="true")
 
 
+class _AddingAmx(AmxGemm):
+    """C += A B, C in f32."""
+
+    def __init__(self, form_a: str, form_b: str) -> None:
+        super().__init__(form_a, form_b, False, False)
+        self.name += "_add"
+
+    def _multiply(self, f: Function, *args) -> None:
+        super()._multiply(f, *args[:-1], "true")
+
+
+def _on_tiles(a: Attention, target) -> bool:
+    """Whether the products are bf16 ones on AMX tiles: then weights are rounded to bf16 too."""
+    return a.dtypes[0] == "bf16" and target.has("amx-bf16")
+
+
 def emit_attention(program, x: Instruction) -> None:
-    """Emit a fusion that `attention_of` describes; operands and results are f32, sizes static."""
+    """Emit a fusion that `attention_of` describes; results are f32, sizes static."""
     a = attention_of(x)
     t = gemm.tile("float", program.target.vector_bytes)
     name = program.once(("attention", a, t), lambda: _KINDS[a.kind](program, a, t).define())
     places = [program.place(o) for o in x.operands] + [program.place(x, i) for i in range(len(x.shape.elements))]
-    blocks = ceildiv(a.rows, _block_rows(a, t)) if a.kind == "forward" else 1
+    high = BLOCK if _on_tiles(a, program.target) else t.rows
+    blocks = ceildiv(a.rows, _block_rows(a, high)) if a.kind == "forward" else 1
     work = a.rows * a.columns * (a.size + a.width) * (1 if a.kind == "forward" else 2.5) / (2 if a.causal else 1)
     program.parallel(name, [f"ptr {program.at(p)}" for p in places], a.heads * blocks, cost=work * _FMA_NS / blocks)
 
 
-def _block_rows(a: Attention, t: Tile) -> int:
+def _block_rows(a: Attention, high: int) -> int:
     """Query rows of a block: a multiple of the micro-kernel's, evenly divided."""
-    limit = (CAUSAL_ROWS if a.causal else ROWS) // t.rows * t.rows
+    limit = (CAUSAL_ROWS if a.causal else ROWS) // high * high
     blocks = ceildiv(a.rows, limit)
-    return ceildiv(ceildiv(a.rows, blocks), t.rows) * t.rows
+    return ceildiv(ceildiv(a.rows, blocks), high) * high
 
 
 def _block_columns(a: Attention, t: Tile) -> int:
@@ -73,33 +92,49 @@ class _Kernel:
         self.f = Writer(program, f"attention_{a.kind}", [("i64", "lo"), ("i64", "hi"), *(("ptr", n) for n in names)])
         self.e = self.f.emit(t.lanes)
         self.v = self.e.typed("float")
-        self.block, self.width = _block_rows(a, t), _block_columns(a, t)
+        self.on_tiles = _on_tiles(a, program.target)
+        self.high = BLOCK if self.on_tiles else t.rows
+        self.dtype = dict(zip(names, (*a.dtypes, *["f32"] * len(self.outputs)), strict=True))
+        self.weight = "bf16" if self.on_tiles else "f32"  # type of a block of weights
+        self.block, self.width = _block_rows(a, self.high), _block_columns(a, t)
         self.stride = self.width + t.lanes  # of rows of scores: not a multiple of a page
-        self.scratch = self.f.alloca("i8", t.scratch_bytes, 64)
+        self.scratch = self.f.alloca("i8", _AddingAmx("k", "k").scratch_bytes if self.on_tiles else t.scratch_bytes, 64)
 
     def define(self) -> str:
         with self.f.loop("%lo", "%hi") as item:
             self.item(item)
         return self.f.define()
 
-    def tile(self) -> str:
-        return self.f.alloca("float", self.block * self.stride, 64)
+    def tile(self, dtype: str = "f32") -> str:
+        return self.f.alloca(STORAGE[dtype].memory, self.block * self.stride, 64)
+
+    def weight_tile(self, scores: str) -> str:
+        """Where the weights of a block go: over its scores when they have the same type."""
+        return scores if self.weight == "f32" else self.tile(self.weight)
 
     def product(self, a: tuple, b: tuple, c: str, ldc: Int, m: Int, n: Int, k: Int, adding: bool = False) -> None:
-        """C[m, n] (+)= A[m, k] B[k, n]; `a` and `b`: (pointer, stride along m or n, stride along k)."""
-        source = SOURCES["f32", "float"]
-        forms = [gemm.Strides(*p[1:]).form for p in (a, b)]
-        engine = (_Adding if adding else Gemm)(self.t, source, source, *forms, (self.t.rows,), False)
+        """C[m, n] (+)= A[m, k] B[k, n]; `a` and `b`: (pointer, type, stride along m or n, stride along k). C is f32."""
+        f = self.f
+        if self.on_tiles:
+            forms = ["k" if p[3] == 1 else "lane" if p[2] == 1 else "none" for p in (a, b)]
+            engine = _AddingAmx(*forms) if adding else AmxGemm(*forms, False, False)
+        else:
+            forms = [gemm.Strides(*p[2:]).form for p in (a, b)]
+            sources = [SOURCES[p[1], "float"] for p in (a, b)]
+            engine = (_Adding if adding else Gemm)(self.t, *sources, *forms, (self.t.rows,), False)
         name = engine.block()
         for function, text in engine.functions.items():
             self.program.function(function, text)
-        f = self.f
-        arguments = [f"ptr {a[0]}", f"i64 {a[1]}", f"i64 {a[2]}", f"ptr {b[0]}", f"i64 {b[1]}", f"i64 {b[2]}", f"ptr {c}", f"i64 {ldc}"]
-        f.call("void", name, *arguments, "i64 0", f"i64 {f.ceildiv(m, self.t.rows)}", *(f"i64 {v}" for v in (m, 0, n, k)), f"ptr {self.scratch}")
+        arguments = [f"ptr {a[0]}", f"i64 {a[2]}", f"i64 {a[3]}", f"ptr {b[0]}", f"i64 {b[2]}", f"i64 {b[3]}", f"ptr {c}", f"i64 {ldc}"]
+        f.call("void", name, *arguments, "i64 0", f"i64 {f.ceildiv(m, self.high)}", *(f"i64 {v}" for v in (m, 0, n, k)), f"ptr {self.scratch}")
 
-    def at(self, pointer: str, index: Int, width: int) -> str:
+    def at(self, pointer: str, index: Int, width: int, dtype: str = "f32") -> str:
         """Row `index` of a matrix with rows of `width` elements."""
-        return self.f.gep("float", pointer, self.f.mul(index, width))
+        return self.f.gep(STORAGE[dtype].memory, pointer, self.f.mul(index, width))
+
+    def row(self, name: str, index: Int, width: int) -> str:
+        """The same for the array `name`."""
+        return self.at(f"%{name}", index, width, self.dtype[name])
 
     def zero(self, pointer: str, count: Int) -> None:
         self.f.do(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {self.f.mul(count, 4)}, i1 false)")
@@ -127,7 +162,7 @@ class _Kernel:
         for n, stride in reversed(bias.batch):
             at = f.add(at, f.mul(f.rem(rest, n), stride))
             rest = f.div(rest, n)
-        return f.gep("i8" if bias.dtype == "pred" else "float", "%bias", at)
+        return self.row("bias", at, 1)
 
     def vectors(self, row: Int, start: Int, width: Int, end: Int, carry: list[tuple[str, str]], body: Callable) -> list[str]:
         """Loops over the columns [start, start + width) that the query in `row` sees, in vectors: `body(offset, mask, carried)` returns
@@ -155,20 +190,18 @@ class _Kernel:
         v, a = self.v, self.a
         s = v.mul(v.load(p, 4), v.const(a.scale))
         minus_infinity = v.const(-numbers.inf)
-        if bias is not None:
-            b = self.bias_values(bias, j, mask)
-            s = v.add(s, b) if a.bias.dtype == "f32" else v.select(b, s, minus_infinity)
+        if bias is not None and self.dtype["bias"] == "pred":
+            s = v.select(self.bias_values(bias, j, mask), s, minus_infinity)
+        elif bias is not None:
+            s = v.add(s, self.bias_values(bias, j, mask))
         return s if mask is None else v.select(mask, s, minus_infinity)
 
     def bias_values(self, pointer: str, j: Int, mask: str | None) -> str:
-        f, e, pred = self.f, self.e, self.a.bias.dtype == "pred"
-        kind = "i8" if pred else "float"
-        t = e.typed(kind)
+        """`lanes` elements of a row of the bias."""
+        dtype = self.dtype["bias"]
         if self.a.bias.column == 0:
-            value = e.splat(kind, f.load(kind, pointer, 1 if pred else 4))
-        else:
-            value = t.load(f.gep(kind, pointer, j), 1 if pred else 4, mask)
-        return t.cmp("ne", value, t.const(0)) if pred else value
+            return self.e.splat(STORAGE[dtype].register, load(self.f, dtype, pointer, 0))
+        return load(self.f, dtype, pointer, j, self.t.lanes, mask)
 
     def total(self, name: str, start: str, vector: str) -> str:
         """The sum or maximum of a vector's lanes."""
@@ -184,24 +217,28 @@ class _Forward(_Kernel):
     def item(self, item: Int) -> None:
         f, a = self.f, self.a
         tile = self.tile()
+        weights = self.weight_tile(tile)
         self.tops, self.sums = (f.alloca("float", self.block, 64) for _ in range(2))
         blocks = ceildiv(a.rows, self.block)
         head = f.div(item, blocks)
         first, count, end = self.rows_of(f.rem(item, blocks))
         shared = f.div(head, a.group)
         number = f.add(f.mul(head, a.rows), first)
-        q, out = self.at("%q", number, a.size), self.at("%out", number, a.width)
-        keys, values = self.at("%k", shared, a.columns * a.size), self.at("%v", shared, a.columns * a.width)
+        q, out = self.row("q", number, a.size), self.row("out", number, a.width)
+        keys, values = self.row("k", shared, a.columns * a.size), self.row("v", shared, a.columns * a.width)
+        dtype = self.dtype["q"]
         self.zero(out, f.mul(count, a.width))
         self.zero(self.sums, count)
         with f.loop(0, count) as i:
             f.store("float", float_constant(-numbers.inf), f.gep("float", self.tops, i), 4)
         with self.columns(end) as (start, width):
-            self.product((q, a.size, 1), (self.at(keys, start, a.size), a.size, 1), tile, self.stride, count, width, a.size)
+            k, v = self.at(keys, start, a.size, dtype), self.at(values, start, a.width, dtype)
+            self.product((q, dtype, a.size, 1), (k, dtype, a.size, 1), tile, self.stride, count, width, a.size)
             with f.loop(0, count) as i:
                 row = f.add(first, i)
-                self.weights(self.at(tile, i, self.stride), i, row, start, width, end, self.bias_row(head, row), self.at(out, i, a.width))
-            self.product((tile, self.stride, 1), (self.at(values, start, a.width), 1, a.width), out, a.width, count, a.width, width, adding=True)
+                to = self.at(weights, i, self.stride, self.weight)
+                self.weights(self.at(tile, i, self.stride), to, i, row, start, width, end, self.bias_row(head, row), self.at(out, i, a.width))
+            self.product((weights, self.weight, self.stride, 1), (v, dtype, 1, a.width), out, a.width, count, a.width, width, adding=True)
         one = f.emit(1).typed("float")
         with f.loop(0, count) as i:
             total = f.load("float", f.gep("float", self.sums, i), 4)
@@ -222,7 +259,7 @@ class _Forward(_Kernel):
             mask, p = lane_mask(f, self.t.lanes, j, width), f.gep("float", row, j)
             v.store(v.mul(v.load(p, 4, mask), factors), p, 4, mask)
 
-    def weights(self, scores: str, i: Int, row: Int, start: Int, width: Int, end: Int, bias: str | None, out: str) -> None:
+    def weights(self, scores: str, to: str, i: Int, row: Int, start: Int, width: Int, end: Int, bias: str | None, out: str) -> None:
         """Scores of one query -> exp(score - largest so far); what was summed before is brought to the new largest."""
         f, v, lanes = self.f, self.v, self.t.lanes
         one = f.emit(1).typed("float")
@@ -241,7 +278,7 @@ class _Forward(_Kernel):
         with f.loop(0, width, lanes, [(v.type, "zeroinitializer")]) as loop:
             p = f.gep("float", scores, loop.index)
             w = math.exp(v, v.sub(v.load(p, 4), tops))
-            v.store(w, p, 4)
+            store(f, self.weight, w, to, loop.index, lanes)
             loop.next = [v.add(loop.vars[0], w)]
         total = self.total("fadd", "-0.0", loop.vars[0])
 
@@ -264,8 +301,9 @@ class _Backward(_Kernel):
     def item(self, head: Int) -> None:
         f, a = self.f, self.a
         self.tiles = self.tile(), self.tile()
+        self.narrow = tuple(map(self.weight_tile, self.tiles))
         names = {"k": a.columns * a.size, "v": a.columns * a.width, "dk": a.columns * a.size, "dv": a.columns * a.width, "dq": a.rows * a.size}
-        self.of_head = {name: self.at(f"%{name}", head, n) for name, n in names.items()}
+        self.of_head = {name: self.row(name, head, n) for name, n in names.items()}
         for name in self.outputs:
             self.zero(self.of_head[name], names[name])
         with f.loop(0, ceildiv(a.rows, self.block)) as block:
@@ -277,40 +315,42 @@ class _Backward(_Kernel):
         """The contribution of a block of query rows and columns."""
         f, a, stride = self.f, self.a, self.stride
         number = f.add(f.mul(head, a.rows), first)
-        q, grad, out = (self.at(p, number, n) for p, n in (("%q", a.size), ("%grad", a.width), ("%out", a.width)))
+        q, grad, out = (self.row(p, number, n) for p, n in (("q", a.size), ("grad", a.width), ("out", a.width)))
+        dtype, weight = self.dtype["q"], self.weight
         dq = self.at(self.of_head["dq"], first, a.size)
-        keys, values, dk, dv = (self.at(self.of_head[p], start, n) for p, n in (("k", a.size), ("v", a.width), ("dk", a.size), ("dv", a.width)))
-        p, ds = self.tiles
-        self.product((q, a.size, 1), (keys, a.size, 1), p, stride, count, width, a.size)
-        self.product((grad, a.width, 1), (values, a.width, 1), ds, stride, count, width, a.width)
+        keys, values, dk, dv = (self.at(self.of_head[p], start, n, self.dtype[p]) for p, n in (("k", a.size), ("v", a.width), ("dk", a.size), ("dv", a.width)))
+        (s, dp), (p, ds) = self.tiles, self.narrow
+        self.product((q, dtype, a.size, 1), (keys, dtype, a.size, 1), s, stride, count, width, a.size)
+        self.product((grad, dtype, a.width, 1), (values, dtype, a.width, 1), dp, stride, count, width, a.width)
         with f.loop(0, count) as i:
             row = f.add(first, i)
-            delta = self.inner(self.at(grad, i, a.width), self.at(out, i, a.width), a.width)
-            lse = f.load("float", f.gep("float", "%lse", f.add(number, i)), 4)
-            self.gradient(self.at(p, i, stride), self.at(ds, i, stride), row, start, width, end, self.bias_row(head, row), delta, lse)
-        self.product((p, 1, stride), (grad, 1, a.width), dv, a.width, width, a.width, count, adding=True)
-        self.product((ds, stride, 1), (keys, 1, a.size), dq, a.size, count, a.size, width, adding=True)
-        self.product((ds, 1, stride), (q, 1, a.size), dk, a.size, width, a.size, count, adding=True)
+            delta = self.inner(self.at(grad, i, a.width, dtype), self.at(out, i, a.width, self.dtype["out"]), a.width)
+            lse = load(f, self.dtype["lse"], "%lse", f.add(number, i))
+            rows = [*(self.at(q, i, stride) for q in (s, dp)), *(self.at(q, i, stride, weight) for q in (p, ds))]
+            self.gradient(*rows, row, start, width, end, self.bias_row(head, row), delta, lse)
+        self.product((p, weight, 1, stride), (grad, dtype, 1, a.width), dv, a.width, width, a.width, count, adding=True)
+        self.product((ds, weight, stride, 1), (keys, dtype, 1, a.size), dq, a.size, count, a.size, width, adding=True)
+        self.product((ds, weight, 1, stride), (q, dtype, 1, a.size), dk, a.size, width, a.size, count, adding=True)
 
     def inner(self, x: str, y: str, n: int) -> str:
         """The inner product of two vectors."""
         f, v = self.f, self.v
         with f.loop(0, n, self.t.lanes, [(v.type, "zeroinitializer")]) as loop:
             mask = lane_mask(f, self.t.lanes, loop.index, n)
-            a, b = (v.load(f.gep("float", p, loop.index), 4, mask) for p in (x, y))
+            a, b = (load(f, self.dtype[q], p, loop.index, self.t.lanes, mask) for q, p in (("grad", x), ("out", y)))
             loop.next = [v.fma(a, b, loop.vars[0])]
         return self.total("fadd", "-0.0", loop.vars[0])
 
-    def gradient(self, p_row: str, ds_row: str, row: Int, start: Int, width: Int, end: Int, bias: str | None, delta: str, lse: str) -> None:
+    def gradient(self, s_row: str, dp_row: str, p_row: str, ds_row: str, row: Int, start: Int, width: Int, end: Int, bias: str | None, delta: str, lse: str) -> None:
         """Scores and gradients of weights of one query -> weights and gradients of the unscaled scores."""
         f, v = self.f, self.v
         deltas, sums = self.e.splat("float", delta), self.e.splat("float", lse)
 
         def both(k: Int, mask: str | None, _) -> None:
-            at, ds_at = f.gep("float", p_row, k), f.gep("float", ds_row, k)
-            w = math.exp(v, v.sub(self.score(at, f.add(start, k), mask, bias), sums))
-            v.store(w, at, 4)
-            v.store(v.mul(v.mul(w, v.sub(v.load(ds_at, 4), deltas)), v.const(self.a.scale)), ds_at, 4)
+            w = math.exp(v, v.sub(self.score(f.gep("float", s_row, k), f.add(start, k), mask, bias), sums))
+            dp = v.load(f.gep("float", dp_row, k), 4)
+            store(f, self.weight, w, p_row, k, self.t.lanes)
+            store(f, self.weight, v.mul(v.mul(w, v.sub(dp, deltas)), v.const(self.a.scale)), ds_row, k, self.t.lanes)
 
         self.vectors(row, start, width, end, [], both)
 

@@ -6,7 +6,7 @@ The called computation is the meaning; calls that do not fit (element types, sym
 are ordinary products and row kernels.
   forward:  q [batch…, rows, size], k [batch…, columns, size], v [batch…, columns, width], bias? -> out, log-sum-exp [batch…, rows]
   backward: gradient of out, q, k, v, out, log-sum-exp, bias? -> gradients of q, k, v
-Forward, the heads (last batch dimension) of k and v may be a divisor of q's. A bias broadcasts to [batch…, rows, columns]; true of a
+q, k, v and the gradient have one type; results are f32. Forward, the heads (last batch dimension) of k and v may be a divisor of q's. A bias broadcasts to [batch…, rows, columns]; true of a
 pred is "sees".
 """
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch_hlo.hlo.ir import Instruction, Module, instr
 from torch_hlo.hlo.match import op, rewrite, rules
 from torch_hlo.hlo.shape import Shape, row_major_strides
 
+FLOATS = ("f32", "bf16", "f16")
 MIN_SIZE = 16  # query rows and columns: below, products with few rows and a row kernel do as well
-MAX_COLUMNS = 16384  # a block of rows of scores must fit the cache
 MAX_WIDTH = 1024
 
 
@@ -29,7 +29,6 @@ MAX_WIDTH = 1024
 class Bias:
     """Strides of the bias in elements, 0 where it is broadcast. `batch`: (size, stride) per batch dimension."""
 
-    dtype: str
     batch: tuple[tuple[int, int], ...]
     row: int
     column: int
@@ -40,6 +39,7 @@ class Attention:
     """`heads`: all batch dimensions of q; `group`: heads of q per head of k and v."""
 
     kind: str
+    dtypes: tuple[str, ...]  # of the operands
     causal: bool
     scale: float
     heads: int
@@ -60,22 +60,26 @@ def attention_of(x: Instruction) -> Attention | None:
     first = 0 if config["attention"] == "forward" else 1
     q, k, v = (o.shape for o in x.operands[first:first + 3])
     extra = [o.shape for o in x.operands[3 if first == 0 else 6:]]
-    arrays = [s for s in (*(o.shape for o in x.operands[:len(x.operands) - len(extra)]), *x.shape.elements)]
-    if any(s.dtype != "f32" or not s.is_static for s in arrays) or not all(s.is_static and s.dtype in ("f32", "pred") for s in extra):
+    if not all(o.shape.is_static and o.shape.dtype in FLOATS for o in x.operands[:len(x.operands) - len(extra)]):
+        return None
+    if not all(s.is_static and s.dtype in (*FLOATS, "pred") for s in extra) or any(s.dtype != "f32" for s in x.shape.elements):
+        return None
+    if k.dtype != q.dtype or v.dtype != q.dtype or x.operands[0].shape.dtype != q.dtype:
         return None
     *batch, rows, size = q.dims
     columns, width = v.dims[-2:]
     group = 1 if tuple(batch) == k.dims[:-2] else batch[-1] // max(1, k.dims[-3])
-    if not (MIN_SIZE <= rows and MIN_SIZE <= columns <= MAX_COLUMNS and 0 < size <= MAX_WIDTH and 0 < width <= MAX_WIDTH and math.prod(batch)):
+    if not (MIN_SIZE <= rows and MIN_SIZE <= columns and 0 < size <= MAX_WIDTH and 0 < width <= MAX_WIDTH and math.prod(batch)):
         return None
     bias = _bias(extra[0], (*batch, rows, columns)) if extra else None
-    return Attention(config["attention"], config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias)
+    dtypes = tuple(o.shape.dtype for o in x.operands)
+    return Attention(config["attention"], dtypes, config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias)
 
 
 def _bias(shape: Shape, dims: tuple[int, ...]) -> Bias:
     missing = len(dims) - shape.rank
     strides = [0] * missing + [0 if n == 1 else s for n, s in zip(shape.dims, row_major_strides(shape.dims), strict=True)]
-    return Bias(shape.dtype, tuple(zip(dims[:-2], strides[:-2], strict=True)), strides[-2], strides[-1])
+    return Bias(tuple(zip(dims[:-2], strides[:-2], strict=True)), strides[-2], strides[-1])
 
 
 def _fused(out: Instruction) -> Instruction | None:
