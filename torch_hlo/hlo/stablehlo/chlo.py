@@ -19,6 +19,7 @@ RULES["erf"] = RULES["chlo.erf"]
 _SPECIAL = {
     "chlo.erfc": special.erfc, "chlo.erf_inv": special.erf_inv, "chlo.lgamma": special.lgamma, "chlo.digamma": special.digamma,
     "chlo.bessel_i1e": special.bessel_i1e, "chlo.next_after": special.next_after, "chlo.zeta": special.zeta, "chlo.polygamma": special.polygamma,
+    "chlo.mulhi": special.mulhi,
     "chlo.atan": lambda x: b.atan2(x, b.full_like(x, 1)), "chlo.square": lambda x: b.multiply(x, x),
     "chlo.conj": lambda x: b.complex_(b.real(x), b.negate(b.imag(x))) if x.shape.kind == "c" else x,
     "chlo.is_inf": lambda x: b.compare(b.abs_(x), b.full_like(x, math.inf), "EQ"),

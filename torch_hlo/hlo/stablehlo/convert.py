@@ -404,7 +404,7 @@ def _parameters(q: Quantized) -> tuple[Instruction, Instruction, tuple[int, ...]
 
 # Operations on the stored integers themselves, those without results, and those whose regions or functions handle types.
 _STORAGE = frozenset("constant uniform_quantize uniform_dequantize reshape transpose broadcast_in_dim slice reverse concatenate "
-                     "dynamic_slice optimization_barrier return gather".split())
+                     "dynamic_slice optimization_barrier return gather bitcast_convert".split())
 _NO_RESULT = frozenset({"custom_call"})
 _CALLS = frozenset({"func.call", "composite", "while", "case", "if", "tuple", "get_tuple_element"})
 

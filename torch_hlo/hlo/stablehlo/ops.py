@@ -45,12 +45,35 @@ def _reduce_precision(c: Context):
 
 @rule("convert")
 def _convert(c: Context):
-    return b.convert(c.x[0], c.types[0].shape.dtype)
+    x, dtype = c.x[0], c.types[0].shape.dtype
+    return b.convert(b.real(x) if x.shape.kind == "c" and dtype == "pred" else x, dtype)
 
 
 @rule("bitcast_convert")
 def _bitcast_convert(c: Context):
-    return b.bitcast_convert(c.x[0], c.types[0].shape.dtype)
+    """A quantized value is its stored integer."""
+    q = c.types[0].quantized
+    dtype = q.storage if q is not None else c.types[0].shape.dtype
+    return c.x[0] if c.x[0].shape.dtype == dtype else b.bitcast_convert(c.x[0], dtype)
+
+
+def _extremum(c: Context):
+    """Complex numbers are ordered by their real parts, then by the imaginary ones."""
+    x, y = c.x
+    if x.shape.kind != "c":
+        return instr(c.op.name.rpartition(".")[2], (x, y))
+    direction = "GT" if c.op.name.endswith("maximum") else "LT"
+    first = b.compare(b.real(x), b.real(y), direction)
+    tie = b.and_(b.compare(b.real(x), b.real(y), "EQ"), b.compare(b.imag(x), b.imag(y), direction))
+    return b.select(b.or_(first, tie), x, y)
+
+
+RULES["maximum"] = RULES["minimum"] = _extremum
+
+
+@rule("interpreter.probe")
+def _probe(c: Context):
+    return c.x[0]
 
 
 @rule("uniform_quantize")

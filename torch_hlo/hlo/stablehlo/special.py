@@ -247,3 +247,26 @@ def next_after(x: Instruction, y: Instruction) -> Instruction:
     moved = b.bitcast_convert(b.select(is_zero, toward, stepped), x.shape.dtype)
     result = b.select(b.compare(x, y, "EQ"), y, moved)
     return b.select(b.or_(b.compare(x, x, "NE"), b.compare(y, y, "NE")), b.full_like(x, math.nan), result)
+
+
+def mulhi(x: Instruction, y: Instruction) -> Instruction:
+    """The upper half of the product of integers."""
+    dtype, bits = x.shape.dtype, DTYPES[x.shape.dtype].bits
+    if x.shape.kind not in "su":
+        raise ShapeError(f"mulhi: takes integers, not {x.shape}")
+    if bits < 64:
+        wide = f"{x.shape.kind}{2 * bits}"
+        product = b.multiply(b.convert(x, wide), b.convert(y, wide))
+        return b.convert(instr("shift-right-logical", (product, b.full_like(product, bits))), dtype)
+    half, mask = b.full_like(b.convert(x, "u64"), 32), b.full_like(b.convert(x, "u64"), 0xFFFFFFFF)
+    u, v = b.convert(x, "u64"), b.convert(y, "u64")
+    (u0, u1), (v0, v1) = ((b.and_(w, mask), instr("shift-right-logical", (w, half))) for w in (u, v))
+    low = instr("shift-right-logical", (b.multiply(u0, v0), half))
+    first = b.add(b.multiply(u1, v0), low)
+    second = b.add(b.multiply(u0, v1), b.and_(first, mask))
+    high = b.add(b.multiply(u1, v1), b.add(*(instr("shift-right-logical", (w, half)) for w in (first, second))))
+    if x.shape.kind == "s":  # as unsigned numbers, negative ones are 2^64 too large
+        zero = b.full_like(x, 0)
+        for a, other in ((x, v), (y, u)):
+            high = b.subtract(high, b.select(b.compare(a, zero, "LT"), other, b.full_like(other, 0)))
+    return b.convert(high, dtype)
