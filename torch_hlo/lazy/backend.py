@@ -4,9 +4,11 @@ The first half names the private things that the rest of lazy/ uses; `register` 
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -269,3 +271,33 @@ def _patch_accelerator(module: types.ModuleType) -> None:
 def plain_tensor(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor of the device without memory that is no subclass."""
     return torch._C._acc.create_empty_tensor(tuple(size), dtype)
+
+
+def spare_dynamo() -> None:
+    """Let PyTorch's Python shape functions run without importing torch._dynamo, which takes longer than most first steps.
+
+    They are wrapped so that Dynamo does not trace into them; the wrapper imports it on the first call to make the exempt function,
+    unless there is one already. Nothing is changed once Dynamo is there.
+    """
+    if "torch._dynamo" in sys.modules:
+        return
+    from torch._compile import _disable_dynamo
+    from torch._decomp import global_decomposition_table
+
+    wrapper = _disable_dynamo(lambda: None).__code__
+    stack = [f for table in global_decomposition_table.values() for f in table.values()]
+    for name in ("torch._refs", "torch._refs.nn.functional", "torch._refs.special"):
+        stack += vars(sys.modules.get(name, types)).values()
+    seen: set[int] = set()
+    while stack:
+        f = stack.pop()
+        if not isinstance(f, types.FunctionType) or id(f) in seen or not f.__closure__:
+            continue
+        seen.add(id(f))
+        if f.__code__ is wrapper:
+            inner = f.__closure__[f.__code__.co_freevars.index("fn")].cell_contents
+            if not hasattr(inner, "__dynamo_disable"):
+                setattr(inner, "__dynamo_disable", inner)
+        for cell in f.__closure__:  # decorators within decorators
+            with contextlib.suppress(ValueError):  # an empty cell
+                stack.append(cell.cell_contents)

@@ -18,5 +18,6 @@ def register() -> None:
     backend.patch(tensor.HloTensor, device_module, generator.Generator, dispatch.forget)
     serialization.register()
     overrides.register()
+    backend.spare_dynamo()
     assert dispatch.TABLE
     _done = True
