@@ -311,8 +311,24 @@ def recorder(op: OpOverload) -> Handler:
     return record
 
 
+def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None) -> list[Meta]:
+    """PyTorch's meta kernel has the limits of the CUDA kernel: bfloat16, aligned strides."""
+    (*ga, m, k), (*gb, k_, n) = a.shape, b.shape
+    if len(ga) > 1 or len(gb) > 1:
+        raise RuntimeError(f"_grouped_mm takes 2-D and 3-D operands, not {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.dtype != b.dtype or bias is not None or out_dtype not in (None, a.dtype):
+        raise RuntimeError(f"_grouped_mm: {a.dtype} x {b.dtype} -> {out_dtype}{' + bias' if bias is not None else ''}: one dtype, no bias")
+    both = bool(ga and gb)
+    if k != k_ or both and (ga != gb or offs is not None) or not both and (offs is None or [*ga, *gb] not in ([], [*offs.shape])):
+        ends = None if offs is None else tuple(offs.shape)
+        raise RuntimeError(f"_grouped_mm: operands {tuple(a.shape)} and {tuple(b.shape)} do not fit with offsets {ends}")
+    groups = tuple(ga) if both else () if ga or gb else tuple(offs.shape)
+    return [metas.contiguous((*groups, m, n), a.dtype)]
+
+
 # Ops whose meta kernel is missing or wrong: arguments -> metas of the results (None: undefined).
 INFER: dict[OpOverload, Callable] = {
+    aten._grouped_mm.default: _grouped_mm,
     aten.multi_margin_loss_backward.default: lambda grad, x, *rest, **options: [metas.dense(x._meta)],
     aten.multilabel_margin_loss_backward.default: lambda grad, x, *rest, **options: [metas.dense(x._meta)],
 }
