@@ -22,6 +22,8 @@ _MOVE = "concatenate dynamic-slice pad reverse slice transpose gather"
 MOVES = frozenset(_MOVE.split())
 _FREE = "broadcast iota reshape"
 
+WIDEST_CONCATENATE = 8  # operands
+
 # Opcodes not listed run as steps of their own.
 CLASS: dict[str, int] = {
     **dict.fromkeys(_LIGHT.split(), LIGHT),
@@ -46,6 +48,8 @@ def classify(x: Instruction) -> int:
         return kind
     if x.op == "bitcast-convert" and x.operands[0].shape.dims != x.shape.dims:
         return STEP  # the same bytes as another number of elements
+    if x.op == "concatenate" and len(x.operands) > WIDEST_CONCATENATE:
+        return STEP  # inside a kernel every element would choose between all operands
     if x.op == "get-tuple-element":
         return LIGHT if x.operands[0].op == "reduce" else STEP
     if x.shape.is_tuple and kind != REDUCE:
