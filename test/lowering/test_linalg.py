@@ -2,6 +2,8 @@
 import pytest
 import torch
 
+import torch_hlo  # noqa: F401 - registers the device
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 20.0])
@@ -52,3 +54,36 @@ def test_qr_and_its_gradient_of_a_tall_matrix():
         weights = torch.linspace(0.5, 1.5, 10, device=device).reshape(5, 2)
         results.append(torch.autograd.grad((q * weights).sum() + (r * weights[:2]).sum(), y)[0].cpu())
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("fn", [torch.linalg.det, lambda x: torch.linalg.slogdet(x)[1], lambda x: torch.linalg.lu(x)[2], torch.linalg.inv])
+def test_complex_factorizations(fn):
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 4, dtype=torch.complex64)
+    results = []
+    for device in ("cpu", "hlo"):
+        y = x.to(device).requires_grad_()
+        value = fn(y)
+        results.append((value.detach().cpu(), torch.autograd.grad(value.abs().sum(), y)[0].cpu()))
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_gradients_of_a_complex_linear_layer_are_conjugated():
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 3, dtype=torch.complex64), torch.randn(4, 3, dtype=torch.complex64)
+    results = []
+    for device in ("cpu", "hlo"):
+        leaves = [t.to(device).requires_grad_() for t in (x, w)]
+        results.append([g.cpu() for g in torch.autograd.grad(torch.nn.functional.linear(*leaves).abs().sum(), leaves)])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("dtype, wanted", [(torch.complex64, torch.float32), (torch.float32, torch.float64), (torch.int64, torch.float32)])
+def test_softmax_converts_first(dtype, wanted):
+    x = torch.arange(6).reshape(2, 3).to(dtype)
+    for fn in (torch.softmax, torch.log_softmax):
+        with torch.inference_mode():
+            torch.testing.assert_close(fn(x.to("hlo"), 1, dtype=wanted).cpu(), fn(x, 1, dtype=wanted))

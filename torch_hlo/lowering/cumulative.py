@@ -11,7 +11,8 @@ from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.window import WindowDim
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.expr import Expr, absolute, exp, is_finite, is_nan, log1p, maximum, where
-from torch_hlo.lowering.registry import LoweringError, expected, guard, lowers
+from torch_hlo.lowering.opaque import opaque
+from torch_hlo.lowering.registry import expected, lowers
 from torch_hlo.lowering.shaping import axis, iota, start_value
 
 aten = torch.ops.aten
@@ -73,7 +74,7 @@ def cummin(x, dim):
 @lowers(aten.logcumsumexp)
 def logcumsumexp(x, dim):
     if promote.is_complex(x.shape.dtype):
-        raise LoweringError(f"logcumsumexp of {x.shape} is not supported; use log(cumsum(exp(x)))")
+        return opaque(aten.logcumsumexp.default, (x, dim), {}, expected(), library=True)
     value = Expr(promote.cast(x, "f64"))  # as PyTorch does: its gradient subtracts such sums
     if not value.dims:
         return x
@@ -82,9 +83,3 @@ def logcumsumexp(x, dim):
     total = where(is_finite(top), top + log1p(exp(-absolute(where(is_finite(top), a - b, 0)))), top)
     add = Computation("logaddexp", (a.x, b.x), total.x)
     return promote.cast(prefix(value, axis(dim, len(value.dims)), add, -math.inf).x, expected()[0].dtype)
-
-
-
-@guard(aten.logcumsumexp)
-def _is_real(x, *args, **kwargs) -> bool:
-    return not x.is_complex()

@@ -14,6 +14,7 @@ from torch_hlo.lowering import promote
 from torch_hlo.lowering.control import while_loop
 from torch_hlo.lowering.expr import Expr, absolute, is_finite, log, sqrt, where
 from torch_hlo.lowering.matmul import matrix_product
+from torch_hlo.lowering.opaque import opaque
 from torch_hlo.lowering.pointwise import conjugate, sgn
 from torch_hlo.lowering.promote import broadcast_dims, broadcast_to, reshape
 from torch_hlo.lowering.reduce import arg_extreme, fold
@@ -127,7 +128,7 @@ def lu_factor(a: Instruction) -> tuple[Expr, Expr, Expr]:
 
     def body(k, x, pivots, order):
         rows = Expr(iota(vector, last))
-        size = absolute(_column(x, k))
+        size = _size(_column(x, k))
         _, p = arg_extreme(where(rows < k, -1, size), last, True)
         row_k, row_p = _row(x, k), _row(x, p)
         i, j = Expr(iota(x.dims, last)), Expr(iota(x.dims, last + 1))
@@ -146,6 +147,11 @@ def lu_factor(a: Instruction) -> tuple[Expr, Expr, Expr]:
         Expr(promote.constant(0, "s64")), Expr(a), Expr(promote.full(0, "s64", (*batch, steps))), Expr(iota(vector, last)),
     )  # fmt: skip
     return start[1:] if _is_empty(a) else while_loop(lambda k, *rest: k < steps, body, start)[1:]
+
+
+def _size(x: Expr) -> Expr:
+    """What LAPACK chooses pivots by."""
+    return absolute(Expr(build.real(x.x))) + absolute(Expr(build.imag(x.x))) if promote.is_complex(x.dtype) else absolute(x)
 
 
 def _diagonal_value(row: Expr, j: Expr, k: Expr, last: int) -> Expr:
@@ -209,7 +215,7 @@ def linalg_lu_factor_ex(a, *, pivot=True, check_errors=False):
 
 @guard(aten.linalg_lu_factor_ex, aten.linalg_lu)
 def _pivots_rows(a, *, pivot=True, check_errors=False) -> bool:
-    return pivot and not a.is_complex()
+    return pivot
 
 
 def _unpacked(packed: Instruction) -> tuple[Instruction, Instruction]:
@@ -271,11 +277,11 @@ def linalg_inv_ex(a, *, check_errors=False):
 # PyTorch factors the transpose of a contiguous real matrix for its determinant, and autograd relies on it.
 @guard(aten._linalg_det, aten._linalg_slogdet)
 def _is_plain(a, *args, **kwargs) -> bool:
-    return a.is_contiguous() and not a.is_complex()
+    return a.is_contiguous() or a.is_complex()
 
 
 def _factor_transpose(a: Instruction):
-    return lu_factor(swap(a, -1, -2))
+    return lu_factor(a if promote.is_complex(a.shape.dtype) else swap(a, -1, -2))
 
 
 def _determinant(packed: Expr, pivots: Expr) -> tuple[Expr, Expr]:
@@ -316,14 +322,11 @@ def linalg_solve_ex(a, b, *, left=True, check_errors=False):
     return reshape(x, expected()[0].dims), packed.x, _pivots(pivots, 2), _info(packed, 3)
 
 
-# QR by Householder reflections
-@guard(aten.linalg_qr)
-def _is_real(a, mode="reduced") -> bool:
-    return not a.is_complex()
-
-
 @lowers(aten.linalg_qr)
 def linalg_qr(a, mode="reduced"):
+    """By Householder reflections; LAPACK's routine for complex matrices."""
+    if promote.is_complex(a.shape.dtype):
+        return opaque(aten.linalg_qr.default, (a, mode), {}, expected(), library=True)
     *batch, m, n = a.shape.dims
     steps = min(m, n)
     last = len(batch)

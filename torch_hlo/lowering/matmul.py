@@ -150,6 +150,8 @@ def linear(x, weight, bias=None):
 def linear_backward(x, grad, weight, mask):
     rows = tuple(range(x.shape.rank - 1))
     dx = dw = db = None
+    if promote.is_complex(x.shape.dtype):
+        x, weight = (conjugate(Expr(v)).x for v in (x, weight))
     if mask[0]:
         dx = promote.cast(dot(grad, weight, (grad.shape.rank - 1,), (0,)).x, x.shape.dtype)
     if mask[1]:

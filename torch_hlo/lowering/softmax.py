@@ -40,7 +40,7 @@ def log_softmax(x: Expr, dim: int) -> Expr:
 
 
 def _operand(x: Instruction) -> Expr:
-    return compute(promote.cast(x, expected()[0].dtype) if promote.is_integral(x.shape.dtype) else x)
+    return compute(promote.cast(x, expected()[0].dtype))
 
 
 @lowers(aten._softmax, aten.softmax.int)
