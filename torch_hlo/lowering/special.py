@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from torch_hlo.hlo.coefficients import DIGAMMA, ERFC_P, ERFC_Q, ERFC_R, ERFC_S, LANCZOS, ZETA
 from torch_hlo.lowering.control import while_loop
 from torch_hlo.lowering.elementwise import apply, pointwise
 from torch_hlo.lowering.expr import (
@@ -29,24 +30,6 @@ from torch_hlo.lowering.registry import lowers
 
 aten = torch.ops.aten
 
-# erfc(x) = exp(-x²) P(x)/Q(x) for 1 <= x < 8, R(x)/S(x) beyond
-_ERFC_P = (
-    2.46196981473530512524e-10, 5.64189564831068821977e-1, 7.46321056442269912687, 4.86371970985681366614e1, 1.96520832956077098242e2,
-    5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3, 5.57535335369399327526e2,
-)  # fmt: skip
-_ERFC_Q = (
-    1.0, 1.32281951154744992508e1, 8.67072140885989742329e1, 3.54937778887819891062e2, 9.75708501743205489753e2, 1.82390916687909736289e3,
-    2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2,
-)  # fmt: skip
-_ERFC_R = (
-    5.64189583547755073984e-1, 1.27536670759978104416, 5.01905042251180477414, 6.16021097993053585195, 7.40974269950448939160,
-    2.97886665372100240670,
-)  # fmt: skip
-_ERFC_S = (
-    1.0, 2.26052863220117276590, 9.39603524938001434673, 1.20489539808096656605e1, 1.70814450747565897222e1, 9.60896809063285878198,
-    3.36907645100081516050,
-)  # fmt: skip
-
 
 def ratio(x: Expr, p, q) -> Expr:
     return polynomial(x, p) / polynomial(x, q)
@@ -57,8 +40,8 @@ def erfcx_positive(x: Expr) -> Expr:
     near = where(x < 8, x, 1)
     far = where(x < 8, 8, x)
     inverse = 1 / far  # R/S in 1/x, so that nothing overflows
-    tail = inverse * polynomial(inverse, _ERFC_R[::-1]) / polynomial(inverse, _ERFC_S[::-1])
-    return where(x < 8, ratio(near, _ERFC_P, _ERFC_Q), tail)
+    tail = inverse * polynomial(inverse, ERFC_R[::-1]) / polynomial(inverse, ERFC_S[::-1])
+    return where(x < 8, ratio(near, ERFC_P, ERFC_Q), tail)
 
 
 @pointwise(aten.erfc, aten.special_erfc)
@@ -160,10 +143,6 @@ def ndtri(p):
 
 
 # Gamma function
-_LANCZOS = (
-    676.520368121885098567009190444019, -1259.13921672240287047156078755283, 771.3234287776530788486528258894, -176.61502916214059906584551354,
-    12.507343278686904814458936853, -0.13857109526572011689554707, 9.984369578019570859563e-6, 1.50563273514931155834e-7,
-)  # fmt: skip
 
 
 @pointwise(aten.lgamma, aten.special_gammaln)
@@ -172,7 +151,7 @@ def lgamma(x):
     reflect = x < 0.5
     z = where(reflect, -x, x - 1)
     total = z.like(0.99999999999980993227684700473478)
-    for i, c in enumerate(_LANCZOS):
+    for i, c in enumerate(LANCZOS):
         total = total + c / (z + (i + 1))
     t = z + 7.5
     log_t = log1p(z / 7.5) + math.log(7.5)
@@ -182,12 +161,6 @@ def lgamma(x):
     log_sine = log(sin(where(fraction > 0.5, 1 - fraction, fraction) * math.pi))
     reflected = where(is_finite(log_sine), math.log(math.pi) - log_sine - value, -log_sine)
     return where(a.eq(math.inf), math.inf, where(reflect, reflected, value))
-
-
-_DIGAMMA = (
-    8.33333333333333333333e-2, -2.10927960927960927961e-2, 7.57575757575757575758e-3, -4.16666666666666666667e-3, 3.96825396825396825397e-3,
-    -8.33333333333333333333e-3, 8.33333333333333333333e-2,
-)  # fmt: skip
 
 
 @pointwise(aten.digamma, aten.special_digamma, aten.special_psi)
@@ -200,18 +173,12 @@ def digamma(x):
         total = where(small, total - 1 / a, total)
         a = where(small, a + 1, a)
     z = 1 / (a * a)
-    value = total + log(a) - 0.5 / a - z * polynomial(z, _DIGAMMA)
+    value = total + log(a) - 0.5 / a - z * polynomial(z, DIGAMMA)
     cotangent = math.pi / tan((x - trunc(x)) * math.pi)
     value = where(negative, value - cotangent, value)
     value = where(negative & x.eq(floor(x)), math.nan, value)
     signed = where(1 / x < 0, x.like(math.inf), -math.inf)
     return where(x.eq(0), signed, where(x.eq(math.inf), math.inf, value))
-
-
-_ZETA = (
-    12.0, -720.0, 30240.0, -1209600.0, 47900160.0, -1.8924375803183791606e9, 7.47242496e10, -2.950130727918164224e12, 1.1646782814350067249e14,
-    -4.5979787224074726105e15, 1.8152105401943546773e17, -7.1661652561756670113e18,
-)  # fmt: skip
 
 
 @pointwise(aten.special_zeta, arity=2)
@@ -232,7 +199,7 @@ def zeta(x, q):
     _, a, b, total = while_loop(lambda x, a, b, total: a <= 9, add_term, (x, a, b, total), 1000)
     total = total + b * a / (x - 1) - 0.5 * b
     factor = x.like(1)
-    for i, c in enumerate(_ZETA):
+    for i, c in enumerate(ZETA):
         factor = factor * (x + 2 * i)
         b = b / a
         total = total + where(factor.eq(math.inf) | b.eq(0), 0, factor * b / c)

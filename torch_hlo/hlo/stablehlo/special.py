@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 
 from torch_hlo.hlo import build as b
+from torch_hlo.hlo.coefficients import DIGAMMA, ERFC_P, ERFC_Q, ERFC_R, ERFC_S, LANCZOS, ZETA
 from torch_hlo.hlo.infer import ShapeError
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import DTYPES
@@ -65,24 +66,12 @@ def _floats(fn: Callable[..., E]) -> Callable[..., Instruction]:
     return of_instructions
 
 
-_ERFC = (
-    ((2.46196981473530512524e-10, 5.64189564831068821977e-1, 7.46321056442269912687, 4.86371970985681366614e1, 1.96520832956077098242e2,
-      5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3, 5.57535335369399327526e2),
-     (1.0, 1.32281951154744992508e1, 8.67072140885989742329e1, 3.54937778887819891062e2, 9.75708501743205489753e2,
-      1.82390916687909736289e3, 2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2)),
-    ((5.64189583547755073984e-1, 1.27536670759978104416, 5.01905042251180477414, 6.16021097993053585195, 7.40974269950448939160,
-      2.97886665372100240670),
-     (1.0, 2.26052863220117276590, 9.39603524938001434673, 1.20489539808096656605e1, 1.70814450747565897222e1, 9.60896809063285878198,
-      3.36907645100081516050)),
-)  # fmt: skip
-
-
 def _erfc(x: E) -> E:
     a = x.op("abs")
     near = a.where(a < 8, 1)
     far = 1 / E(x.of(8)).where(a < 8, a)  # in 1/x, so that nothing overflows
-    ratio = polynomial(near, _ERFC[0][0]) / polynomial(near, _ERFC[0][1])
-    beyond = far * polynomial(far, _ERFC[1][0][::-1]) / polynomial(far, _ERFC[1][1][::-1])
+    ratio = polynomial(near, ERFC_P) / polynomial(near, ERFC_Q)
+    beyond = far * polynomial(far, ERFC_R[::-1]) / polynomial(far, ERFC_S[::-1])
     tail = (-(a * a)).op("exponential") * ratio.where(a < 8, beyond)
     tail = (2 - tail).where(x < 0, tail)
     return (1 - x.op("erf")).where(a <= 1, tail.where(x.eq(x), x))
@@ -112,19 +101,13 @@ def erf_inv(y: E) -> E:
     return x.where(a < 1, (y * math.inf).where(a.eq(1), math.nan))
 
 
-_LANCZOS = (
-    676.520368121885098567009190444019, -1259.13921672240287047156078755283, 771.3234287776530788486528258894, -176.61502916214059906584551354,
-    12.507343278686904814458936853, -0.13857109526572011689554707, 9.984369578019570859563e-6, 1.50563273514931155834e-7,
-)  # fmt: skip
-
-
 @_floats
 def lgamma(x: E) -> E:
     """Lanczos for x >= 1/2, the reflection formula below."""
     low = x < 0.5
     z = (-x).where(low, x - 1)
     total = z * 0 + 0.99999999999980993227684700473478
-    for i, c in enumerate(_LANCZOS):
+    for i, c in enumerate(LANCZOS):
         total = total + c / (z + (i + 1))
     log_t = (z / 7.5).op("log-plus-one") + math.log(7.5)
     value = (z + 0.5 - (z + 7.5) / log_t) * log_t + (0.5 * math.log(2 * math.pi) + total.op("log"))
@@ -133,12 +116,6 @@ def lgamma(x: E) -> E:
     log_sine = ((1 - fraction).where(b.compare(fraction.x, fraction.of(0.5), "GT"), fraction) * math.pi).op("sine").op("log")
     reflected = (math.log(math.pi) - log_sine - value).where(b.is_finite(log_sine.x), -log_sine)
     return E(x.of(math.inf)).where(a.eq(math.inf), reflected.where(low, value))
-
-
-_DIGAMMA = (
-    8.33333333333333333333e-2, -2.10927960927960927961e-2, 7.57575757575757575758e-3, -4.16666666666666666667e-3, 3.96825396825396825397e-3,
-    -8.33333333333333333333e-3, 8.33333333333333333333e-2,
-)  # fmt: skip
 
 
 def _digamma(x: E) -> E:
@@ -150,7 +127,7 @@ def _digamma(x: E) -> E:
         total = (total - 1 / a).where(small, total)
         a = (a + 1).where(small, a)
     z = 1 / (a * a)
-    value = total + a.op("log") - 0.5 / a - z * polynomial(z, _DIGAMMA)
+    value = total + a.op("log") - 0.5 / a - z * polynomial(z, DIGAMMA)
     # Reduced first: tan of a large argument has no digits left.
     turned = ((x - x.op("round-nearest-even")) * math.pi)
     value = (value - math.pi / (turned.op("sine") / turned.op("cosine"))).where(negative, value)
@@ -160,11 +137,6 @@ def _digamma(x: E) -> E:
 
 digamma = _floats(_digamma)
 digamma.__name__ = "digamma"
-
-_ZETA = (
-    12.0, -720.0, 30240.0, -1209600.0, 47900160.0, -1.8924375803183791606e9, 7.47242496e10, -2.950130727918164224e12, 1.1646782814350067249e14,
-    -4.5979787224074726105e15, 1.8152105401943546773e17, -7.1661652561756670113e18,
-)  # fmt: skip
 
 
 def _zeta(x: E, q: E) -> E:
@@ -177,7 +149,7 @@ def _zeta(x: E, q: E) -> E:
         total = total + power
     total = total + power * a / (x - 1) - 0.5 * power
     factor = x * 0 + 1
-    for i, c in enumerate(_ZETA):
+    for i, c in enumerate(ZETA):
         factor = factor * (x + 2 * i)
         power = power / a
         total = total + E(x.of(0)).where(b.or_(factor.eq(math.inf), power.eq(0)), factor * power / c)
