@@ -80,6 +80,18 @@ def test_donated_input_is_updated_in_place(plugin):
 
 
 @needs_plugin
+def test_host_calls_split_the_program(plugin):
+    text = hlo("x = f32[3,3] parameter(0)", "t = f32[3,3] transpose(x), dimensions={1,0}", "s = f32[3,3] add(x, t)",
+               'e = (f32[3,3], f32[3], s32[]) custom-call(s), custom_call_target="lapack_ssyevd_ffi", backend_config={mode = 86 : ui8, uplo = 76 : ui8}',
+               "w = f32[3] get-tuple-element(e), index=1", "d = f32[3] add(w, w)", "r = f32[3] reverse(w), dimensions={0}",
+               "ROOT out = (f32[3], f32[3,3], f32[3], f32[3]) tuple(d, s, w, r)")  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((3, 3)).astype("f")
+    want = np.linalg.eigvalsh(x + x.T)
+    for got, expected in zip(torch_hlo.run_text(text, x), (2 * want, x + x.T, want, want[::-1]), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_plugin
 def test_errors_carry_the_plugins_message(plugin):
     with pytest.raises(PjrtError, match="no_such_target"):
         torch_hlo.run_text(hlo("x = f32[3] parameter(0)", 'ROOT y = f32[3] custom-call(x), custom_call_target="no_such_target"'), np.ones(3, "f"))
@@ -109,9 +121,13 @@ def test_tensors_fallbacks_and_sizes():
         torch_hlo.mark_step()
         print(y.cpu().tolist(), (x @ x.T).cpu().tolist())
         print(torch.nonzero(x > 2).cpu().tolist())          # sizes that depend on values
+        print(torch.allclose(torch.linalg.svdvals(x @ x.T + 1).cpu() * 2, torch.linalg.svdvals(x.cpu() @ x.cpu().T + 1) * 2, 1e-3))
+        torch_hlo.mark_step()
+        print(torch.special.i0(torch.linalg.eigvals(x @ x.T).abs().cpu()).shape)
         print(x.dtype, x.half().cpu().sum(), torch.rand(3, device="hlo").cpu().shape)
     """)
     assert "[[8.0, 8.0, 8.0], [4.0, 5.0, 6.0]] [[5.0, 14.0], [14.0, 50.0]]" in out
+    assert "True" in out
 
 
 @needs_plugin

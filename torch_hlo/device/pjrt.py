@@ -14,10 +14,12 @@ import numpy as np
 from torch_hlo import config
 from torch_hlo.compiler.passes.legalize import legalize
 from torch_hlo.device import runtime
+from torch_hlo.device.host_split import stages
 from torch_hlo.device.pjrt_api import BUFFER_TYPES, COMPILE_OPTIONS, Api, PjrtError, structure, words
 from torch_hlo.device.runtime import Buffer, Observe
-from torch_hlo.hlo.evaluate import specialize
-from torch_hlo.hlo.ir import Module, outputs, postorder
+from torch_hlo.hlo.evaluate import evaluate_instruction, specialize
+from torch_hlo.hlo.ir import Instruction, Module, outputs, postorder
+from torch_hlo.hlo.numeric import decode, encode
 from torch_hlo.hlo.shape import DTYPES, Shape
 from torch_hlo.hlo.stablehlo import stablehlo_text
 
@@ -130,49 +132,29 @@ class Memory(runtime.Memory):
 
 
 class PjrtProgram:
-    """A module compiled by the plugin, once per set of sizes; see runtime.Program."""
+    """A module compiled by the plugin, once per set of sizes; see runtime.Program. Host calls run between the stages they split it into."""
 
     def __init__(self, module: Module, observe: Observe | None) -> None:
         self.name, self.aliases = module.name, module.aliases
         self.module, self.client, self._observe = module, client(), observe
-        self._executables: dict[tuple[int, ...], int] = {}
+        self._plans: dict[tuple[int, ...], _Plan] = {}
         _check(module)
         if not module.symbols:
-            self._executable(())
+            self._plan(())
 
-    def _executable(self, sizes: tuple[int, ...]) -> int:
-        found = self._executables.get(sizes)
+    def _plan(self, sizes: tuple[int, ...]) -> _Plan:
+        found = self._plans.get(sizes)
         if found is None:
             m = self.module
             if sizes:
                 values = {name: n for (name, _, _), n in zip(m.symbols, sizes, strict=True)}
                 m = Module(m.name, specialize(m.entry, values), m.aliases)
-            text = stablehlo_text(legalize.run(m))
-            if self._observe is not None:
-                self._observe("stablehlo", text)
-            found = self._executables[sizes] = self.client.compile(text)
+            found = self._plans[sizes] = _Plan(m, self.client, self._observe)
         return found
 
-    def __del__(self) -> None:
-        for executable in getattr(self, "_executables", {}).values():
-            self.client.api.LoadedExecutable_Destroy(executable=executable)
-
     def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
-        api = self.client.api
-        executable = self._executable(tuple(inputs[i].shape.dims[d] for _, i, d in self.module.symbols))
-        arrays = [self._array(b) for b in inputs]
-        donated = {i for _, i in self.aliases}
-        kept = (ctypes.c_int64 * max(len(inputs), 1))(*(i for i in range(len(inputs)) if i not in donated))
-        options = structure("ExecuteOptions", non_donatable=ctypes.addressof(kept), num_non_donatable=len(inputs) - len(donated))
-        arguments, results = words([a.buffer for a in arrays]), words([None] * len(outputs))
-        argument_list, result_list, events = words([ctypes.addressof(arguments)]), words([ctypes.addressof(results)]), words([None])
-        api.LoadedExecutable_Execute(
-            executable=executable, options=ctypes.addressof(options), argument_lists=ctypes.addressof(argument_list), num_devices=1,
-            num_args=len(inputs), output_lists=ctypes.addressof(result_list), device_complete_events=ctypes.addressof(events),
-        )  # fmt: skip
-        made = [DeviceArray(self.client, results[i]) for i in range(len(outputs))]
-        api.wait(events[0])
-        for buffer, array in zip(outputs, made, strict=True):
+        plan = self._plan(tuple(inputs[i].shape.dims[d] for _, i, d in self.module.symbols))
+        for buffer, array in zip(outputs, plan.run([self._array(b) for b in inputs]), strict=True):
             if isinstance(buffer.memory, Memory):
                 buffer.memory.give(array)
             elif buffer.nbytes:
@@ -188,15 +170,84 @@ class PjrtProgram:
         return memory.device
 
 
+class _Executable:
+    """A PJRT_LoadedExecutable. `aliases`: (output, input) pairs; these inputs are donated."""
+
+    def __init__(self, module: Module, client: Client, observe: Observe | None) -> None:
+        self.client, self.count = client, len(outputs(module))
+        text = stablehlo_text(legalize.run(module))
+        if observe is not None:
+            observe("stablehlo", text)
+        donated = {i for _, i in module.aliases}
+        self.kept = [i for i in range(len(module.entry.params)) if i not in donated]
+        self.executable = client.compile(text)
+
+    def __del__(self) -> None:
+        if hasattr(self, "executable"):
+            self.client.api.LoadedExecutable_Destroy(executable=self.executable)
+
+    def run(self, arrays: Sequence[DeviceArray]) -> list[DeviceArray]:
+        """Results, computed."""
+        api = self.client.api
+        kept = (ctypes.c_int64 * max(len(self.kept), 1))(*self.kept)
+        options = structure("ExecuteOptions", non_donatable=ctypes.addressof(kept), num_non_donatable=len(self.kept))
+        arguments, results = words([a.buffer for a in arrays]), words([None] * self.count)
+        argument_list, result_list, events = words([ctypes.addressof(arguments)]), words([ctypes.addressof(results)]), words([None])
+        api.LoadedExecutable_Execute(
+            executable=self.executable, options=ctypes.addressof(options), argument_lists=ctypes.addressof(argument_list), num_devices=1,
+            num_args=len(arrays), output_lists=ctypes.addressof(result_list), device_complete_events=ctypes.addressof(events),
+        )  # fmt: skip
+        made = [DeviceArray(self.client, results[i]) for i in range(self.count)]
+        api.wait(events[0])
+        return made
+
+
+class _Plan:
+    """What one call of a program does: a single executable, or stages with host calls between them."""
+
+    def __init__(self, module: Module, client: Client, observe: Observe | None) -> None:
+        self.module, self.client = module, client
+        self.stages = stages(module)
+        split = len(self.stages) > 1
+        self.whole = None if split else _Executable(module, client, observe)
+        self.parts = [_Executable(s.module, client, observe) if s.module is not None else None for s in self.stages] if split else []
+
+    def run(self, arrays: Sequence[DeviceArray]) -> list[DeviceArray]:
+        if self.whole is not None:
+            return self.whole.run(arrays)
+        known: dict[Instruction, DeviceArray] = dict(zip(self.module.entry.params, arrays, strict=True))
+        for stage, executable in zip(self.stages, self.parts, strict=True):
+            if executable is not None:
+                known.update(zip(stage.values, executable.run([known[v] for v in stage.inputs]), strict=True))
+            for call in stage.calls:
+                self._on_host(call, known)
+        return [known[x] for x in outputs(self.module)]
+
+    def _on_host(self, call: Instruction, known: dict[Instruction, DeviceArray]) -> None:
+        result = evaluate_instruction(call, *(self._fetch(o, known[o]) for o in call.operands))
+        if not call.shape.is_tuple:
+            known[call] = self._send(call.shape, result)
+            return
+        for x in postorder((self.module.entry.root,)):
+            if x.op == "get-tuple-element" and x.operands[0] is call:
+                known[x] = self._send(x.shape, result[x["index"]])
+
+    def _fetch(self, x: Instruction, array: DeviceArray) -> np.ndarray:
+        space = np.empty(x.shape.nbytes, np.uint8)
+        if space.size:
+            array.download(space.ctypes.data, space.size)
+        return decode(space.tobytes(), x.shape.dtype, x.shape.dims)
+
+    def _send(self, shape: Shape, value: np.ndarray) -> DeviceArray:
+        data = np.frombuffer(encode(value, shape.dtype), np.uint8)
+        return self.client.upload(shape, data.ctypes.data)
+
+
 def _check(module: Module) -> None:
     """Raises PjrtError naming what a plugin cannot take."""
     for x in (*module.entry.params, *outputs(module)):
         if x.shape.dtype not in BUFFER_TYPES or DTYPES[x.shape.dtype].bits < 8:
             raise PjrtError(f"{module.name}: {x.shape} cannot be an input or result of a PJRT program; convert it inside the program")
-    for x in postorder((module.entry.root,)):
-        if x.op == "custom-call" and x["custom_call_target"] == "torch_op":
-            name = (x.get("opaque") or "").partition('"op": "')[2].partition('"')[0]
-            raise PjrtError(f"{name} runs in PyTorch on the host, which a PJRT plugin cannot call: compute it on CPU tensors, or register a lowering")
 
 
 def compile_program(module: Module, observe: Observe | None = None) -> PjrtProgram:
