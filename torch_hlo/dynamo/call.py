@@ -18,7 +18,7 @@ from torch_hlo.hlo.dim import Dim, Size, symbol
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lowering.fx import FxGraph, Input
-from torch_hlo.lowering.fx_size import Layout, free_symbols
+from torch_hlo.lowering.fx_size import Layout
 from torch_hlo.lowering.graph import Leaf, Lift, Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH, LOWERINGS
 
@@ -145,8 +145,8 @@ class Caller:
     def bind(self, program: Program) -> Callable[[list], list]:
         """The function that runs the loaded program."""
         self.scope: dict[str, object] = {
-            "empty": empty_strided, "aligned": _aligned, "dense": _dense, "rebuilt": _rebuilt, "expanded": _expanded, "draw": _draw, "floordiv": int.__floordiv__,
-            "mod": int.__mod__, "math": math, "torch": torch, "Foreign": Foreign, "Shape": Shape, "number": _number,
+            "empty": empty_strided, "aligned": _aligned, "dense": _dense, "rebuilt": _rebuilt, "draw": _draw, "floordiv": int.__floordiv__, "mod": int.__mod__,
+            "math": math, "torch": torch, "Foreign": Foreign, "Shape": Shape, "number": _number,
         }  # fmt: skip
         fast = getattr(program, "launch", None)
         self.scope["run"] = fast or program.run
@@ -184,9 +184,9 @@ class Caller:
         for position, i in self.writes:
             p = f"p{g.input_at(position)}"
             if self.results[i].position == position:
-                lines.append(f"if {p} is not a{position}: a{position}.copy_({self._logical(p, i)})")
+                lines.append(f"if {p} is not a{position}: a{position}.copy_({p})")
             else:
-                lines.append(f"a{position}.copy_({self._logical(self._memory(i), i)})")
+                lines.append(f"a{position}.copy_(o{i})")
         lines.append("return [" + ", ".join(self._returned(x) for x in self.outputs) + "]")
         return [line for line in lines if line]
 
@@ -242,20 +242,14 @@ class Caller:
         strides = _strides(r.layout, r.shape.dims)
         return f"empty({_tuple(r.shape.dims)}, {_tuple(strides)}, {self._dtype(r.shape)})"
 
-    def _memory(self, i: int) -> str:
-        return f"o{i}"
-
-    def _logical(self, name: str, i: int) -> str:
-        return name
-
     def _returned(self, x) -> str:
         if isinstance(x, tuple):
             if x[0] == "input":
                 return f"a{x[1]}"
             _, i, layout = x
             if layout.dense:
-                return self._memory(i)
-            return f"rebuilt({self._memory(i)}, {_tuple(layout.strides)})"
+                return f"o{i}"
+            return f"rebuilt(o{i}, {_tuple(layout.strides)})"
         if isinstance(x, (Dim, int, float, bool, str)) or x is None:
             return str(x)
         raise TypeError(f"{x!r} cannot be returned from a compiled program")
@@ -306,9 +300,6 @@ def _rebuilt(t: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return result
 
 
-_expanded = torch.Tensor.expand
-
-
 def _draw() -> torch.Tensor:
     """The seed of this call, from PyTorch's CPU generator."""
     return torch.randint(-(2**63), 2**63 - 1, ())
@@ -316,6 +307,3 @@ def _draw() -> torch.Tensor:
 
 def _number(value: float, dtype: str) -> torch.Tensor:
     return torch.tensor(value, dtype=HLO_TO_TORCH[dtype])
-
-
-__all__ = ["Caller", "Foreign", "free_symbols"]

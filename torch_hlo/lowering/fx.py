@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo.dim import Dim, Size
@@ -22,7 +23,6 @@ from torch_hlo.lowering.graph import Leaf, Lift, Node, Out
 from torch_hlo.lowering.registry import LoweringError, is_random
 
 aten = torch.ops.aten
-Value = "Out | Leaf | Lift | Size | float | bool | None"
 
 
 @dataclass
@@ -183,6 +183,11 @@ class _Reader:
         if value is None and n.users:
             value = traced_again(n)
         flat, tree = pytree.tree_flatten(value, is_leaf=lambda v: v is None)
+        if any(isinstance(v, torch.Tensor) and free_unbacked_symbols(v) for v in flat):
+            raise LoweringError(
+                f"{n.target} at {source_line(n) or 'an unknown line'}: the size of the result depends on values; let the graph break there "
+                "(torch._dynamo.config.capture_dynamic_output_shape_ops = False)"
+            )
         outs = tuple(shape_of(v) if isinstance(v, torch.Tensor) else None for v in flat)
         args, kwargs = [self.arg(a) for a in n.args], {k: self.arg(v) for k, v in n.kwargs.items()}
         if isinstance(n.target, OpOverload) and is_random(n.target) or n.target in RANDOM:
@@ -243,6 +248,3 @@ def source_line(n: fx.Node) -> str:
     line = next((x.strip() for x in reversed(trace.splitlines()) if x.strip().startswith('File "')), "")
     parts = line.split('"')
     return f"{parts[1]}:{parts[2].split(',')[1].strip().removeprefix('line ')}" if len(parts) > 2 else ""
-
-
-__all__ = ["FxGraph", "Input", "Size", "Value", "from_fx", "source_line"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from torch_hlo.hlo.dim import Size, dim_max, dim_min, symbol, symbols
+from torch_hlo.hlo.dim import Size, dim_max, dim_min, symbol
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lowering.registry import TORCH_TO_HLO, LoweringError
 
@@ -104,8 +104,3 @@ def layout_of(value: torch.Tensor) -> Layout:
     if empty:
         order, repeated, dense = list(range(rank)), (), True
     return Layout(tuple(order), repeated, dense, strides)
-
-
-def free_symbols(sizes: Sequence[Size]) -> frozenset[str]:
-    """Names of all symbols in `sizes`."""
-    return frozenset().union(*map(symbols, sizes)) if sizes else frozenset()

@@ -58,7 +58,7 @@ def call_graph(module: fx.GraphModule | FxGraph, operands: Sequence) -> list[Ins
         elif isinstance(x.source, int) and isinstance(x.leaf, Leaf):
             values[id(x.leaf)] = _value(operands[x.source])
         else:
-            raise LoweringError("a number computed inside cond, while_loop, scan or map cannot be an operand: make it a tensor")
+            raise LoweringError("a Python number that changes inside cond, while_loop, scan or map cannot be carried: make it a tensor, torch.tensor(0)")
     if g.writes:
         raise LoweringError("a graph inside cond, while_loop, scan or map writes to its inputs; return the new values instead")
     plain = [v is None or isinstance(v, (bool, int, float, str, Dim)) for v, _ in g.outputs]
