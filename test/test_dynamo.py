@@ -396,3 +396,30 @@ def test_hlo_tensors_written_to():
     b = a.to("hlo")
     same([r.cpu() for r in compiled(fn)(b)], fn(a), strides=False)
     same(b.cpu(), a)
+
+
+# ---- mistakes
+
+
+def test_sizes_that_depend_on_values_name_the_line():
+    with dynamo.config.patch(capture_dynamic_output_shape_ops=True), pytest.raises(Exception, match="nonzero.*test_dynamo.py.*depends on values"):
+        compiled(lambda x: x.nonzero() * 2)(torch.ones(3))
+
+
+def test_number_carried_by_a_loop():
+    from torch._higher_order_ops.while_loop import while_loop
+
+    with pytest.raises(Exception, match="make it a tensor"):
+        compiled(lambda x: while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (0, x)))(torch.ones(2))
+
+
+def test_swapped_inputs():
+    def swap(x, y):
+        a = x.clone()
+        x.copy_(y)
+        y.copy_(a)
+        return x + y
+
+    x, y = torch.ones(2), torch.zeros(2)
+    same(compiled(swap)(x, y), torch.ones(2))
+    same((x, y), (torch.zeros(2), torch.ones(2)))
