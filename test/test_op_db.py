@@ -42,7 +42,8 @@ KNOWN = {
     "as_strided_partial_views": "reads memory outside of the view, which a copy to the device does not take along",
 }  # fmt: skip
 STATISTICS = "saved statistics are float32, as on CUDA"
-KNOWN_IN = {(name, torch.bfloat16): STATISTICS for name in ("native_layer_norm", "native_batch_norm")}
+NORMS = ("native_layer_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
+KNOWN_IN = {(name, torch.bfloat16): STATISTICS for name in NORMS} | {("matrix_exp", torch.bfloat16): "the CPU's own result is nan"}
 # Computed on the CPU: rare, and no decomposition.
 FALLBACK = frozenset(["hash_tensor"])
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
