@@ -36,7 +36,7 @@ OTHER = ["{a} @ {b}", "torch.cat([{a}, {b}])", "torch.stack([{a}, {a}])", "torch
          "torch.nn.functional.pad({a}, (1, 1))", "{a}.index_select({d}, torch.zeros(2, dtype=torch.long, device=dev))", "{a}.tril()", "torch.outer({a}.reshape(-1)[:3], {b}.reshape(-1)[:3])",
          "{a}.repeat(2, *[1] * ({a}.dim() - 1))", "torch.zeros_like({a})", "torch.ones_like({a})", "torch.arange({a}.numel(), device=dev)", "torch.full({a}.shape, 2.5, device=dev)",
          "{a}.new_zeros({a}.shape)", "torch.autograd.grad(({a}.detach().float().requires_grad_(True) * 2).tanh().sum(), [], allow_unused=True) or {a}",
-         "grad_of(lambda t: (t * t).sum(), {a})", "grad_of(lambda t: t.softmax(-1).square().sum(), {a})", "grad_of(lambda t: torch.nn.functional.layer_norm(t, t.shape[-1:]).sin().sum(), {a})",
+         "grad_of(lambda t: (t * t).sum(), {a})", "grad_of(lambda t: t.softmax(-1).square().sum(), {a})", "grad_of(lambda t: torch.nn.functional.layer_norm(t, t.shape[-1:], eps=1.0).sin().sum(), {a})",
          "{a}.masked_select({a} > 0)", "torch.tensor({a}.float().sum().clamp(-9, 9).item() > 0, device=dev)", "{a}[[0, 0]]", "{a}.nonzero()", "{a}.sum().item() * {b}"]  # fmt: skip
 GROUPS = [(UNARY, 5), (BINARY, 5), (REDUCE, 3), (VIEWS, 7), (INPLACE, 7), (OTHER, 3)]
 
@@ -106,7 +106,7 @@ def check(seed: int) -> str | None:
             continue
         if g.shape != w.shape or g.dtype != w.dtype or g.stride() != w.stride() and w.numel():
             return f"{name}: {g.dtype} {tuple(g.shape)} {g.stride()}, CPU {w.dtype} {tuple(w.shape)} {w.stride()}"
-        low = w.dtype in (torch.bfloat16, torch.float16)
+        low = any("float16" in line for line in lines)  # what is computed from such a value has no more digits than it
         try:
             torch.testing.assert_close(g.detach().cpu(), w.detach(), equal_nan=True, rtol=4e-2 if low else 1e-3, atol=4e-2 if low else 1e-4, check_stride=False)
         except AssertionError as error:

@@ -55,20 +55,29 @@ def judge(op: OpOverload, args, kwargs: dict) -> None:
 
 
 def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
-    """Strides of an elementwise result with dimensions of size 1, where meta kernels differ from the CPU's: by running it, if it is small."""
+    """Strides of an elementwise result where there are dimensions of size 1, about which meta kernels and the CPU's differ: by running it,
+    if it is small. None: as the meta kernel says."""
+    if torch.Tag.pointwise not in op.tags and op.overloadpacket not in _LIKE or torch.Tag.nondeterministic_seeded in op.tags:
+        return None
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)]
-    if torch.Tag.pointwise not in op.tags or torch.Tag.nondeterministic_seeded in op.tags or sum(numel(t._meta.size) for t in tensors) > 65536:
+    sizes = [t._meta.size for t in tensors]
+    if not any(1 in size for size in sizes) or any(0 in size for size in sizes) or sum(extent(t._meta) for t in tensors) > 65536:
         return None
 
     def stand_in(a):
         if isinstance(a, HloTensor):
-            return aten.empty_strided.default(a._meta.size, a._meta.stride, dtype=a._meta.dtype, device="cpu").fill_(1)
+            memory = torch.ones(extent(a._meta), dtype=a._meta.dtype, device="cpu")
+            return memory.as_strided(a._meta.size, a._meta.stride, a._meta.offset)
         return torch.device("cpu") if isinstance(a, torch.device) else a
 
-    if any(t._meta.overlaps for t in tensors):
-        return None
-    result = op(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
+    kwargs = {k: stand_in(v) for k, v in kwargs.items()}
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    result = op(*map(stand_in, args), **kwargs)
     return result.stride() if isinstance(result, torch.Tensor) else None
+
+
+_LIKE = {aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.flip, aten.clone, aten._to_copy}
 
 
 def judged(op: OpOverload) -> bool:
@@ -115,8 +124,15 @@ def _convolution(x, weight, bias=None, *rest) -> None:
         raise RuntimeError(f"Input type ({x.dtype}) and {name} type ({(bias if name == 'bias' else weight).dtype}) should be the same")
 
 
+def _index_select(x, dim, index) -> None:
+    if not x._meta.size and numel(index._meta.size) != 1:
+        raise RuntimeError(f"index_select(): Index to scalar can have only 1 value, got {numel(index._meta.size)} value(s)")
+
+
 # What else the CPU refuses and meta kernels let pass; called once per kind of arguments.
-VALIDATE: dict[OpOverload, Callable] = {aten.multinomial.default: _multinomial, aten.convolution.default: _convolution}
+VALIDATE: dict[OpOverload, Callable] = {
+    aten.multinomial.default: _multinomial, aten.convolution.default: _convolution, aten.index_select.default: _index_select,
+}  # fmt: skip
 
 
 # ---- index values

@@ -342,14 +342,14 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     args, kwargs = checks.admit_all(args), checks.admit_all(kwargs)
     try:
         result = metas.infer(op, args, kwargs, HloTensor)
-    except RuntimeError:
+    except (RuntimeError, IndexError):
         checks.judge(op, args, kwargs)  # the CPU's error has the type that users know
         raise
     validate = checks.VALIDATE.get(op)
     if validate is not None:
         validate(*args, **kwargs)
     checks.judge(op, args, kwargs)
-    if result.form == 0 and 1 in result.metas[0].size:
+    if result.form == 0 and len(result.metas[0].size) > 1 or op is aten.flip.default:
         strides = checks.cpu_strides(op, args, kwargs)
         if strides is not None and strides != result.metas[0].stride:
             meta = result.metas[0]

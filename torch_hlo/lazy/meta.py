@@ -39,7 +39,7 @@ def intern(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, o
         meta.size, meta.stride, meta.dtype, meta.offset = size, stride, dtype, offset
         meta.hlo = Shape(name, size)
         # An expanded dimension: one element of memory belongs to several indices.
-        meta.overlaps = any(s == 0 and n > 1 for n, s in zip(size, stride))
+        meta.overlaps = 0 not in size and any(s == 0 and n > 1 for n, s in zip(size, stride))
         meta = _interned.setdefault(key, meta)
     return meta
 

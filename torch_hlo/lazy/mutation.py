@@ -86,6 +86,7 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
     random = generator.is_random(twin)
     idempotent = op._schema.name.split("::")[1] in IDEMPOTENT
     pointwise = torch.Tag.pointwise in op.tags
+    once = {aten.masked_fill_: _fill_expanded, aten.index_fill_: _index_fill_expanded}.get(op.overloadpacket)
     defaults = _missing_defaults(op, twin)
 
     def run(args: tuple, kwargs: dict):
@@ -94,18 +95,20 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
             args = (*args, *defaults[1])
         if type(x) is not HloTensor:
             checks.admit_target(x, args)
-        nodes, keywords, key = operands(args, kwargs, arguments)
-        found = cache.get(key)
-        if found is None:
-            result = dispatch.infer(twin, args, kwargs)
-            checked(op, args, kwargs)
-            checks.judge(op, checks.admit_all(args), checks.admit_all(kwargs))
-            found = cache[key] = (result.outs, _conversion(result.metas[0], x._meta))
         if x._meta.overlaps and not idempotent:
+            if once is not None and once(*args):
+                return x
             raise RuntimeError(OVERLAP)
         for a in args:
             if type(a) is HloTensor and a._storage is x._storage and a is not x and pointwise:
                 checks.refuse_partial_overlap(x, a)
+        nodes, keywords, key = operands(args, kwargs, arguments)
+        found = cache.get(key)
+        if found is None:
+            checks.judge(op, checks.admit_all(args), checks.admit_all(kwargs))
+            result = dispatch.infer(twin, args, kwargs)
+            checked(op, args, kwargs)
+            found = cache[key] = (result.outs, _conversion(result.metas[0], x._meta))
         if check is not None:
             check(twin, args, kwargs)
         if random:
@@ -118,6 +121,41 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
         return x
 
     return run
+
+
+def _unexpanded(x: HloTensor) -> tuple[HloTensor, list[int]]:
+    """View of each element of an expanded tensor once, and the dimensions that are then of size 1."""
+    repeated = [d for d, (n, s) in enumerate(zip(x._meta.size, x._meta.stride)) if s == 0 and n > 1]
+    size = [1 if d in repeated else n for d, n in enumerate(x._meta.size)]
+    return call(aten.as_strided.default, x, size, list(x._meta.stride), x._meta.offset), repeated
+
+
+def _index_fill_expanded(x: HloTensor, dim: int, index: torch.Tensor, value) -> bool:
+    """`index_fill_` of an expanded tensor along a dimension that is not; False for others."""
+    own, repeated = _unexpanded(x)
+    if dim % x.dim() in repeated:
+        return False
+    call(aten.index_fill_.int_Tensor if isinstance(value, torch.Tensor) else aten.index_fill_.int_Scalar, own, dim, index, value)
+    return True
+
+
+def _fill_expanded(x: HloTensor, mask: torch.Tensor, value) -> bool:
+    """`masked_fill_` of an expanded tensor: an element is filled where the mask of any of its copies is set. True if done."""
+    own, repeated = _unexpanded(x)
+    mask = call(aten.expand.default, mask, list(x._meta.size))
+    for d in repeated:
+        mask = call(aten.any.dim, mask, d, True)
+    overload = aten.masked_fill_.Tensor if isinstance(value, torch.Tensor) else aten.masked_fill_.Scalar
+    call(overload, own, mask, value)
+    return True
+
+
+def put_expanded(x: HloTensor, indices: list, values: torch.Tensor, accumulate: bool = False) -> bool:
+    """`x[mask] = number` for an expanded x; False for other indices."""
+    mask = indices[0] if len(indices) == 1 else None
+    if accumulate or mask is None or mask.dtype is not torch.bool or mask.dim() != x.dim() or values.numel() != 1:
+        return False
+    return _fill_expanded(x, mask, call(aten._to_copy.default, call(aten.view.default, values, []), dtype=x.dtype))
 
 
 def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:

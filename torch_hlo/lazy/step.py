@@ -213,6 +213,8 @@ def _evaluate_for(storages: Sequence[Storage]) -> None:
             _evaluate(storages)
         except Exception as part:
             raise part from (None if type(part) is type(whole) and str(part) == str(whole) else whole)
+    if any(_REFUSED.get(s) is s.value for s in storages):
+        _evaluate(storages)  # raises why
 
 
 def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:

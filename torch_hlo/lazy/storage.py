@@ -17,7 +17,10 @@ import threading
 from collections import deque
 from weakref import ref
 
+import torch
+
 from torch_hlo.hlo.shape import Shape
+from torch_hlo.lazy import views
 from torch_hlo.lowering.graph import Leaf, Lift, Node, Out
 
 LOCK = threading.Lock()  # guards "compare value, then replace it"
@@ -163,6 +166,11 @@ def _replay(storage: Storage, view) -> Out | Array:
     return value
 
 
+_aten = torch.ops.aten
+_REPEATING = {_aten.expand.default, _aten.unfold.default, _aten.as_strided.default}  # views that may show an element several times
+_LAZY_BITS = {_aten._conj_physical.default, _aten.neg.default}
+
+
 def write(tensor, value: Out | Array) -> None:
     """Make `value` (of the tensor's shape and dtype) the tensor's value; through a view, fold it into the storage's."""
     storage = tensor._storage
@@ -174,6 +182,18 @@ def write(tensor, value: Out | Array) -> None:
     while view is not None:
         chain.append(view)
         view = view.parent
+    if any(step.op in _REPEATING for step in chain[1:]):
+        # The base of the last view holds copies of an element, of which the view may show one: address memory instead.
+        direct = views.strided(storage.meta, tensor._meta)
+        if not any(step.op in _LAZY_BITS for step in chain):
+            tensor._view = direct
+            chain = []
+            while direct is not None:
+                chain.append(direct)
+                direct = direct.parent
+            if not chain:
+                storage.replace(value)
+                return
     seen = value
     cached = storage.views or {}
     bases: list = [storage.value]

@@ -142,11 +142,12 @@ def _as_where(x: HloTensor, indices, values: torch.Tensor, accumulate: bool):
 
 @handles(aten.index_put_.default, aten._index_put_impl_.default)
 def index_put_(args: tuple, kwargs: dict):
-    from torch_hlo.lazy.mutation import assign
+    from torch_hlo.lazy.mutation import assign, put_expanded
 
     x = args[0]
     if type(x) is not HloTensor:
         checks.admit_target(x, args)
     rest = args[1:4] if len(args) > 3 else (*args[1:3], kwargs.get("accumulate", False))
-    assign(x, index_put((x, *rest), _NONE))
+    if not (x._meta.overlaps and put_expanded(x, *rest)):
+        assign(x, index_put((x, *rest), _NONE))
     return x
