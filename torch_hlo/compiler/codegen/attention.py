@@ -98,15 +98,29 @@ class _Kernel:
         self.weight = "bf16" if self.on_tiles else "f32"  # type of a block of weights
         self.block, self.width = _block_rows(a, self.high), _block_columns(a, t)
         self.stride = self.width + t.lanes  # of rows of scores: not a multiple of a page
-        self.scratch = self.f.alloca("i8", _AddingAmx("k", "k").scratch_bytes if self.on_tiles else t.scratch_bytes, 64)
+        self.heap, self.heap_bytes = [], 64
+        self.scratch = self.memory(_AddingAmx("k", "k").scratch_bytes if self.on_tiles else t.scratch_bytes)
 
     def define(self) -> str:
-        with self.f.loop("%lo", "%hi") as item:
+        f = self.f
+        with f.loop("%lo", "%hi") as item:
             self.item(item)
-        return self.f.define()
+        malloc = self.program.symbol("malloc", "declare ptr @malloc(i64)")
+        free = self.program.symbol("free", "declare void @free(ptr)")
+        f.do(f"call void @{free}(ptr %raw)")
+        f.entry_allocas += [f"  %raw = call ptr @{malloc}(i64 {self.heap_bytes})", "  %past = getelementptr i8, ptr %raw, i64 63",
+                            "  %heap = call ptr @llvm.ptrmask.p0.i64(ptr %past, i64 -64)", *self.heap]
+        return f.define()
+
+    def memory(self, nbytes: int) -> str:
+        """Memory of a range of items, 64-byte aligned. From the heap: stacks of threads may be as small as 2 MB."""
+        name = self.f.fresh("s")
+        self.heap.append(f"  {name} = getelementptr i8, ptr %heap, i64 {self.heap_bytes - 64}")
+        self.heap_bytes += ceildiv(nbytes, 64) * 64
+        return name
 
     def tile(self, dtype: str = "f32") -> str:
-        return self.f.alloca(STORAGE[dtype].memory, self.block * self.stride, 64)
+        return self.memory(self.block * self.stride * STORAGE[dtype].bytes)
 
     def weight_tile(self, scores: str) -> str:
         """Where the weights of a block go: over its scores when they have the same type."""
