@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torch_hlo.hlo.shape import numpy_dtype
+from torch_hlo.hlo.shape import DTYPES, numpy_dtype
 
 # exponent bits, mantissa bits, bias, has infinities, fnuz ("finite, nan, unsigned zero")
 SMALL_FLOATS = {
@@ -21,7 +21,9 @@ SMALL_FLOATS = {
 
 
 def encode(values: np.ndarray, dtype: str) -> bytes:
-    """Row-major little-endian bytes of `values` converted to `dtype`."""
+    """Row-major little-endian bytes of `values` converted to `dtype` (of complex numbers the real parts)."""
+    if np.iscomplexobj(values) and DTYPES[dtype].kind in "suf":
+        values = np.real(values)
     if dtype == "bf16":
         return _bf16_bits(np.asarray(values, np.float32)).tobytes()
     if dtype in SMALL_FLOATS:
@@ -43,6 +45,8 @@ def decode(data: bytes, dtype: str, dims: tuple[int, ...]) -> np.ndarray:
 def round_to(values: np.ndarray, dtype: str) -> np.ndarray:
     """`values` rounded to nearest even in `dtype`, in the NumPy type that holds it."""
     values = np.asarray(values)
+    if np.iscomplexobj(values) and DTYPES[dtype].kind in "suf":
+        values = values.real
     if dtype == "bf16" or dtype in SMALL_FLOATS:
         return decode(encode(values, dtype), dtype, values.shape)
     with np.errstate(all="ignore"):
