@@ -251,7 +251,8 @@ def test_hugging_face(kind):
     row = next(a for a in huggingface.architectures() if a[0] == kind)
     assert huggingface.check(*row)["status"] == "pass"
     model = huggingface.build(*row).eval()
-    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    settings = model.generation_config
+    settings.pad_token_id, settings.eos_token_id, settings.decoder_start_token_id = 0, None, 0
     ids = torch.randint(3, 90, (2, 5))
     options = dict(max_new_tokens=4, do_sample=False, use_cache=True, attention_mask=torch.ones_like(ids))
     want = model.generate(ids, **options)
