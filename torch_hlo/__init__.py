@@ -16,6 +16,10 @@ from torch_hlo.lazy import install
 
 __version__ = "0.1.0"
 install.register()
+if config.get("PROFILE"):
+    from torch_hlo import profiler
+
+    profiler.report_at_exit()
 
 
 def device(index: int | None = None) -> torch.device:

@@ -11,6 +11,8 @@ multiplications at the measured matrix rate, whichever is longer, as a share of 
 """
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -148,3 +150,16 @@ def _best(clock: str, shapes: tuple[Shape, ...], build: Callable) -> float:
     for _ in range(6):
         program.run(inputs, outputs)
     return sum(best for _, _, best in program.counts()) / 1e9
+
+
+def report_at_exit() -> None:
+    """Print the table when the process ends; what TORCH_HLO_PROFILE asks for."""
+    atexit.register(_print_report)
+
+
+def _print_report() -> None:
+    if native.PROFILED:  # empty when `profile` has shown them
+        report = Report()
+        report.clock = config.get("PROFILE")
+        report.lines = collect(report.clock)
+        print(report.table(), file=sys.stderr)

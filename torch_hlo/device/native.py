@@ -1,8 +1,6 @@
 """The CPU back end (TORCH_HLO_DEVICE=cpu): modules become machine code, kept on disk between processes."""
 from __future__ import annotations
 
-import atexit
-import sys
 from collections.abc import Sequence
 
 from torch_hlo import config, metrics
@@ -41,7 +39,7 @@ class NativeProgram:
 
     def counts(self) -> list[tuple[int, int, int]]:
         """(calls, total ns, least ns) of each of `profile.steps`."""
-        return self.profile.read(self._loaded.constants.ctypes.data)
+        return self.profile.read(self._loaded.constants)
 
     def _run_or_restore(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         # Python code called from the program may raise half way, when aliased inputs have been overwritten.
@@ -80,22 +78,8 @@ def _profiled(module: Module, target: Target) -> NativeProgram:
     profile = Profile(config.get("PROFILE"))
     program = NativeProgram(compile_module(module, target, profile=profile), profile)
     program.name = f"{program.name}.{len(PROFILED)}"
-    if not PROFILED:
-        atexit.unregister(_report)
-        atexit.register(_report)
     PROFILED.append(program)
     return program
-
-
-def _report() -> None:
-    if not PROFILED:  # torch_hlo.profiler.profile has shown them
-        return
-    from torch_hlo import profiler
-
-    report = profiler.Report()
-    report.clock = config.get("PROFILE")
-    report.lines = profiler.collect(report.clock)
-    print(report.table(), file=sys.stderr)
 
 
 def _stored(key: str) -> NativeProgram | None:

@@ -3,17 +3,18 @@
     profile = Profile()
     executable = compile_module(module, profile=profile)     # code that counts; never kept on disk
     profile.steps                                            # [Step(name, op, what, bytes, flops, matrix_flops)]
-    profile.read(address of the loaded constants)            # [(calls, total ns, least ns)] per step
+    profile.read(bytes of the loaded constants)              # [(calls, total ns, least ns)] per step
 
 The counters live behind the program's constants. Only steps of the entry computation are timed; a loop is one step.
 """
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+import numpy as np
 
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import META, Instruction, called
@@ -66,14 +67,10 @@ class Profile:
         self.steps.append(describe(x, len(self.steps)))
 
     # -- afterwards -----------------------------------------------------------------------------------------------
-    def read(self, constants: int) -> list[tuple[int, int, int]]:
-        """(calls, total ns, least ns) of every step; `constants`: where the loaded program keeps its constants."""
-        words = (ctypes.c_int64 * (3 * len(self.steps))).from_address(constants + self.offset)
+    def read(self, constants: np.ndarray) -> list[tuple[int, int, int]]:
+        """(calls, total ns, least ns) of every step; `constants`: the bytes of the loaded program's constants."""
+        words = constants[self.offset : self.offset + 24 * len(self.steps)].view(np.int64).tolist()
         return [(words[i], words[i + 1], words[i + 2]) for i in range(0, len(words), 3)]
-
-    def reset(self, constants: int) -> None:
-        """Forget what was counted."""
-        ctypes.memset(constants + self.offset, 0, 24 * len(self.steps))
 
 
 def describe(x: Instruction, number: int = 0) -> Step:
