@@ -19,6 +19,7 @@ from torch_hlo.hlo.stablehlo import parse_stablehlo
 from torch_hlo.hlo.verify import verify
 from torch_hlo.tools import UsageError
 from torch_hlo.tools.adopt import adopted
+from torch_hlo.tools.artifact import artifact_text, is_artifact
 from torch_hlo.tools.execute import run_module
 
 _MLIR = re.compile(r'\s*(?://[^\n]*\n\s*)*(?:module\b|"builtin\.module"|func\.func\b|"func\.func"|#[\w.]+\s*=|![\w.]+\s*=)')
@@ -71,15 +72,20 @@ def to_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
 
 
 def load(path: str) -> Module:
-    """The program in a text file, see adopt.py. Raises OSError or ParseError."""
-    with open(path, encoding="utf-8") as file:
-        return adopted(parse_text(file.read()))
+    """The program in a file of text or StableHLO bytecode, see adopt.py and artifact.py. Raises OSError, ParseError, UsageError."""
+    with open(path, "rb") as file:
+        data = file.read()
+    return adopted(parse_text(artifact_text(data) if is_artifact(data) else data.decode("utf-8")))
 
 
 def load_inputs(path: str, count: int) -> Sequence[np.ndarray]:
-    """`count` arrays from an .npz file, by position, or from an .npy file. Raises UsageError."""
+    """`count` arrays from an .npz file (arg0, arg1, … by name, other names by position) or from an .npy file. Raises UsageError."""
     found = np.load(path, allow_pickle=False)
-    arrays = [found] if isinstance(found, np.ndarray) else [found[name] for name in found.files]
+    if isinstance(found, np.ndarray):
+        arrays = [found]
+    else:
+        named = [f"arg{i}" for i in range(len(found.files))]
+        arrays = [found[name] for name in (named if set(named) == set(found.files) else found.files)]
     if len(arrays) != count:
         raise UsageError(f"{path} holds {len(arrays)} arrays, the program takes {count}")
     return arrays

@@ -1,0 +1,44 @@
+"""StableHLO portable artifacts (MLIR bytecode with a version), through jaxlib where it is installed.
+
+    text = artifact_text(open("model.mlirbc", "rb").read())     # what JAX's export and TensorFlow's SavedModels hold
+    data = portable_artifact(module, "1.9.0")                    # readable by every consumer of that version or newer
+"""
+from __future__ import annotations
+
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.stablehlo import stablehlo_text
+from torch_hlo.tools import UsageError
+
+MAGIC = b"ML\xefR"
+
+
+def is_artifact(data: bytes) -> bool:
+    return data.startswith(MAGIC)
+
+
+def artifact_text(data: bytes) -> str:
+    """StableHLO text of a portable artifact. Raises UsageError without jaxlib or for damaged bytes."""
+    ir, stablehlo = _mlir()
+    with ir.Context() as context:
+        try:
+            return str(stablehlo.deserialize_portable_artifact(context, data))
+        except Exception as error:
+            raise UsageError(f"this StableHLO artifact cannot be read: {error}") from None
+
+
+def portable_artifact(module: Module, version: str | None = None) -> bytes:
+    """`module` as a portable artifact of a StableHLO version (default: the oldest that jaxlib writes). Raises UsageError."""
+    ir, stablehlo = _mlir()
+    try:
+        return stablehlo.serialize_portable_artifact_str(stablehlo_text(module), version or stablehlo.get_minimum_version())
+    except Exception as error:
+        raise UsageError(f"this program cannot be written as a StableHLO artifact: {error}") from None
+
+
+def _mlir():
+    try:
+        from jaxlib.mlir import ir
+        from jaxlib.mlir.dialects import stablehlo
+    except ImportError:
+        raise UsageError("StableHLO bytecode is read and written by jaxlib, which is not installed: pip install jaxlib, or use StableHLO text") from None
+    return ir, stablehlo
