@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from torch_hlo import metrics
+
 pytestmark = pytest.mark.usefixtures("recorded")
 
 
@@ -53,6 +55,7 @@ def test_training_follows_the_cpu():
 
 
 def test_grad_scaler():
+    metrics.clear_counters()
     for fused in (False, True):
         m = nn.Linear(4, 1).to("hlo")
         o = torch.optim.AdamW(m.parameters(), lr=0.1, fused=fused)
@@ -71,3 +74,33 @@ def test_grad_scaler():
         scaler.step(o)
         scaler.update()
         assert scaler.get_scale() == 4.0 and m.weight.detach().cpu().equal(after)
+    assert not metrics.executed_fallback_ops()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_unscale_as_on_the_cpu(dtype):
+    for bad in (None, float("inf"), float("nan")):
+        for inverse in (0.25, 1.0):
+            for before in (0.0, 1.0):
+                results = []
+                for device in ("cpu", "hlo"):
+                    grads = [torch.arange(4.0).to(dtype).to(device), torch.full((2, 3), 8.0, dtype=dtype).to(device), torch.ones(0, dtype=dtype).to(device)]
+                    if bad is not None:
+                        grads[1][0, 1] = bad
+                    found, scale = torch.full((1,), before).to(device), torch.full((1,), inverse).to(device)
+                    torch._amp_foreach_non_finite_check_and_unscale_(grads, found, scale)
+                    results.append([t.cpu() for t in (*grads, found)])
+                for cpu, ours in zip(*results):
+                    assert ours.dtype == cpu.dtype and torch.equal(ours.nan_to_num(-7, posinf=-8), cpu.nan_to_num(-7, posinf=-8))
+
+
+def test_update_scale_as_on_the_cpu():
+    for found in (0.0, 1.0):
+        for tracked in (0, 1):
+            for scale in (65536.0, 3e38):
+                results = []
+                for device in ("cpu", "hlo"):
+                    given = torch.full((), scale).to(device), torch.full((), tracked, dtype=torch.int32).to(device)
+                    torch._amp_update_scale_(*given, torch.full((), found).to(device), 2.0, 0.3, 2)
+                    results.append([t.cpu() for t in given])
+                assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*results)), (found, tracked, scale)

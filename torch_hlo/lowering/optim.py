@@ -1,6 +1,7 @@
 """Optimizer steps: `_foreach_*` ops tensor by tensor, and the fused Adam, AdamW, SGD and Adagrad."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -81,6 +82,40 @@ def foreach_powsum(xs, ord=2, dtype=None):
         return result(fold(power(absolute(value), value.like(ord)), tuple(range(len(value.dims)))))
 
     return [nested((s,), one, x) for x, s in zip(xs, expected(), strict=True)]
+
+
+# GradScaler: found_inf, inv_scale, the scale and its tracker have one element.
+def _number(x: Instruction, dtype: str) -> Expr:
+    return Expr(promote.cast(reshape(x, ()), dtype))
+
+
+@lowers(aten._amp_foreach_non_finite_check_and_unscale)
+def amp_unscale(grads, found_inf, inv_scale):
+    """([gradients * inv_scale], found_inf, or 1 if any gradient was infinite or nan)."""
+    new, flag = [], _number(found_inf, found_inf.shape.dtype)
+    for grad in grads:
+        g = compute(grad)
+        bad = fold(~(absolute(g) < math.inf), tuple(range(grad.shape.rank)), "or")
+        flag = where(bad, flag.like(1), flag)
+        scale = _number(inv_scale, g.dtype)
+        # As the kernels of PyTorch: a scale of one leaves infinities and nans as they are.
+        new.append(promote.cast(where(g.like(scale).eq(1), g, _times(g, scale)).x, grad.shape.dtype))
+    return new, reshape(flag.x, found_inf.shape.dims)
+
+
+@lowers(aten._amp_update_scale)
+def amp_update_scale(scale, growth_tracker, found_inf, scale_growth_factor, scale_backoff_factor, growth_interval):
+    """(scale, growth_tracker) after a step: smaller if it met an infinity, larger after `growth_interval` steps that did not."""
+    old, tracker = _number(scale, "f64"), _number(growth_tracker, growth_tracker.shape.dtype)
+    s = Scalars(growth=scale_growth_factor, backoff=scale_backoff_factor)
+    bad = _number(found_inf, "f32").ne(0)
+    count = tracker + 1
+    due = count.eq(tracker.like(Expr(promote.scalar(growth_interval, tracker.dtype))))
+    grown = (old * s.growth).cast(scale.shape.dtype)
+    kept = Expr(reshape(scale, ()))
+    grown = where(due & (absolute(grown) < math.inf), grown, kept)
+    new = where(bad, (old * s.backoff).cast(scale.shape.dtype), grown)
+    return reshape(new.x, scale.shape.dims), reshape(where(bad | due, tracker.like(0), count).x, growth_tracker.shape.dims)
 
 
 # Fused steps. Scalars are combined in f64, as the CPU kernels do, then rounded.
