@@ -21,6 +21,7 @@ def long(*values):
 SAME = {
     "matmul": lambda d: torch.ones(2, 3, device=d) @ torch.ones(2, 3, device=d),
     "broadcast": lambda d: torch.ones(2, 3, device=d) + torch.ones(4, device=d),
+    "shape before dtype": lambda d: torch.ones(4, dtype=torch.long, device=d).lerp_(torch.ones(3, 2, dtype=torch.long, device=d), 0.5),
     "linear": lambda d: nn.Linear(3, 4).to(d)(torch.ones(2, 5, device=d)),
     "conv": lambda d: nn.Conv2d(3, 4, 3).to(d)(torch.ones(1, 2, 8, 8, device=d)),
     "cat": lambda d: torch.cat([torch.ones(2, 3, device=d), torch.ones(2, 4, device=d)]),

@@ -51,7 +51,12 @@ def judge(op: OpOverload, args, kwargs: dict) -> None:
     of the same dtypes and ranks with every size at most 1. Only for ops for which such sizes are always valid."""
     if judged(op):
         fill = torch.zeros if op.overloadpacket in _INDEXED else torch.ones
-        op(*[_unit(a, fill) for a in args], **{k: _unit(v, fill) for k, v in kwargs.items() if k != "generator"})
+        try:
+            op(*[_unit(a, fill) for a in args], **{k: _unit(v, fill) for k, v in kwargs.items() if k != "generator"})
+        except NotImplementedError:  # no kernel for the dtype: shapes are judged before that
+            if torch.Tag.pointwise in op.tags:
+                torch.broadcast_shapes(*[a._meta.size for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)])
+            raise
 
 
 def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:

@@ -92,3 +92,17 @@ def test_single_precision_error(op):
     error = np.abs(found - expected) / np.spacing(np.abs(expected).astype(np.float32))
     normal = np.abs(expected) > 1.2e-38
     assert error[normal].max() <= allowed
+
+
+ODD = "tanh sinh asinh asin tan sine erf exponential-minus-one log-plus-one sqrt cbrt negate sign floor ceil round-nearest-even".split()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
+def test_sign_of_zero(dtype):
+    """An odd function of -0 is -0: atan2 and division tell the zeros apart."""
+    x = parameter(0, dtype, 40)
+    values = np.array([0.0, -0.0] * 20, numpy_dtype(dtype))
+    m = module([x], *[instr(op, (x,)) for op in ODD])
+    for op, found in zip(ODD, run(m, [values]), strict=True):
+        expected = np.signbit(values.astype(float)) != (op == "negate")
+        np.testing.assert_array_equal(np.signbit(found.astype(float)), expected, err_msg=op)

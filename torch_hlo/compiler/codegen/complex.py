@@ -212,7 +212,8 @@ def acos(t: Typed, a: Pair) -> Pair:
 @_wide
 def acosh(t: Typed, a: Pair) -> Pair:
     root = multiply(t, sqrt(t, add(t, a, _one(t))), sqrt(t, subtract(t, a, _one(t))))
-    return log(t, add(t, a, root))
+    re, im = log(t, add(t, a, root))
+    return re, t.copysign(im, a[1])  # on the cut the sums lose the sign of a zero
 
 
 @_wide

@@ -172,7 +172,7 @@ def tanh(t: Typed, x: str) -> str:
     p = t.poly(z, _TANH32) if t.kind == "float" else t.div(t.poly(z, _TANH64_P), t.poly(z, _TANH64_Q))
     small = t.fma(t.mul(p, z), x, x)
     big = t.sub(t.const(1.0), t.div(t.const(2.0), t.add(exp(t, t.add(a, a)), t.const(1.0))))
-    return t.select(t.cmp("olt", a, t.const(0.625)), small, t.copysign(big, x))
+    return t.copysign(t.select(t.cmp("olt", a, t.const(0.625)), small, big), x)  # of small too: -0 + 0 * -0 is 0
 
 
 def _half_exp(t: Typed, a: str) -> str:
