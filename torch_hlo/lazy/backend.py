@@ -183,11 +183,17 @@ def patch(tensor_class: type, module: types.ModuleType, generator_class: type, d
 def _patch_module_apply() -> None:
     # `module.to("hlo")` and back must keep Parameter objects, so that optimizers made before and tied weights stay valid: PyTorch does so
     # when it swaps the contents of tensors. Only conversions that change the device need it.
+    from torch_hlo.lazy import uninitialized
+
+    uninitialized.patch()
     original = torch.nn.Module._apply
     future = torch.__future__
 
     @functools.wraps(original)
     def _apply(self, fn, recurse=True):
+        return uninitialized.convert(self, fn, lambda: swapping(self, fn, recurse))
+
+    def swapping(self, fn, recurse):
         if future.get_swap_module_params_on_conversion() or not _changes_device(self, fn):
             return original(self, fn, recurse)
         future.set_swap_module_params_on_conversion(True)
@@ -201,7 +207,7 @@ def _patch_module_apply() -> None:
 
 def _changes_device(module: torch.nn.Module, fn: Callable) -> bool:
     """True if `fn` moves the module's parameters to or from the hlo device; tried on an empty tensor."""
-    first = next(module.parameters(), None)
+    first = next((p for p in module.parameters() if not torch.nn.parameter.is_lazy(p)), None)
     if first is None:
         return False
     try:
