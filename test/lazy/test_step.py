@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -323,7 +324,13 @@ def test_a_broken_op_does_not_break_other_tensors(monkeypatch):
         return original(nodes, *args, **kwargs)
 
     monkeypatch.setattr(step, "lower", lower)
-    assert good.tolist() == [1, 2, 3, 4]
+    monkeypatch.setattr(step, "_told", set())
+    with pytest.warns(RuntimeWarning, match="no exp today"):
+        assert good.tolist() == [1, 2, 3, 4]
+    assert metrics.counter_value("PartialEvaluation") == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (good + 1).tolist() == [2, 3, 4, 5]
     with pytest.raises(LoweringError, match="no exp today"):
         bad.tolist()
     monkeypatch.setattr(step, "lower", original)

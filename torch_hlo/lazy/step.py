@@ -15,6 +15,7 @@ import os
 import struct
 import threading
 import time
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary, ref
@@ -129,7 +130,8 @@ def upload(tensor: torch.Tensor) -> Buffer:
 def materialize(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Contiguous CPU copies of the logical values of hlo tensors. Evaluates what is pending, once.
 
-    If the pending graph cannot be compiled because of an op that these tensors do not need, only their part of it runs.
+    If the pending graph cannot be compiled because of an op that these tensors do not need, only their part of it runs, with a
+    RuntimeWarning (once for each error) and the counter PartialEvaluation.
     """
     storages = list({id(t._storage): t._storage for t in tensors}.values())
     _evaluate_for(storages)
@@ -213,8 +215,27 @@ def _evaluate_for(storages: Sequence[Storage]) -> None:
             _evaluate(storages)
         except Exception as part:
             raise part from (None if type(part) is type(whole) and str(part) == str(whole) else whole)
+        _tell_partial(whole)
     if any(_REFUSED.get(s) is s.value for s in storages):
         _evaluate(storages)  # raises why
+
+
+_told: set[str] = set()  # one warning for each error
+
+
+def _tell_partial(error: Exception) -> None:
+    """Warn that other tensors than those read are still pending because of `error`."""
+    metrics.count("PartialEvaluation")
+    text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if text in _told:
+        return
+    _told.add(text)
+    warnings.warn(
+        f"hlo device: not all of the recorded operations could be run ({text}), so only those that this value needs were. Reading a tensor "
+        "that needs the rest raises the error; delete such tensors if they are not wanted.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
