@@ -128,3 +128,30 @@ def test_averaged_model_and_parameter_vectors():
     v = nn.utils.parameters_to_vector(m.parameters())
     nn.utils.vector_to_parameters(v * 2, m.parameters())
     assert nn.utils.parameters_to_vector(m.parameters()).cpu().allclose(v.cpu() * 2)
+
+
+def minimize(device: str, options: dict) -> tuple[torch.Tensor, int]:
+    """(minimum of a quadratic in float64 by LBFGS, evaluations of it)."""
+    a = torch.tensor([[3.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 1.0]], dtype=torch.float64).to(device)
+    b = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64).to(device)
+    x = torch.zeros(3, dtype=torch.float64, device=device, requires_grad=True)
+    optimizer = torch.optim.LBFGS([x], **options)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = x @ (a @ x) / 2 - b @ x
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    return x.detach().cpu(), optimizer.state[x]["func_evals"]
+
+
+@pytest.mark.parametrize("options", [{}, {"tolerance_grad": 1e-3}, {"line_search_fn": "strong_wolfe"}, {"max_iter": 4}], ids=str)
+def test_lbfgs_walks_the_same_way(options):
+    # In float64: its history amplifies rounding, so that runs in float32 part after some iterations on any two devices.
+    ours, evaluations = minimize("hlo", options)
+    cpu, cpu_evaluations = minimize("cpu", options)
+    assert evaluations == cpu_evaluations
+    torch.testing.assert_close(ours, cpu, rtol=1e-12, atol=1e-12)
