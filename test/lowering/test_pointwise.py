@@ -145,3 +145,11 @@ def test_clamp_tensors(name):
     if name == "clamp.Tensor":
         check(overload(name), x, None, bound)
         check(overload(name), x, bound, None)
+
+
+@pytest.mark.parametrize("name", ["acos", "acosh", "asin", "asinh", "atan", "atanh", "log", "sqrt", "angle"])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_cuts_and_poles(name, dtype):
+    parts = (0.0, -0.0, 1.0, -1.0, 3.0, -3.0)
+    values = torch.tensor([complex(a, b) for a in parts for b in parts], dtype=dtype)
+    check(overload(name), values)

@@ -207,9 +207,9 @@ def rad2deg(x):
 
 @pointwise(aten.atan, aten.arctan)
 def atan(x):
-    if is_complex(x):  # (i/2) (log(1 - i x) - log(1 + i x))
-        ix = x * 1j
-        return (log(1 - ix) - log(1 + ix)) * 0.5j
+    if is_complex(x):  # -i atanh(i x), by exchanging parts: a product with i loses the signs of zeros
+        r = unary("atanh", binary("complex", -imag(x), real(x)))
+        return binary("complex", imag(r), -real(r))
     return atan2(x, 1.0)
 
 

@@ -106,3 +106,13 @@ def test_sign_of_zero(dtype):
     for op, found in zip(ODD, run(m, [values]), strict=True):
         expected = np.signbit(values.astype(float)) != (op == "negate")
         np.testing.assert_array_equal(np.signbit(found.astype(float)), expected, err_msg=op)
+
+
+@pytest.mark.parametrize("dtype", ["c64", "c128"])
+def test_complex_cuts(dtype):
+    """Either side of a cut is told by the sign of a zero."""
+    parts = (0.0, -0.0, 1.0, -1.0, 3.0, -3.0)
+    values = np.array([complex(a, b) for a in parts for b in parts], numpy_dtype(dtype))
+    x = parameter(0, dtype, len(values))
+    with np.errstate(all="ignore"):
+        check(module([x], *[instr(op, (x,)) for op in "acos acosh asin asinh atanh log sqrt".split()]), [values], 1e-6)

@@ -182,10 +182,6 @@ def sign(t: Typed, a: Pair) -> Pair:
     return t.select(zero, a[0], t.div(a[0], size)), t.select(zero, a[1], t.div(a[1], size))
 
 
-def _one(t: Typed, sign_: float = 1.0) -> Pair:
-    return t.const(sign_), t.const(0.0)
-
-
 @_wide
 def asinh(t: Typed, a: Pair) -> Pair:
     """log(z + sqrt(z^2 + 1)), in the right half plane where nothing cancels; odd."""
@@ -211,9 +207,9 @@ def acos(t: Typed, a: Pair) -> Pair:
 
 @_wide
 def acosh(t: Typed, a: Pair) -> Pair:
-    root = multiply(t, sqrt(t, add(t, a, _one(t))), sqrt(t, subtract(t, a, _one(t))))
-    re, im = log(t, add(t, a, root))
-    return re, t.copysign(im, a[1])  # on the cut the sums lose the sign of a zero
+    one = t.const(1.0)  # added to the real part only: -0 + 0 would be the other side of the cut
+    root = multiply(t, sqrt(t, (t.add(a[0], one), a[1])), sqrt(t, (t.sub(a[0], one), a[1])))
+    return log(t, add(t, a, root))
 
 
 @_wide
