@@ -1,6 +1,8 @@
 """Tiny random Hugging Face architectures: one AdamW step on "hlo" against CPU (loss, gradients, parameters).
 
-    python -m test.sweeps.huggingface [--only bert,gpt2] [--json FILE] [--verbose]
+    python -m test.sweeps.huggingface [--how lazy|compile|compile_dynamic] [--only bert,gpt2] [--json FILE] [--verbose]
+
+`--how compile`: the model stays on the CPU and runs through torch.compile(backend="hlo").
 """
 from __future__ import annotations
 
@@ -140,12 +142,12 @@ def batch(model):
     return inputs
 
 
-def train(model, inputs: dict, device: str, seed: int = 2):
-    """(loss, gradients, parameters after one step), on the CPU."""
+def train(model, inputs: dict, device: str, seed: int = 2, wrap=lambda model: model):
+    """(loss, gradients, parameters after one step), on the CPU. The step calls `wrap(model)`."""
     model = copy.deepcopy(model).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(seed)
-    loss = model(**{k: v.to(device) for k, v in inputs.items()}).loss
+    loss = wrap(model)(**{k: v.to(device) for k, v in inputs.items()}).loss
     loss.backward()
     gradients = {n: p.grad.detach().cpu() for n, p in model.named_parameters() if p.grad is not None}
     optimizer.step()
@@ -185,7 +187,15 @@ def undetermined(model, inputs: dict, want) -> str:
     return ""
 
 
-def check(kind: str, config_class: type, model_class: type) -> dict:
+# How a step is run on our side: arguments of `train`.
+HOW = {
+    "lazy": dict(device="hlo"),
+    "compile": dict(device="cpu", wrap=lambda model: torch.compile(model, backend="hlo")),
+    "compile_dynamic": dict(device="cpu", wrap=lambda model: torch.compile(model, backend="hlo", dynamic=True)),
+}
+
+
+def check(kind: str, config_class: type, model_class: type, how: str = "lazy") -> dict:
     """{"status": "pass" | "skip", "reason": ...}. Raises what the hlo device raises, and AssertionError for other values."""
     try:
         model = build(kind, config_class, model_class)
@@ -195,7 +205,7 @@ def check(kind: str, config_class: type, model_class: type) -> dict:
         return {"status": "skip", "reason": f"on the CPU: {type(error).__name__}: {str(error)[:160]}"}
     if not torch.isfinite(want[0]):
         return {"status": "skip", "reason": "the CPU's loss is not finite"}
-    got = train(model, inputs, "hlo")
+    got = train(model, inputs, **HOW[how])
     try:
         compare(got, want)
     except AssertionError:
@@ -209,6 +219,7 @@ def check(kind: str, config_class: type, model_class: type) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="comma-separated model types")
+    parser.add_argument("--how", default="lazy", choices=HOW)
     parser.add_argument("--limit", type=int, default=1000)
     parser.add_argument("--seconds", type=int, default=120)
     parser.add_argument("--json")
@@ -228,7 +239,7 @@ def main() -> int:
         torch_hlo.metrics.clear_all()
         signal.alarm(args.seconds)
         try:
-            row = check(kind, config_class, model_class)
+            row = check(kind, config_class, model_class, args.how)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -237,6 +248,7 @@ def main() -> int:
                 traceback.print_exc()
         finally:
             signal.alarm(0)
+            torch._dynamo.reset()
             gc.collect()  # what a failure left pending would be compiled, and fail, with the next model
         row["fallbacks"] = [n for n in torch_hlo.metrics.counter_names() if n.startswith("aten::")]
         report[kind] = row
