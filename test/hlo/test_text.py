@@ -54,7 +54,7 @@ def test_full_style_shows_names_and_metadata():
 
 
 def test_bad_style():
-    with pytest.raises(ValueError, match="canonical, full, short"):
+    with pytest.raises(ValueError, match="canonical, full, xla, short"):
         module_text(row_sums(), "pretty")
 
 

@@ -11,8 +11,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from dataclasses import replace as with_fields
+from typing import TYPE_CHECKING
 
 from torch_hlo.hlo.shape import Shape
+
+if TYPE_CHECKING:
+    from torch_hlo.hlo.sharding import Mesh, Sharding
 
 # An attribute with this value is left out, as in XLA's text; `x[name]` gives it all the same.
 DEFAULTS: dict[str, object] = {
@@ -138,19 +143,26 @@ class Module:
     """A program. `aliases`: (output index, parameter index) pairs, the output may reuse the parameter's memory.
 
     `symbols`: ((name, parameter index, dimension), …): where the value of each symbolic size is read.
+    `mesh`: the devices that the `sharding` attributes of an annotated program speak of.
+    `num_partitions`, `num_replicas`: how many devices run a per-device program (XLA's meaning); 1 and 1 for a program of one device.
+    `in_shardings`, `out_shardings`: of a per-device program, how its whole parameters and outputs are cut over `mesh`; () when unknown.
     """
 
     name: str
     entry: Computation
     aliases: tuple[tuple[int, int], ...] = ()
     symbols: tuple[tuple[str, int, int], ...] = ()
-    mesh: object | None = None
+    mesh: Mesh | None = None
+    num_partitions: int = 1
+    num_replicas: int = 1
+    in_shardings: tuple[Sharding, ...] = ()
+    out_shardings: tuple[Sharding, ...] = ()
 
     def with_root(self, root: Instruction) -> Module:
         """This module computing another root; itself when nothing changed."""
         if root is self.entry.root:
             return self
-        return Module(self.name, Computation(self.entry.name, self.entry.params, root), self.aliases, self.symbols, self.mesh)
+        return with_fields(self, entry=Computation(self.entry.name, self.entry.params, root))
 
     def __str__(self) -> str:
         from torch_hlo.hlo.text import module_text

@@ -19,8 +19,10 @@ from torch_hlo.hlo.ir import META, Computation, Instruction, Meta, Module, instr
 from torch_hlo.hlo.opcodes import COMMON_ATTRS, OPCODES
 from torch_hlo.hlo.parse_attrs import ATTRIBUTES, HARMLESS, Ref, name, plain, raw, shape
 from torch_hlo.hlo.parse_literal import parse_nested_literal
-from torch_hlo.hlo.scan import ParseError, Scanner
+from torch_hlo.hlo.scan import ParseError, Scanner, unescape
 from torch_hlo.hlo.shape import DTYPES, Literal, Shape, tuple_shape
+from torch_hlo.hlo.sharding import Mesh, Sharding, ShardingError
+from torch_hlo.hlo.sharding_text import common_mesh, mesh_from_text, parse_sharding
 
 __all__ = ["ParseError", "parse_module", "parse_computation"]
 
@@ -75,6 +77,7 @@ class _Parser:
         self.built: dict[str, Computation] = {}
         self.header: dict[str, object] = {}
         self.tables: dict[str, dict[int, str]] = {}
+        self.mesh: Mesh | None = None
         self.entry: str | None = None
         self.count = 0
 
@@ -241,6 +244,7 @@ class _Parser:
     # Building
 
     def _finish(self, module_name: str, entry: str) -> Module:
+        self.mesh = self._mesh()
         self._build_all(entry)
         c = self.built[entry]
         c = self._with_layouts(c, self.blocks[entry])
@@ -249,7 +253,34 @@ class _Parser:
         for output, param in aliases:
             if not (0 <= output < results and 0 <= param < len(c.params)):
                 raise self.s.error(f"alias of output {output} and parameter {param}: there are {results} and {len(c.params)}", at)
-        return Module(module_name, c, tuple(aliases), self._symbols(c))
+        partitions, replicas = (self._given(key, 1) for key in ("num_partitions", "replica_count"))
+        ins = self._boundary_shardings("in_shardings", [p.shape for p in c.params])
+        outs = self._boundary_shardings("out_shardings", [x.shape for x in (c.root.operands if c.root.op == "tuple" else (c.root,))])
+        return Module(module_name, c, tuple(aliases), self._symbols(c), self.mesh, partitions, replicas, ins, outs)
+
+    def _given(self, key: str, default):
+        """A header attribute."""
+        return self.header[key][0] if key in self.header else default
+
+    def _mesh(self) -> Mesh | None:
+        """The mesh that the header names, or the coarsest one for the tile assignments of the program."""
+        texts = [line.attrs["sharding"] for block in self.blocks.values() for line in block.lines if "sharding" in line.attrs]
+        named = self._given("frontend_attributes", {}).get("mesh")
+        try:
+            if named is not None:
+                return mesh_from_text(named)
+            return common_mesh(texts, self._given("num_partitions", 1)) if texts else None
+        except ShardingError as error:
+            raise self.s.error(str(error), 0) from None
+
+    def _boundary_shardings(self, key: str, shapes: list[Shape]) -> tuple:
+        text = self._given("frontend_attributes", {}).get(key)
+        if text is None or self.mesh is None:
+            return ()
+        try:
+            return parse_sharding(text, tuple_shape(*shapes), self.mesh)
+        except ShardingError as error:
+            raise self.s.error(f"{key}: {error}", 0) from None
 
     def _build_all(self, entry: str) -> None:
         """Build the computations, called ones first, without recursion."""
@@ -318,10 +349,12 @@ class _Parser:
     def _made(self, line: _Line, operands: list[Instruction], written: Sequence[Shape]) -> Instruction:
         want = plain(line.shape)
         if line.op == "parameter":
-            return instr("parameter", (), want, index=line.value, sharding=line.attrs.get("sharding"))
+            return instr("parameter", (), want, index=line.value, sharding=self._sharding(line, want))
         if line.op == "constant":
-            return _constant(line.value)
+            return _constant(line.value, self._sharding(line, want))
         attrs = {k: self._resolved(v) for k, v in line.attrs.items()}
+        if "sharding" in attrs:
+            attrs["sharding"] = self._sharding(line, want)
         _rewrite_attributes(line.op, attrs)
         if line.op not in OPCODES:
             return self._async(line, operands, attrs, want)
@@ -333,6 +366,10 @@ class _Parser:
             raise ShapeError("reshape takes one operand")
         OPCODES[line.op].verify(want, *operands, **attrs)
         return instr(line.op, tuple(operands), want, **attrs)
+
+    def _sharding(self, line: _Line, shape: Shape) -> Sharding | tuple | None:
+        text = line.attrs.get("sharding")
+        return None if text is None else parse_sharding(text, shape, self.mesh)
 
     def _async(self, line: _Line, operands: list[Instruction], attrs: dict, want: Shape) -> Instruction:
         """`x-start(operands), attributes of x`: short for async-start of a computation that is one x."""
@@ -442,9 +479,9 @@ def _is_async(op: str) -> bool:
     return kind in ("start", "done", "update") and inner in OPCODES
 
 
-def _constant(value) -> Instruction:
+def _constant(value, sharding: Sharding | tuple | None = None) -> Instruction:
     if isinstance(value, Literal):
-        return instr("constant", (), value.shape, literal=value)
+        return instr("constant", (), value.shape, literal=value, sharding=sharding)
     return instr("tuple", tuple(map(_constant, value)))
 
 
@@ -567,4 +604,12 @@ def _symbol_table(s: Scanner) -> list[tuple[str, int, int]]:
     return s.listed("{", "}", one)
 
 
-_HEADER = {"entry_computation_layout": _entry_layout, "input_output_alias": _alias, "symbols": _symbol_table}
+def _frontend_attributes(s: Scanner) -> dict[str, str]:
+    return {key: unescape(value) for key, value in _FRONTEND.findall(raw(s))}
+
+
+_FRONTEND = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_HEADER = {
+    "entry_computation_layout": _entry_layout, "input_output_alias": _alias, "symbols": _symbol_table, "num_partitions": Scanner.integer,
+    "replica_count": Scanner.integer, "frontend_attributes": _frontend_attributes,
+}  # fmt: skip

@@ -2,6 +2,7 @@
 
     module_text(m)                     # canonical: names are opcode.number in postorder; what XLA's parser reads
     module_text(m, style="full")       # names and metadata from META
+    module_text(m, style="xla")        # canonical, with shardings as XLA's tile assignments instead of axes of the mesh
     module_text(m, style="short")      # for tests: %0, %1, …; a program of one computation is just its lines
 
 Symbolic sizes print as they are (`f32[s0,768]`), with `symbols={s0=(0,1)}` in the header: the value of s0 is dimension 1 of parameter 0.
@@ -18,9 +19,10 @@ from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, called
 from torch_hlo.hlo.opcodes import COMMON_ATTRS, OPCODES
 from torch_hlo.hlo.shape import DTYPES, Literal, Shape
+from torch_hlo.hlo.sharding_text import sharding_text, to_xla
 from torch_hlo.hlo.window import Window
 
-STYLES = ("canonical", "full", "short")
+STYLES = ("canonical", "full", "xla", "short")
 
 
 def module_text(module: Module, style: str = "canonical", elide: int | None = None) -> str:
@@ -30,7 +32,7 @@ def module_text(module: Module, style: str = "canonical", elide: int | None = No
     order = computations(module.entry)
     printer = _Printer(style, elide, _computation_names(order, style))
     blocks = [printer.computation(c, c is order[-1]) for c in order]
-    if style == "short" and not (module.aliases or module.symbols or module.mesh):
+    if style == "short" and not (module.aliases or module.symbols or module.mesh or module.num_partitions > 1 or module.num_replicas > 1):
         return "\n\n".join(blocks) if len(blocks) > 1 else printer.body(module.entry, "")
     return "\n\n".join([_header(module), *blocks]) + "\n"
 
@@ -92,8 +94,17 @@ def _header(module: Module) -> str:
     parts.append(f"entry_computation_layout={{({shapes})->{shape_text(root.shape, layout=True)}}}")
     if module.symbols:
         parts.append("symbols={" + ", ".join(f"{name}=({p},{d})" for name, p, d in module.symbols) + "}")
+    if module.num_replicas > 1:
+        parts.append(f"replica_count={module.num_replicas}")
+    if (partitions := max(module.num_partitions, module.mesh.size if module.mesh else 1)) > 1:
+        parts.append(f"num_partitions={partitions}")
     if module.mesh is not None:
-        parts.append(f"mesh={{{module.mesh}}}")
+        # What only this project reads stands where XLA's parser lets anything pass.
+        extra = {"mesh": str(module.mesh)}
+        for name in ("in_shardings", "out_shardings"):
+            if given := getattr(module, name):
+                extra[name] = sharding_text(given)
+        parts.append("frontend_attributes={" + ",".join(f"{name}={quoted(value)}" for name, value in extra.items()) + "}")
     return ", ".join(parts)
 
 
@@ -185,6 +196,8 @@ class _Printer:
         return f", {name}={self._value(name, value)}"
 
     def _value(self, name: str, value) -> str:
+        if name == "sharding":
+            return to_xla(value) if self.style == "xla" else sharding_text(value)
         special = _ATTRIBUTES.get(name)
         if special is not None:
             return special(value)
@@ -250,14 +263,9 @@ def _raw_or_quoted(value) -> str:
     return value if value[:1] == "{" else quoted(value)
 
 
-def _sharding(value) -> str:
-    text = str(value)
-    return text if text[:1] == "{" else "{" + text + "}"
-
-
 _ATTRIBUTES = {
     "window": window_text, "padding": _padding, "slice": _slice, "custom_call_target": quoted, "opaque": quoted,
-    "backend_config": _raw_or_quoted, "frontend_attributes": str, "sharding": _sharding, "infeed_config": quoted,
+    "backend_config": _raw_or_quoted, "frontend_attributes": str, "infeed_config": quoted,
     "outfeed_config": quoted, "async_execution_thread": quoted, "epsilon": lambda v: _float_text(np.float64(v)),
 }
 

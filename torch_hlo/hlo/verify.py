@@ -13,6 +13,7 @@ from torch_hlo.hlo.infer import ShapeError, compatible
 from torch_hlo.hlo.ir import DEFAULTS, META, Computation, Instruction, Module, called, outputs
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import DTYPES, Literal, Shape
+from torch_hlo.hlo.sharding import Sharding, ShardingError
 from torch_hlo.hlo.window import WindowDim
 
 _VERIFIED: WeakSet[Instruction] = WeakSet()
@@ -65,7 +66,22 @@ def _verify_instruction(x: Instruction) -> None:
         if DEFAULTS.get(name, _verify_instruction) == value:
             raise VerifyError(f"attribute {name} is spelled out at its default {value!r}; build it with instr()")
         _verify_value(name, value)
+    if (sharding := x.get("sharding")) is not None:
+        _verify_sharding(sharding, x.shape)
     opcode.verify(x.shape, *x.operands, **dict(x.attrs))
+
+
+def _verify_sharding(sharding: Sharding | tuple, shape: Shape) -> None:
+    if shape.is_tuple != (type(sharding) is tuple) or shape.is_tuple and len(sharding) != len(shape.elements):
+        raise VerifyError(f"sharding {sharding} is not of the structure of {shape}")
+    if shape.is_tuple:
+        for inner, element in zip(sharding, shape.elements):
+            _verify_sharding(inner, element)
+    elif sharding is not None:
+        try:
+            sharding.check_rank(shape.dims)
+        except ShardingError as error:
+            raise VerifyError(str(error)) from None
 
 
 def _verify_shape(shape: Shape) -> None:
@@ -82,7 +98,7 @@ def _verify_value(name: str, value) -> None:
     if type(value) is tuple:
         for v in value:
             _verify_value(name, v)
-    elif not isinstance(value, (int, str, float, Dim, Computation, Literal, WindowDim, Shape)) and name != "sharding":
+    elif not isinstance(value, (int, str, float, Dim, Computation, Literal, WindowDim, Shape, Sharding)):
         raise VerifyError(f"attribute {name} holds a {type(value).__name__}")
 
 

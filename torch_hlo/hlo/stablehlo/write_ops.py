@@ -5,6 +5,7 @@ import re
 
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.sharding_text import to_xla
 from torch_hlo.hlo.stablehlo.types import type_text
 from torch_hlo.hlo.stablehlo.write import (
     WriteError,
@@ -338,7 +339,7 @@ def _custom_call(w: Writer, x: Instruction):
     attrs = dictionary(
         call_target_name=string(x["custom_call_target"]), backend_config=string(str(config)),
         has_side_effect=boolean(x["custom_call_has_side_effect"]),
-        **({"mhlo.sharding": string(str(x["sharding"]))} if x.get("sharding") is not None else {}),
+        **({"mhlo.sharding": string(to_xla(x["sharding"]))} if x.get("sharding") is not None else {}),
     )
     return w.op(x, "stablehlo.custom_call", attrs)
 
