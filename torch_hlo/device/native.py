@@ -19,8 +19,9 @@ from torch_hlo.hlo.text import module_text
 class NativeProgram:
     """A loaded Executable, see runtime.Program. `sizes` of symbolic programs are read off the inputs' shapes."""
 
-    def __init__(self, executable: Executable, profile: Profile | None = None) -> None:
+    def __init__(self, executable: Executable, profile: Profile | None = None, from_disk: bool = False) -> None:
         self.profile = profile
+        self.from_disk = from_disk  # another process has compiled it
         self.name = executable.name
         self.executable = executable
         self.aliases = executable.aliases
@@ -88,7 +89,7 @@ def _stored(key: str) -> NativeProgram | None:
     if data is None:
         return None
     try:
-        return NativeProgram(Executable.from_bytes(data))
+        return NativeProgram(Executable.from_bytes(data), from_disk=True)
     except (ValueError, RuntimeError, OSError):  # another version, or a library that the code needs is not here
         metrics.count("DiskCacheUnreadable")
         return None

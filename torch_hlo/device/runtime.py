@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from torch_hlo import config
+from torch_hlo import config, metrics
 from torch_hlo.device.buffer import ALIGNMENT, map_pages
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
@@ -224,4 +224,6 @@ def _memory_type() -> type[Memory]:
 def compile_program(module: Module, observe: Observe | None = None) -> Program:
     """Compile and load `module` for the back end in use. `observe(stage, value)` is called with what the compiler makes on
     the way: "hlo:<pass>" -> Module, "llvm" -> str, "asm" -> str, "buffers" -> str, "stablehlo" -> str (see lazy/dump.py)."""
-    return _backend().compile_program(module, observe)
+    program = _backend().compile_program(module, observe)
+    metrics.count("CachedCompile" if getattr(program, "from_disk", False) else "UncachedCompile")
+    return program

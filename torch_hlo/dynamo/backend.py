@@ -104,7 +104,6 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
         caller = Caller(graph, settings["name"])
         program = executor.call_compiler(lambda: _compile(caller))
         run = caller.bind(program)
-    metrics.count("UncachedCompile")
     metrics.record("CompileTime", time.perf_counter() - start)
     run._boxed_call = True
     return run

@@ -30,7 +30,7 @@ from torch_hlo.lazy import dump, executor, explain, generalize, log, progress
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.executor import Job
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
-from torch_hlo.lazy.storage import Array, Storage, forget_views, pending_storages
+from torch_hlo.lazy.storage import Array, Effect, Storage, forget_views, must_run, pending_storages, take_effects
 from torch_hlo.lowering.graph import Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 
@@ -176,10 +176,16 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
                     storage.bind(out, out.array)
         if only is None and _REFUSED:
             bindings = [(s, out) for s, out in bindings if _REFUSED.get(s) is not out]
+        effects = take_effects() if only is None else []
+        if effects:
+            reached = set(collect([out for _, out in bindings]).nodes)
+            bindings += [(Effect(out), out) for out in effects if out.node not in reached]
         if bindings:
             try:
                 _submit(bindings, donate=only is None)
             except Exception as error:
+                for out in effects:
+                    must_run(out)
                 _refuse(bindings, getattr(error, "node", None))
                 raise
             if not config.get("ASYNC"):
@@ -371,7 +377,6 @@ def _program(graph: Graph, aliases: tuple[tuple[int, int], ...], dead: tuple[int
         if symbolic is not None:
             metrics.count("CachedCompile")
             return _keep(_compiled(graph, key, symbolic.name, symbolic.program, [ints[p] for p in symbolic.extra]))
-    metrics.count("UncachedCompile")
     return executor.call_compiler(lambda: _compile(graph, aliases, key, family, ints))
 
 
