@@ -7,7 +7,7 @@ from expecttest import TestCase
 from torch_hlo.compiler.passes.base import Pass
 from torch_hlo.compiler.pipeline import random_inputs
 from torch_hlo.hlo.build import parameter
-from torch_hlo.hlo.evaluate import evaluate
+from torch_hlo.hlo.evaluate_collective import devices_of, evaluate_spmd
 from torch_hlo.hlo.ir import Computation, Instruction, Module, postorder
 from torch_hlo.hlo.parse import parse_module
 from torch_hlo.hlo.shape import Shape
@@ -82,9 +82,10 @@ class HloTestCase(TestCase):
             self.assertIs(parse_module(text).entry.root, module.entry.root, f"does not read back:\n{text}")
 
     def assertSameValue(self, before: Module, after: Module, seed: int = 0, rtol: float = 1e-5, special: bool = False) -> None:
-        """Equal values within `rtol`; with `special` inputs also equal infinities, NaNs and signs of zeros."""
-        inputs = random_inputs(before, seed, special)
-        for x, y in zip(evaluate(before, inputs), evaluate(after, inputs), strict=True):
+        """Equal values within `rtol`, on every device that the program's collectives name; with `special` inputs also equal infinities, NaNs and signs of zeros."""
+        inputs = [random_inputs(before, seed + device, special) for device in range(devices_of(before))]
+        values = zip(evaluate_spmd(before, inputs), evaluate_spmd(after, inputs), strict=True)
+        for x, y in (pair for old, new in values for pair in zip(old, new, strict=True)):
             np.testing.assert_allclose(y, x, rtol=rtol, atol=rtol)
             # The sum that a dot is may start from either zero.
             if special and x.dtype.kind == "f" and not any(i.op == "dot" for i in before.entry.instructions()):

@@ -248,7 +248,7 @@ def test_custom_calls_are_python_functions(monkeypatch):
 def test_collectives_of_one_device():
     text = "ROOT %0 = f32[4] all-gather(%1), dimensions={0}"
     assert run("%1 = f32[4] parameter(0)\n" + text, np.arange(4, dtype="f")).tolist() == [0, 1, 2, 3]
-    with pytest.raises(EvaluateError, match="more than one device"):
+    with pytest.raises(EvaluateError, match="does not fit a group of 1 device"):
         run("%1 = f32[2] parameter(0)\n" + text, np.arange(2, dtype="f"))
 
 

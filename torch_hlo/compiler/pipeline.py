@@ -105,17 +105,18 @@ def _check(p: Pass, before: Module, after: Module, level: int) -> None:
 
 
 def compare(before: Module, after: Module, seed: int = 0, rtol: float = 1e-4) -> None:
-    """Raises PassError unless the evaluator gives both programs the same values (within `rtol`) on random inputs."""
-    from torch_hlo.hlo.evaluate import evaluate
+    """Raises PassError unless the evaluator gives both programs the same values (within `rtol`) on random inputs, on all their devices."""
+    from torch_hlo.hlo.evaluate_collective import devices_of, evaluate_spmd
 
-    inputs = random_inputs(before, seed)
-    for i, (x, y) in enumerate(zip(evaluate(before, inputs), evaluate(after, inputs), strict=True)):
-        if x.dtype.kind in "fc":
-            same = np.allclose(x, y, rtol=rtol, atol=rtol, equal_nan=True)
-        else:
-            same = np.array_equal(x, y)
-        if not same:
-            raise PassError(f"output {i} changed: {x.ravel()[:8]} became {y.ravel()[:8]}")
+    inputs = [random_inputs(before, seed + device) for device in range(devices_of(before))]
+    for device, values in enumerate(zip(evaluate_spmd(before, inputs), evaluate_spmd(after, inputs), strict=True)):
+        for i, (x, y) in enumerate(zip(*values, strict=True)):
+            if x.dtype.kind in "fc":
+                same = np.allclose(x, y, rtol=rtol, atol=rtol, equal_nan=True)
+            else:
+                same = np.array_equal(x, y)
+            if not same:
+                raise PassError(f"output {i} changed: {x.ravel()[:8]} became {y.ravel()[:8]}" + (f" on device {device}" if len(inputs) > 1 else ""))
 
 
 def random_inputs(module: Module, seed: int = 0, special: bool = False) -> list:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from torch_hlo.hlo import (  # noqa: F401  each import fills MEANINGS
+    evaluate_collective,
     evaluate_elementwise,
     evaluate_index,
     evaluate_linalg,
@@ -221,52 +222,6 @@ def _copy_done(x, state):
     return state[0]
 
 
-# Collectives among one device.
-
-
-def _alone(x, *values):
-    """What one device computes by itself: its own values, when the shapes allow it."""
-    shapes = x.shape.elements if x.shape.is_tuple else (x.shape,)
-    if tuple(s.dims for s in shapes) != tuple(o.shape.dims for o in x.operands):
-        raise EvaluateError(f"{x.op} {', '.join(str(o.shape) for o in x.operands)} -> {x.shape} needs more than one device")
-    return values if x.shape.is_tuple else values[0]
-
-
-for _op in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-broadcast", "all-reduce-start"):
-    MEANINGS[_op] = _alone
-
-
-@meaning("all-gather-start")
-def _all_gather_start(x, *values):
-    flat = values if len(values) > 1 else values[0]
-    return flat, flat
-
-
-@meaning("all-gather-done", "collective-permute-done")
-def _second(x, state):
-    return state[1]
-
-
-@meaning("all-reduce-done")
-def _all_reduce_done(x, state):
-    return state
-
-
-@meaning("collective-permute")
-def _collective_permute(x, v, *rest):
-    return v if (0, 0) in x["source_target_pairs"] else np.zeros_like(v)
-
-
-@meaning("collective-permute-start")
-def _collective_permute_start(x, v):
-    return (v, _collective_permute(x, v), *(np.uint32(0) for _ in x.shape.elements[2:]))
-
-
-@meaning("replica-id", "partition-id")
-def _device_id(x):
-    return np.uint32(0)
-
-
-@meaning("infeed", "outfeed", "send", "send-done", "recv", "recv-done", "ragged-all-to-all")
+@meaning("infeed", "outfeed", "send", "send-done", "recv", "recv-done")
 def _transfer(x, *operands):
-    raise EvaluateError(f"{x.op} -> {x.shape}: the evaluator has no host or other devices to exchange data with")
+    raise EvaluateError(f"{x.op} -> {x.shape}: the evaluator has no host to exchange data with")
