@@ -62,3 +62,23 @@ def test_a_wanted_order_that_would_be_a_cycle_is_ignored():
     new = b.dot(x, w, (1,), (0,))
     m = programs.module("cycle", [new, b.dot(new, x, (1,), (0,))], [x, w], aliases=((0, 0),))
     assert [y.op for y in schedule(m.entry, m.aliases)] == ["dot", "dot"]
+
+
+def test_independent_collectives_keep_the_order_of_their_channels():
+    """Other devices may run a program that was cut elsewhere: what is recorded first meets first, also where memory says otherwise."""
+    (x,) = programs.params(("f32", (4, 4)))
+
+    def gather(x, channel):
+        return b.instr("all-gather", (x,), channel_id=channel, replica_groups=((0, 1),), use_global_device_ids=True, dimensions=(0,))
+
+    parts = [b.reduce(gather(b.multiply(x, b.full_like(x, i)), 9 - i), b.constant(0.0, "f32"), (0, 1), "add") for i in range(6)]
+    order = [y["channel_id"] for y in schedule(programs.module("m", parts, [x]).entry) if y.op == "all-gather"]
+    assert order == sorted(order)
+
+
+def test_channels_numbered_against_the_data_flow_are_only_names():
+    (x,) = programs.params(("f32", (4, 4)))
+    gather = x
+    for channel in (3, 2, 1):
+        gather = b.instr("all-reduce", (gather,), channel_id=channel, replica_groups=((0, 1),), to_apply=b.binary_computation("add", "f32"))
+    assert [y["channel_id"] for y in schedule(programs.module("m", [gather], [x]).entry)] == [3, 2, 1]

@@ -107,6 +107,35 @@ class Storage:
             return True
 
 
+class Effect:
+    """Stands in a step's results for a value that no tensor has: it is computed because computing it does something."""
+
+    __slots__ = ("value", "__weakref__")
+
+    def __init__(self, value: Out) -> None:
+        self.value = value
+
+    def bind(self, out: Out, data) -> bool:
+        return False
+
+    def replace(self, value: Out | Array) -> None:
+        """Nobody sees the value."""
+
+
+_EFFECTS: list[Out] = []
+
+
+def must_run(out: Out) -> None:
+    """The next step computes `out` even if no tensor needs it: a collective, for which other processes wait."""
+    _EFFECTS.append(out)
+
+
+def take_effects() -> list[Out]:
+    """What was passed to `must_run` and has not run yet, in order."""
+    found, _EFFECTS[:] = [out for out in _EFFECTS if out.array is None], []
+    return found
+
+
 def pending_storages() -> list[Storage]:
     """Live storages with a pending value, in the order in which they became pending. They stay registered until bound."""
     found: dict[int, Storage] = {}

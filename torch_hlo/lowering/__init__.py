@@ -7,6 +7,7 @@ from torch_hlo.lowering import (  # noqa: F401
     bag,
     bessel,
     binary,
+    collective,
     conv,
     create,
     cumulative,

@@ -87,7 +87,8 @@ def lower(
         params.append(param)
         values[id(leaf)] = param if isinstance(leaf, Leaf) else Weak(param)
 
-    roots = apply(nodes, outputs, values)
+    with registry.numbering_channels():
+        roots = apply(nodes, outputs, values)
     root = instr("tuple", tuple(roots), tuple_shape(*(r.shape for r in roots)))
     return Module(name, Computation("main", tuple(params), root), aliases, symbols)
 

@@ -6,7 +6,9 @@ order of the op's results. It knows nothing of lazy tensors, views or mutation: 
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +91,24 @@ def expected() -> tuple[Shape | None, ...]:
     """Shapes (flat) that PyTorch gave the results of the op being lowered. Use it for the result dtype and for sizes
     that the arguments do not determine."""
     return _EXPECTED[-1]
+
+
+_CHANNELS: list[Iterator[int]] = [itertools.count(1)]
+
+
+def new_channel() -> int:
+    """A channel id for the next collective of the program being lowered; they count from 1 in the order of recording."""
+    return next(_CHANNELS[-1])
+
+
+@contextlib.contextmanager
+def numbering_channels() -> Iterator[None]:
+    """A program is lowered in this block: its channels start from 1."""
+    _CHANNELS.append(itertools.count(1))
+    try:
+        yield
+    finally:
+        _CHANNELS.pop()
 
 
 def nested(shapes: tuple[Shape | None, ...], fn: Callable, *args, **kwargs):

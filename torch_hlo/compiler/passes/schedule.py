@@ -1,7 +1,8 @@
 """schedule: the order in which the steps of a computation run, chosen for a small memory peak.
 
 Two orders are made, depth-first from the root and greedy by bytes freed, and the one with the lower peak is returned.
-Both run the readers of a donated parameter before the step that overwrites it, when dependencies allow.
+Both run the readers of a donated parameter before the step that overwrites it, when dependencies allow. Collectives run in the order of their
+channels: other devices may run programs that were cut elsewhere, and meet only if everybody keeps the order in which collectives were recorded.
 """
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from torch_hlo.hlo.shape import Shape
 # Instructions that compute nothing: their value is (part of) an operand's memory.
 VIEWS = frozenset(("reshape", "bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency", "domain"))
 _NO_STEP = VIEWS | {"parameter", "constant"}
+COLLECTIVES = frozenset("all-reduce all-gather reduce-scatter all-to-all collective-broadcast collective-permute ragged-all-to-all".split())
 ASSUMED_SIZE = 64  # value of a symbol when orders are compared
 
 
@@ -63,6 +65,35 @@ class _Graph:
                         self.wanted[w] += [r for r in readers.get(computation.params[p], ()) if r != w]
         self.kept = {number[b] for b in base[root] if b in number}
         self.bytes = [_bytes(x.shape) for x in self.steps]
+        self.must, self.then = self.before, self.users  # what orders steps: data, and channels where those agree with the data
+        self._order_channels()
+
+    def _order_channels(self) -> None:
+        channels = sorted((x.get("channel_id"), i) for i, x in enumerate(self.steps) if x.get("channel_id") is not None and x.op in COLLECTIVES)
+        if len(channels) < 2:
+            return
+        must, then = [*map(list, self.before)], [*map(list, self.users)]
+        for (_, i), (_, j) in zip(channels, channels[1:]):
+            must[j].append(i)
+            then[i].append(j)
+        before, after = self.must, self.then
+        self.must, self.then = must, then
+        if len(self._topological()) < len(self.steps):  # a program whose channels are numbered against its data flow
+            self.must, self.then = before, after
+
+    def _topological(self) -> list[int]:
+        """Any legal order, in program order as far as possible; without the steps that wait for themselves."""
+        missing = [len(m) for m in self.must]
+        ready = [i for i, m in enumerate(missing) if not m]
+        order = []
+        while ready:
+            i = heapq.heappop(ready)
+            order.append(i)
+            for j in self.then[i]:
+                missing[j] -= 1
+                if not missing[j]:
+                    heapq.heappush(ready, j)
+        return order
 
     def depth_first(self) -> list[int]:
         """Postorder; wanted predecessors count unless they would close a cycle."""
@@ -72,29 +103,29 @@ class _Graph:
             if state[start]:
                 continue
             state[start] = 1
-            stack = [(start, iter(self.before[start] + self.wanted[start]))]
+            stack = [(start, iter(self.must[start] + self.wanted[start]))]
             while stack:
                 i, pending = stack[-1]
                 for j in pending:
                     if not state[j]:
                         state[j] = 1
-                        stack.append((j, iter(self.before[j] + self.wanted[j])))
+                        stack.append((j, iter(self.must[j] + self.wanted[j])))
                         break
                 else:
                     state[i] = 2
                     order.append(i)
                     stack.pop()
         # A wanted edge skipped on the way down may have put a step before its operand: keep true dependencies only then.
-        return order if self._is_legal(order) else list(range(len(self.steps)))
+        return order if self._is_legal(order) else self._topological()
 
     def _is_legal(self, order: list[int]) -> bool:
         at = {i: k for k, i in enumerate(order)}
-        return all(at[j] < at[i] for i in order for j in self.before[i])
+        return all(at[j] < at[i] for i in order for j in self.must[i])
 
     def greedy(self) -> list[int]:
         """Always the ready step that frees the most (or adds the fewest) bytes; ties in program order."""
         n = len(self.steps)
-        missing = [len(b) for b in self.before]
+        missing = [len(b) for b in self.must]
         waiting = [len(w) for w in self.wanted]
         wanted_by: list[list[int]] = [[] for _ in range(n)]
         for i, before in enumerate(self.wanted):
@@ -129,7 +160,7 @@ class _Graph:
                     for u in self.users[j]:
                         if not missing[u] and not done[u]:
                             heapq.heappush(ready, (waiting[u] > 0, grows(u), u))
-            for u in self.users[i]:
+            for u in self.then[i]:
                 missing[u] -= 1
                 if not missing[u]:
                     heapq.heappush(ready, (waiting[u] > 0, grows(u), u))
