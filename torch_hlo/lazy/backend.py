@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable
 
 import torch
+import torch._library.simple_registry
 import torch.autograd.graph
 import torch.utils._foreach_utils
 from torch._ops import OpOverload
@@ -54,6 +55,15 @@ def generator_new(cls: type) -> torch.Generator:
 def forward_mode() -> bool:
     """True while forward-mode differentiation is under way."""
     return torch.autograd.forward_ad._current_level >= 0
+
+
+def process_group(group) -> torch.distributed.ProcessGroup:
+    """The process group that an argument of a communication op means: its name, the boxed group, or itself."""
+    if isinstance(group, str):
+        return torch._C._distributed_c10d._resolve_process_group(group)
+    if isinstance(group, torch.ScriptObject):
+        return torch.distributed.ProcessGroup.unbox(group)
+    return group
 
 
 def wait_work(work) -> None:
@@ -137,10 +147,12 @@ def _protect_backward() -> None:
 _registered = False
 
 
+VERSION = tuple(int(p) for p in torch.__version__.split("+")[0].split(".")[:2])
+
+
 def check_version() -> None:
     """Raises ImportError for a PyTorch that this file was not written for."""
-    version = tuple(int(p) for p in torch.__version__.split("+")[0].split(".")[:2])
-    if not SUPPORTED[0] <= version <= SUPPORTED[1]:
+    if not SUPPORTED[0] <= VERSION <= SUPPORTED[1]:
         wanted = " to ".join(".".join(map(str, v)) for v in SUPPORTED)
         raise ImportError(f"torch_hlo needs PyTorch {wanted}, found {torch.__version__}: its device API is private and changes between versions")
 
@@ -168,6 +180,7 @@ def _guard() -> _Guard:
 def patch(tensor_class: type, module: types.ModuleType, generator_class: type, default_dtype_changed: Callable[[], None]) -> None:
     """Behaviour of PyTorch that has no hook: see each line."""
     _protect_backward()
+    _shorten_dispatch(tensor_class)
     _patch_module_apply()
     # Optimizers and clip_grad_norm_ take the _foreach_ and _fused_ paths only for these exact types.
     # (torch.optim deletes its attribute `optimizer`, hence import_module.)
@@ -307,3 +320,53 @@ def spare_dynamo() -> None:
         for cell in f.__closure__:  # decorators within decorators
             with contextlib.suppress(ValueError):  # an empty cell
                 stack.append(cell.cell_contents)
+
+
+# ---- a shorter way from C++ to __torch_dispatch__
+
+
+class _StandIn(type):
+    """Type of what C++ takes for the class DTensor; it forwards to the real one once that exists."""
+
+    @property
+    def __torch_dispatch__(cls):
+        return _dtensor().__torch_dispatch__
+
+
+def _dtensor() -> type | None:
+    return getattr(sys.modules.get("torch.distributed.tensor._api"), "DTensor", None)
+
+
+class _Watch:
+    """Entry of sys.meta_path: from the import of DTensor on, its stand-in has instances."""
+
+    @classmethod
+    def find_spec(cls, name: str, path=None, target=None) -> None:
+        if name == "torch.distributed.tensor._api":
+            sys.meta_path.remove(cls)
+            _StandIn.__instancecheck__ = lambda stand_in, x: (real := _dtensor()) is not None and isinstance(x, real)
+
+
+def _shorten_dispatch(tensor_class: type) -> None:
+    """Make every op on a tensor subclass cheaper, and the first one by an import of half a second.
+
+    For each op C++ asks a Python function whether a rule was registered for this op and class, and whether the tensor is a DTensor. The
+    function and the class are looked up at the first op of the process; the latter imports torch.distributed.tensor and, with it, sympy.
+    """
+    registry = torch._library.simple_registry
+    find = registry.find_torch_dispatch_rule
+    registry.find_torch_dispatch_rule = lambda op, cls: None if cls is tensor_class else find(op, cls)
+    module = "torch.distributed.tensor"
+    stand_in = VERSION >= (2, 13) and module not in sys.modules  # before, C++ compares types and asks no __instancecheck__
+    if stand_in:
+        sys.modules[module] = types.SimpleNamespace(DTensor=_StandIn("DTensor", (), {}))
+        sys.meta_path.insert(0, _Watch)
+    try:
+
+        class Probe(torch.Tensor):
+            __torch_dispatch__ = classmethod(lambda cls, func, types, args=(), kwargs=None: args[0])
+
+        torch.ops.aten.neg.default(make_wrapper(Probe, (), dtype=torch.float32, device="cpu"))  # the first op: C++ looks both up
+    finally:
+        if stand_in:
+            del sys.modules[module]
