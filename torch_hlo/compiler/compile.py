@@ -15,6 +15,8 @@ import llvmlite.binding as llvm
 
 from torch_hlo.compiler.codegen import index
 from torch_hlo.compiler.codegen.computation import emit_entry
+from torch_hlo.compiler.codegen.gpu.image import device_image
+from torch_hlo.compiler.codegen.gpu.program import GpuProgram
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.registry import load_emitters
@@ -46,21 +48,23 @@ def compile_module(
     `profile` is filled with the steps, and the code counts their time. Raises CodegenError for an instruction without code.
     """
     target = target or host()
+    native = host() if target.grid else target  # a program for a GPU has a plan that runs here
     if optimize:
         from torch_hlo.compiler.pipeline import optimize as run_passes
 
         module = run_passes(module, dump=None if dump is None else lambda name, m, _: dump(f"hlo:{name}", m))
     program, report = emit(module, target, profile)
-    texts = list(_modules(program, target))
+    texts = list(_modules(program, native))
     if dump is not None:
         dump("buffers", report)
         for text in texts:
             dump("llvm", text)
-    objects = _compile_all(texts, target, dump)
+    objects = _compile_all(texts, native, dump)
+    image, kernels = device_image(program, dump) if target.grid else (b"", ())
     return Executable(
         name=module.name, target=target.key, entry="entry", objects=tuple(objects), constants=program.constant_data(), arena=program.arena_size,
         parameters=tuple(p.shape for p in module.entry.params), outputs=tuple(x.shape for x in outputs(module)), aliases=module.aliases,
-        symbols=module.symbols, externals=tuple(sorted(program.declarations)), host_calls=tuple(program.host_calls),
+        symbols=module.symbols, externals=tuple(sorted(program.declarations)), host_calls=tuple(program.host_calls), image=image, kernels=kernels,
     )  # fmt: skip
 
 
@@ -72,7 +76,7 @@ def emit(module: Module, target: Target, profile: Profile | None = None) -> tupl
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, _RECURSION))
         try:
-            program = Program(module, target, profile)
+            program = (GpuProgram if target.grid else Program)(module, target, profile)
             return program, emit_entry(program)
         finally:
             sys.setrecursionlimit(limit)
@@ -81,7 +85,8 @@ def emit(module: Module, target: Target, profile: Profile | None = None) -> tupl
 def _modules(program: Program, target: Target):
     """Functions packed into LLVM modules, each with declarations of what it uses from others."""
     heads: dict[str, str] = {}
-    for name, text in program.functions.items():
+    functions = program.plan if target is not program.target else program.functions
+    for name, text in functions.items():
         match = _HEAD.search(text)
         if match is None or match["name"] != name:
             raise ValueError(f"function {name} is not defined by its text: {text[:200]!r}")
@@ -90,18 +95,18 @@ def _modules(program: Program, target: Target):
     prelude = _PRELUDE.format(bits=target.vector_bytes * 8)
     group: list[str] = []
     size = 0
-    for name, text in program.functions.items():
+    for name, text in functions.items():
         group.append(name)
         size += len(text)
         if size >= MODULE_BYTES:
-            yield _module(program, heads, group, prelude)
+            yield _module(program, functions, heads, group, prelude)
             group, size = [], 0
     if group:
-        yield _module(program, heads, group, prelude)
+        yield _module(program, functions, heads, group, prelude)
 
 
-def _module(program: Program, heads: dict[str, str], group: list[str], prelude: str) -> str:
-    bodies = [program.functions[n].replace("define internal ", "define ", 1) for n in group]
+def _module(program: Program, functions: dict[str, str], heads: dict[str, str], group: list[str], prelude: str) -> str:
+    bodies = [functions[n].replace("define internal ", "define ", 1) for n in group]
     used: dict[str, None] = {}
     for body in bodies:
         used.update(dict.fromkeys(_REFERENCE.findall(body)))

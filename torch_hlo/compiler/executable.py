@@ -9,12 +9,13 @@ import json
 import struct
 from dataclasses import dataclass
 
+from torch_hlo.compiler.codegen.gpu.program import Kernel
 from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall
 from torch_hlo.hlo.dim import Size, parse_dim
 from torch_hlo.hlo.shape import DTYPES, Shape
 
 MAGIC = b"torch_hlo executable\0"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Executable:
     """`entry(ptr block)`, block = [arena, constants, host callback, symbols…, parameters…, outputs…] (64-bit words).
 
     `aliases`: (output, parameter) pairs that must be given the same memory. `symbols`: (name, parameter, dimension) in block order.
-    `arena`: bytes, maybe symbolic. `target`: key of the machine that the code is for. `externals`: C symbols the code calls.
+    `arena`: bytes, maybe symbolic. `target`: key of the machine that the code is for. `externals`: C symbols the code calls. For a GPU,
+    `image` is the device's code (PTX, SPIR-V or an ELF object) with the entry points `kernels`, which `entry` launches by number.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Executable:
     symbols: tuple[tuple[str, int, int], ...]
     externals: tuple[str, ...]
     host_calls: tuple[HostCall, ...]
+    image: bytes = b""
+    kernels: tuple[Kernel, ...] = ()
 
     @property
     def words(self) -> int:
@@ -44,15 +48,16 @@ class Executable:
         return FIXED_WORDS + len(self.symbols) + len(self.parameters) + len(self.outputs)
 
     def to_bytes(self) -> bytes:
-        """magic, version, sha256 of the rest, header length, JSON header, objects, constants."""
+        """magic, version, sha256 of the rest, header length, JSON header, objects, constants, image."""
         header = {
             "name": self.name, "target": self.target, "entry": self.entry, "objects": [len(o) for o in self.objects],
             "constants": len(self.constants), "arena": str(self.arena), "parameters": [_shape_data(s) for s in self.parameters],
             "outputs": [_shape_data(s) for s in self.outputs], "aliases": self.aliases, "symbols": self.symbols, "externals": self.externals,
             "host_calls": [[c.name, c.attrs, [_shape_data(s) for s in c.outputs], [_shape_data(s) for s in c.inputs]] for c in self.host_calls],
+            "image": len(self.image), "kernels": [[k.name, k.arguments, k.threads, k.label] for k in self.kernels],
         }  # fmt: skip
         text = json.dumps(header, separators=(",", ":")).encode()
-        body = b"".join([struct.pack("<Q", len(text)), text, *self.objects, self.constants])
+        body = b"".join([struct.pack("<Q", len(text)), text, *self.objects, self.constants, self.image])
         return MAGIC + struct.pack("<I", VERSION) + hashlib.sha256(body).digest() + body
 
     @classmethod
@@ -76,7 +81,7 @@ class Executable:
         at = start + 8
         h = json.loads(data[at:at + length])
         at += length
-        sizes = [*h["objects"], h["constants"]]
+        sizes = [*h["objects"], h["constants"], h["image"]]
         if any(type(n) is not int or n < 0 for n in sizes) or at + sum(sizes) != len(data):
             raise ValueError("compiled program has a wrong length")
         parts = []
@@ -84,11 +89,12 @@ class Executable:
             parts.append(data[at:at + n])
             at += n
         result = cls(
-            name=str(h["name"]), target=str(h["target"]), entry=str(h["entry"]), objects=tuple(parts[:-1]), constants=parts[-1],
+            name=str(h["name"]), target=str(h["target"]), entry=str(h["entry"]), objects=tuple(parts[:-2]), constants=parts[-2],
             arena=parse_dim(h["arena"]), parameters=tuple(map(_shape, h["parameters"])), outputs=tuple(map(_shape, h["outputs"])),
             aliases=tuple((int(o), int(p)) for o, p in h["aliases"]), symbols=tuple((str(n), int(p), int(d)) for n, p, d in h["symbols"]),
             externals=tuple(map(str, h["externals"])),
             host_calls=tuple(HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i))) for n, a, o, i in h["host_calls"]),
+            image=parts[-1], kernels=tuple(Kernel(str(n), str(a), int(t), str(label)) for n, a, t, label in h["kernels"]),
         )  # fmt: skip
         if any(not (0 <= o < len(result.outputs) and 0 <= p < len(result.parameters)) for o, p in result.aliases):
             raise ValueError("compiled program has aliases out of range")

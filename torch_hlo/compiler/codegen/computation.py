@@ -38,7 +38,7 @@ def emit_entry(program: Program) -> str:
     for number, steps in enumerate(parts):
         last = number == len(parts) - 1
         names.append(_write(program, f"entry.part{number}", steps, bound, assignment.copies if last else (), program.profile))
-    program.function("entry", "define void @entry(ptr %block) #0 {\n" + "".join(f"  call void @{n}(ptr %block)\n" for n in names) + "  ret void\n}\n")
+    program.plan_function("entry", "define void @entry(ptr %block) #0 {\n" + "".join(f"  call void @{n}(ptr %block)\n" for n in names) + "  ret void\n}\n")
     return str(assignment)
 
 
@@ -89,4 +89,4 @@ def _write(program: Program, name: str, steps: Sequence[Instruction], bound: _Bi
                 program.step(x)
         for source, target in copies:
             program.copy(bound.place(target), bound.place(source))
-    return program.function(name, f.text())
+    return program.plan_function(name, f.text())

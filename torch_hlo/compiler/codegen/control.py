@@ -26,7 +26,7 @@ def while_(program, x: Instruction) -> None:
     f = program.code
     with f.while_() as loop:
         program.call(condition, ["ptr %block"])
-        f.break_if(loop, f.icmp("eq", f.load("i8", program.at(keep)), 0, "i8"))
+        f.break_if(loop, f.icmp("eq", program.fetch("i8", keep), 0, "i8"))
         program.call(body, ["ptr %block"])
 
 
@@ -36,9 +36,9 @@ def conditional(program, x: Instruction) -> None:
     branches = x["branch_computations"]
     result, f = program.places(x), program.code
     if selector.shape.dtype == "pred":
-        chosen = f.select(f.icmp("ne", f.load("i8", program.pointer(selector)), 0, "i8"), "i64", 0, 1)
+        chosen = f.select(f.icmp("ne", program.fetch("i8", program.place(selector)), 0, "i8"), "i64", 0, 1)
     else:
-        index = f.op(f"sext i32 {f.load('i32', program.pointer(selector))} to i64")
+        index = f.op(f"sext i32 {program.fetch('i32', program.place(selector))} to i64")
         # Out of range selects the last branch; a negative index is a large unsigned one.
         chosen = f.op(f"call i64 @llvm.umin.i64(i64 {index}, i64 {len(branches) - 1})")
     for i, (branch, operand) in enumerate(zip(branches, operands, strict=True)):
@@ -91,8 +91,7 @@ def after_all(program, x: Instruction) -> None:
 @emits_step("get-dimension-size")
 def get_dimension_size(program, x: Instruction) -> None:
     size = x.operands[0].shape.dims[x["dimensions"][0]]
-    f = program.code
-    f.store("i32", f.op(f"trunc i64 {program.size(size)} to i32") if isinstance(size, Dim) else size, program.pointer(x), 4)
+    program.put(program.code.op(f"trunc i64 {program.size(size)} to i32") if isinstance(size, Dim) else size, program.place(x))
 
 
 @emits_step("set-dimension-size")

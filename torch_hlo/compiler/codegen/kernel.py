@@ -11,6 +11,7 @@ instruction goes through VALUES. Indices are symbolic (index.py), so an address 
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 
@@ -49,6 +50,7 @@ class Kernel:
         self.outputs = [f"%p{len(leaves) + i}" for i in range(outputs)]
         self.sizes: dict[Size, str] = {}
         self.unit = Unit(target)
+        self.grid = target is not None and target.grid
         self.levels = [Level(0, [], "entry", 1, self.unit)]
         self.level = self.levels[0]
         self.e = self.level.emit
@@ -323,11 +325,12 @@ class Kernel:
         if e.lanes == 1:
             p = self.address(pointer, kind, index)
             if mask is not None:
-                p = e.op(f"select i1 {mask}, ptr {p}, ptr {ZEROS}")
+                # On a grid the array's own start is what can be read safely: other memory may be in another address space.
+                p = e.op(f"select i1 {mask}, ptr {p}, ptr {pointer if self.grid else ZEROS}")
             return t.load(p, align)
         stride = self.lane_stride(index)
         if stride == 1:
-            return t.load(self.address(pointer, kind, index), align, mask)
+            return t.load(self.address(pointer, kind, index), self.alignment(index, align), mask)
         if stride == -1 and mask is None:
             raw = t.load(self.address(pointer, kind, index - (e.lanes - 1)), align)
             return e.shuffle(kind, raw, "poison", e.lanes, range(e.lanes - 1, -1, -1))
@@ -335,6 +338,17 @@ class Kernel:
             return self._tile_row(pointer, storage, index, stride)
         at, offsets, offset_kind = self._offsets(pointer, kind, index, stride)
         return t.gather(at, offsets, offset_kind, align, mask)
+
+    def alignment(self, index: Index, itemsize: int) -> int:
+        """Bytes that the address of the first of `lanes` consecutive elements is known to be a multiple of. It only matters on a grid,
+        where a misaligned vector would be loaded piece by piece; buffers and the vectors of a row start at multiples of 16 bytes."""
+        if not self.grid:
+            return itemsize
+        step = math.gcd(self.e.lanes, index.const) if isinstance(index.const, int) else 1
+        for v, c in index.terms:
+            if v is not self.lane_var:
+                step = math.gcd(step, c) if isinstance(c, int) else 1
+        return min(16, itemsize * step)
 
     def _tile_row(self, pointer: str, storage, index: Index, stride: Size) -> str:
         """One row of a transposed block: `lanes` contiguous loads along the row variable serve all rows of the tile."""
@@ -396,7 +410,7 @@ class Kernel:
                 # A scalar store under a condition only happens in kernels that are one lane wide.
                 raise CodegenError("a guarded scalar store needs a branch")
             nontemporal = pointer in self.nontemporal and mask is None and e.lanes > 1
-            align = align * e.lanes if nontemporal else align
+            align = align * e.lanes if nontemporal else self.alignment(index, align) if e.lanes > 1 else align
             self._later(lambda: t.store(value, at, align, mask, nontemporal))
         elif stride == -1 and mask is None:
             reversed_ = e.shuffle(kind, value, "poison", e.lanes, range(e.lanes - 1, -1, -1))
@@ -476,6 +490,22 @@ class Kernel:
             return self._dynamic_lanes(var, low, high, body, unroll, kinds, state)
         finally:
             self.lane_var = saved
+
+    def lanes_at(self, first: Index, extent: Size, body: Callable[[Index], None]) -> None:
+        """One vector of a loop over [0, extent) whose iterations are threads: `body(index)` writes the lanes from `first` on, a multiple
+        of `lanes` that divides `extent`."""
+        parent = self.levels[-1]
+        var = variable("loop", (f"%t{self.unit.number()}",), extent, parent.depth + 1)
+        self._names[var] = self.scalar(first)
+        saved, self.lane_var = self.lane_var, var
+        self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
+        outer, self._pending = self._pending, []
+        body(of(var))
+        self._pending, pending = outer, self._pending
+        for write in pending:
+            write()
+        self._pop(parent)
+        self.lane_var = saved
 
     def tile(self, row: Var, column: Var, body: Callable[[int, Index], None]) -> None:
         """A square tile: `body(number, lane index)` writes row `row + number`, for numbers below `lanes`; the lanes start at `column`.

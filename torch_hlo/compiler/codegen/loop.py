@@ -84,14 +84,14 @@ def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_p
     dtypes = loops.dtypes | {s.value.shape.dtype for s in stores}
     lanes = target.lanes(widest_bits(dtypes))
     extents = loops.extents
-    if len(extents) > 1 and isinstance(extents[-1], int) and extents[-1] * 4 <= lanes:
+    if not target.grid and len(extents) > 1 and isinstance(extents[-1], int) and extents[-1] * 4 <= lanes:
         # The innermost loop is too short for vectors: run over all elements, with gathers.
         extents, index_of = (ix.product(extents),), lambda parts: loops.index(ix.delinear(parts[0], loops.extents))
     else:
         index_of = loops.index
     kernel = Kernel(target, lanes, leaves, outputs=len(stores))
     nbytes = sum(s.value.shape.size * s.value.shape.itemsize for s in stores if isinstance(s.value.shape.size, int))
-    if not in_place and nbytes >= STREAM_BYTES and all(s.at is None for s in stores) and _aligned(extents, stores, target):
+    if not target.grid and not in_place and nbytes >= STREAM_BYTES and all(s.at is None for s in stores) and _aligned(extents, stores, target):
         kernel.nontemporal.update(kernel.outputs)
 
     def body(parts: Sequence[Index]) -> Callable:
@@ -107,7 +107,9 @@ def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_p
         return write
 
     unroll = 4 if loops.cost <= 2 else 2 if loops.cost <= 40 else 1
-    if _tiles(loops, extents, lanes, in_place):
+    if target.grid:
+        items, grain, elements = _grid_nest(kernel, extents, body)
+    elif _tiles(loops, extents, lanes, in_place):
         items, grain, elements = _tiled_nest(kernel, loops, body)
     else:
         items, grain, elements = _nest(kernel, extents, body, unroll, compact=loops.cost > 40)
@@ -146,6 +148,18 @@ def _nest(kernel: Kernel, extents: tuple[Size, ...], body, unroll: int, compact:
         high = last if isinstance(last, int) else kernel.size(last)
         kernel.lane_loop(0, high, last, body(ix.delinear(row, outer)), unroll, compact=compact)
     return rows, 1, last if isinstance(last, int) else 1024
+
+
+def _grid_nest(kernel: Kernel, extents: tuple[Size, ...], body) -> tuple[Size, int, float]:
+    """Like _nest, with a thread per vector: the loops are digits of the thread's number, the innermost changing fastest."""
+    if not extents or not (isinstance(extents[-1], int) and extents[-1] % kernel.lanes == 0):
+        kernel.lanes = 1
+    *outer, last = extents or (1,)
+    counts = (*outer, last // kernel.lanes)
+    with kernel.loop("%lo", "%hi", ix.product(counts)) as item:
+        parts = ix.delinear(item, counts)
+        kernel.lanes_at(parts[-1] * kernel.lanes, last, lambda lane: body(parts[:-1])(lane, ()))
+    return ix.product(counts), 1, kernel.lanes
 
 
 def _tiles(loops: Loops, extents: tuple[Size, ...], lanes: int, in_place: bool) -> bool:

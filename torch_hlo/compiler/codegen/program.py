@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Function
-from torch_hlo.compiler.codegen.registry import HOST_CALLS, STEPS
+from torch_hlo.compiler.codegen.registry import HOST_CALLS, step_emitter
 from torch_hlo.hlo.dim import Dim, Size, dim_max
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, outputs
 from torch_hlo.hlo.shape import Literal, Shape
@@ -156,6 +156,14 @@ class Program:
         to, by, n = self.at(target), self.at(source), self.size(source.nbytes)
         self.parallel(name, [f"ptr {to}", f"ptr {by}"], n, grain=65536, cost=0.08)
 
+    def fetch(self, kind: str, place: Place) -> str:
+        """SSA name of a scalar in a buffer, for control flow: everything before it must have run."""
+        return self.code.load(kind, self.at(place))
+
+    def put(self, value: str | int, place: Place) -> None:
+        """Write an i32 that the host knows to a buffer."""
+        self.code.store("i32", value, self.at(place), 4)
+
     # -- sizes ----------------------------------------------------------------------------------------------------
     def size(self, size: Size) -> str:
         """i64 operand for a size: a decimal literal, or the SSA name of a symbolic one (computed once, at function entry)."""
@@ -197,6 +205,10 @@ class Program:
             self._by_text[key] = found
         return found
 
+    def plan_function(self, name: str, text: str) -> str:
+        """Like `function`, for code that runs on the host and calls the kernels: `void name(ptr block)`."""
+        return self.function(name, text)
+
     def once(self, key, build: Callable[[], object]):
         """`build()` the first time `key` is seen, the remembered result afterwards. Use it to skip writing text again: e.g.
         `program.once(("row", x["calls"], x.shape), lambda: ...)`; interned instructions and computations make exact keys."""
@@ -218,15 +230,15 @@ class Program:
         if str(items) == "0":
             return
         picoseconds = max(1, int(cost * 1000))
+        if not self.target.threads:
+            self.call(function, ["i64 0", f"i64 {items}", *arguments])
+            return
         if isinstance(items, int) or items.isdigit():
             if int(items) <= grain or int(items) * picoseconds < self.target.parallel_threshold_ps:
                 self.call(function, ["i64 0", f"i64 {items}", *arguments])
                 return
         trampoline = self._trampoline(function, tuple(a.split(" ", 1)[0] for a in arguments))
-        self._arguments = max(self._arguments, len(arguments))
-        for i, a in enumerate(arguments):
-            slot = self.code.op(f"getelementptr i64, ptr %arguments, i64 {i}") if i else "%arguments"
-            self.code.do(f"store {a}, ptr {slot}")
+        self._store_arguments(arguments)
         pool = self.symbol("torch_hlo_parallel", "declare void @torch_hlo_parallel(ptr, ptr, i64, i64, i64)")
         self.call(pool, [f"ptr @{trampoline}", "ptr %arguments", f"i64 {items}", f"i64 {grain}", f"i64 {picoseconds}"])
 
@@ -252,13 +264,18 @@ class Program:
             raise CodegenError(f"no host call named {name} is registered")
         index = len(self.host_calls)
         self.host_calls.append(HostCall(name, json.dumps(attrs), tuple(s for _, s in outputs), tuple(s for _, s in inputs)))
-        places = [p for p, _ in (*outputs, *inputs)]
-        self._arguments = max(self._arguments, len(places))
-        for i, place in enumerate(places):
+        self._store_arguments([f"ptr {self.at(place)}" for place, _ in (*outputs, *inputs)])
+        self._call_host(index)
+
+    def _call_host(self, number: int) -> None:
+        self.code.do(f"call void {self._base(HOST)}(ptr %block, i64 {number}, ptr %arguments)")
+
+    def _store_arguments(self, arguments: Sequence[str]) -> None:
+        """Put "type value" texts into the function's argument words."""
+        self._arguments = max(self._arguments, len(arguments))
+        for i, a in enumerate(arguments):
             slot = self.code.op(f"getelementptr i64, ptr %arguments, i64 {i}") if i else "%arguments"
-            self.code.do(f"store ptr {self.at(place)}, ptr {slot}")
-        callback = self._base(HOST)
-        self.code.do(f"call void {callback}(ptr %block, i64 {index}, ptr %arguments)")
+            self.code.do(f"store {a}, ptr {slot}")
 
     # -- computations ---------------------------------------------------------------------------------------------
     def computation(self, computation: Computation, arguments: Sequence, result=None) -> str:
@@ -292,12 +309,12 @@ class Program:
 
     def step(self, x: Instruction) -> None:
         """Emit one scheduled instruction. Raises CodegenError naming it when no emitter takes it."""
-        emitter = STEPS.get(x.op)
+        emitter = step_emitter(x.op, self.target)
         if emitter is None:
             operands = ", ".join(str(o.shape) for o in x.operands)
             meta = META.get(x)
             at = f" ({meta.op_name} {meta.source})" if meta else ""
-            raise CodegenError(f"{x.op}({operands}) -> {x.shape}{at}: no emitter on the CPU; lower it to other opcodes or add one "
+            raise CodegenError(f"{x.op}({operands}) -> {x.shape}{at}: no emitter for this target; lower it to other opcodes or add one "
                                f"with @emits_step({x.op!r})")
         self.places(x)  # the result's buffer outlives the step's scratch memory
         top = self._top

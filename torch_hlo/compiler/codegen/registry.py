@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 VALUES: dict[str, Callable] = {}
 STEPS: dict[str, Callable] = {}
+GRID_STEPS: dict[str, Callable] = {}  # the column of GPUs; an opcode without a row there uses that of STEPS
 HOST_CALLS: dict[str, Callable] = {}
 _loaded = False
 
@@ -44,9 +45,14 @@ def emits_value(*opcodes: str) -> Callable[[Callable], Callable]:
     return _registrar(VALUES, opcodes, "value emitters")
 
 
-def emits_step(*opcodes: str) -> Callable[[Callable], Callable]:
-    """Register `(program, x) -> None` for these opcodes."""
-    return _registrar(STEPS, opcodes, "step emitters")
+def emits_step(*opcodes: str, grid: bool = False) -> Callable[[Callable], Callable]:
+    """Register `(program, x) -> None` for these opcodes; `grid`: only for targets whose kernels run on a grid of threads."""
+    return _registrar(GRID_STEPS if grid else STEPS, opcodes, "step emitters")
+
+
+def step_emitter(opcode: str, target) -> Callable | None:
+    """The emitter of an opcode for a target."""
+    return (GRID_STEPS.get(opcode) if target.grid else None) or STEPS.get(opcode)
 
 
 def host_call(*names: str) -> Callable[[Callable], Callable]:
@@ -60,6 +66,6 @@ def load_emitters() -> None:
     global _loaded
     if not _loaded:
         package = importlib.import_module("torch_hlo.compiler.codegen")
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{package.__name__}.{module.name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
         _loaded = True

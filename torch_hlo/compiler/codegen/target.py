@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import llvmlite.binding as llvm
@@ -16,12 +16,18 @@ _UNKNOWN_TO_LLVM = {"prefetchi"}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`vector_bytes`: width of a vector register. `features`: LLVM's feature string, part of the cache key."""
+    """`vector_bytes`: width of a vector register. `features`: LLVM's feature string, part of the cache key.
+
+    `triple`: what code in files is for; empty for code that this process loads. `threads`: whether loops may run on the thread pool.
+    """
 
     cpu: str
     features: str
     vector_bytes: int
     parallel_threshold_ps: int = 3_000_000  # a loop shorter than this is not worth waking another thread for
+    grid = False  # see gpu/target.py
+    triple: str = ""
+    threads: bool = True
 
     def has(self, feature: str) -> bool:
         return f"+{feature}" in self.features.split(",")
@@ -30,15 +36,28 @@ class Target:
         """Elements of `bits` in a vector register."""
         return self.vector_bytes * 8 // bits
 
+    @property
+    def fuses(self) -> bool:
+        """Whether multiply-add with one rounding is an instruction. Otherwise llvm.fma would be a call of libm."""
+        return self.has("fma") or self.arch == "aarch64"
+
+    @property
+    def arch(self) -> str:
+        return (self.triple or llvm.get_default_triple()).partition("-")[0].replace("arm64", "aarch64")
+
     def machine(self) -> llvm.TargetMachine:
         """A new TargetMachine: an MCJIT engine takes it over, so each needs its own."""
         initialize()
-        return llvm.Target.from_default_triple().create_target_machine(
-            cpu=self.cpu, features=self.features, opt=2, codemodel="jitdefault", jit=True)
+        if not self.triple:
+            return llvm.Target.from_default_triple().create_target_machine(
+                cpu=self.cpu, features=self.features, opt=2, codemodel="jitdefault", jit=True)
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        return llvm.Target.from_triple(self.triple).create_target_machine(cpu=self.cpu, features=self.features, opt=2, reloc="pic", codemodel="default")
 
     @property
     def key(self) -> str:
-        return f"{llvm.get_default_triple()} {self.cpu} {self.features} llvm{llvm.llvm_version_info[0]}"
+        return f"{self.triple or llvm.get_default_triple()} {self.cpu} {self.features} llvm{llvm.llvm_version_info[0]}"
 
 
 @lru_cache(1)
@@ -68,3 +87,45 @@ def host() -> Target:
         return Target(llvm.get_host_cpu_name(), features, 16)
     cpu = next((name for feature, name in _CPU_BY_FEATURE if feature in on), "x86-64")
     return Target(cpu, features, 64 if "avx512vl" in on and "avx512dq" in on else 32 if "avx2" in on and "fma" in on else 16)
+
+
+# -- code for other machines ---------------------------------------------------------------------------------------------
+_V2 = "+cx16,+mmx,+fxsr,+popcnt,+sahf,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2"
+_V3 = f"{_V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
+_V4 = f"{_V3},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """`cpus`: what code can be generated for: name -> (LLVM's CPU, features, bytes of a vector register). The first is the default."""
+
+    triple: str
+    cpus: dict[str, tuple[str, str, int]]
+
+
+PLATFORMS: dict[str, Platform] = {
+    "x86_64-linux-gnu": Platform("x86_64-unknown-linux-gnu", {
+        "x86-64-v3": ("x86-64-v3", _V3, 32), "x86-64-v4": ("x86-64-v4", _V4, 64), "x86-64-v2": ("x86-64-v2", _V2, 16)}),
+    "aarch64-linux-gnu": Platform("aarch64-unknown-linux-gnu", {
+        "armv8-a": ("generic", "+fp-armv8,+neon", 16), "neoverse-n1": ("neoverse-n1", "+fp-armv8,+neon,+fullfp16,+dotprod,+lse", 16)}),
+    "wasm32": Platform("wasm32-unknown-unknown", {"simd128": ("generic", "+simd128,+bulk-memory", 16), "mvp": ("mvp", "", 16)}),
+}  # fmt: skip
+
+
+def platform_target(name: str, cpu: str | None = None, threads: bool = False) -> Target:
+    """Target for code in files. `name`: a key of PLATFORMS, or "host"; `cpu`: one of the platform's, or "host" for all that this
+    machine has. Raises ValueError listing what there is."""
+    if name == "host":
+        own = f"{platform.machine().replace('AMD64', 'x86_64').replace('arm64', 'aarch64')}-linux-gnu"
+        if cpu in (None, "host"):
+            if own not in PLATFORMS:
+                raise ValueError(f"no code in files for {platform.machine()} yet; targets are {', '.join(PLATFORMS)}")
+            return replace(host(), triple=PLATFORMS[own].triple, threads=threads)
+        name = own
+    found = PLATFORMS.get(name)
+    if found is None:
+        raise ValueError(f"unknown target {name!r}; there are host, {', '.join(PLATFORMS)}")
+    if cpu is not None and cpu not in found.cpus:
+        raise ValueError(f"unknown cpu {cpu!r} for {name}; there are {', '.join(found.cpus)}")
+    llvm_cpu, features, vector_bytes = found.cpus[cpu or next(iter(found.cpus))]
+    return Target(llvm_cpu, features, vector_bytes, triple=found.triple, threads=threads)

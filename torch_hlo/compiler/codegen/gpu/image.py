@@ -1,0 +1,64 @@
+"""Device code as text becomes an image: PTX, a SPIR-V module, or an AMD object. What instruction selection lacks is found out before.
+
+An intrinsic without code is a fatal error inside LLVM that ends the process, so every call of one is checked against the family's list.
+"""
+from __future__ import annotations
+
+import re
+
+import llvmlite.binding as llvm
+
+from torch_hlo.compiler.codegen.gpu.program import GpuProgram, Kernel
+from torch_hlo.compiler.codegen.gpu.target import GpuTarget
+from torch_hlo.compiler.codegen.program import CodegenError
+
+_INTRINSIC = re.compile(r"@llvm\.([a-z0-9_.]+)\(")
+_CODE_OBJECT = '!llvm.module.flags = !{!1}\n!1 = !{i32 1, !"amdhsa_code_object_version", i32 500}\n'
+
+
+def check_intrinsics(text: str, target: GpuTarget) -> None:
+    """Raises CodegenError naming an intrinsic that the target's instruction selection has no code for."""
+    allowed = target.family.intrinsics
+    for found in dict.fromkeys(_INTRINSIC.findall(text)):
+        parts = found.split(".")
+        if not any(".".join(parts[:n]) in allowed for n in range(1, len(parts) + 1)):
+            raise CodegenError(f"llvm.{found} has no code on {target.name}: write it with other instructions (codegen/gpu/math.py)")
+
+
+def module_text(program: GpuProgram) -> str:
+    """The device's LLVM module."""
+    target = program.target
+    body = program.device_text()
+    check_intrinsics(body, target)
+    used = set(re.findall(r"@(\w+)\(", body))
+    declared = [d for d in target.family.declarations if d[d.index("@") + 1:d.index("(")] in used]
+    flags = _CODE_OBJECT if target.family.name == "amdgcn" else ""
+    return "\n".join([*declared, "", body, "attributes #0 = { nounwind }", "attributes #1 = { nounwind willreturn memory(none) }", flags])
+
+
+def device_image(program: GpuProgram, dump=None) -> tuple[bytes, tuple[Kernel, ...]]:
+    """(image, its kernels). `dump` gets "llvm" and, where it is text, "asm". Raises CodegenError, RuntimeError for invalid text."""
+    if not program.kernels:
+        return b"", ()
+    text = module_text(program)
+    if dump is not None:
+        dump("llvm", text)
+    image = assemble(text, program.target)
+    if dump is not None and program.target.family.output == "assembly":
+        dump("asm", image.decode())
+    return image, tuple(program.kernels)
+
+
+def assemble(text: str, target: GpuTarget) -> bytes:
+    """The image of an LLVM module's text."""
+    machine = target.machine()
+    context = llvm.create_context()
+    try:
+        module = llvm.parse_assembly(text, context)
+    except RuntimeError as error:
+        raise RuntimeError(f"generated device IR is invalid: {error}") from None
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    if target.family.output == "assembly":
+        return machine.emit_assembly(module).encode()
+    return machine.emit_object(module)

@@ -1,0 +1,169 @@
+"""The builder for GPU programs: kernels for the device, and a plan for the host that launches them.
+
+The plan is the same `entry(ptr block)` as on the CPU, and steps are emitted by the same code. What differs is where functions run:
+`parallel` becomes the launch of a kernel made from the function, copies and host reads go through the driver. The word HOST of the block
+points to a table of the host's functions (see CALLS), which device/gpu.py fills.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen.gpu.spaces import assign_spaces
+from torch_hlo.compiler.codegen.gpu.target import Family
+from torch_hlo.compiler.codegen.program import HOST, CodegenError, Place, Program
+from torch_hlo.hlo.ir import META, Instruction
+
+CALLS = ("host_call", "launch", "copy", "fetch", "fill")
+THREADS = 128  # of a group, where threads do not work together
+_HEAD = re.compile(r"define (?:internal )?void @(?P<name>[\w.$]+)\((?P<params>[^\n]*)\) #0 \{\nentry:\n")
+_STACK_SLOT = re.compile(r"^  %[\w.$]+ = alloca [^\n]*\n", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """An entry point on the device: `name(i64 items, arguments…)`. `arguments`: "p" for a pointer, "n" for an i64, each; `threads` of a
+    group; `label`: the HLO instruction it was first made for."""
+
+    name: str
+    arguments: str
+    threads: int
+    label: str
+
+
+class GpuProgram(Program):
+    """See Program. `function` adds device code, `plan_function` host code."""
+
+    def __init__(self, module, target, profile=None) -> None:
+        if profile is not None:
+            raise CodegenError("step times are not measured on GPUs: use the vendor's profiler")
+        super().__init__(module, target, None)
+        self.plan: dict[str, str] = {}
+        self.kernels: list[Kernel] = []
+        self.groups: dict[str, int] = {}  # functions whose threads work on one item together -> threads of a group
+        self.fetches = False  # whether the host looks at values on the way
+        self._kernel_numbers: dict[tuple[str, int], int] = {}
+        self._kernel_texts: list[str] = []
+        self._step: Instruction | None = None
+
+    def plan_function(self, name: str, text: str) -> str:
+        self.plan[name] = text
+        return name
+
+    def function(self, name: str, text: str) -> str:
+        plain = re.sub(r"\W", "_", name)  # PTX and SPIR-V names have no dots
+        return super().function(plain, text.replace(f"@{name}(", f"@{plain}(", 1))
+
+    def group_function(self, name: str, text: str, threads: int) -> str:
+        """A function one item of which is worked on by a group of `threads` threads."""
+        name = self.function(f"{name}_{threads}", text.replace(f"@{name}(", f"@{name}_{threads}(", 1))
+        self.groups[name] = threads
+        return name
+
+    def step(self, x: Instruction) -> None:
+        self._step = x
+        super().step(x)
+
+    # -- calls of the host ----------------------------------------------------------------------------------------
+    def _host(self, call: str, *arguments: str) -> None:
+        table = self._base(HOST)
+        slot = self._prologue_once(("slot", call), f"getelementptr ptr, ptr {table}, i64 {CALLS.index(call)}")
+        function = self._prologue_once(("call", call), f"load ptr, ptr {slot}")
+        self.code.do(f"call void {function}({', '.join(('ptr %block', *arguments))})")
+
+    def _prologue_once(self, key, expression: str) -> str:
+        found = self._bases.get(key)
+        if found is None:
+            found = self._bases[key] = self._prologue(expression)
+        return found
+
+    def parallel(self, function: str, arguments: Sequence[str], items: str | int, grain: int = 1, cost: float = 0.0) -> None:
+        """Launch `function` on [0, items): a group of threads per item where the function wants that, else a thread per `grain` items."""
+        if str(items) == "0":
+            return
+        f = self.code
+        number = self._kernel(function, grain, arguments)
+        kernel = self.kernels[number]
+        count = int(items) if str(items).isdigit() else items
+        groups = count if function in self.groups else f.ceildiv(count, grain * kernel.threads)
+        self._store_arguments([f"i64 {items}", *arguments])
+        self._host("launch", f"i64 {number}", f"i64 {groups}", "ptr %arguments")
+
+    def _kernel(self, function: str, grain: int, arguments: Sequence[str]) -> int:
+        found = self._kernel_numbers.get((function, grain))
+        if found is None:
+            found = self._kernel_numbers[function, grain] = len(self.kernels)
+            kinds = [a.split(" ", 1)[0] for a in arguments]
+            if any(k not in ("ptr", "i64") for k in kinds):
+                raise CodegenError(f"kernel {function}: arguments are pointers and i64, got {kinds}")
+            threads = self.groups.get(function)
+            x = self._step
+            label = "" if x is None else f"{x.op} {x.shape}" + (f" ({META[x].op_name})" if META.get(x) and META[x].op_name else "")
+            name = f"k{found}_{function}"
+            self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), threads or THREADS, label))
+            self._kernel_texts.append(kernel_text(self.functions[function], name, self.target.family, threads or THREADS, grain, threads is not None))
+        return found
+
+    def copy(self, target: Place, source: Place) -> None:
+        if (target.word, target.offset) == (source.word, source.offset) or source.nbytes == 0:
+            return
+        to, by, n = self.at(target), self.at(source), self.size(source.nbytes)
+        self._host("copy", f"ptr {to}", f"ptr {by}", f"i64 {n}")
+
+    def fetch(self, kind: str, place: Place) -> str:
+        self.fetches = True
+        nbytes = {"i8": 1, "i32": 4, "i64": 8}[kind]
+        slot = self._prologue_once("fetched", "alloca i64, align 8")
+        self._host("fetch", f"ptr {slot}", f"ptr {self.at(place)}", f"i64 {nbytes}")
+        return self.code.load(kind, slot)
+
+    def put(self, value: str | int, place: Place) -> None:
+        self._host("fill", f"ptr {self.at(place)}", f"i32 {value}", "i64 1")
+
+    def _call_host(self, number: int) -> None:
+        self.fetches = True
+        self._host("host_call", f"i64 {number}", "ptr %arguments")
+
+    # -- the device's code ----------------------------------------------------------------------------------------
+    def device_text(self) -> str:
+        """All kernels and what they call, with address spaces."""
+        family = self.target.family
+        called = {f for f in self.functions if any(re.search(rf"@{re.escape(f)}\(", t) for t in (*self._kernel_texts, *self.functions.values()) if
+                                                  not t.startswith(f"define void @{f}(") and f"define internal void @{f}(" not in t)}
+        helpers = [self.functions[f].replace("define void", "define internal void", 1) for f in self.functions if f in called]
+        return "\n".join(assign_spaces(t, family.stack) for t in (*helpers, *self._kernel_texts))
+
+
+def kernel_text(text: str, name: str, family: Family, threads: int, grain: int, group: bool) -> str:
+    """The entry point made of a function `void f(i64 lo, i64 hi, …)`: its [lo, hi) is the group's item, or the thread's `grain` items."""
+    head = _HEAD.search(text)
+    if head is None:
+        raise CodegenError(f"kernel {name} is not a function of a range: {text[:120]!r}")
+    params = [p.strip() for p in head["params"].split(",")][2:]
+    body = text[head.end():]
+    slots = _STACK_SLOT.findall(body)
+    body = _STACK_SLOT.sub("", body)
+    start = [f"  %kernel.g0 = call {family.ids} {family.group_id}", f"  %kernel.t0 = call {family.ids} {family.thread_id}"]
+    if family.ids == "i32":
+        start += ["  %kernel.g = zext i32 %kernel.g0 to i64", "  %kernel.t = zext i32 %kernel.t0 to i64"]
+    else:
+        start += ["  %kernel.g = add i64 %kernel.g0, 0", "  %kernel.t = add i64 %kernel.t0, 0"]
+    if group:
+        start += ["  %lo = add i64 %kernel.g, 0", "  %hi = add i64 %kernel.g, 1"]
+    else:
+        start += [f"  %kernel.first = mul i64 %kernel.g, {threads}", "  %kernel.number = add i64 %kernel.first, %kernel.t",
+                  f"  %lo = mul i64 %kernel.number, {grain}", f"  %kernel.end = add i64 %lo, {grain}",
+                  "  %hi = call i64 @llvm.smin.i64(i64 %kernel.end, i64 %items)"]
+    start += ["  %kernel.any = icmp slt i64 %lo, %items", "  br i1 %kernel.any, label %entry, label %kernel.none", "entry:\n"]
+    attributes = f'#0{family.attributes}' + (f' "amdgpu-flat-work-group-size"="{threads},{threads}"' if family.name == "amdgcn" else "")
+    extra = f' "nvvm.maxntid"="{threads}"' if family.name == "nvptx" else ""
+    size = f" !reqd_work_group_size !{{i32 {threads}, i32 1, i32 1}}" if family.name == "spirv64" else ""
+    before = text[: head.start()].replace("@SELF", f"@{name}")
+    body = body.rstrip()
+    if not body.endswith("}"):
+        raise CodegenError(f"kernel {name} has more than one function in its text")
+    body = body[:-1].rstrip() + "\nkernel.none:\n  ret void\n}\n"
+    signature = ", ".join(["i64 %items", *params])
+    return (f"{before}define {family.kernel} void @{name}({signature}) {attributes}{extra}{size} {{\nkernel.start:\n" + "".join(slots)
+            + "\n".join(start) + body.replace("@SELF", f"@{name}"))

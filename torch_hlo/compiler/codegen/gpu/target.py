@@ -1,0 +1,139 @@
+"""GPU targets: one row per instruction set says how a kernel names its threads, meets at a barrier and exchanges registers.
+
+    target = gpu_target("nvptx:sm_90")        # or spirv64, amdgcn:gfx942
+    target.family.barrier                     # the line of IR
+
+Nothing else in code generation knows the instruction sets, but the matrix units (mma.py).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import llvmlite.binding as llvm
+
+from torch_hlo.compiler.codegen.target import host
+
+GLOBAL, SHARED = 1, 3  # address spaces, the same in every family
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An instruction set. Thread and group numbers are i32 calls unless `ids` says i64; `shuffle` takes and gives an i32 of another
+    lane of the warp: `{v}` the value, `{m}` what the own lane number is xor-ed with. `stack`: address space of stack slots.
+    `output`: "assembly" (PTX) or "object". `intrinsics`: the LLVM intrinsics that instruction selection has code for."""
+
+    name: str
+    triple: str
+    kernel: str
+    group_id: str
+    thread_id: str
+    ids: str
+    barrier: str
+    shuffle: str
+    declarations: tuple[str, ...]
+    output: str
+    intrinsics: frozenset[str]
+    stack: int = 0
+    shared_bytes: int = 48 << 10
+    attributes: str = ""
+
+
+# Selected by every back end, on scalars and vectors of the types that kernels use. Anything else would abort the process.
+_COMMON = """abs bswap copysign ctlz ctpop cttz fabs floor ceil trunc fma fmuladd fptosi.sat fptoui.sat masked.load masked.store maxnum memcpy
+memmove memset minnum rint round roundeven smax smin sqrt umax umin fshl fshr""".split()
+
+FAMILIES = {
+    f.name: f
+    for f in (
+        Family(
+            "nvptx", "nvptx64-nvidia-cuda", "ptx_kernel", "@llvm.nvvm.read.ptx.sreg.ctaid.x()", "@llvm.nvvm.read.ptx.sreg.tid.x()", "i32",
+            "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)", "call i32 @llvm.nvvm.shfl.sync.bfly.i32(i32 -1, i32 {v}, i32 {m}, i32 31)",
+            (), "assembly", frozenset((*_COMMON, "nvvm")),
+        ),
+        Family(
+            "spirv64", "spirv64v1.4-unknown-unknown", "spir_kernel", "@_Z12get_group_idj(i32 0)", "@_Z12get_local_idj(i32 0)", "i64",
+            "call spir_func void @_Z7barrierj(i32 3)", "",
+            ("declare spir_func i64 @_Z12get_group_idj(i32)", "declare spir_func i64 @_Z12get_local_idj(i32)",
+             "declare spir_func void @_Z7barrierj(i32) convergent nounwind"), "object", frozenset((*_COMMON, "spv")),
+        ),
+        Family(
+            "amdgcn", "amdgcn-amd-amdhsa", "amdgpu_kernel", "@llvm.amdgcn.workgroup.id.x()", "@llvm.amdgcn.workitem.id.x()", "i32",
+            'fence syncscope("workgroup") release\n  call void @llvm.amdgcn.s.barrier()\n  fence syncscope("workgroup") acquire',
+            "call i32 @llvm.amdgcn.ds.bpermute(i32 {a}, i32 {v})", (), "object", frozenset((*_COMMON, "amdgcn")), stack=5, shared_bytes=64 << 10,
+            attributes=' "uniform-work-group-size"="true"',
+        ),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """What code is generated for: looks like codegen.target.Target to emitters, and is compiled together with a plan for the host.
+
+    `vector_bytes`: one access of a thread. `warp`: threads that run in step.
+    """
+
+    family: Family
+    cpu: str
+    features: str = ""
+    warp: int = 32
+    vector_bytes: int = 16
+    grid = True  # kernels run on a grid of threads
+    fuses = True  # multiply-add is an instruction
+    parallel_threshold_ps = 0
+
+    def has(self, feature: str) -> bool:
+        """Conversions of f16 are instructions everywhere; nothing of what CPUs have besides is here."""
+        return feature == "f16c"
+
+    def lanes(self, bits: int) -> int:
+        """Elements of `bits` that a thread handles at a time."""
+        return self.vector_bytes * 8 // bits
+
+    def machine(self) -> llvm.TargetMachine:
+        initialize()
+        return llvm.Target.from_triple(self.family.triple).create_target_machine(
+            cpu=self.cpu, features=self.features, opt=3, reloc="pic" if self.family.name == "amdgcn" else "default")
+
+    @property
+    def name(self) -> str:
+        return f"{self.family.name}:{self.cpu}" if self.cpu else self.family.name
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} {self.features} llvm{llvm.llvm_version_info[0]} + {host().key}"
+
+
+@lru_cache(1)
+def initialize() -> None:
+    for setup in ("initialize_all_targets", "initialize_all_asmprinters"):
+        getattr(llvm, setup)()
+
+
+# What is accepted after the family's name. PTX versions: the oldest that knows the architecture, so that old drivers take the text.
+_PTX = {"sm_80": "+ptx70", "sm_86": "+ptx71", "sm_89": "+ptx78", "sm_90": "+ptx78", "sm_90a": "+ptx80", "sm_100": "+ptx86", "sm_100a": "+ptx86",
+        "sm_120": "+ptx87"}  # fmt: skip
+_WAVES = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}
+
+
+def gpu_target(name: str) -> GpuTarget:
+    """`nvptx:sm_80` … `nvptx:sm_120`, `amdgcn:gfx90a|gfx942|gfx1100`, `spirv64`. Raises ValueError naming the choices."""
+    family, _, cpu = name.partition(":")
+    if family == "spirv64" and not cpu:
+        return GpuTarget(FAMILIES[family], "", warp=1)
+    if family == "nvptx" and cpu in _PTX:
+        return GpuTarget(FAMILIES[family], cpu, _PTX[cpu])
+    if family == "amdgcn" and cpu in _WAVES:
+        return GpuTarget(FAMILIES[family], cpu, warp=_WAVES[cpu])
+    raise ValueError(f"no GPU target {name!r}: choose spirv64, {', '.join(f'nvptx:{c}' for c in _PTX)} or {', '.join(f'amdgcn:{c}' for c in _WAVES)}")
+
+
+def nvptx_target(major: int, minor: int) -> GpuTarget:
+    """The target for a device of this compute capability: its own row, else the newest older one. Raises ValueError below 8.0."""
+    have = 10 * major + minor
+    known = sorted(int(c[3:]) for c in _PTX if c[-1] != "a")
+    fitting = [c for c in known if c <= have]
+    if not fitting:
+        raise ValueError(f"compute capability {major}.{minor} is not supported: kernels are written for 8.0 (Ampere) and later")
+    return gpu_target(f"nvptx:sm_{fitting[-1]}" + ("a" if f"sm_{fitting[-1]}a" in _PTX and fitting[-1] == have and have == 90 else ""))
