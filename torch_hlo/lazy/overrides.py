@@ -2,7 +2,7 @@
 
 * linear stays whole (`aten.linear`, `aten.linear_backward`), except under forward-mode differentiation.
 * scaled_dot_product_attention becomes the pair of ops with a fused lowering, or PyTorch's math where that does not fit.
-* recurrent networks become matrix products and pointwise ops instead of fused CUDA cells.
+* recurrent networks become products and recurrences (recurrent.py) instead of fused CUDA cells.
 * composite kernels that overlook `out=` for tensor subclasses, or that are registered where only C++ looks, are called differently.
 """
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from torch_hlo.lazy import autocast, backend, checks, decompose, dispatch, generator
+from torch_hlo.lazy import autocast, backend, checks, decompose, dispatch, generator, recurrent
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import handles
 from torch_hlo.lazy.meta import aten
@@ -40,12 +40,13 @@ def register() -> None:
         library.impl("linear", _linear, backend.AUTOGRAD_PRIVATE_USE, with_keyset=True)
     if aten._scaled_dot_product_fused_attention_overrideable.default in LOWERINGS:
         library.impl("scaled_dot_product_attention", attention, backend.AUTOGRAD_PRIVATE_USE)
-    for name in ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data"):
-        packet, overload = name.split(".")
-        library.impl(name, _Decomposed(getattr(getattr(aten, packet), overload)), backend.AUTOGRAD_PRIVATE_USE)
+    for op in recurrent.NETWORKS:
+        library.impl(op.name().removeprefix("aten::"), recurrent.Network(op), backend.AUTOGRAD_PRIVATE_USE)
+    for op in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data):
+        library.impl(op.name().removeprefix("aten::"), _Decomposed(op), backend.AUTOGRAD_PRIVATE_USE)
     library.impl("one_hot", one_hot, backend.AUTOGRAD_PRIVATE_USE)
-    library.impl("lstm_cell", lstm_cell, backend.AUTOGRAD_PRIVATE_USE)
-    library.impl("gru_cell", gru_cell, backend.AUTOGRAD_PRIVATE_USE)
+    library.impl("lstm_cell", recurrent.lstm_cell, backend.AUTOGRAD_PRIVATE_USE)
+    library.impl("gru_cell", recurrent.gru_cell, backend.AUTOGRAD_PRIVATE_USE)
     for overload in ("out", "out_tol_tensor", "atol_rtol_float_out", "atol_rtol_tensor_out"):
         library.impl(f"linalg_matrix_rank.{overload}", _writing_out(getattr(aten.linalg_matrix_rank, overload)), backend.AUTOGRAD_PRIVATE_USE)
     autocast.register(every, library)
@@ -215,25 +216,7 @@ def _attention_backward_metas(grad, query, key, value, bias, mask, *rest, **kwar
 dispatch.INFER[aten._scaled_dot_product_fused_attention_overrideable_backward.default] = _attention_backward_metas
 
 
-# ---- recurrent cells
-
-
-def lstm_cell(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
-    """One step of an LSTM: (hidden, cell)."""
-    h, c = hx
-    gates = torch.nn.functional.linear(x, w_ih, b_ih) + torch.nn.functional.linear(h, w_hh, b_hh)
-    i, f, g, o = gates.chunk(4, -1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
-
-
-def gru_cell(x, h, w_ih, w_hh, b_ih=None, b_hh=None):
-    """One step of a GRU: the new hidden state."""
-    i_r, i_z, i_n = torch.nn.functional.linear(x, w_ih, b_ih).chunk(3, -1)
-    h_r, h_z, h_n = torch.nn.functional.linear(h, w_hh, b_hh).chunk(3, -1)
-    z = (i_z + h_z).sigmoid()
-    n = (i_n + (i_r + h_r).sigmoid() * h_n).tanh()
-    return n + z * (h - n)
+# ---- other composites
 
 
 def one_hot(classes, num_classes=-1):
@@ -263,5 +246,6 @@ def _composite(fn):
 
 dispatch.TABLE[aten.scaled_dot_product_attention.default] = _composite(attention)
 dispatch.TABLE[aten.one_hot.default] = _composite(one_hot)
-dispatch.TABLE[aten.lstm_cell.default] = _composite(lstm_cell)
-dispatch.TABLE[aten.gru_cell.default] = _composite(gru_cell)
+dispatch.TABLE[aten.lstm_cell.default] = _composite(recurrent.lstm_cell)
+dispatch.TABLE[aten.gru_cell.default] = _composite(recurrent.gru_cell)
+dispatch.TABLE.update({op: _composite(recurrent.Network(op)) for op in recurrent.NETWORKS})

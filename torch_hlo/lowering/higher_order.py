@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import fx
 
-from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import Computation, Instruction, instr
-from torch_hlo.hlo.shape import Shape, literal, tuple_shape
+from torch_hlo.hlo.shape import Shape, literal
 from torch_hlo.lowering import promote
+from torch_hlo.lowering.control import elements, loop, scan_loop, tupled
 from torch_hlo.lowering.expand import _existing
 from torch_hlo.lowering.fx import FxGraph, from_fx
 from torch_hlo.lowering.graph import Leaf, apply
@@ -71,42 +71,20 @@ def _constant(tensor: torch.Tensor, dtype: str) -> Instruction:
     return instr("constant", (), Shape(dtype, tuple(tensor.shape)), literal=literal(plain.numpy(), dtype))
 
 
-def _elements(x: Instruction, count: int) -> list[Instruction]:
-    return [build.get_tuple_element(x, i) for i in range(count)]
-
-
-def _tuple(values: Sequence[Instruction]) -> Instruction:
-    return instr("tuple", tuple(values), tuple_shape(*(v.shape for v in values)))
-
-
 @_lowers("cond")
 def cond(predicate, true_graph, false_graph, operands=()):
     tensors = [_value(o) for o in operands]
-    given = _tuple(tensors)
+    given = tupled(tensors)
     branches = []
     for graph in (true_graph, false_graph):
         param = instr("parameter", (), given.shape, index=0)
-        results = call_graph(graph, _elements(param, len(tensors)))
-        branches.append(Computation("branch", (param,), _tuple(results)))
+        results = call_graph(graph, elements(param, len(tensors)))
+        branches.append(Computation("branch", (param,), tupled(results)))
     if branches[0].root.shape != branches[1].root.shape:
         raise LoweringError(f"cond: the branches give {branches[0].root.shape} and {branches[1].root.shape}")
     chosen = promote.cast(reshape(_value(predicate), ()), "pred")
     result = instr("conditional", (chosen, given, given), branches[0].root.shape, branch_computations=tuple(branches))
-    return tuple(_elements(result, len(branches[0].root.operands)))
-
-
-def loop(condition: Callable, body: Callable, state: Sequence[Instruction]) -> list[Instruction]:
-    """Repeat `body(*state) -> state` while `condition(*state) -> pred` holds."""
-    start = _tuple(state)
-    param = instr("parameter", (), start.shape, index=0)
-    inner = _elements(param, len(state))
-    after = body(*inner)
-    for i, (old, new) in enumerate(zip(state, after, strict=True)):
-        if (old.shape.dtype, old.shape.dims) != (new.shape.dtype, new.shape.dims):
-            raise LoweringError(f"loop: value {i} is {old.shape} before and {new.shape} after the body; they must be alike")
-    holds = promote.cast(reshape(condition(*inner), ()), "pred")
-    result = instr("while", (start,), start.shape, condition=Computation("condition", (param,), holds), body=Computation("body", (param,), _tuple(after)))
-    return _elements(result, len(state))
+    return tuple(elements(result, len(branches[0].root.operands)))
 
 
 @_lowers("while_loop")
@@ -118,47 +96,6 @@ def while_loop(condition, body, carried, additional=()):
         return [*call_graph(body, state), *state[n:]]
 
     return tuple(loop(lambda *state: call_graph(condition, state)[0], step, [*carried, *additional])[:n])
-
-
-def _at(x: Instruction, i: Instruction) -> Instruction:
-    """Element `i` along dimension 0."""
-    zero = promote.constant(0, "s64")
-    sizes = (1, *x.shape.dims[1:])
-    one = instr("dynamic-slice", (x, i, *[zero] * (x.shape.rank - 1)), Shape(x.shape.dtype, sizes), dynamic_slice_sizes=sizes)
-    return reshape(one, x.shape.dims[1:])
-
-
-def _put(x: Instruction, i: Instruction, value: Instruction) -> Instruction:
-    zero = promote.constant(0, "s64")
-    update = reshape(value, (1, *value.shape.dims))
-    return instr("dynamic-update-slice", (x, update, i, *[zero] * (x.shape.rank - 1)), x.shape)
-
-
-def scan_loop(combine: Callable, carry: Sequence[Instruction], xs: Sequence[Instruction], rest: Sequence[Instruction], length) -> tuple[list, list]:
-    """`combine(carry, x, rest) -> (carry, y)` over dimension 0 of `xs`. Returns the last carry and the ys, stacked."""
-    nc, nx = len(carry), len(xs)
-
-    def slices(x_state, i):
-        return [_at(x, i) for x in x_state]
-
-    # The shapes of ys: the body applied once, outside, is not part of the program.
-    _, y0 = combine(carry, slices(xs, promote.constant(0, "s64")), rest)
-    ys = [promote.full(0, y.shape.dtype, (length, *y.shape.dims)) for y in y0]
-    count = promote.scalar(length, "s64")
-    state = [promote.constant(0, "s64"), count, *carry, *xs, *rest, *ys]
-    first_y = 2 + nc + nx + len(rest)
-
-    def body(i, count, *values):
-        c, x, r, out = values[:nc], values[nc:nc + nx], values[nc + nx:first_y - 2], values[first_y - 2:]
-        new, y = combine(c, slices(x, i), r)
-        one = promote.constant(1, "s64")
-        return [instr("add", (i, one)), count, *new, *x, *r, *[_put(o, i, v) for o, v in zip(out, y, strict=True)]]
-
-    def holds(i, count, *_):
-        return instr("compare", (i, count), direction="LT")
-
-    after = loop(holds, body, state)
-    return after[2:2 + nc], after[first_y:]
 
 
 @_lowers("scan")
@@ -219,4 +156,4 @@ def _call(op, shapes, args, kwargs):
     return nested(shapes, fn, *args, **kwargs)
 
 
-__all__ = ["HIGHER_ORDER", "call_graph", "loop", "scan_loop"]
+__all__ = ["HIGHER_ORDER", "call_graph"]

@@ -1,0 +1,133 @@
+"""nn.LSTM, nn.GRU and nn.RNN as one loop per layer and direction: values and gradients of every input equal the CPU's."""
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import torch_hlo
+from torch_hlo.lazy import storage
+from torch_hlo.lazy.fingerprint import operands
+
+NETWORKS = {
+    "lstm": (nn.LSTM, {}), "gru": (nn.GRU, {}), "tanh": (nn.RNN, {}), "relu": (nn.RNN, {"nonlinearity": "relu"}),
+}  # fmt: skip
+FORMS = {
+    "plain": ({}, (7, 3, 4)),
+    "deep": ({"num_layers": 2, "bidirectional": True, "batch_first": True}, (3, 7, 4)),
+    "no_bias": ({"bias": False}, (5, 1, 4)),
+    "one_step": ({"bidirectional": True}, (1, 2, 4)),
+    "unbatched": ({"num_layers": 2}, (6, 4)),
+}
+
+
+def _pair(network: str, dtype=torch.float32, **options):
+    cls, extra = NETWORKS[network]
+    cpu = cls(4, 5, **options, **extra).to(dtype)
+    return cpu, copy.deepcopy(cpu).to("hlo")
+
+
+def _state(model: nn.Module, x: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, ...]:
+    count = model.num_layers * (2 if model.bidirectional else 1)
+    size = (count, 5) if x.dim() == 2 else (count, x.shape[0 if batch_first else 1], 5)
+    return tuple(torch.randn(size, dtype=x.dtype) for _ in range(2 if isinstance(model, nn.LSTM) else 1))
+
+
+def _run(model: nn.Module, x: torch.Tensor, state, loss) -> list[torch.Tensor]:
+    device = next(model.parameters()).device
+    x = x.to(device).detach().requires_grad_()
+    state = [s.to(device).detach().requires_grad_() for s in state]
+    out, last = model(x, tuple(state) if len(state) == 2 else state[0]) if state else model(x)
+    last = last if isinstance(last, tuple) else (last,)
+    loss(out, *last).backward()
+    return [t.detach().cpu() for t in (out, *last, x.grad, *(s.grad for s in state), *(p.grad for p in model.parameters())) if t is not None]
+
+
+def _weighted(*results):
+    return sum((r * torch.linspace(-1, 1, r.numel()).to(r.device).view(r.shape)).sum() for r in results)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_values_and_gradients(network, form):
+    options, shape = FORMS[form]
+    cpu, hlo = _pair(network, **options)
+    x = torch.randn(shape)
+    for state in ((), _state(cpu, x, cpu.batch_first)):
+        cpu.zero_grad(), hlo.zero_grad()
+        for want, got in zip(_run(cpu, x, state, _weighted), _run(hlo, x, state, _weighted), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("part", ["output", "last"])
+def test_gradient_of_one_result(network, part):
+    cpu, hlo = _pair(network)
+    x = torch.randn(6, 2, 4)
+    loss = (lambda out, *last: out[3].square().sum()) if part == "output" else (lambda out, *last: last[-1].square().sum())
+    for want, got in zip(_run(cpu, x, (), loss), _run(hlo, x, (), loss), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_second_derivative(network):
+    cls, extra = NETWORKS[network]
+    model = cls(2, 3, bidirectional=True, **extra).double().to("hlo")
+    x = torch.randn(4, 2, 2, dtype=torch.float64).to("hlo").requires_grad_()
+    grads = torch.autograd.grad(model(x)[0].square().sum(), (x, *model.parameters()), create_graph=True)
+    first = sum(g.square().sum() for g in grads)
+    got = torch.autograd.grad(first, (x, *model.parameters()))
+    with torch.no_grad():  # one direction in parameter space, by central differences
+        direction = [torch.randn(p.shape, dtype=p.dtype).to("hlo") for p in model.parameters()]
+
+    def at(step: float) -> torch.Tensor:
+        for p, d in zip(model.parameters(), direction):
+            p.data.add_(d, alpha=step)
+        g = torch.autograd.grad(model(x)[0].square().sum(), (x, *model.parameters()))
+        for p, d in zip(model.parameters(), direction):
+            p.data.sub_(d, alpha=step)
+        return sum(v.square().sum() for v in g)
+
+    want = (at(1e-5) - at(-1e-5)) / 2e-5
+    along = sum((g * d).sum() for g, d in zip(got[1:], direction))
+    torch.testing.assert_close(along.cpu(), want.cpu(), rtol=1e-4, atol=1e-6)
+
+
+def test_inference_and_bfloat16():
+    cpu, hlo = _pair("lstm", num_layers=2)
+    x = torch.randn(6, 3, 4)
+    with torch.inference_mode():
+        torch.testing.assert_close(hlo(x.to("hlo"))[0].cpu(), cpu(x)[0], rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        half = copy.deepcopy(hlo).bfloat16()
+        torch.testing.assert_close(half(x.to("hlo").bfloat16())[0].float().cpu(), cpu(x)[0], rtol=0.05, atol=0.05)
+
+
+def test_dropout_between_layers():
+    model = nn.LSTM(4, 5, num_layers=2, dropout=0.5).to("hlo")
+    x = torch.randn(6, 3, 4).to("hlo")
+    first, second = (model(x)[0].detach().cpu() for _ in range(2))
+    assert not torch.equal(first, second)
+    model.eval()
+    first, second = (model(x)[0].detach().cpu() for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_program_does_not_grow_with_time():
+    """Ops are recorded per layer, not per time step."""
+    model = nn.LSTM(4, 5).to("hlo")
+    counts = []
+    for length in (4, 64):
+        torch_hlo.sync()
+        out = model(torch.randn(length, 2, 4).to("hlo"))[0]
+        seen, stack = set(), [out._storage.value.node]
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                stack += operands(node)
+        counts.append(len(seen))
+        assert storage._PENDING
+    assert counts[0] == counts[1] < 20
