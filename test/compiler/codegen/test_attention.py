@@ -8,6 +8,7 @@ from compiled import check, module, parameter
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.passes.attention import attention as attention_pass
 from torch_hlo.compiler.passes.attention import attention_of
+from torch_hlo.hlo.dim import Dim, substitute, symbol
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape, numpy_dtype
 from torch_hlo.lowering.attention import attention, attention_backward
@@ -35,12 +36,15 @@ def program(kind: str, sizes, mask: str, dtype: str = "f32", group: int = 1) -> 
         expected = (*(Shape(dtype, s) for s in shapes[1:4]), None)
         results = nested(expected, attention_backward, grad, q, k, v, bias, (True, True, True, False), o, lse, None, None, 0, 0, 0.0, causal, None, None,
                          scale=0.2)[:3]  # fmt: skip
-    return module([*params, *([] if bias is None else [bias])], *results)
+    params = [*params, *([] if bias is None else [bias])]
+    places = {n: (p["index"], d) for p in reversed(params) for d, n in enumerate(p.shape.dims) if isinstance(n, Dim)}
+    return module(params, *results, symbols=tuple((str(n), *place) for n, place in places.items()))
 
 
-def inputs_of(m: Module, seed: int = 0) -> list:
+def inputs_of(m: Module, seed: int = 0, **sizes) -> list:
     g = np.random.default_rng(seed)
-    return [g.random(p.shape.dims) > 0.3 if p.shape.dtype == "pred" else g.standard_normal(p.shape.dims).astype(numpy_dtype(p.shape.dtype)) for p in m.entry.params]
+    shapes = [(p.shape.dtype, tuple(substitute(d, sizes) for d in p.shape.dims)) for p in m.entry.params]
+    return [g.random(dims) > 0.3 if dtype == "pred" else g.standard_normal(dims).astype(numpy_dtype(dtype)) for dtype, dims in shapes]
 
 
 def fused(m: Module) -> list:
@@ -63,6 +67,19 @@ def test_backward(sizes, mask) -> None:
     inputs = inputs_of(m)
     inputs[5] = np.abs(inputs[5]) + 3  # a log-sum-exp that keeps the weights below one
     check(m, inputs, rtol=1e-4, atol=1e-4, optimize=True)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_symbolic_sizes(kind, mask) -> None:
+    b, s, t = (symbol(f"s{i}") for i in range(3))
+    m = program(kind, (b, 2, s, t, 16, 24), mask)
+    assert len(fused(m)) == 1
+    for batch, rows, columns in ((1, 300, 16), (3, 17, 530), (2, 85, 85)):
+        inputs = inputs_of(m, s0=batch, s1=rows, s2=columns)
+        if kind == "backward":
+            inputs[5] = np.abs(inputs[5]) + 3
+        check(m, inputs, rtol=1e-4, atol=1e-4, optimize=True)
 
 
 def test_fewer_heads_of_keys() -> None:

@@ -19,12 +19,13 @@ from torch_hlo.compiler.codegen.gemm import Depth, Gemm, Tile, lane_mask
 from torch_hlo.compiler.codegen.gemm_amx import BLOCK, AmxGemm
 from torch_hlo.compiler.codegen.inline import Writer, load, store
 from torch_hlo.compiler.codegen.scalar import STORAGE
-from torch_hlo.compiler.passes.attention import Attention, attention_of
-from torch_hlo.hlo.dim import ceildiv
+from torch_hlo.compiler.passes.attention import Attention, Bias, attention_of
+from torch_hlo.hlo.dim import Dim, ceildiv
 from torch_hlo.hlo.ir import Instruction
 
 ROWS, CAUSAL_ROWS = 252, 84  # query rows of a block, at most
 COLUMNS = 512  # columns of a block, about: a block of scores takes a part of the L2 cache
+_USUAL = 256  # rows or columns when they are symbolic, for the estimated time
 _FMA_NS = 0.014  # per multiply-add, on one thread
 
 
@@ -56,26 +57,55 @@ def _on_tiles(a: Attention, target) -> bool:
 
 
 def emit_attention(program, x: Instruction) -> None:
-    """Emit a fusion that `attention_of` describes; results are f32, sizes static."""
+    """Emit a fusion that `attention_of` describes; results are f32. Symbolic sizes are arguments of the kernel."""
     a = attention_of(x)
     t = gemm.tile("float", program.target.vector_bytes)
-    name = program.once(("attention", a, t), lambda: _KINDS[a.kind](program, a, t).define())
+    name, heap_bytes = program.once(("attention", a, t), lambda: _KINDS[a.kind](program, a, t).define())
     places = [program.place(o) for o in x.operands] + [program.place(x, i) for i in range(len(x.shape.elements))]
+    if not program.target.threads:  # one range of items at a time: its memory can be the program's
+        places.append(program.scratch(heap_bytes))
     high = BLOCK if _on_tiles(a, program.target) else t.rows
-    blocks = ceildiv(a.rows, _block_rows(a, high)) if a.kind == "forward" else 1
-    work = a.rows * a.columns * (a.size + a.width) * (1 if a.kind == "forward" else 2.5) / (2 if a.causal else 1)
-    program.parallel(name, [f"ptr {program.at(p)}" for p in places], a.heads * blocks, cost=work * _FMA_NS / blocks)
+    block = _block_rows(a, high)
+    forward = a.kind == "forward"
+    rows, columns = (n if isinstance(n, int) else _USUAL for n in (a.rows, a.columns))
+    work = (min(rows, block) if forward else 2.5 * rows) * columns * (a.size + a.width) / (2 if a.causal else 1)
+    items = a.heads * (ceildiv(a.rows, block) if forward else 1)
+    arguments = [f"ptr {program.at(p)}" for p in places] + [f"i64 {program.size(n)}" for n in _symbolic(a)]
+    program.parallel(name, arguments, program.size(items), cost=work * _FMA_NS)
+
+
+def _symbolic(a: Attention) -> list[Dim]:
+    """The distinct symbolic sizes and strides of `a`, in the order of the kernel's arguments."""
+    strides = [] if a.bias is None else [n for pair in (*a.bias.batch, (a.bias.row, a.bias.column)) for n in pair]
+    return list(dict.fromkeys(n for n in (a.rows, a.columns, *strides) if isinstance(n, Dim)))
+
+
+def _named(a: Attention) -> Attention:
+    """`a` as the kernel sees it: symbolic sizes are its arguments."""
+    names = {n: f"%n{i}" for i, n in enumerate(_symbolic(a))}
+
+    def named(size):
+        return names.get(size, size)
+
+    bias = a.bias
+    if bias is not None:
+        bias = Bias(tuple((named(n), named(s)) for n, s in bias.batch), named(bias.row), named(bias.column))
+    return replace(a, rows=named(a.rows), columns=named(a.columns), bias=bias)
 
 
 def _block_rows(a: Attention, high: int) -> int:
     """Query rows of a block: a multiple of the micro-kernel's, evenly divided."""
     limit = (CAUSAL_ROWS if a.causal else ROWS) // high * high
+    if not isinstance(a.rows, int):
+        return limit
     blocks = ceildiv(a.rows, limit)
     return ceildiv(ceildiv(a.rows, blocks), high) * high
 
 
 def _block_columns(a: Attention, t: Tile) -> int:
     """Columns of a block: a multiple of the vector size, evenly divided."""
+    if not isinstance(a.columns, int):
+        return COLUMNS
     blocks = max(1, round(a.columns / COLUMNS))
     return ceildiv(ceildiv(a.columns, blocks), t.lanes) * t.lanes
 
@@ -87,9 +117,11 @@ class _Kernel:
     outputs: tuple[str, ...] = ()
 
     def __init__(self, program, a: Attention, t: Tile) -> None:
-        self.program, self.a, self.t = program, a, t
+        self.program, self.a, self.t = program, _named(a), t
         names = [*self.inputs, *(["bias"] if a.bias is not None else []), *self.outputs]
-        self.f = Writer(program, f"attention_{a.kind}", [("i64", "lo"), ("i64", "hi"), *(("ptr", n) for n in names)])
+        heap = [] if program.target.threads else ["heap"]
+        self.f = Writer(program, f"attention_{a.kind}", [("i64", "lo"), ("i64", "hi"), *(("ptr", n) for n in (*names, *heap)),
+                         *(("i64", f"n{i}") for i in range(len(_symbolic(a))))])
         self.e = self.f.emit(t.lanes)
         self.v = self.e.typed("float")
         self.on_tiles = _on_tiles(a, program.target)
@@ -101,16 +133,20 @@ class _Kernel:
         self.heap, self.heap_bytes = [], 64
         self.scratch = self.memory(_AddingAmx("k", "k").scratch_bytes if self.on_tiles else t.scratch_bytes)
 
-    def define(self) -> str:
+    def define(self) -> tuple[str, int]:
+        """The function's name, and the bytes of memory that a range of items takes."""
         f = self.f
         with f.loop("%lo", "%hi") as item:
             self.item(item)
+        if not self.program.target.threads:
+            f.entry_allocas += self.heap
+            return f.define(), self.heap_bytes
         malloc = self.program.symbol("malloc", "declare ptr @malloc(i64)")
         free = self.program.symbol("free", "declare void @free(ptr)")
         f.do(f"call void @{free}(ptr %raw)")
         f.entry_allocas += [f"  %raw = call ptr @{malloc}(i64 {self.heap_bytes})", "  %past = getelementptr i8, ptr %raw, i64 63",
                             "  %heap = call ptr @llvm.ptrmask.p0.i64(ptr %past, i64 -64)", *self.heap]
-        return f.define()
+        return f.define(), self.heap_bytes
 
     def memory(self, nbytes: int) -> str:
         """Memory of a range of items, 64-byte aligned. From the heap: stacks of threads may be as small as 2 MB."""
@@ -233,13 +269,13 @@ class _Forward(_Kernel):
         tile = self.tile()
         weights = self.weight_tile(tile)
         self.tops, self.sums = (f.alloca("float", self.block, 64) for _ in range(2))
-        blocks = ceildiv(a.rows, self.block)
+        blocks = f.ceildiv(a.rows, self.block)
         head = f.div(item, blocks)
         first, count, end = self.rows_of(f.rem(item, blocks))
         shared = f.div(head, a.group)
         number = f.add(f.mul(head, a.rows), first)
         q, out = self.row("q", number, a.size), self.row("out", number, a.width)
-        keys, values = self.row("k", shared, a.columns * a.size), self.row("v", shared, a.columns * a.width)
+        keys, values = (self.row(name, f.mul(shared, a.columns), n) for name, n in (("k", a.size), ("v", a.width)))
         dtype = self.dtype["q"]
         self.zero(out, f.mul(count, a.width))
         self.zero(self.sums, count)
@@ -316,11 +352,11 @@ class _Backward(_Kernel):
         f, a = self.f, self.a
         self.tiles = self.tile(), self.tile()
         self.narrow = tuple(map(self.weight_tile, self.tiles))
-        names = {"k": a.columns * a.size, "v": a.columns * a.width, "dk": a.columns * a.size, "dv": a.columns * a.width, "dq": a.rows * a.size}
-        self.of_head = {name: self.row(name, head, n) for name, n in names.items()}
+        sizes = {"k": (a.columns, a.size), "v": (a.columns, a.width), "dk": (a.columns, a.size), "dv": (a.columns, a.width), "dq": (a.rows, a.size)}
+        self.of_head = {name: self.row(name, f.mul(head, count), width) for name, (count, width) in sizes.items()}
         for name in self.outputs:
-            self.zero(self.of_head[name], names[name])
-        with f.loop(0, ceildiv(a.rows, self.block)) as block:
+            self.zero(self.of_head[name], f.mul(*sizes[name]))
+        with f.loop(0, f.ceildiv(a.rows, self.block)) as block:
             first, count, end = self.rows_of(block)
             with self.columns(end) as (start, width):
                 self.tile_of(head, first, count, start, width, end)

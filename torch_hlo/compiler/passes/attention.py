@@ -2,7 +2,7 @@
 
     c = (f32[4,8,512,64], f32[4,8,512]) call(q, k, v), to_apply=attention, backend_config={"attention":"forward","causal":true,"scale":0.125}
 
-The called computation is the meaning; calls that do not fit (element types, symbolic or tiny sizes) are inlined by legalize and
+The called computation is the meaning; calls that do not fit (element types, tiny sizes, a symbolic head size) are inlined by legalize and
 are ordinary products and row kernels.
   forward:  q [batch…, rows, size], k [batch…, columns, size], v [batch…, columns, width], bias? -> out, log-sum-exp [batch…, rows]
   backward: gradient of out, q, k, v, out, log-sum-exp, bias? -> gradients of q, k, v
@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 
 from torch_hlo.compiler.passes.base import hlo_pass
+from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction, Module, instr
 from torch_hlo.hlo.match import op, rewrite, rules
 from torch_hlo.hlo.shape import Shape, row_major_strides
@@ -29,9 +30,9 @@ MAX_WIDTH = 1024
 class Bias:
     """Strides of the bias in elements, 0 where it is broadcast. `batch`: (size, stride) per batch dimension."""
 
-    batch: tuple[tuple[int, int], ...]
-    row: int
-    column: int
+    batch: tuple[tuple[Size, Size], ...]
+    row: Size
+    column: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,10 @@ class Attention:
     dtypes: tuple[str, ...]  # of the operands
     causal: bool
     scale: float
-    heads: int
+    heads: Size
     group: int
-    rows: int
-    columns: int
+    rows: Size
+    columns: Size
     size: int
     width: int
     bias: Bias | None
@@ -60,16 +61,22 @@ def attention_of(x: Instruction) -> Attention | None:
     first = 0 if config["attention"] == "forward" else 1
     q, k, v = (o.shape for o in x.operands[first:first + 3])
     extra = [o.shape for o in x.operands[3 if first == 0 else 6:]]
-    if not all(o.shape.is_static and o.shape.dtype in FLOATS for o in x.operands[:len(x.operands) - len(extra)]):
+    if not all(o.shape.dtype in FLOATS for o in x.operands[:len(x.operands) - len(extra)]):
         return None
-    if not all(s.is_static and s.dtype in (*FLOATS, "pred") for s in extra) or any(s.dtype != "f32" for s in x.shape.elements):
+    if not all(s.dtype in (*FLOATS, "pred") for s in extra) or any(s.dtype != "f32" for s in x.shape.elements):
         return None
     if k.dtype != q.dtype or v.dtype != q.dtype or x.operands[0].shape.dtype != q.dtype:
         return None
     *batch, rows, size = q.dims
     columns, width = v.dims[-2:]
-    group = 1 if tuple(batch) == k.dims[:-2] else batch[-1] // max(1, k.dims[-3])
-    if not (MIN_SIZE <= rows and MIN_SIZE <= columns and 0 < size <= MAX_WIDTH and 0 < width <= MAX_WIDTH and math.prod(batch)):
+    group = 1
+    if tuple(batch) != k.dims[:-2]:
+        if not (isinstance(batch[-1], int) and isinstance(k.dims[-3], int)):
+            return None
+        group = batch[-1] // max(1, k.dims[-3])
+    if any(isinstance(n, int) and n < MIN_SIZE for n in (rows, columns)) or 0 in batch:
+        return None
+    if not all(isinstance(n, int) and 0 < n <= MAX_WIDTH for n in (size, width)):
         return None
     bias = _bias(extra[0], (*batch, rows, columns)) if extra else None
     dtypes = tuple(o.shape.dtype for o in x.operands)
