@@ -7,6 +7,7 @@ Scratch memory (arenas) is shared by all programs: it is kept between calls, so 
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -100,14 +101,18 @@ def run_host_call(call: HostCall, arguments: int, sizes: dict[str, int]) -> None
 
 def _array(address: int, shape: Shape, sizes: dict[str, int]) -> np.ndarray:
     dims = tuple(substitute(d, sizes) for d in shape.dims)
-    row = DTYPES[shape.dtype]
-    numpy = {"bfloat16": "uint16"}.get(row.numpy, "uint8" if row.numpy.startswith("float8") else row.numpy)
-    dtype = np.dtype(numpy)
+    dtype = storage_dtype(shape.dtype)
     count = int(np.prod(dims, dtype=np.int64))
     if count == 0:
         return np.empty(dims, dtype)
     memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
     return np.frombuffer(memory, dtype).reshape(dims)
+
+
+def storage_dtype(dtype: str) -> np.dtype:
+    """What host calls see elements as: NumPy has no bf16 and no f8."""
+    name = DTYPES[dtype].numpy
+    return np.dtype({"bfloat16": "uint16"}.get(name, "uint8" if name.startswith("float8") else name))
 
 
 def _copy_aligned(data: bytes) -> np.ndarray:
@@ -137,10 +142,10 @@ def load(executable: Executable, target: Target | None = None) -> Program:
         load_emitters()
     _pool()
     symbols.provide(n for n in executable.externals if n != "torch_hlo_parallel")
-    return Program(executable, _engine(executable.objects, target))
+    return Program(executable, engine(executable.objects, target))
 
 
-def _engine(objects: Sequence[bytes], target: Target) -> llvm.ExecutionEngine:
+def engine(objects: Sequence[bytes], target: Target) -> llvm.ExecutionEngine:
     """One MCJIT engine per program; it takes its TargetMachine over, so that must be a new one."""
     # In the global context: one of our own would have to outlive the engine, which garbage collection does not promise.
     empty = llvm.parse_assembly("")
@@ -182,7 +187,7 @@ class _Pool:
     def _load(self) -> None:
         target = host()
         code, _ = machine_code(pool.text(target.parallel_threshold_ps), target)
-        engine = _engine([code], target)
+        engine = engine([code], target)
         kinds = (("torch_hlo_pool_add", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)),
                  ("torch_hlo_pool_active", ctypes.CFUNCTYPE(None, ctypes.c_int64)), ("torch_hlo_pool_reset", ctypes.CFUNCTYPE(None)))
         functions = tuple(kind(engine.get_function_address(name)) for name, kind in kinds)
@@ -203,9 +208,23 @@ if hasattr(os, "register_at_fork"):
 
 
 def threads() -> int:
-    """Threads that compiled programs use: TORCH_HLO_THREADS, else as many as PyTorch's own kernels."""
+    """Threads that one compiled program uses: TORCH_HLO_THREADS, else as many as PyTorch's own kernels; less when several devices share them."""
     torch = sys.modules.get("torch")
-    return config.get("THREADS") or (torch.get_num_threads() if torch else os.cpu_count() or 1)
+    return max(1, (config.get("THREADS") or (torch.get_num_threads() if torch else os.cpu_count() or 1)) // _sharing)
+
+
+_sharing = 1
+
+
+@contextlib.contextmanager
+def shared_by(devices: int) -> Iterator[None]:
+    """In the block, as many programs run at a time: each device is a thread that computes, so that the pool has fewer to add."""
+    global _sharing
+    before, _sharing = _sharing, max(devices, 1)
+    try:
+        yield
+    finally:
+        _sharing = before
 
 
 def _pool() -> None:

@@ -38,6 +38,12 @@ class Memory:
         if self.size:
             _POOL.give(self.size, (self.array, self.address))
 
+    def copy(self, nbytes: int) -> Memory:
+        """Another block whose first `nbytes` are the same."""
+        other = Memory(nbytes)
+        other.array[:nbytes] = self.array[:nbytes]
+        return other
+
     def part(self, offset: int, nbytes: int) -> Memory:
         """A block inside this one, which stays alive as long."""
         return _Part(self, offset, nbytes)
@@ -79,6 +85,10 @@ class Buffer:
     def address(self) -> int:
         return self.memory.address
 
+    def over(self, memory: Memory) -> Buffer:
+        """The same array in other memory."""
+        return Buffer(self.shape, memory)
+
     def __repr__(self) -> str:
         return f"Buffer({self.shape}{', pending' if self.job is not None else ''})"
 
@@ -115,7 +125,7 @@ def from_bytes(shape: Shape, data: bytes | np.ndarray) -> Buffer:
 _Block = tuple[np.ndarray, int]  # bytes, address
 
 
-class _Pool:
+class Pool:
     """Free blocks by size class. The lock is reentrant because garbage collection may free a block while one is taken."""
 
     def __init__(self) -> None:
@@ -157,10 +167,13 @@ class _Pool:
 
     def _new(self, size: int) -> _Block:
         try:
-            array = map_pages(size)
+            return self._allocate(size)
         except MemoryError:
             self.trim()
-            array = map_pages(size)
+            return self._allocate(size)
+
+    def _allocate(self, size: int) -> _Block:
+        array = map_pages(size)
         return array, array.ctypes.data
 
     def trim(self) -> None:
@@ -174,7 +187,7 @@ def _size_class(nbytes: int) -> int:
     return max(-(-nbytes // step) * step, ALIGNMENT)
 
 
-_POOL = _Pool()
+_POOL = Pool()
 os.register_at_fork(after_in_child=lambda: setattr(_POOL, "lock", threading.RLock()))
 
 
@@ -199,7 +212,10 @@ def empty_cache() -> None:
 
 
 # Back ends: module holding `compile_program(module, observe) -> Program`. Loaded when first used.
-BACKENDS = {"cpu": "torch_hlo.device.native", "evaluator": "torch_hlo.device.evaluator", "pjrt": "torch_hlo.device.pjrt"}
+BACKENDS = {
+    "cpu": "torch_hlo.device.native", "evaluator": "torch_hlo.device.evaluator", "pjrt": "torch_hlo.device.pjrt",
+    "opencl": "torch_hlo.device.opencl", "cuda": "torch_hlo.device.cuda",
+}  # fmt: skip
 Observe = Callable[[str, object], None]
 
 
@@ -207,8 +223,9 @@ def backend_name() -> str:
     """The back end in use, with its argument. Raises ValueError for an unknown TORCH_HLO_DEVICE."""
     name = config.get("DEVICE")
     kind, _, path = name.partition(":")
-    if kind not in BACKENDS or (kind == "pjrt") != bool(path):
-        raise ValueError(f"TORCH_HLO_DEVICE={name!r}: choose cpu, evaluator, or pjrt:PATH with the path of a PJRT plugin")
+    if kind not in BACKENDS or (kind == "pjrt") > bool(path) or path and kind in ("cpu", "evaluator"):
+        raise ValueError(f"TORCH_HLO_DEVICE={name!r}: choose cpu, cuda, cuda:NUMBER, opencl, opencl:PATH of its library, evaluator, "
+                         "or pjrt:PATH with the path of a PJRT plugin")
     return name
 
 
@@ -218,7 +235,7 @@ def _backend():
 
 def _memory_type() -> type[Memory]:
     """What arrays live in: pages of this process, unless the back end has memory of its own."""
-    return _backend().Memory if config.get("DEVICE").startswith("pjrt") else Memory
+    return getattr(_backend(), "Memory", Memory)
 
 
 def compile_program(module: Module, observe: Observe | None = None) -> Program:

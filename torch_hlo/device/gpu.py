@@ -1,0 +1,323 @@
+"""What every GPU back end shares: memory that lives on the device or on the host, programs that launch kernels, and the protocol of a driver.
+
+    program = compile_program(driver, module)       # Executable with a plan for the host and an image for the device
+    program.run([buffer, ...], [buffer, ...])       # enqueues; looking at a result waits for it
+
+Everything of one device runs on one stream in order, so a block that is freed may be handed out again at once.
+"""
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from torch_hlo import config, metrics
+from torch_hlo.compiler import cache
+from torch_hlo.compiler.codegen.gpu.program import CALLS, Kernel
+from torch_hlo.compiler.codegen.gpu.target import GpuTarget
+from torch_hlo.compiler.codegen.program import HostCall
+from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
+from torch_hlo.compiler.codegen.target import host
+from torch_hlo.compiler.compile import compile_module
+from torch_hlo.compiler.executable import Executable
+from torch_hlo.compiler.pipeline import optimize
+from torch_hlo.device import cpu, runtime
+from torch_hlo.device.runtime import Buffer, Observe
+from torch_hlo.hlo.dim import function, substitute
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.text import module_text
+
+
+class DriverError(RuntimeError):
+    """The device or its driver refused something; the message says what, on which device, and what to do."""
+
+
+class Driver(Protocol):
+    """One device and its stream. Addresses are the device's; calls are in order and need not wait, but `download` does."""
+
+    name: str
+    target: GpuTarget
+
+    def allocate(self, nbytes: int) -> int:
+        """Raises MemoryError."""
+
+    def free(self, address: int) -> None: ...
+
+    def upload(self, target: int, source: int, nbytes: int) -> None:
+        """From host memory, which may be changed when this returns."""
+
+    def download(self, target: int, source: int, nbytes: int) -> None:
+        """To host memory; waits for everything before it."""
+
+    def copy(self, target: int, source: int, nbytes: int) -> None: ...
+
+    def fill(self, target: int, value: int, count: int) -> None:
+        """`count` 32-bit words."""
+
+    def load(self, image: bytes, kernels: Sequence[Kernel]) -> list:
+        """Handles of the image's entry points. Raises DriverError."""
+
+    def launch(self, handle, kernel: Kernel, groups: int, words: int) -> None:
+        """Start a kernel; its arguments are 64-bit words at host address `words`. Raises DriverError naming kernel.label."""
+
+    def synchronize(self) -> None:
+        """Wait for everything. Raises DriverError for what failed meanwhile."""
+
+
+# -- memory --------------------------------------------------------------------------------------------------------------
+class _DeviceBlock:
+    """Memory of the device, given back with this object."""
+
+    __slots__ = ("driver", "address")
+
+    def __init__(self, driver: Driver, nbytes: int) -> None:
+        self.driver = driver
+        self.address = driver.allocate(nbytes)
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            self.driver.free(self.address)
+
+
+class DevicePool(runtime.Pool):
+    """Free blocks of one device by size class."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__()
+        self.driver = driver
+
+    def _allocate(self, size: int):
+        block = _DeviceBlock(self.driver, size)
+        return block, block.address
+
+
+class DeviceMemory(runtime.Memory):
+    """Contents that are on the device or on the host, whoever wrote last. Looking at `array` or `address` brings them to the host.
+    A back end's own class says which `pool` they come from."""
+
+    __slots__ = ("nbytes", "_block", "_host", "_current", "_lock")
+    pool: Callable[[], DevicePool]
+
+    def __init__(self, nbytes: int) -> None:
+        self.readers = self.size = 0
+        self.nbytes = nbytes
+        self._host: runtime.Memory | None = None
+        self._current = "none"  # where the contents are: none, host, device
+        self._lock = threading.Lock()
+        self.size, self._block = type(self).pool().take(nbytes)
+
+    def __del__(self) -> None:
+        if self.size:
+            type(self).pool().give(self.size, self._block)
+
+    @property
+    def device_address(self) -> int:
+        """Where a program reads the contents."""
+        with self._lock:
+            if self._current == "host":
+                type(self).pool().driver.upload(self._block[1], self._host.address, self.nbytes)
+                self._current = "device"
+            return self._block[1]
+
+    def written(self) -> int:
+        """Where a program writes; what was here before is gone."""
+        with self._lock:
+            self._current, self._host = "device", None
+            return self._block[1]
+
+    def _to_host(self) -> runtime.Memory:
+        with self._lock:
+            if self._host is None:
+                self._host = runtime.Memory(self.nbytes)
+                if self._current == "device":
+                    type(self).pool().driver.download(self._host.address, self._block[1], self.nbytes)
+            elif self._current == "device":
+                type(self).pool().driver.download(self._host.address, self._block[1], self.nbytes)
+            self._current = "host"  # the host may write now
+            return self._host
+
+    @property
+    def array(self) -> np.ndarray:
+        return self._to_host().array
+
+    @property
+    def address(self) -> int:
+        return self._to_host().address
+
+
+# -- programs ------------------------------------------------------------------------------------------------------------
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_P, _N = ctypes.c_void_p, ctypes.c_int64
+_CALLS = {
+    "host_call": ctypes.CFUNCTYPE(None, _P, _N, _P), "launch": ctypes.CFUNCTYPE(None, _P, _N, _N, _P), "copy": ctypes.CFUNCTYPE(None, _P, _P, _P, _N),
+    "fetch": ctypes.CFUNCTYPE(None, _P, _P, _P, _N), "fill": ctypes.CFUNCTYPE(None, _P, _P, ctypes.c_int32, _N),
+}  # fmt: skip
+
+
+class GpuProgram:
+    """A loaded Executable for a GPU; see runtime.Program. `run` is used by one thread at a time."""
+
+    def __init__(self, executable: Executable, pool: DevicePool) -> None:
+        driver = pool.driver
+        if executable.target != driver.target.key:
+            raise ValueError(f"{executable.name} was compiled for {executable.target}, the device is {driver.target.key}")
+        if executable.host_calls:
+            load_emitters()
+        self.name, self.executable, self.aliases = executable.name, executable, executable.aliases
+        self.driver, self.pool = driver, pool
+        self._engine = cpu.engine(executable.objects, host())
+        self._entry = _ENTRY(self._engine.get_function_address(executable.entry))
+        self._handles = driver.load(executable.image, executable.kernels) if executable.kernels else []
+        self._constants = _Device(pool, len(executable.constants)) if executable.constants else None
+        if self._constants is not None:
+            driver.upload(self._constants.address, ctypes.cast(executable.constants, _P).value, len(executable.constants))
+        self._error: BaseException | None = None
+        self._functions = [_CALLS[name](self._guarded(getattr(self, f"_{name}"))) for name in CALLS]
+        self._table = array("Q", [ctypes.cast(f, _P).value for f in self._functions])
+        self._arena = function([name for name, _, _ in executable.symbols], (executable.arena,))
+
+    def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        e = self.executable
+        sizes = [inputs[i].shape.dims[d] for _, i, d in e.symbols]
+        staged: list[_Device] = []
+        given = [self._input(b, staged) for b in inputs]
+        saved = self._save(inputs) if e.host_calls and self.aliases else []
+        targets = [b.memory.written() if isinstance(b.memory, DeviceMemory) else self._stage(b, staged) for b in outputs]
+        for o, i in e.aliases:
+            targets[o] = given[i]
+        (arena_bytes,) = self._arena(*sizes)
+        arena = _Device(self.pool, max(arena_bytes, 1))
+        self._call((arena.address, self._constants.address if self._constants else 0, self._table.buffer_info()[0], *sizes, *given, *targets), sizes)
+        if self._error is not None:
+            error, self._error = self._error, None
+            for target, copy, nbytes in saved:
+                self.driver.copy(target, copy.address, nbytes)
+            raise error
+        for b, target in zip(outputs, targets, strict=True):
+            if not isinstance(b.memory, DeviceMemory) and b.nbytes:
+                self.driver.download(b.address, target, b.nbytes)
+
+    def _call(self, words: Sequence[int], sizes: Sequence[int]) -> None:
+        block = array("Q", words)
+        self._sizes = {name: n for (name, _, _), n in zip(self.executable.symbols, sizes, strict=True)}
+        self._entry(block.buffer_info()[0])
+
+    def _input(self, buffer: Buffer, staged: list[_Device]) -> int:
+        memory = buffer.memory
+        if isinstance(memory, DeviceMemory):
+            return memory.device_address
+        address = self._stage(buffer, staged)
+        if buffer.nbytes:
+            self.driver.upload(address, memory.address, buffer.nbytes)
+        return address
+
+    def _stage(self, buffer: Buffer, staged: list[_Device]) -> int:
+        """Device memory for the time of a run, for an array that lives on the host."""
+        staged.append(_Device(self.pool, max(buffer.nbytes, 1)))
+        return staged[-1].address
+
+    def _save(self, inputs: Sequence[Buffer]) -> list[tuple[int, _Device, int]]:
+        """Copies of what will be overwritten: Python code called on the way may raise."""
+        saved = []
+        for _, i in self.aliases:
+            copy = _Device(self.pool, max(inputs[i].nbytes, 1))
+            address = self._input(inputs[i], [])
+            self.driver.copy(copy.address, address, inputs[i].nbytes)
+            saved.append((address, copy, inputs[i].nbytes))
+        return saved
+
+    # -- called by the plan ---------------------------------------------------------------------------------------
+    def _guarded(self, method):
+        """An exception must not go through native code: it is kept, and what is called after it does nothing."""
+
+        def call(block: int, *arguments: int) -> None:
+            if self._error is None:
+                try:
+                    return method(*arguments)
+                except BaseException as error:  # noqa: BLE001
+                    self._error = error
+            if method == self._fetch:
+                ctypes.memset(arguments[0], 0, arguments[2])  # ends loops
+
+        return call
+
+    def _launch(self, number: int, groups: int, words: int) -> None:
+        if groups > 0:
+            self.driver.launch(self._handles[number], self.executable.kernels[number], groups, words)
+
+    def _copy(self, target: int, source: int, nbytes: int) -> None:
+        if nbytes:
+            self.driver.copy(target, source, nbytes)
+
+    def _fetch(self, target: int, source: int, nbytes: int) -> None:
+        self.driver.download(target, source, nbytes)
+
+    def _fill(self, target: int, value: int, count: int) -> None:
+        self.driver.fill(target, value, count)
+
+    def _host_call(self, number: int, words: int) -> None:
+        call = self.executable.host_calls[number]
+        addresses = (ctypes.c_uint64 * (len(call.outputs) + len(call.inputs))).from_address(words)
+        results = [self._array(s) for s in call.outputs]
+        values = []
+        for address, shape in zip(addresses[len(call.outputs):], call.inputs, strict=True):
+            values.append(value := self._array(shape))
+            if value.nbytes:
+                self.driver.download(value.ctypes.data, address, value.nbytes)
+        run_host_call(call, results, values)
+        for address, value in zip(addresses, results):
+            if value.nbytes:
+                self.driver.upload(address, value.ctypes.data, value.nbytes)
+
+    def _array(self, shape: Shape) -> np.ndarray:
+        return np.zeros(tuple(substitute(d, self._sizes) for d in shape.dims), cpu.storage_dtype(shape.dtype))
+
+
+def run_host_call(call: HostCall, outputs: list[np.ndarray], inputs: list[np.ndarray]) -> None:
+    """Call a registered function on arrays."""
+    HOST_CALLS[call.name](outputs, inputs, **json.loads(call.attrs))
+
+
+class _Device:
+    """A block of a pool, given back with this object."""
+
+    __slots__ = ("pool", "size", "block")
+
+    def __init__(self, pool: DevicePool, nbytes: int) -> None:
+        self.pool, self.size = pool, 0
+        self.size, self.block = pool.take(nbytes)
+
+    @property
+    def address(self) -> int:
+        return self.block[1]
+
+    def __del__(self) -> None:
+        if self.size:
+            self.pool.give(self.size, self.block)
+
+
+def compile_program(pool: DevicePool, module: Module, observe: Observe | None = None, program: type[GpuProgram] = GpuProgram) -> GpuProgram:
+    """Compile `module` for the pool's device, or load it from the disk cache. What is observed or checked is always compiled anew."""
+    target = pool.driver.target
+    key = cache.fingerprint(module_text(module), target.key, config.get("DISABLE"))
+    if observe is None and not config.get("CHECK"):
+        data = cache.load(key)
+        if data is not None:
+            try:
+                return program(Executable.from_bytes(data), pool)
+            except (ValueError, OSError):
+                metrics.count("DiskCacheUnreadable")
+    if observe is None:
+        executable = compile_module(module, target)
+    else:
+        optimized = optimize(module, dump=lambda name, m, ms: name != "input" and observe(f"hlo:{name}", m))
+        executable = compile_module(optimized, target, optimize=False, dump=observe)
+    cache.store(key, executable.to_bytes())
+    return program(executable, pool)
+
