@@ -187,12 +187,12 @@ class _Pool:
     def _load(self) -> None:
         target = host()
         code, _ = machine_code(pool.text(target.parallel_threshold_ps), target)
-        engine = engine([code], target)
+        loaded = engine([code], target)
         kinds = (("torch_hlo_pool_add", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)),
                  ("torch_hlo_pool_active", ctypes.CFUNCTYPE(None, ctypes.c_int64)), ("torch_hlo_pool_reset", ctypes.CFUNCTYPE(None)))
-        functions = tuple(kind(engine.get_function_address(name)) for name, kind in kinds)
-        symbols.add("torch_hlo_parallel", engine.get_function_address("torch_hlo_parallel"))
-        engine.detach()  # workers run this code until the process ends
+        functions = tuple(kind(loaded.get_function_address(name)) for name, kind in kinds)
+        symbols.add("torch_hlo_parallel", loaded.get_function_address("torch_hlo_parallel"))
+        loaded.detach()  # workers run this code until the process ends
         self.functions = functions
 
     def after_fork(self) -> None:
