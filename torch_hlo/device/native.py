@@ -10,7 +10,7 @@ from torch_hlo.compiler.codegen.target import Target, host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.pipeline import optimize
-from torch_hlo.device import cpu
+from torch_hlo.device import collective, cpu  # noqa: F401  collective links programs to the other devices
 from torch_hlo.device.runtime import Buffer, Memory, Observe
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.text import module_text

@@ -35,22 +35,22 @@ def evaluate_spmd(module: Module, inputs: Sequence[Sequence], timeout: float | N
 
 
 def arrangement(module: Module, devices: int) -> tuple[int, int]:
-    """(replicas, partitions) that `devices` are for a program: partitions as its header says (`num_partitions`), or all of them when its collectives
-    have channels; else replicas. Raises EvaluateError when the header's number does not divide the devices."""
-    if module.mesh is not None:
-        partitions = module.mesh.size
-    else:
-        partitions = 1 if any("replica" in Collective.of(x).ids for x in collectives(module.entry)) else devices
-    if devices % partitions:
-        raise EvaluateError(f"{module.name} is for a multiple of {partitions} devices, not for {devices}")
-    return devices // partitions, partitions
+    """(replicas, partitions) that `devices` are for a program: as its header says (`num_partitions`, `replica_count`); without a word in the header
+    all are partitions if the program's collectives have channels, else replicas. Raises EvaluateError when the header is for another number."""
+    stated = module.num_partitions * module.num_replicas
+    if stated > 1:
+        if devices != stated:
+            raise EvaluateError(f"{module.name} is for {module.num_replicas} x {module.num_partitions} devices (replicas x partitions), not for {devices}")
+        return module.num_replicas, module.num_partitions
+    by_replica = any("replica" in Collective.of(x).ids for x in collectives(module.entry))
+    return (devices, 1) if by_replica else (1, devices)
 
 
 def devices_of(module: Module) -> int:
-    """How many devices the program's collectives need: the largest id plus one, and the size of its mesh; 1 when there are none."""
+    """How many devices the program is for: as its header says, else as its collectives name; 1 when there are none."""
+    stated = module.num_partitions * module.num_replicas
     found = [Collective.of(x) for x in collectives(module.entry)]
-    size = module.mesh.size if found and module.mesh is not None else 1
-    return max(size, 1 + max((d for c in found for g in c.members for d in g), default=0))
+    return stated if stated > 1 else 1 + max((d for c in found for g in c.members for d in g), default=0)
 
 
 def collectives(computation: Computation) -> list[Instruction]:

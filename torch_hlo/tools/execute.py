@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace as with_fields
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +32,28 @@ def flat(module: Module) -> Module:
     moved: dict[int, int] = {}
     for i, p in enumerate(entry.params):
         moved[i] = len(params)
-        swaps[p] = _parameter(p.shape, params)
+        swaps[p] = _parameter(p.shape, params, p.get("sharding"))
     done = dict(swaps)
     for x in postorder((root,)):
         if x not in done:
             operands = tuple(done[o] for o in x.operands)
             done[x] = x if operands == x.operands else replace(x, operands)
-    root = b.tuple_(*_parts(done[root]))
+    flattened = b.tuple_(*_parts(done[root]))
+    if (sharding := root.get("sharding")) is not None:
+        flattened = replace(flattened, sharding=tuple(_leaves(sharding)))
     symbols = tuple((name, moved[i], d) for name, i, d in module.symbols)
-    return Module(module.name, Computation(entry.name, tuple(params), root), (), symbols, module.mesh)
+    ins, outs = tuple(_leaves(module.in_shardings)), tuple(_leaves(module.out_shardings))
+    entry = Computation(entry.name, tuple(params), flattened)
+    return with_fields(module, entry=entry, aliases=(), symbols=symbols, in_shardings=ins, out_shardings=outs)
+
+
+def _leaves(value) -> Iterator:
+    """The leaves of nested tuples."""
+    if isinstance(value, tuple):
+        for v in value:
+            yield from _leaves(v)
+    else:
+        yield value
 
 
 def _is_flat(root: Instruction) -> bool:
@@ -48,12 +62,13 @@ def _is_flat(root: Instruction) -> bool:
     return not root.shape.is_tuple and root.shape.dtype != "token"
 
 
-def _parameter(shape: Shape, params: list[Instruction]) -> Instruction:
+def _parameter(shape: Shape, params: list[Instruction], sharding=None) -> Instruction:
     if shape.is_tuple:
-        return b.tuple_(*(_parameter(e, params) for e in shape.elements))
+        parts = sharding if isinstance(sharding, tuple) else (sharding,) * len(shape.elements)
+        return b.tuple_(*(_parameter(e, params, s) for e, s in zip(shape.elements, parts, strict=True)))
     if shape.dtype == "token":
         return instr("after-all", ())
-    params.append(instr("parameter", (), shape, index=len(params)))
+    params.append(instr("parameter", (), shape, index=len(params), sharding=sharding))
     return params[-1]
 
 

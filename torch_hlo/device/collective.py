@@ -1,0 +1,106 @@
+"""Programs on several devices: N virtual devices of this process, or one process per device.
+
+    run_devices(program, [inputs of device 0, …], [outputs of device 0, …])     # lists of Buffers; blocks
+
+Virtual devices have buffers of their own and run concurrently, each in a thread; collectives are copies and sums between their memories
+(hlo/rendezvous.py). In a process that torch.distributed made one of several, each process runs its own device (process_group.py).
+"""
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+from torch_hlo import config
+from torch_hlo.device import cpu
+from torch_hlo.device.runtime import Buffer, Program
+from torch_hlo.hlo import collective
+from torch_hlo.hlo.collective import Alone, Communicator
+from torch_hlo.hlo.rendezvous import Rendezvous
+
+
+def device_count() -> int:
+    """Devices that a sharded program runs on: processes of torch.distributed when there are several, else TORCH_HLO_CPU_DEVICES."""
+    size = process_count()
+    return size if size > 1 else max(config.get("CPU_DEVICES"), 1)
+
+
+def process_count() -> int:
+    """Processes that torch.distributed runs, 1 when it does not."""
+    dist = _distributed()
+    return dist.get_world_size() if dist is not None else 1
+
+
+def local_devices(devices: int) -> range:
+    """Which of `devices` this process runs: all of them, or its own. Raises ValueError when there is another number of processes."""
+    processes = process_count()
+    if processes == 1:
+        return range(devices)
+    if devices != processes:
+        raise ValueError(f"the program is for {devices} devices, torch.distributed runs {processes} processes")
+    rank = _distributed().get_rank()
+    return range(rank, rank + 1)
+
+
+def run_devices(program: Program, inputs: Sequence[Sequence[Buffer]], outputs: Sequence[Sequence[Buffer]], replicas: int = 1) -> None:
+    """Run a per-device program on every device of this process: on one per list of buffers, or in a torch.distributed process on its own.
+
+    Blocks. Raises what a device raises, with a note that names it; CollectiveError when the devices do not meet within TORCH_HLO_COLLECTIVE_TIMEOUT.
+    """
+    n = len(inputs)
+    if process_count() > 1 and n == 1:
+        return program.run(inputs[0], outputs[0])
+    meeting = Rendezvous(program.name, replicas, n // replicas, config.get("COLLECTIVE_TIMEOUT") or None)
+    with cpu.shared_by(n):
+        meeting.run(lambda device: program.run(inputs[device], outputs[device]), _submit)
+
+
+def gathered(mine: list) -> list:
+    """What every device has, in the order of the devices, from what the devices of this process have; for tools and tests (objects are pickled)."""
+    if process_count() == 1:
+        return mine
+    everybody: list = [None] * process_count()
+    _distributed().all_gather_object(everybody, mine)
+    return [x for part in everybody for x in part]
+
+
+def communicator() -> Communicator:
+    """The link of this process to the other processes; that of an only device when there are none."""
+    if process_count() > 1:
+        from torch_hlo.device import process_group
+
+        return process_group.link()
+    return _ALONE
+
+
+_ALONE = Alone()
+collective.set_default(communicator)
+
+
+def _distributed():
+    """torch.distributed when it is in use."""
+    torch = sys.modules.get("torch")
+    dist = getattr(torch, "distributed", None)
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
+# Threads of devices are kept: starting one costs more than a small program.
+_idle: list[SimpleQueue] = []
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _submit(call: Callable[[], None]) -> None:
+    try:
+        calls = _idle.pop()
+    except IndexError:
+        calls = SimpleQueue()
+        threading.Thread(target=_device_thread, args=(calls,), daemon=True, name="torch_hlo device").start()
+    calls.put(call)
+
+
+def _device_thread(calls: SimpleQueue) -> None:
+    while True:
+        calls.get()()
+        _idle.append(calls)
