@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from torch_hlo import config, metrics
-from torch_hlo.device.runtime import Buffer, Memory, Program
+from torch_hlo.device.runtime import Buffer, Program
 
 DEPTH = 2
 T = TypeVar("T")
@@ -71,11 +71,10 @@ class Job:
         for o, i in self.donated:
             memory = self.inputs[i].memory
             if memory.readers:
-                private = Memory(self.inputs[i].nbytes)
-                private.array[: self.inputs[i].nbytes] = self.inputs[i].bytes
+                private = memory.copy(self.inputs[i].nbytes)
                 self.outputs[o].memory = private
                 self.inputs = [*self.inputs]
-                self.inputs[i] = Buffer(self.inputs[i].shape, private)
+                self.inputs[i] = self.inputs[i].over(private)
 
 
 class _Upstream(Exception):

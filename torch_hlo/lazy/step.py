@@ -26,7 +26,7 @@ from torch_hlo import config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.device.runtime import Buffer, Memory
 from torch_hlo.hlo.shape import Shape
-from torch_hlo.lazy import dump, executor, explain, generalize, log, progress
+from torch_hlo.lazy import dump, executor, explain, generalize, log, progress, spmd
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.executor import Job
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
@@ -258,18 +258,22 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
     metrics.record("TensorsGraphSize", len(graph.nodes), "")
     dead = tuple([i for i, leaf in enumerate(graph.leaves) if not leaf.held()]) if donate else ()
     aliases = _aliases(graph, dead, bindings, places)
-    compiled = _program(graph, aliases, dead)
+    where = spmd.placement(graph, [(s, place) for (s, _), place in zip(bindings, places)]) if spmd.active else None
+    compiled = _program(graph, aliases, dead, where)
     traced = time.perf_counter()
 
     inputs = [_leaf_buffer(leaf) for leaf in graph.leaves]
+    if where is not None:
+        inputs = [spmd.place(leaf, sharding) for leaf, sharding in zip(graph.leaves, compiled.program.in_shardings)]
     if graph.numbers:
         inputs += _number_buffers(graph.numbers)
     if compiled.extra:
         inputs += compiled.extra
     given = {o: i for o, i in compiled.aliases}
-    outputs = [
-        Buffer(shape, inputs[given[o]].memory) if o in given else runtime.allocate(shape) for o, shape in enumerate(compiled.outputs)
-    ]
+    if where is None:
+        outputs = [inputs[given[o]].over(inputs[given[o]].memory) if o in given else runtime.allocate(s) for o, s in enumerate(compiled.outputs)]
+    else:
+        outputs = compiled.program.allocate(compiled.outputs, {o: inputs[i] for o, i in given.items()})
     job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
     arrays = [Array(shape, buffer) for shape, buffer in zip(compiled.outputs, outputs)]
     donated = [(graph.leaves[i], graph.leaves[i].data) for _, i in compiled.aliases]
@@ -284,6 +288,8 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
             for (storage, out), place in zip(bindings, places):
                 out.array = arrays[place]
                 storage.bind(out, arrays[place])
+                if where is not None:
+                    storage.sharding = compiled.program.out_shardings[place]
             for array, _ in donated:
                 array.data = None
             forget_views()
@@ -362,8 +368,10 @@ _SCALARS = {name: Shape(name) for name in _PACK}
 # ---- programs
 
 
-def _program(graph: Graph, aliases: tuple[tuple[int, int], ...], dead: tuple[int, ...]) -> Compiled:
+def _program(graph: Graph, aliases: tuple[tuple[int, int], ...], dead: tuple[int, ...], where: spmd.Placement | None) -> Compiled:
     key = (graph.key, aliases, runtime.backend_name(), config.get("DISABLE"))
+    if where is not None:
+        return _partitioned(graph, aliases, (*key, where))
     found = _CACHE.get(key)
     if found is not None:
         metrics.count("CachedCompile")
@@ -378,6 +386,22 @@ def _program(graph: Graph, aliases: tuple[tuple[int, int], ...], dead: tuple[int
             metrics.count("CachedCompile")
             return _keep(_compiled(graph, key, symbolic.name, symbolic.program, [ints[p] for p in symbolic.extra]))
     return executor.call_compiler(lambda: _compile(graph, aliases, key, family, ints))
+
+
+def _partitioned(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple) -> Compiled:
+    """A program for all devices of a mesh. One that decided itself where something lives serves when it is known to live there."""
+    *base, where = key
+    found = _CACHE.get(key)
+    if found is None:
+        for c in list(_CACHE.values()):
+            if len(c.key) == len(key) and [*c.key[:-1]] == base and where.allows(c.program.in_shardings, c.program.out_shardings):
+                found = _keep(_compiled(graph, key, c.name, c.program))
+                break
+    if found is not None:
+        metrics.count("CachedCompile")
+        _CACHE.move_to_end(key)
+        return found
+    return executor.call_compiler(lambda: _compile(graph, aliases, key, None, ()))
 
 
 def _compiled(graph: Graph, key: tuple, name: str, program: runtime.Program, extra: Sequence[int] = ()) -> Compiled:
@@ -410,10 +434,7 @@ def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, fam
     if compiled is None:
         with progress.compiling(name, len(graph.nodes)), metrics.timed("CompileTime"), dump.recording(name, reason) as observe:
             try:
-                module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, name="step")
-                if observe is not None:
-                    observe("hlo:input", module)
-                program = runtime.compile_program(module, observe)
+                program = _build(graph, aliases, key, observe)
             except Exception as error:
                 error.add_note(f"{name} ({len(graph.nodes)} ops) was not run; its tensors are unchanged and still pending")
                 raise
@@ -421,6 +442,16 @@ def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, fam
     if family is not None:
         family.remember(ints)
     return _keep(compiled)
+
+
+def _build(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, observe) -> runtime.Program:
+    where = key[-1]
+    if isinstance(where, spmd.Placement):
+        return spmd.build(graph, where, aliases, observe)
+    module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, name="step")
+    if observe is not None:
+        observe("hlo:input", module)
+    return runtime.compile_program(module, observe)
 
 
 def _generalized(
@@ -547,7 +578,8 @@ def _host_view(buffer: Buffer) -> torch.Tensor:
     dtype = HLO_TO_TORCH[shape.dtype]
     if not buffer.nbytes:
         return torch.empty(shape.dims, dtype=dtype, device="cpu")
-    return torch.from_numpy(buffer.bytes).view(dtype).view(shape.dims)
+    data = buffer.bytes if isinstance(buffer, Buffer) else spmd.gather(buffer)
+    return torch.from_numpy(data).view(dtype).view(shape.dims)
 
 
 def _view_on_host(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -65,10 +65,11 @@ class Storage:
     """What the tensors of one alias set share. `value` is the array of the tensor that was created with the storage
     (logically: `shape` in row-major order, whatever its strides); `meta` is that tensor's metadata.
 
-    `views` caches the values of views of the present value; `device` is the index of the device.
+    `views` caches the values of views of the present value; `device` is the index of the device; `sharding` is where the value lives, and any value
+    that replaces it (None: on one device).
     """
 
-    __slots__ = ("value", "shape", "meta", "device", "version", "views", "freed", "__weakref__")
+    __slots__ = ("value", "shape", "meta", "device", "version", "views", "freed", "sharding", "__weakref__")
 
     def __init__(self, value: Out | Array, meta, device: int = 0) -> None:
         self.value = value
@@ -78,6 +79,7 @@ class Storage:
         self.version = 0
         self.views: dict | None = None
         self.freed = False
+        self.sharding = None
         if type(value) is Out:
             _PENDING.append(ref(self))
         else:
@@ -110,10 +112,11 @@ class Storage:
 class Effect:
     """Stands in a step's results for a value that no tensor has: it is computed because computing it does something."""
 
-    __slots__ = ("value", "__weakref__")
+    __slots__ = ("value", "sharding", "__weakref__")
 
     def __init__(self, value: Out) -> None:
         self.value = value
+        self.sharding = None
 
     def bind(self, out: Out, data) -> bool:
         return False

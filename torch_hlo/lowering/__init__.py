@@ -28,6 +28,7 @@ from torch_hlo.lowering import (  # noqa: F401
     random,
     reduce,
     rnn,
+    sharding,
     softmax,
     sort,
     special,

@@ -13,6 +13,7 @@ from torch._ops import HigherOrderOperator
 from torch_hlo.hlo.build import full
 from torch_hlo.hlo.ir import META, Computation, Instruction, Meta, Module, instr
 from torch_hlo.hlo.shape import Shape, tuple_shape
+from torch_hlo.hlo.sharding import Mesh, Sharding
 from torch_hlo.lowering import registry
 from torch_hlo.lowering.registry import LOWERINGS, LoweringError, Weak
 
@@ -60,6 +61,10 @@ class Lift:
         self.dtype = dtype
 
 
+# The mesh of a program that is to be partitioned, and the shardings of its leaves and outputs where they are known.
+Placed = tuple[Mesh, Sequence[Sharding | None], Sequence[Sharding | None]]
+
+
 class Subgraph:
     """A function among the arguments of a node (a higher-order operator's). `key` identifies what it computes."""
 
@@ -73,24 +78,33 @@ def lower(
     aliases: tuple[tuple[int, int], ...] = (),
     name: str = "step",
     symbols: tuple[tuple[str, int, int], ...] = (),
+    placed: Placed | None = None,
 ) -> Module:
     """Lower `nodes` (in an order where operands come first). Parameter i of the module is `inputs[i]`.
 
-    `aliases`: (output, input) pairs, see Module. Raises LoweringError when an op has no lowering or the lowering does
+    `aliases`: (output, input) pairs, see Module; `placed` makes an annotated program for many devices. Raises LoweringError when an op has no lowering or the lowering does
     not give the recorded shapes.
     """
+    mesh, leaf_shardings, output_shardings = placed or (None, (), ())
     values: dict[int, Instruction | Weak] = {}
     params = []
     for i, leaf in enumerate(inputs):
         shape = leaf.shape if isinstance(leaf, Leaf) else Shape(leaf.dtype)
-        param = instr("parameter", (), shape, index=i)
+        known = leaf_shardings[i] if i < len(leaf_shardings) else None
+        param = instr("parameter", (), shape, index=i, sharding=_sharding(known, mesh, shape))
         params.append(param)
         values[id(leaf)] = param if isinstance(leaf, Leaf) else Weak(param)
 
     with registry.numbering_channels():
         roots = apply(nodes, outputs, values)
-    root = instr("tuple", tuple(roots), tuple_shape(*(r.shape for r in roots)))
-    return Module(name, Computation("main", tuple(params), root), aliases, symbols)
+    shardings = tuple(_sharding(s, mesh, r.shape) for s, r in zip(output_shardings, roots)) or None
+    root = instr("tuple", tuple(roots), tuple_shape(*(r.shape for r in roots)), sharding=shardings)
+    return Module(name, Computation("main", tuple(params), root), aliases, symbols, mesh)
+
+
+def _sharding(known: Sharding | None, mesh: Mesh | None, shape: Shape) -> Sharding | None:
+    """Of an argument or a result: what is known, or free for propagation to choose."""
+    return known if known is not None or mesh is None else Sharding.replicate(mesh, shape.rank, open=True)
 
 
 def apply(nodes: Sequence[Node], outputs: Sequence[Out | Leaf], values: Mapping[int, Instruction | Weak]) -> list[Instruction]:

@@ -1,0 +1,93 @@
+"""Meshes, partition specs and their errors; tensors with values are cut at once; pictures."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_hlo import config
+from torch_hlo.distributed import Dim, Mesh, PartitionSpec, ShardingError, clear_sharding, mark_sharding, sharding_of, visualize_sharding
+from torch_hlo.distributed.mesh import to_sharding
+
+
+@pytest.fixture(autouse=True)
+def eight_devices():
+    with config.override(CPU_DEVICES=8):
+        yield
+
+
+def mesh() -> Mesh:
+    return Mesh((2, 4), ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    "spec, text",
+    [
+        (("x", None), "{[{x}, {}]}"),
+        ((None, ("y", "x")), "{[{}, {y, x}]}"),
+        ((Dim("x", open=True), Dim(open=True, priority=2)), "{[{x, ?}, {?}p2]}"),
+        (("y:(2)2", "y:(1)2"), "{[{y:(2)2}, {y:(1)2}]}"),
+        (PartitionSpec(None, None), "{[{}, {}]}"),
+    ],
+)
+def test_specs(spec, text):
+    assert str(to_sharding(mesh(), spec, (16, 16))) == text
+
+
+def test_axes_that_propagation_must_not_use():
+    assert str(to_sharding(mesh(), (Dim(open=True),), (16,), replicated=("x",))) == "{[{?}], replicated={x}}"
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        (("x", "x"), "tensor w of shape .4, 6.: axis 'x' is used twice"),
+        (("z", None), "tensor w of shape .4, 6.: mesh x=2,y=4 has no axis 'z'; its axes are x, y"),
+        (("x",), "tensor w of shape .4, 6. needs 2 entries"),
+        ((None, ("x", "y")), "dimension 1 of size 6 cannot be cut into 8 blocks by x, y"),
+        (("y:(3)2", None), "y:.3.2 does not divide axis y of size 4"),
+        ((3, None), "no axis name"),
+    ],
+)
+def test_errors_name_tensor_and_axis(spec, message):
+    with pytest.raises(ShardingError, match=message):
+        mark_sharding(torch.zeros(4, 6).to("hlo"), mesh(), spec, name="w")
+
+
+def test_meshes_that_cannot_be():
+    for shape, names, devices, message in (
+        ((4, 4), ("x", "y"), None, "x=4,y=4 needs 16 devices, there are 8; set TORCH_HLO_CPU_DEVICES=16"),
+        ((4,), ("x", "y"), None, "needs 1 axis names"),
+        ((2, 2), ("x", "x"), None, "axis x is given twice"),
+        ((2, 2), ("x", "y"), [0, 1, 2], "has 4 devices, got 3"),
+        ((2, 2), ("x", "y"), [0, 1, 2, 2], "once each"),
+    ):
+        with pytest.raises(ShardingError, match=message):
+            Mesh(shape, names, devices)
+
+
+def test_tensor_of_another_device():
+    with pytest.raises(TypeError, match="tensor w of shape .4,. is on cpu"):
+        mark_sharding(torch.zeros(4), mesh(), ("x",), name="w")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex128])
+@pytest.mark.parametrize("spec", [("x", "y"), ("y", None), (None, ("x", "y")), (None, None)])
+def test_values_are_cut_and_come_back(dtype, spec):
+    values = torch.arange(9 * 21).reshape(9, 21).to(dtype)
+    t = values.to("hlo")
+    assert mark_sharding(t, mesh(), spec) is t
+    assert sharding_of(t) == to_sharding(mesh(), spec, (9, 21))
+    blocks = t._storage.value.data.memory.blocks
+    assert len(blocks) == 8 and len({b.address for b in blocks}) == 8  # devices have memory of their own
+    assert torch.equal(t.cpu(), values)
+    assert sharding_of(clear_sharding(t)) is None
+    assert torch.equal(t.cpu(), values)
+
+
+def test_pictures():
+    t = mark_sharding(torch.zeros(4, 8).to("hlo"), Mesh((2, 2), ("x", "y")), ("x", "y"))
+    assert visualize_sharding(t) == visualize_sharding("{devices=[2,2]<=[4]}")
+    assert visualize_sharding(t).splitlines() == ["┌─────┬─────┐", "│  0  │  1  │", "├─────┼─────┤", "│  2  │  3  │", "└─────┴─────┘"]
+    mark_sharding(t, Mesh((2, 2), ("x", "y")), ("x", None))
+    assert "│  0,1  │" in visualize_sharding(t) and "\x1b[" in visualize_sharding(t, use_color=True)
+    assert visualize_sharding(to_sharding(Mesh((2, 2), ("x", "y")), ("x", "y", None), (2, 2, 2))).count("┌") == 1

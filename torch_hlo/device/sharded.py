@@ -1,0 +1,146 @@
+"""Arrays that are spread over the devices of a mesh, and programs that run on all of them.
+
+    whole = shard_buffer(buffer, sharding)              # a ShardedBuffer: one block of memory per device of this process
+    program = PartitionedProgram(per_device_module)     # a runtime.Program on such buffers
+    program.run([whole, ...], [result, ...])
+    array = gather(whole)                               # uint8[nbytes]; with one process per device a collective: all processes call it
+
+A process holds the blocks of its own devices: all of them with virtual devices, one under torchrun.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from torch_hlo.device import collective, runtime
+from torch_hlo.device.runtime import Buffer, Memory
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.sharding import Sharding, shard, unshard
+
+
+class Blocks:
+    """The memories of one array's blocks, one per device of this process. `readers`: as in runtime.Memory."""
+
+    __slots__ = ("blocks", "readers")
+
+    def __init__(self, blocks: Sequence[Memory]) -> None:
+        self.blocks = tuple(blocks)
+        self.readers = 0
+
+    def copy(self, nbytes: int) -> Blocks:
+        """The same contents in other memory; `nbytes` of each block count."""
+        return Blocks([block.copy(nbytes) for block in self.blocks])
+
+
+class ShardedBuffer:
+    """An array of `shape` as blocks over `sharding.mesh`; otherwise as runtime.Buffer. `nbytes` is the size of one block."""
+
+    __slots__ = ("shape", "sharding", "block", "memory", "job", "__weakref__")
+
+    def __init__(self, shape: Shape, sharding: Sharding, memory: Blocks, job=None) -> None:
+        self.shape, self.sharding, self.memory, self.job = shape, sharding, memory, job
+        self.block = block_shape(shape, sharding)
+
+    @property
+    def nbytes(self) -> int:
+        return self.block.nbytes
+
+    def over(self, memory: Blocks) -> ShardedBuffer:
+        """The same array in other memory."""
+        return ShardedBuffer(self.shape, self.sharding, memory)
+
+    def on(self, i: int) -> Buffer:
+        """The block of this process's i-th device."""
+        return Buffer(self.block, self.memory.blocks[i])
+
+    def __repr__(self) -> str:
+        return f"ShardedBuffer({self.shape}, {self.sharding}{', pending' if self.job is not None else ''})"
+
+
+def block_shape(shape: Shape, sharding: Sharding) -> Shape:
+    """Shape of one device's block."""
+    return shape.with_dims(sharding.shard_dims(shape.dims))
+
+
+def allocate(shape: Shape, sharding: Sharding) -> ShardedBuffer:
+    """Uninitialised blocks. Raises MemoryError naming the shape."""
+    block = block_shape(shape, sharding)
+    return ShardedBuffer(shape, sharding, Blocks([runtime.allocate(block).memory for _ in collective.local_devices(sharding.mesh.size)]))
+
+
+def shard_buffer(buffer: Buffer, sharding: Sharding) -> ShardedBuffer:
+    """The blocks of an array that every process has whole."""
+    blocks = shard(_elements(buffer.bytes, buffer.shape), sharding)
+    result = allocate(buffer.shape, sharding)
+    for memory, device in zip(result.memory.blocks, collective.local_devices(sharding.mesh.size)):
+        memory.array[: result.nbytes] = np.ascontiguousarray(blocks[device]).reshape(-1).view(np.uint8)
+    return result
+
+
+def reshard(buffer: Buffer | ShardedBuffer, sharding: Sharding) -> ShardedBuffer:
+    """The array in the blocks that `sharding` wants; itself when it is so already. Goes through the host."""
+    if isinstance(buffer, ShardedBuffer):
+        if buffer.sharding == sharding:
+            return buffer
+        buffer = whole_buffer(buffer)
+    return shard_buffer(buffer, sharding)
+
+
+def whole_buffer(buffer: ShardedBuffer) -> Buffer:
+    """The array in one piece, on one device."""
+    return runtime.from_bytes(buffer.shape, gather(buffer))
+
+
+def gather(buffer: ShardedBuffer) -> np.ndarray:
+    """The whole array as uint8[shape.nbytes]."""
+    shape, sharding = buffer.shape, buffer.sharding
+    blocks = [_elements(buffer.on(i).bytes, buffer.block) for i in range(len(buffer.memory.blocks))]
+    if sharding.is_replicated:
+        return blocks[0].reshape(-1).view(np.uint8)
+    if len(blocks) < sharding.mesh.size:
+        blocks = [b.view(blocks[0].dtype).reshape(buffer.block.dims) for b in _exchange(blocks[0].reshape(-1).view(np.uint8))]
+    return np.ascontiguousarray(unshard(blocks, sharding, shape.dims)).reshape(-1).view(np.uint8)
+
+
+def _exchange(block: np.ndarray) -> list[np.ndarray]:
+    """Every process's block (uint8[n]), in the order of ranks."""
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.from_numpy(block.copy())
+    blocks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(blocks, mine)
+    return [b.numpy() for b in blocks]
+
+
+def _elements(data: np.ndarray, shape: Shape) -> np.ndarray:
+    """Bytes as an array of opaque elements: what moves here needs no arithmetic."""
+    size = shape.nbytes // max(shape.size, 1) or 1
+    return data.view(f"V{size}" if size not in (1, 2, 4, 8) else f"u{size}").reshape(shape.dims)
+
+
+class PartitionedProgram:
+    """A per-device module as a runtime.Program on ShardedBuffers. Arguments that are plain Buffers (numbers) are given to every device."""
+
+    def __init__(self, module: Module, observe: runtime.Observe | None = None) -> None:
+        self.program = runtime.compile_program(module, observe)
+        self.name = self.program.name
+        self.in_shardings, self.out_shardings = module.in_shardings, module.out_shardings
+        self.aliases = tuple(self.program.aliases)
+
+    def allocate(self, shapes: Sequence[Shape], given: dict[int, ShardedBuffer]) -> list[ShardedBuffer]:
+        """Buffers for the results; result o takes the memory of `given[o]` if there is one."""
+        return [
+            given[o].over(given[o].memory) if o in given else allocate(shape, sharding)
+            for o, (shape, sharding) in enumerate(zip(shapes, self.out_shardings, strict=True))
+        ]
+
+    def run(self, inputs: Sequence[ShardedBuffer | Buffer], outputs: Sequence[ShardedBuffer]) -> None:
+        devices = range(len(outputs[0].memory.blocks))
+
+        def on(i: int, buffers: Sequence[ShardedBuffer | Buffer]) -> list[Buffer]:
+            return [b.on(i) if isinstance(b, ShardedBuffer) else b for b in buffers]
+
+        collective.run_devices(self.program, [on(i, inputs) for i in devices], [on(i, outputs) for i in devices])

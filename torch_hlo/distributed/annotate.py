@@ -1,0 +1,81 @@
+"""`mark_sharding` and its kin: notes on tensors of the hlo device about where their elements live."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_hlo.device.sharded import ShardedBuffer
+from torch_hlo.distributed.mesh import Entry, Mesh, to_sharding
+from torch_hlo.hlo.sharding import Sharding, ShardingError
+from torch_hlo.lazy import engine, spmd
+from torch_hlo.lazy.storage import Array, read, write
+from torch_hlo.lazy.tensor import HloTensor
+from torch_hlo.lowering.graph import Node, Out
+from torch_hlo.lowering.sharding import SHARD, encode
+
+
+def mark_sharding(
+    tensor: torch.Tensor, mesh: Mesh, spec: Sequence[Entry], *, replicated: Sequence[str] = (), name: str | None = None
+) -> torch.Tensor:
+    """Spread `tensor` over `mesh` as `spec` says, one entry per dimension (see mesh.py), now and after every in-place write; returns it.
+
+    Values that exist are cut into blocks, recorded ones are annotated. The values themselves do not change, so this is no operation for autograd; what
+    the annotation means for other tensors, gradients and optimizer states among them, propagation finds out. Under torch.compile use the result.
+    Raises ShardingError for a spec that does not fit, TypeError for a tensor of another device; `name` names the tensor in errors.
+    """
+    what = f"tensor {name}" if name else "tensor"
+    if torch.compiler.is_compiling():
+        return SHARD(tensor, encode(to_sharding(mesh, spec, tensor.shape, replicated, what)))
+    if not isinstance(tensor, HloTensor):
+        raise TypeError(f"mark_sharding: the {what} of shape {tuple(tensor.shape)} is on {tensor.device}, move it with .to('hlo') first")
+    if "_inner" in tensor.__dict__:  # being traced
+        return SHARD(tensor, encode(to_sharding(mesh, spec, tensor.shape, replicated, what)))
+    annotate(tensor, to_sharding(mesh, spec, tensor.shape, replicated, what))
+    return tensor
+
+
+def annotate(tensor: HloTensor, sharding: Sharding) -> None:
+    """`mark_sharding` with the compiler's own kind of sharding."""
+    spmd.active = True
+    storage = tensor._storage
+    whole = tensor._view is None
+    if whole:
+        storage.sharding = sharding
+    value = storage.value
+    if whole and type(value) is Array and value.data is not None and sharding == sharding.closed():
+        spmd.place(value, sharding)
+    else:
+        write(tensor, Out(Node(SHARD, (read(tensor), encode(sharding)), {}, (tensor._meta.hlo,))))
+
+
+def sharding_of(tensor: torch.Tensor) -> Sharding | None:
+    """Where a tensor of the hlo device lives, or is to live; None for a tensor on one device."""
+    if not isinstance(tensor, HloTensor):
+        raise TypeError(f"the tensor of shape {tuple(tensor.shape)} is on {tensor.device}, not on the hlo device")
+    storage = tensor._storage
+    if tensor._view is not None:
+        return None
+    data = getattr(storage.value, "data", None)
+    return data.sharding if isinstance(data, ShardedBuffer) else storage.sharding
+
+
+def clear_sharding(tensor: torch.Tensor) -> torch.Tensor:
+    """Bring the tensor to one device, and keep no annotation; returns it."""
+    if not isinstance(tensor, HloTensor):
+        raise TypeError(f"clear_sharding: the tensor of shape {tuple(tensor.shape)} is on {tensor.device}")
+    storage = tensor._storage
+    if type(storage.value) is Out:
+        engine.current().sync()
+    storage.sharding = None
+    if type(storage.value) is Array:
+        spmd.unplace(storage.value)
+    return tensor
+
+
+def require(tensor: torch.Tensor) -> Sharding:
+    """`sharding_of`, or an error."""
+    found = sharding_of(tensor)
+    if found is None:
+        raise ShardingError(f"the tensor of shape {tuple(tensor.shape)} is on one device; mark_sharding spreads it")
+    return found

@@ -1,0 +1,94 @@
+"""Sharded tensors in steps: where leaves and results live, and the programs that run on all devices of a mesh.
+
+A step is partitioned when one of its values is annotated (lowering/sharding.py), a leaf is spread over devices already, or a result belongs to a
+storage that stays spread. What nobody annotated is decided by propagation. A storage keeps the sharding of its first result, so that
+parameters stay where they are and the program of the second step is that of all later ones.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_hlo.device import sharded
+from torch_hlo.device.sharded import PartitionedProgram, ShardedBuffer, gather
+from torch_hlo.hlo.sharding import Mesh, Sharding, ShardingError
+from torch_hlo.lazy import executor
+from torch_hlo.lazy.fingerprint import Graph
+from torch_hlo.lazy.storage import Array, Storage
+from torch_hlo.lowering.graph import lower
+from torch_hlo.lowering.sharding import SHARD, decode
+
+active = False  # whether anything has ever been annotated: steps of other programs pay nothing
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What is known of a step before it is compiled: a Sharding, or None where propagation may choose."""
+
+    mesh: Mesh
+    leaves: tuple[Sharding | None, ...]
+    outputs: tuple[Sharding | None, ...]
+
+    def allows(self, ins: Sequence[Sharding], outs: Sequence[Sharding]) -> bool:
+        """True if a program with these shardings serves."""
+        chosen = (*ins[: len(self.leaves)], *outs)
+        return all(want is None or want == have for want, have in zip((*self.leaves, *self.outputs), chosen, strict=True))
+
+
+def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placement | None:
+    """How the step has to be placed; None for a step on one device. `storages`: who gets output i.
+
+    Raises ShardingError when annotations speak of different meshes.
+    """
+    annotated = list(dict.fromkeys(node.args[1] for node in graph.nodes if node.target is SHARD))
+    meshes = dict.fromkeys(decode(text).mesh for text in annotated)
+    outputs: list[Sharding | None] = [None] * len(graph.outputs)
+    for storage, i in storages:
+        wanted = getattr(storage, "sharding", None)
+        if wanted is not None and outputs[i] is None:
+            outputs[i] = wanted
+            meshes.setdefault(wanted.mesh)
+    leaves = [leaf.data.sharding if isinstance(leaf.data, ShardedBuffer) else None for leaf in graph.leaves]
+    if not meshes:
+        meshes = dict.fromkeys(s.mesh for s in leaves if s is not None)
+        if not meshes:
+            return None
+    if len(meshes) > 1:
+        raise ShardingError(
+            f"one step has values sharded over different meshes: {' and '.join(map(str, meshes))}; use one mesh (an axis may have size 1), or "
+            "torch_hlo.mark_step() between them"
+        )
+    (mesh,) = meshes
+    return Placement(mesh, tuple(s if s is not None and s.mesh == mesh else None for s in leaves), tuple(outputs))
+
+
+def build(graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ...], observe=None) -> PartitionedProgram:
+    """Lower, propagate, partition, compile. `observe`: see device/runtime.py."""
+    from torch_hlo.compiler.partition import partition
+    from torch_hlo.compiler.passes.propagate import propagate
+
+    module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, "step", placed=(where.mesh, where.leaves, where.outputs))
+    stages = {"input": module, "propagate": (module := propagate(module)), "partition": (module := partition(module))}
+    if observe is not None:
+        for name, stage in stages.items():
+            observe(f"hlo:{name}", stage)
+    return PartitionedProgram(module, observe)
+
+
+def place(array: Array, sharding: Sharding) -> ShardedBuffer:
+    """The leaf's blocks; an array that is in one piece, or on another mesh, is cut first, and stays so."""
+    buffer = array.data
+    if not isinstance(buffer, ShardedBuffer) or buffer.sharding != sharding:
+        executor.wait(buffer)
+        buffer = array.data = sharded.reshard(buffer, sharding)
+    return buffer
+
+
+def unplace(array: Array) -> None:
+    """Bring a spread array back to one device."""
+    if isinstance(array.data, ShardedBuffer):
+        executor.wait(array.data)
+        array.data = sharded.whole_buffer(array.data)
+
+
+__all__ = ["Placement", "build", "gather", "place", "placement", "unplace"]

@@ -1,0 +1,60 @@
+"""`torch_hlo::shard(x, text)`: x itself, with a note where its elements live. The note is `mesh|sharding`, for example `x=2,y=4|{[{x}, {y, ?}]}`.
+
+A recorded value that is annotated, and `mark_sharding` under torch.compile, become this operation; it is lowered to XLA's annotation, a custom-call
+with target "Sharding". Its gradient has the same sharding.
+"""
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.sharding import Sharding
+from torch_hlo.hlo.sharding_text import mesh_from_text, parse_sharding, sharding_text
+from torch_hlo.lowering.registry import lowers
+
+
+@torch.library.custom_op("torch_hlo::shard", mutates_args=())
+def shard(x: torch.Tensor, sharding: str) -> torch.Tensor:
+    return x.clone()
+
+
+@shard.register_fake
+def _(x: torch.Tensor, sharding: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.sharding = inputs[1]
+
+
+def _backward(ctx, gradient: torch.Tensor):
+    return SHARD(gradient, ctx.sharding), None
+
+
+shard.register_autograd(_backward, setup_context=_save)
+SHARD = torch.ops.torch_hlo.shard.default
+
+
+def encode(sharding: Sharding) -> str:
+    """The note: everything needed to read it back."""
+    return f"{sharding.mesh}|{sharding_text(sharding)}"
+
+
+@lru_cache(4096)
+def decode(text: str) -> Sharding:
+    """Inverse of `encode`. Raises ShardingError."""
+    mesh, _, sharding = text.partition("|")
+    return parse_sharding(sharding, Shape("f32"), mesh_from_text(mesh))
+
+
+def annotated(x: Instruction, sharding: Sharding) -> Instruction:
+    """XLA's annotation of a value."""
+    return instr("custom-call", (x,), x.shape, custom_call_target="Sharding", sharding=sharding)
+
+
+@lowers(SHARD)
+def _shard(x, text):
+    return annotated(x, decode(text))
