@@ -103,11 +103,11 @@ def parse_text(text: str):
     return text_api.parse_text(text)
 
 
-def run_text(text: str, *inputs):
-    """Compile and run HLO text on tensors or arrays; returns its results."""
+def run_text(text: str, *inputs, devices: int | None = None):
+    """Compile and run HLO text on tensors or arrays, on one device or on `devices`; returns its results."""
     from torch_hlo.tools import text_api
 
-    return text_api.run_text(text, *inputs)
+    return text_api.run_text(text, *inputs, devices=devices)
 
 
 def __getattr__(name: str):

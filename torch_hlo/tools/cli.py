@@ -21,7 +21,7 @@ from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.scan import ParseError
 from torch_hlo.hlo.text import module_text
 from torch_hlo.hlo.verify import VerifyError
-from torch_hlo.tools import UsageError, caching, describe, execute, optimise
+from torch_hlo.tools import UsageError, caching, describe, devices, execute, optimise
 from torch_hlo.tools import bisect as bisection
 from torch_hlo.tools import reduce as reduction
 from torch_hlo.tools.text_api import load, load_inputs
@@ -33,6 +33,7 @@ EXAMPLES = """examples:
   python -m torch_hlo run model.mlir --input x.npz --output y.npz
   python -m torch_hlo run model.hlo --compare evaluator      exit 1 when the values differ
   python -m torch_hlo run model.hlo --time
+  python -m torch_hlo run model.hlo --devices 8              shardings are carried out on 8 virtual devices
   python -m torch_hlo profile model.hlo                      time and roofline share of every step
   python -m torch_hlo opt model.hlo                          the program after all passes
   python -m torch_hlo opt model.hlo --passes algebra,dce --emit stablehlo
@@ -83,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     run = command("run", _run, "compile and run a program", inputs=True)
     run.add_argument("--output", metavar="Y.npz", help="write the results (out0, out1, …) instead of printing them")
     run.add_argument("--compare", choices=("evaluator", "xla"), help="also compute the values there; exit 1 when they differ")
+    run.add_argument("--devices", type=int, metavar="N", help="on N virtual devices (or torchrun's N processes): shardings are carried out")
     run.add_argument("--time", action="store_true", help="print compile time and the best of several runs")
     timed = command("profile", _profile, "time every step and compare with the machine's limits", inputs=True)
     timed.add_argument("--runs", type=int, default=10, help="runs; the best time of each step counts (default 10)")
@@ -105,29 +107,47 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _inputs(args, module: Module) -> Sequence:
-    return load_inputs(args.input, len(module.entry.params)) if args.input else random_inputs(module, args.seed)
+    return _given(args, module) or random_inputs(module, args.seed)
+
+
+def _given(args, module: Module) -> Sequence:
+    return load_inputs(args.input, len(module.entry.params)) if args.input else ()
 
 
 def _run(args) -> int:
     module = load(args.file)
-    inputs = _inputs(args, module)
     start = time.perf_counter()
-    run = execute.runner(module, inputs)
+    if args.devices is None:
+        inputs = _inputs(args, module)
+        run = execute.runner(module, inputs)
+    else:
+        several = devices.OnDevices(module, args.devices)
+        inputs = _given(args, module) or several.random_inputs(args.seed)
+        run = several.runner(inputs)
     compiled = time.perf_counter() - start
     results = run()
     if args.time:
         print(f"compile {compiled * 1e3:.1f} ms, run {_best(run) * 1e3:.3f} ms")
     if args.output:
-        np.savez(args.output, **{f"out{i}": a for i, (a, _) in enumerate(results)})
+        np.savez(args.output, **{f"out{i}": np.asarray(a) for i, (a, _) in enumerate(results)})
     elif not args.compare and not args.time:
         for i, (array, dtype) in enumerate(results):
-            print(f"output {i}: {dtype}{list(array.shape)}")
-            print(np.array2string(array, threshold=200))
+            for name, part in [(f"output {i}", array)] if isinstance(array, np.ndarray) else [(f"output {i} of device {d}", a) for d, a in enumerate(array)]:
+                print(f"{name}: {dtype}{list(part.shape)}")
+                print(np.array2string(part, threshold=200))
     if args.compare:
-        wrong = execute.difference(results, execute.ENGINES[args.compare](module, inputs))
+        wrong = _wrong(args, module, inputs, results)
         print(f"differs from {args.compare}: {wrong}" if wrong else f"agrees with {args.compare}")
         return DIFFERENT if wrong else OK
     return OK
+
+
+def _wrong(args, module: Module, inputs: Sequence, results) -> str:
+    """How the results differ. On several devices, results of an annotated program from those of one device, others from the evaluator's."""
+    if args.devices is None or devices.is_annotated(module):
+        return execute.difference(results, execute.ENGINES[args.compare](module, inputs))
+    want = devices.evaluate_on_devices(module, inputs, args.devices)
+    return execute.difference(*([(a, t) for v, t in r for a in (v if isinstance(v, list) else [v])] for r in (results, want)))
 
 
 def _profile(args) -> int:

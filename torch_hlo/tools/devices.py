@@ -13,6 +13,7 @@ from dataclasses import replace as with_fields
 
 import numpy as np
 
+from torch_hlo.compiler.pipeline import random_inputs
 from torch_hlo.device import collective, runtime
 from torch_hlo.hlo.evaluate_collective import arrangement, collectives, evaluate_spmd
 from torch_hlo.hlo.evaluate_core import EvaluateError
@@ -33,7 +34,7 @@ def is_annotated(module: Module) -> bool:
 
 
 class OnDevices:
-    """A program made ready for some devices: `cut(inputs)`, `run(blocks)`, `join(blocks)`.
+    """A program made ready for some devices: `runner(inputs)` and `evaluate(inputs)`, on whole arrays.
 
     Raises EvaluateError for a number of devices that the program is not for, and what propagation, partitioning and compiling raise.
     """
@@ -42,14 +43,23 @@ class OnDevices:
         self.devices = devices
         whole = flat(module)
         self.dims: tuple[tuple[int, ...] | None, ...] = (None,) * len(outputs(whole))
-        if is_annotated(whole):
+        annotated = whole if is_annotated(whole) else None
+        if annotated is not None:
             self.dims = tuple(x.shape.dims for x in outputs(whole))
             whole = partitioned(whole)
         elif not whole.in_shardings and any(p.get("sharding") is not None for p in whole.entry.params):
             whole = with_fields(whole, in_shardings=tuple(p.get("sharding") for p in whole.entry.params))
-        self.module = whole
+        self.module, self.annotated = whole, annotated
         self.replicas, self.partitions = arrangement(whole, devices)
         self.dtypes = tuple(x.shape.dtype for x in outputs(whole))
+
+    def random_inputs(self, seed: int = 0) -> list:
+        """Inputs for `cut`: whole arrays where it is known how they are cut, else another array for every device."""
+        if self.annotated is not None:
+            return random_inputs(self.annotated, seed)
+        rows = [random_inputs(self.module, seed + device) for device in range(self.devices)]
+        shardings = self.module.in_shardings or (None,) * len(self.module.entry.params)
+        return [list(c) if s is None else unshard(c[: s.mesh.size], s, _whole(c[0].shape, s)) for c, s in zip(zip(*rows), shardings, strict=True)]
 
     def cut(self, inputs: Sequence) -> list[list[np.ndarray]]:
         """The inputs of each device. Raises EvaluateError for inputs that do not fit."""
@@ -78,14 +88,18 @@ class OnDevices:
         if sharding is None:
             return blocks
         blocks = blocks[: sharding.mesh.size]  # replicas are equal
-        return unshard(blocks, sharding, dims or tuple(n * k for n, k in zip(blocks[0].shape, sharding.tiles)))
+        return unshard(blocks, sharding, dims or _whole(blocks[0].shape, sharding))
 
-    def evaluate(self, rows: Sequence[Blocks]) -> list[Blocks]:
-        """The reference values."""
-        return evaluate_spmd(self.module, rows)
+    def evaluate(self, inputs: Sequence) -> Results:
+        """The reference values of the per-device program."""
+        return list(zip(self.join(evaluate_spmd(self.module, self.cut(inputs))), self.dtypes, strict=True))
 
-    def compiled(self, rows: Sequence[Blocks]) -> Callable[[], list[Blocks]]:
-        """Compile; the function runs the program once on the devices of this process, and gives the results of all devices."""
+    def runner(self, inputs: Sequence) -> Callable[[], Results]:
+        """Compile; the function runs the program once, on the devices of this process, and gives the results of all."""
+        run = self._compiled(self.cut(inputs))
+        return lambda: list(zip(self.join(run()), self.dtypes, strict=True))
+
+    def _compiled(self, rows: Sequence[Blocks]) -> Callable[[], list[Blocks]]:
         program = runtime.compile_program(self.module)
         mine = collective.local_devices(self.devices)
         params = self.module.entry.params
@@ -105,6 +119,11 @@ class OnDevices:
         return runtime.allocate(shape) if shared is None else inputs[shared]
 
 
+def _whole(block: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+    """Sizes of the array that has these blocks, with the padding of the last ones."""
+    return tuple(n * k for n, k in zip(block, sharding.tiles, strict=True))
+
+
 def partitioned(module: Module) -> Module:
     """The per-device program of an annotated one."""
     from torch_hlo.compiler.partition import partition
@@ -113,19 +132,11 @@ def partitioned(module: Module) -> Module:
     return partition(propagate(module))
 
 
-def runner_on_devices(module: Module, inputs: Sequence, devices: int) -> Callable[[], Results]:
-    """Compile for these inputs; the function runs the program once."""
-    prepared_program = OnDevices(module, devices)
-    run = prepared_program.compiled(prepared_program.cut(inputs))
-    return lambda: list(zip(prepared_program.join(run()), prepared_program.dtypes, strict=True))
-
-
 def run_on_devices(module: Module, inputs: Sequence, devices: int) -> Results:
     """Compile and run once."""
-    return runner_on_devices(module, inputs, devices)()
+    return OnDevices(module, devices).runner(inputs)()
 
 
 def evaluate_on_devices(module: Module, inputs: Sequence, devices: int) -> Results:
     """The reference values of the per-device program."""
-    p = OnDevices(module, devices)
-    return list(zip(p.join(p.evaluate(p.cut(inputs))), p.dtypes, strict=True))
+    return OnDevices(module, devices).evaluate(inputs)

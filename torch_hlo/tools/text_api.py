@@ -20,6 +20,7 @@ from torch_hlo.hlo.verify import verify
 from torch_hlo.tools import UsageError
 from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.artifact import artifact_text, is_artifact
+from torch_hlo.tools.devices import run_on_devices
 from torch_hlo.tools.execute import run_module
 
 _MLIR = re.compile(r'\s*(?://[^\n]*\n\s*)*(?:module\b|"builtin\.module"|func\.func\b|"func\.func"|#[\w.]+\s*=|![\w.]+\s*=)')
@@ -34,20 +35,29 @@ def is_stablehlo(text: str) -> bool:
     return _MLIR.match(text) is not None
 
 
-def run_text(text: str, *inputs) -> list:
+def run_text(text: str, *inputs, devices: int | None = None) -> list:
     """Compile the program and run it on one input per parameter: tensors, arrays or Python numbers (or one list of them).
 
+    With `devices`, on so many virtual devices, or on the processes of torch.distributed: a program with shardings is partitioned, inputs and
+    results are whole arrays. Of a per-device program without shardings an input may be a list of one array per device, and a result is one.
     Results are tensors when an input is one, on its device, else NumPy arrays (bf16 and f8 as float32).
-    Raises ParseError, EvaluateError for inputs that do not fit, CodegenError for instructions without code.
+    Raises ParseError, EvaluateError for inputs that do not fit, CodegenError for instructions without code, CollectiveError.
     """
     if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
         inputs = tuple(inputs[0])
     module = adopted(parse_text(text))
-    results = run_module(module, [to_array(v) for v in inputs])
-    tensors = [v for v in inputs if isinstance(v, torch.Tensor)]
+    arrays = [to_array(v) for v in inputs]
+    results = run_module(module, arrays) if devices is None else run_on_devices(module, arrays, devices)
+    tensors = [v for item in inputs for v in (item if isinstance(item, (list, tuple)) else (item,)) if isinstance(v, torch.Tensor)]
     if not tensors:
-        return [array for array, _ in results]
-    return [to_tensor(array, dtype).to(tensors[0].device) for array, dtype in results]
+        return [value for value, _ in results]
+    return [_tensors(value, dtype, tensors[0].device) for value, dtype in results]
+
+
+def _tensors(value, dtype: str, device: torch.device):
+    if isinstance(value, list):
+        return [_tensors(v, dtype, device) for v in value]
+    return to_tensor(value, dtype).to(device)
 
 
 def to_array(value):
