@@ -194,3 +194,13 @@ ENTRY %main (parameter.0: f32[4]) -> f32[4] {
 def test_bad_text(sharding, message):
     with pytest.raises(ParseError, match=message):
         parse_module(f"HloModule m, num_partitions=8\nENTRY main {{ ROOT p = f32[8,4] parameter(0), sharding={sharding} }}")
+
+
+@pytest.mark.parametrize("text, groups", [
+    ("mesh['a'=2,'b'=4] {'b'}", MESH.groups((MESH.axis("y"),))), ("mesh['a'=2,'b'=4] {'b':(2)2}", MESH.groups((Axis("y", 2, 2),))),
+    ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", MESH.groups((MESH.axis("y"),))),
+])
+def test_replica_groups_along_axes(text, groups):
+    root = parse_module(f"p = f32[8,4] parameter(0)\nROOT r = f32[8,4] all-reduce(p), replica_groups={text}, to_apply=f\n"
+                        "f { a = f32[] parameter(0)\nb = f32[] parameter(1)\nROOT c = f32[] add(a, b) }").entry.root
+    assert root["replica_groups"] == groups

@@ -11,6 +11,7 @@ import numpy as np
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.scan import SIZE, STRING, Scanner, element_type, parse_size, split_sizes, unescape
 from torch_hlo.hlo.shape import Shape, tuple_shape
+from torch_hlo.hlo.sharding import Axis, Mesh, ShardingError
 from torch_hlo.hlo.window import WindowDim
 
 NAME = re.compile(r"%?([A-Za-z0-9_][\w.\-]*+)|%\"([^\"\n]+)\"")
@@ -198,8 +199,10 @@ MAX_DEVICES = 1 << 20
 
 
 def _groups(scanner: Scanner) -> tuple[tuple[int, ...], ...]:
-    """`{{0,1},{2,3}}`, or `[2,2]<=[4]` and `[2,2]<=[2,2]T(1,0)`: an iota, transposed, cut into rows."""
+    """`{{0,1},{2,3}}`; `[2,2]<=[4]` and `[2,2]<=[2,2]T(1,0)`: an iota, transposed, cut into rows; `mesh['x'=2,'y'=2] {'y'}`: along axes."""
     begin = scanner.skip()
+    if scanner.match(re.compile(r"mesh(?=\[)")):
+        return _axis_groups(scanner, begin)
     if scanner.at("{"):
         if scanner.peek(re.compile(r"\{\s*[\d}]")):
             flat = _integers(scanner)
@@ -207,14 +210,46 @@ def _groups(scanner: Scanner) -> tuple[tuple[int, ...], ...]:
         return tuple(scanner.listed("{", "}", lambda: _integers(scanner)))
     dims = scanner.listed("[", "]", scanner.integer)
     scanner.expect("<=")
+    order = _device_order(scanner, math.prod(dims), begin)
+    return tuple(tuple(row) for row in order.reshape(-1, dims[-1]).tolist())
+
+
+def _device_order(scanner: Scanner, count: int, begin: int) -> np.ndarray:
+    """`[2,4]T(1,0)`: the numbers of `count` devices, transposed."""
     source = scanner.listed("[", "]", scanner.integer)
     order = scanner.listed("(", ")", scanner.integer) if scanner.accept("T") else list(range(len(source)))
-    count = math.prod(dims)
-    bad = min((*dims, *source), default=0) < 1 or math.prod(source) != count or count > MAX_DEVICES
-    if bad or sorted(order) != list(range(len(source))):
+    if min(source, default=0) < 1 or math.prod(source) != count or count > MAX_DEVICES or sorted(order) != list(range(len(source))):
         raise scanner.error("bad list of device groups", begin)
-    flat = np.arange(count).reshape(source).transpose(order).reshape(-1, dims[-1])
-    return tuple(tuple(row) for row in flat.tolist())
+    return np.arange(count).reshape(source).transpose(order).ravel()
+
+
+def _axis_groups(scanner: Scanner, begin: int) -> tuple[tuple[int, ...], ...]:
+    def axis() -> tuple[str, int]:
+        axis_name = scanner.need(_QUOTED, "an axis").group(1)
+        scanner.expect("=")
+        return axis_name, scanner.integer()
+
+    def along() -> Axis:
+        axis_name = scanner.need(_QUOTED, "an axis").group(1)
+        if not scanner.accept(":"):
+            return mesh.axis(axis_name)
+        scanner.expect("(")
+        pre = scanner.integer()
+        scanner.expect(")")
+        return Axis(axis_name, pre, scanner.integer())
+
+    try:
+        mesh = Mesh(tuple(scanner.listed("[", "]", axis)))
+        if scanner.accept(","):
+            scanner.need(re.compile(r"device_ids=\("), "device_ids")
+            mesh = Mesh(mesh.axes, tuple(_device_order(scanner, mesh.size, begin).tolist()))
+            scanner.expect(")")
+        return mesh.groups(scanner.listed("{", "}", along))
+    except ShardingError as error:
+        raise scanner.error(str(error), begin) from None
+
+
+_QUOTED = re.compile(r"'([^'\n]*)'")
 
 
 def _pairs(scanner: Scanner) -> tuple[tuple[int, ...], ...]:

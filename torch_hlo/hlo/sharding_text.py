@@ -57,7 +57,7 @@ def mesh_from_text(text: str) -> Mesh:
 _TOKEN = re.compile(r"\s*(<=|[A-Za-z_][\w.\-]*|\d+|[\[\]{}(),:?=])")
 
 
-_METADATA = re.compile(r'\s*metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*"|\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})*\}')
+_METADATA = re.compile(r'/\*.*?\*/|\s*metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*"|\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})*\}')
 
 
 class _Tokens:
