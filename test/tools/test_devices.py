@@ -50,6 +50,6 @@ def test_command_line(tmp_path, capsys):
         assert main(["run", str(path), "--devices", "4", "--compare", "evaluator"]) == 0
         assert "agrees" in capsys.readouterr().out
     assert main(["run", str(path), "--devices", "4"]) == 0
-    assert "output 0 of device 3: f32[2,3]" in capsys.readouterr().out
+    assert "output 0 of device 3: f32[2, 3]" in capsys.readouterr().out
     assert main(["run", str(path)]) == 3
     assert "torchrun" in capsys.readouterr().err
