@@ -11,22 +11,28 @@ row-major; if it draws random numbers, a seed (s64) follows. Results are new val
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo import build
-from torch_hlo.hlo.dim import Dim
+from torch_hlo.hlo.dim import Dim, Size
+from torch_hlo.hlo.dim import symbols as dim_symbols
 from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder
 from torch_hlo.hlo.match import inline
 from torch_hlo.hlo.shape import Literal
 from torch_hlo.hlo.stablehlo import stablehlo_text
 from torch_hlo.hlo.text import module_text
-from torch_hlo.lowering.fx import FxGraph, from_fx
+from torch_hlo.lowering import export_sizes as sizes
+from torch_hlo.lowering.fx import FxGraph, Input, from_fx
 from torch_hlo.lowering.fx_size import shape_of
 from torch_hlo.lowering.graph import Leaf, Out, lower
+from torch_hlo.lowering.promote import size_value
 from torch_hlo.lowering.registry import LOWERINGS, LoweringError
 
 
@@ -45,14 +51,47 @@ def to_stablehlo_text(ep: ExportedProgram, embed: bool = False) -> str:
 
 def to_module(ep: ExportedProgram, embed: bool = False) -> Module:
     """The program as a Module; dynamic dimensions are symbols."""
+    return exported(ep, "all" if embed else "none").module
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An input or output of an exported program. `kind`: "user"; "weight" for parameters, buffers and constants; "state" for buffers that
+    the program changes, and their new values; "mutated" for new values of user inputs; "seed". `target`: the buffer's or mutated
+    input's name. `value`: the tensor of a weight or state, the number of a user value that is no tensor."""
+
+    name: str
+    kind: str = "user"
+    target: str = ""
+    value: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """`inputs` and `outputs` describe the module's parameters and results. `arguments` and `results`: the flat user values in order:
+    position among the inputs or outputs, or the number or None itself in a tuple. `conditions`: (predicate, left, right, text) on sizes;
+    `unchecked`: conditions that PyTorch found and this does not understand."""
+
+    module: Module
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    arguments: tuple[int | tuple, ...]
+    results: tuple[int | tuple, ...]
+    conditions: tuple[tuple[str, Size, Size, str], ...]
+    unchecked: tuple[str, ...]
+
+
+def exported(ep: ExportedProgram, embed: str = "none") -> Exported:
+    """The program and what its inputs and outputs are. `embed`: what becomes constants: "none", "all" weights, or "fixed", those that the
+    program does not change. Raises LoweringError, see to_hlo_text."""
+    guards = sizes.guards(ep)
     ep = _functional(ep)
-    graph_module = _row_major(ep.graph_module)
-    graph = from_fx(graph_module)
+    graph = from_fx(_row_major(ep.graph_module))
     leaves = [i.leaf for i in graph.inputs]
-    values = _weights(ep)
-    constants: dict[int, torch.Tensor] = {
-        i: x.source for i, x in enumerate(graph.inputs) if isinstance(x.source, torch.Tensor)
-    } | {i: values[x.source] for i, x in enumerate(graph.inputs) if embed and type(x.source) is int and x.source in values}
+    signature, values = ep.graph_signature, _weights(ep)
+    changed = {s.target for s in signature.output_specs if s.kind in _STATE}
+    described = [_described(x, signature.input_specs, values, changed) for x in graph.inputs]
+    constants = {i: x.value for i, x in enumerate(described) if _is_constant(graph.inputs[i], x, embed)}
     tensors = [value for value, _ in graph.outputs if isinstance(value, (Out, Leaf))]
     module = lower(graph.nodes, tensors, leaves, (), "exported", _symbols(graph))
     used = set(postorder((module.entry.root,)))
@@ -61,9 +100,47 @@ def to_module(ep: ExportedProgram, embed: bool = False) -> Module:
     swaps = dict(enumerate(module.entry.params)) | {i: _constant(t) for i, t in constants.items()} | dict(zip(kept, params, strict=True))
     root = inline(module.entry, [swaps[i] for i in range(len(leaves))])
     parts = iter(root.operands)
-    results = [next(parts) if isinstance(value, (Out, Leaf)) else _number(value) for value, _ in graph.outputs if value is not None]
+    roots, outs, results = [], [], []
+    for (value, _), spec in zip(graph.outputs, signature.output_specs, strict=True):
+        if spec.kind == OutputKind.USER_OUTPUT:
+            results.append((None,) if value is None else len(roots))
+        if value is not None:
+            roots.append(next(parts) if isinstance(value, (Out, Leaf)) else _number(value))
+            kind = "state" if spec.kind in _STATE else "mutated" if spec.kind == OutputKind.USER_INPUT_MUTATION else "user"
+            number = value if isinstance(value, (bool, int, float)) else None
+            outs.append(Value(getattr(spec.arg, "name", "") or f"out{len(outs)}", kind, spec.target or "", number))
     symbols = tuple((name, kept.index(i), d) for name, i, d in module.symbols)
-    return Module("exported", Computation("main", tuple(params), build.tuple_(*results)), (), symbols)
+    found = Module("exported", Computation("main", tuple(params), build.tuple_(*roots)), (), symbols)
+    where = {graph.inputs[i].source: n for n, i in enumerate(kept) if type(graph.inputs[i].source) is int}
+    arguments = [where[p] if p in where else (getattr(s.arg, "value", None),)
+                 for p, s in enumerate(signature.input_specs) if s.kind == InputKind.USER_INPUT]
+    names = {name for name, _, _ in symbols}
+    conditions = [c for c in (*sizes.ranges(ep), *guards.conditions) if _known(c, names)]
+    return Exported(found, tuple(described[i] for i in kept), tuple(outs), tuple(arguments), tuple(results), tuple(conditions), guards.unchecked)
+
+
+_STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+
+
+def _described(x: Input, specs: Sequence[InputSpec], values: dict[int, torch.Tensor], changed: set) -> Value:
+    if isinstance(x.source, torch.Tensor):
+        return Value("constant", "weight", value=x.source)
+    if x.source is None:
+        return Value("seed", "seed")
+    if isinstance(x.source, str):
+        return Value(x.source)
+    spec = specs[x.source]
+    if x.source in values:
+        return Value(spec.target, "state" if spec.target in changed else "weight", spec.target, values[x.source])
+    return Value(spec.arg.name)
+
+
+def _is_constant(x: Input, described: Value, embed: str) -> bool:
+    return isinstance(x.source, torch.Tensor) or described.kind == "weight" and embed != "none" or described.kind == "state" and embed == "all"
+
+
+def _known(condition: tuple, names: set[str]) -> bool:
+    return dim_symbols(condition[1]) | dim_symbols(condition[2]) <= names
 
 
 def inputs(ep: ExportedProgram, *args, **kwargs) -> list:
@@ -123,17 +200,24 @@ def _symbols(graph: FxGraph) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, i, d) for name, (i, d) in sorted(found.items()))
 
 
+def data_of(tensor: torch.Tensor) -> bytes:
+    """The elements in row-major order."""
+    data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return np.ascontiguousarray(data).tobytes()
+
+
 def _constant(tensor: torch.Tensor) -> Instruction:
     shape = shape_of(tensor)
-    data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return build.constant(Literal(shape.dtype, tuple(shape.dims), np.ascontiguousarray(data).tobytes()), shape.dtype)
+    return build.constant(Literal(shape.dtype, tuple(shape.dims), data_of(tensor)), shape.dtype)
 
 
 def _number(value) -> Instruction:
     """A number among the results."""
     if isinstance(value, (bool, int, float)):
         return build.constant(value, {bool: "pred", int: "s64", float: "f64"}[type(value)])
+    if isinstance(value, Dim):
+        return size_value(value)
     raise LoweringError(f"result {value!r} of type {type(value).__name__} is not a tensor: return it as one")
 
 
-__all__ = ["inputs", "to_hlo_text", "to_module", "to_stablehlo_text"]
+__all__ = ["Exported", "Value", "exported", "inputs", "to_hlo_text", "to_module", "to_stablehlo_text"]

@@ -82,6 +82,11 @@ def emit(module: Module, target: Target, profile: Profile | None = None) -> tupl
             sys.setrecursionlimit(limit)
 
 
+def prelude(target: Target) -> str:
+    """What every LLVM module starts with."""
+    return _PRELUDE.format(bits=target.vector_bytes * 8)
+
+
 def _modules(program: Program, target: Target):
     """Functions packed into LLVM modules, each with declarations of what it uses from others."""
     heads: dict[str, str] = {}
@@ -92,17 +97,17 @@ def _modules(program: Program, target: Target):
             raise ValueError(f"function {name} is not defined by its text: {text[:200]!r}")
         params = re.sub(r"%[\w.$]+", "", match["params"])
         heads[name] = f"declare {match['result']}@{name}({params})"
-    prelude = _PRELUDE.format(bits=target.vector_bytes * 8)
+    head = prelude(target)
     group: list[str] = []
     size = 0
     for name, text in functions.items():
         group.append(name)
         size += len(text)
         if size >= MODULE_BYTES:
-            yield _module(program, functions, heads, group, prelude)
+            yield _module(program, functions, heads, group, head)
             group, size = [], 0
     if group:
-        yield _module(program, functions, heads, group, prelude)
+        yield _module(program, functions, heads, group, head)
 
 
 def _module(program: Program, functions: dict[str, str], heads: dict[str, str], group: list[str], prelude: str) -> str:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,27 @@ from torch_hlo.lowering.registry import TORCH_TO_HLO, LoweringError
 
 def size_of(x: int | torch.SymInt) -> Size:
     """A Size from an int or SymInt. Raises LoweringError for an expression that a Dim cannot hold."""
-    return x if isinstance(x, int) else _size(x.node.expr)
+    if isinstance(x, int):
+        return x
+    return size_of_expression(_equalities(x.node.shape_env).get(x.node.expr, x.node.expr))
 
 
-def _size(e: sympy.Expr) -> Size:
+def _equalities(env) -> dict[sympy.Expr, sympy.Expr]:
+    """Sums and products of sizes that the tracing has found, and guards, to be a number: the pieces of a split fit together."""
+    guards = env.guards
+    count, found = _EQUALITIES.get(env, (0, {}))
+    if count < len(guards):
+        fresh = (g.expr for g in guards[count:])
+        found = found | {e.lhs: e.rhs for e in fresh if isinstance(e, sympy.Eq) and e.rhs.is_Integer and not e.lhs.is_Symbol}
+        _EQUALITIES[env] = (len(guards), found)
+    return found
+
+
+_EQUALITIES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # ShapeEnv -> (guards seen, {expression: number})
+
+
+def size_of_expression(e: sympy.Expr) -> Size:
+    """The same of PyTorch's symbolic expression."""
     if e.is_Integer:
         return int(e)
     if e.is_Symbol:
@@ -27,10 +45,10 @@ def _size(e: sympy.Expr) -> Size:
     if rule is None:
         raise LoweringError(f"size expression {e} is not supported; mark the dimension static with torch._dynamo.mark_static")
     if rule is operator.mul and e.args[0].is_Rational and not e.args[0].is_Integer:  # sympy writes s0/2 where 2 divides s0
-        return _size(sympy.Mul(*e.args[1:]) * e.args[0].p) // int(e.args[0].q)
-    result = _size(e.args[0])
+        return size_of_expression(sympy.Mul(*e.args[1:]) * e.args[0].p) // int(e.args[0].q)
+    result = size_of_expression(e.args[0])
     for a in e.args[1:]:
-        result = rule(result, _size(a))
+        result = rule(result, size_of_expression(a))
     return result
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Function
@@ -231,7 +231,9 @@ class Program:
             return
         picoseconds = max(1, int(cost * 1000))
         if not self.target.threads:
-            self.call(function, ["i64 0", f"i64 {items}", *arguments])
+            known = str(items).isdigit()
+            with nullcontext() if known else self.code.when(self.code.icmp("sgt", items, 0)):  # functions take ranges that are not empty
+                self.call(function, ["i64 0", f"i64 {items}", *arguments])
             return
         if isinstance(items, int) or items.isdigit():
             if int(items) <= grain or int(items) * picoseconds < self.target.parallel_threshold_ps:

@@ -1,0 +1,110 @@
+"""Compiled libraries as Python functions of tensors."""
+from __future__ import annotations
+
+import os
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_hlo.compiler.aot.abi import DTYPE_CODES
+from torch_hlo.device.library import Array, Library, LibraryError
+from torch_hlo.hlo.shape import DTYPES
+
+_TORCH = {DTYPE_CODES[d.name]: getattr(torch, d.torch) for d in DTYPES.values() if d.torch and d.name in DTYPE_CODES}
+_CODE = {dtype: code for code, dtype in _TORCH.items()}
+
+
+def load(path: str | os.PathLike, weights: str | os.PathLike | None = None) -> Loaded:
+    """The library in `path`; `weights`: its weights file, if it has one (default: beside it). Raises OSError, LibraryError."""
+    return Loaded(Library(path, weights))
+
+
+class Loaded:
+    """A model: call it as the module that was compiled. `state`: its buffers that calls change, by name; they can be read and assigned.
+
+    Calls from several threads are fine as long as the model has no state.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.name = library.name
+        meta = library.metadata
+        self._arguments, self._results = meta.get("arguments"), meta.get("results")
+        self._in_tree, self._out_tree = (pytree.treespec_loads(meta[k]) if meta.get(k) else None for k in ("in_tree", "out_tree"))
+        self.state: dict[str, torch.Tensor] = {a.name: _initial(a) for a in library.inputs if a.kind == "state"}
+
+    def __call__(self, *args, **kwargs):
+        """Results as the module returns them; new tensors. Raises TypeError and LibraryError for arguments that do not fit."""
+        given = self._given(args, kwargs)
+        tensors = [self._input(i, a, given) for i, a in enumerate(self.library.inputs)]
+        dtypes = [_CODE[t.dtype] for t in tensors]
+        sizes, workspace_bytes = self.library.plan([t.shape for t in tensors], dtypes)
+        outputs = [torch.empty(s, dtype=_TORCH[a.dtype]) for s, a in zip(sizes, self.library.outputs, strict=True)]
+        workspace = torch.empty(workspace_bytes, dtype=torch.uint8)
+        self.library.run([_memory(t) for t in tensors], [_memory(t) for t in outputs], (workspace.data_ptr(), workspace_bytes), dtypes)
+        return self._returned(given, outputs)
+
+    def _given(self, args: tuple, kwargs: dict) -> dict[int, torch.Tensor]:
+        """Tensors by the number of their input."""
+        if self._arguments is None:
+            return dict(enumerate(pytree.tree_leaves((args, kwargs))))
+        flat, tree = pytree.tree_flatten((args, kwargs))
+        if self._in_tree is not None and tree != self._in_tree:
+            names = list(self._in_tree.child(1).context or []) if self._in_tree.num_children == 2 else []
+            if kwargs.keys() == set(names):  # the order in which keywords are given does not matter
+                flat, tree = pytree.tree_flatten((args, {k: kwargs[k] for k in names}))
+            if tree != self._in_tree:
+                raise TypeError(f"{self.name} takes arguments nested as {self._in_tree}, got {tree}")
+        if len(flat) != len(self._arguments):
+            raise TypeError(f"{self.name} takes {len(self._arguments)} values, got {len(flat)}")
+        found = {}
+        for position, (value, argument) in enumerate(zip(flat, self._arguments, strict=True)):
+            if "array" in argument:
+                found[argument["array"]] = value
+            elif not isinstance(argument["value"], dict) and value != argument["value"]:
+                raise TypeError(f"{self.name} was compiled for the value {argument['value']!r} of argument {position}, got {value!r}")
+        return found
+
+    def _input(self, i: int, a: Array, given: dict[int, torch.Tensor]) -> torch.Tensor:
+        if a.kind == "state":
+            return self.state[a.name].contiguous()
+        if a.kind == "seed" and i not in given:
+            return torch.randint(-(2**63), 2**63 - 1, ())
+        if i not in given:
+            raise TypeError(f"{self.name}: input {i} ({a.name}) is missing")
+        value = given[i]
+        if not isinstance(value, torch.Tensor):
+            value = torch.tensor(value, dtype=_TORCH[a.dtype])
+        if value.dtype not in _CODE:
+            raise TypeError(f"{self.name}: input {i} ({a.name}) is {value.dtype}, it must be {_TORCH[a.dtype]}")
+        return value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+    def _returned(self, given: dict[int, torch.Tensor], outputs: list[torch.Tensor]):
+        for a, value in zip(self.library.outputs, outputs, strict=True):
+            if a.pair >= 0:
+                source = self.library.inputs[a.pair]
+                if source.kind == "state":
+                    self.state[source.name] = value
+                else:
+                    given[a.pair].detach().copy_(value)
+        if self._results is None:
+            return outputs
+        numbers = set(self.library.metadata.get("numbers", ()))
+        flat = [r["value"] if "value" in r else outputs[r["array"]].item() if r["array"] in numbers else outputs[r["array"]] for r in self._results]
+        return pytree.tree_unflatten(flat, self._out_tree) if self._out_tree is not None else flat
+
+
+def _initial(a: Array) -> torch.Tensor:
+    import ctypes
+
+    result = torch.empty(a.sizes, dtype=_TORCH[a.dtype])
+    if result.numel():
+        ctypes.memmove(result.data_ptr(), a.initial, result.nbytes)
+    return result
+
+
+def _memory(t: torch.Tensor) -> tuple[int, int, torch.Size]:
+    return t.data_ptr(), t.nbytes, t.shape
+
+
+__all__ = ["Library", "LibraryError", "Loaded", "load"]
