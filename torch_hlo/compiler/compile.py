@@ -29,6 +29,7 @@ WORKERS = 2
 _RECURSION = 200_000  # fused expressions may be deep
 _LOCK = threading.RLock()  # index tables are shared; LLVM itself runs outside of it
 _REFERENCE = re.compile(r"@([\w.$]+)")
+_LOOP = re.compile(r"^ *br |<\d+ x ", re.M)
 _HEAD = re.compile(r"define (?:internal |private |linkonce_odr |hidden )*(?P<result>.*?)@(?P<name>[\w.$]+)\((?P<params>[^\n]*)\)[^\n]*\{")
 
 _PRELUDE = """@torch_hlo_zeros = internal constant [64 x i8] zeroinitializer, align 64
@@ -98,16 +99,18 @@ def _modules(program: Program, target: Target):
         params = re.sub(r"%[\w.$]+", "", match["params"])
         heads[name] = f"declare {match['result']}@{name}({params})"
     head = prelude(target)
-    group: list[str] = []
-    size = 0
-    for name, text in functions.items():
-        group.append(name)
-        size += len(text)
-        if size >= MODULE_BYTES:
+    calls = {n for n, text in functions.items() if n.startswith("entry") and not _LOOP.search(text)}
+    for names in ([n for n in functions if n not in calls], [n for n in functions if n in calls]):
+        group: list[str] = []
+        size = 0
+        for name in names:
+            group.append(name)
+            size += len(functions[name])
+            if size >= MODULE_BYTES:
+                yield _module(program, functions, heads, group, head)
+                group, size = [], 0
+        if group:
             yield _module(program, functions, heads, group, head)
-            group, size = [], 0
-    if group:
-        yield _module(program, functions, heads, group, head)
 
 
 def _module(program: Program, functions: dict[str, str], heads: dict[str, str], group: list[str], prelude: str) -> str:
@@ -137,7 +140,8 @@ def _compile_all(texts: list[str], target: Target, dump) -> list[bytes]:
 
 def machine_code(text: str, target: Target, assembly: bool = False) -> tuple[bytes, str]:
     """Object code of an IR module, and its assembly when asked for. No IR pass runs: the text is explicit."""
-    machine = target.machine()
+    # The list of steps is long and each runs once: optimising it would take a fifth of a program's compile time for nothing.
+    machine = target.machine(2 if _LOOP.search(text) else 0)
     context = llvm.create_context()
     try:
         parsed = llvm.parse_assembly(text, context)

@@ -45,15 +45,15 @@ class Target:
     def arch(self) -> str:
         return (self.triple or llvm.get_default_triple()).partition("-")[0].replace("arm64", "aarch64")
 
-    def machine(self) -> llvm.TargetMachine:
-        """A new TargetMachine: an MCJIT engine takes it over, so each needs its own."""
+    def machine(self, level: int = 2) -> llvm.TargetMachine:
+        """A new TargetMachine: an MCJIT engine takes it over, so each needs its own. `level` 0 to 3: effort of instruction selection."""
         initialize()
         if not self.triple:
             return llvm.Target.from_default_triple().create_target_machine(
-                cpu=self.cpu, features=self.features, opt=2, codemodel="jitdefault", jit=True)
+                cpu=self.cpu, features=self.features, opt=level, codemodel="jitdefault", jit=True)
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
-        return llvm.Target.from_triple(self.triple).create_target_machine(cpu=self.cpu, features=self.features, opt=2, reloc="pic", codemodel="default")
+        return llvm.Target.from_triple(self.triple).create_target_machine(cpu=self.cpu, features=self.features, opt=level, reloc="pic", codemodel="default")
 
     @property
     def key(self) -> str:
