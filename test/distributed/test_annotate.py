@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_hlo import config
+from torch_hlo import config, debug
 from torch_hlo.distributed import Dim, Mesh, PartitionSpec, ShardingError, clear_sharding, mark_sharding, sharding_of, visualize_sharding
 from torch_hlo.distributed.mesh import to_sharding
 
@@ -91,3 +91,26 @@ def test_pictures():
     mark_sharding(t, Mesh((2, 2), ("x", "y")), ("x", None))
     assert "│  0,1  │" in visualize_sharding(t) and "\x1b[" in visualize_sharding(t, use_color=True)
     assert visualize_sharding(to_sharding(Mesh((2, 2), ("x", "y")), ("x", "y", None), (2, 2, 2))).count("┌") == 1
+
+
+def test_annotations_inside_torch_compile():
+    here, rows = mesh(), Dim("x")
+
+    @torch.compile(backend="hlo", fullgraph=True)
+    def f(a, b):
+        return torch.relu(mark_sharding(a @ b, here, (rows, "y")))
+
+    a, b = torch.randn(4, 8).to("hlo").requires_grad_(), torch.randn(8, 8).to("hlo")
+    y = f(a, b)
+    assert 'custom_call_target="Sharding", sharding={[{x}, {y}]}' in debug.hlo_text([y])
+    y.sum().backward()
+    assert debug.hlo_text([a.grad]).count('custom_call_target="Sharding"') == 2  # the gradient lives where the value does
+    with pytest.raises(ShardingError, match="no axis 'z'"):
+        mark_sharding(a, here, ("z", None))
+
+
+def test_recorded_values_are_annotated_not_evaluated():
+    a = torch.randn(4, 8).to("hlo")
+    h = a + 1
+    assert mark_sharding(h, mesh(), ("x", None)) is h
+    assert debug.hlo_text([h * 2]).count("sharding={[{x}, {}]}") == 1

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from torch_hlo.device.sharded import ShardedBuffer
-from torch_hlo.distributed.mesh import Entry, Mesh, to_sharding
+from torch_hlo.distributed.mesh import Dim, Entry, Mesh, to_sharding
 from torch_hlo.hlo.sharding import Sharding, ShardingError
-from torch_hlo.lazy import engine, spmd
+from torch_hlo.lazy import engine, spmd, traceable
 from torch_hlo.lazy.storage import Array, read, write
 from torch_hlo.lazy.tensor import HloTensor
 from torch_hlo.lowering.graph import Node, Out
@@ -25,14 +25,15 @@ def mark_sharding(
     Raises ShardingError for a spec that does not fit, TypeError for a tensor of another device; `name` names the tensor in errors.
     """
     what = f"tensor {name}" if name else "tensor"
-    if torch.compiler.is_compiling():
-        return SHARD(tensor, encode(to_sharding(mesh, spec, tensor.shape, replicated, what)))
     if not isinstance(tensor, HloTensor):
         raise TypeError(f"mark_sharding: the {what} of shape {tuple(tensor.shape)} is on {tensor.device}, move it with .to('hlo') first")
     if "_inner" in tensor.__dict__:  # being traced
         return SHARD(tensor, encode(to_sharding(mesh, spec, tensor.shape, replicated, what)))
     annotate(tensor, to_sharding(mesh, spec, tensor.shape, replicated, what))
     return tensor
+
+
+traceable.trace_through(mark_sharding, Mesh, Dim)
 
 
 def annotate(tensor: HloTensor, sharding: Sharding) -> None:

@@ -82,6 +82,12 @@ class Dim:
     def __init__(self, *axes: str, open: bool = False, priority: int = 0) -> None:
         self.axes, self.open, self.priority = axes, open, priority
 
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Dim) and (self.axes, self.open, self.priority) == (other.axes, other.open, other.priority)
+
+    def __hash__(self) -> int:
+        return hash((self.axes, self.open, self.priority))
+
     def __repr__(self) -> str:
         return f"Dim({', '.join([*map(repr, self.axes), *['open=True'] * self.open, *[f'priority={self.priority}'] * bool(self.priority)])})"
 

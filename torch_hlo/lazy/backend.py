@@ -66,6 +66,17 @@ def process_group(group) -> torch.distributed.ProcessGroup:
     return group
 
 
+def trace_through(function: Callable, constants: tuple[type, ...]) -> None:
+    """Let Dynamo put what `function` does into the graph without looking at its Python (as torch._dynamo.nonstrict_trace does)."""
+    from torch._dynamo import trace_rules
+    from torch.utils import _pytree
+
+    trace_rules._allowed_callable_ids.add(id(function))
+    trace_rules._nonstrict_trace_callable_ids.add(id(function))
+    for kind in constants:
+        _pytree.register_constant(kind)
+
+
 def wait_work(work) -> None:
     """Block until a collective (the boxed Work of a c10d op) is done."""
     torch._C._distributed_c10d.Work.unbox(work).wait()

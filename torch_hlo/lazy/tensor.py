@@ -267,7 +267,7 @@ def _text(tensor: HloTensor, contents: str | None) -> str:
 
 def user_attributes(tensor: HloTensor) -> dict:
     """Python attributes of a tensor without those of this class."""
-    return {k: v for k, v in tensor.__dict__.items() if k not in ("_storage", "_view", "_meta", "_is_param")}
+    return {k: v for k, v in tensor.__dict__.items() if k not in ("_storage", "_view", "_meta", "_is_param", "_shown")}
 
 
 def _deepcopy(tensor: HloTensor, memo: dict) -> HloTensor:

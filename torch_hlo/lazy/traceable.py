@@ -1,7 +1,7 @@
 """hlo tensors under torch.compile: what Dynamo and AOTAutograd need in order to trace programs on them.
 
 A traceable subclass shows an inner tensor. The inner one of an `HloTensor` is a plain tensor of the device without memory, whose `hlo`
-attribute is the tensor it stands for. While tracing, PyTorch puts a fake tensor in its place: an HloTensor that holds one
+attribute holds what makes the tensor it stands for. While tracing, PyTorch puts a fake tensor in its place: an HloTensor that holds one
 (`_inner`) hands every operation on to it.
 """
 from __future__ import annotations
@@ -26,10 +26,12 @@ class _Inner:
 
 
 def shown(t: HloTensor) -> torch.Tensor:
-    """A plain tensor that stands for `t`."""
-    meta = t._meta
-    plain = backend.plain_tensor(meta.size, meta.dtype)
-    plain.hlo = t
+    """A plain tensor that stands for `t`: the same one as long as `t` is the same view of the same storage, because Dynamo's guards compare identities."""
+    parts = (t._meta, t._storage, t._view)
+    plain = t.__dict__.get("_shown")
+    if plain is None or any(a is not b for a, b in zip(plain.hlo, parts)):
+        plain = t._shown = backend.plain_tensor(t._meta.size, t._meta.dtype)
+        plain.hlo = parts
     return plain
 
 
@@ -37,7 +39,7 @@ def hidden(plain: torch.Tensor) -> HloTensor:
     """Inverse of `shown`; a tensor holding `plain` when that is a fake one."""
     found = plain.__dict__.get("hlo")
     if found is not None:
-        return found
+        return tensor.make(*found)
     t = _make(HloTensor, plain.shape, plain.stride(), 0, dtype=plain.dtype, device=DEVICE)
     t._inner = plain
     return t
@@ -78,6 +80,17 @@ def _dispatch(cls, func, types, args=(), kwargs=None):
     return tensor.handle(func, args, kwargs)
 
 
+_through: list = []  # see `trace_through`
+
+
+def trace_through(function, *constants: type) -> None:
+    """Under torch.compile `function` becomes the ops that it calls on tensors, instead of ending the graph; `constants` are types of arguments
+    that are compared by value."""
+    _through.append((function, constants))
+    if "__tensor_flatten__" in HloTensor.__dict__:
+        backend.trace_through(function, constants)
+
+
 def enable() -> None:
     """From now on hlo tensors can be traced. Every op then looks at its arguments, so it happens with the first torch.compile."""
     if "__tensor_flatten__" in HloTensor.__dict__:
@@ -85,6 +98,8 @@ def enable() -> None:
     import torch._dynamo.trace_rules
 
     torch._dynamo.trace_rules.add("torch_hlo")
+    for function, constants in _through:
+        backend.trace_through(function, constants)
     HloTensor.inner = _Inner()
     HloTensor.__tensor_flatten__ = _flatten
     HloTensor.__tensor_unflatten__ = staticmethod(_unflatten)
