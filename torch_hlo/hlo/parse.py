@@ -434,7 +434,7 @@ class _Parser:
             if w.layout is None:
                 params.append(p)
                 continue
-            outer = instr("parameter", (), w, index=p["index"])
+            outer = instr("parameter", (), w, index=p["index"], sharding=p.get("sharding"))
             swaps[p] = _kept_copy(outer, p.shape)
             params.append(outer)
         root = _replaced(c.root, swaps)
@@ -545,9 +545,10 @@ def _has_layout(s: Shape) -> bool:
 
 def _kept_copy(x: Instruction, to: Shape) -> Instruction:
     """`x` with another layout; a copy that is already there becomes it."""
+    sharding = None
     if x.op == "copy" and x.operands[0].shape == plain(to):
-        x = x.operands[0]
-    return x if x.shape == to else instr("copy", (x,), to)
+        x, sharding = x.operands[0], x.get("sharding")
+    return x if x.shape == to else instr("copy", (x,), to, sharding=sharding)
 
 
 def _replaced(root: Instruction, swaps: dict[Instruction, Instruction]) -> Instruction:
@@ -557,7 +558,8 @@ def _replaced(root: Instruction, swaps: dict[Instruction, Instruction]) -> Instr
         if x in done:
             continue
         if x.op == "copy" and x.operands[0] in swaps:
-            done[x] = swaps[x.operands[0]]
+            inner = swaps[x.operands[0]]
+            done[x] = inner if x.get("sharding") is None or inner.op != "copy" else replace(inner, sharding=x["sharding"])
             continue
         operands = tuple(done[o] for o in x.operands)
         done[x] = x if operands == x.operands else replace(x, operands)
