@@ -266,7 +266,7 @@ def _collective_permute(c: Collective, group, inputs, outputs, pairs) -> list:
     source = {target: s for s, target in pairs}
     rank = {d: i for i, d in enumerate(group)}
     return [
-        _copy(o, inputs[rank[source[d]]][k]) if d in source else partial(np.copyto, o, 0)
+        _copy(o, inputs[rank[source[d]]][k]) if d in source else partial(o.fill, 0)
         for d, outs in zip(group, outputs, strict=True) for k, o in enumerate(outs)
     ]  # fmt: skip
 
