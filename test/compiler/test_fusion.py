@@ -13,6 +13,7 @@ from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import symbol
 from torch_hlo.hlo.evaluate import evaluate
 from torch_hlo.hlo.ir import Module, postorder
+from torch_hlo.hlo.parse import parse_module
 
 
 def kernels(m: Module) -> list[str]:
@@ -37,6 +38,41 @@ def test_row_programs_are_one_kernel(name, expected):
     m = getattr(programs, name)()
     f = fusion(m)
     assert kernels(f) == expected
+    assert_same_value(m, f)
+    assert fusion(f) is f
+
+
+def test_bodies_of_loops_and_branches_are_fused():
+    m = parse_module("""HloModule loop
+
+%body (p: (s32[], f32[64])) -> (s32[], f32[64]) {
+  %p = (s32[], f32[64]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %x = f32[64] get-tuple-element(%p), index=1
+  %y = f32[64] multiply(%x, %x)
+  %z = f32[64] cosine(%y)
+  ROOT %t = (s32[], f32[64]) tuple(%next, %z)
+}
+
+%condition (p: (s32[], f32[64])) -> pred[] {
+  %p = (s32[], f32[64]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(5)
+  ROOT %c = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: f32[64]) -> (s32[], f32[64]) {
+  %x = f32[64] parameter(0)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[64]) tuple(%zero, %x)
+  ROOT %w = (s32[], f32[64]) while(%start), condition=%condition, body=%body
+}
+""")
+    f = fusion(m)
+    (loop,) = [x for x in f.entry.instructions() if x.op == "while"]
+    assert [x.op for x in loop["body"].instructions() if x.op in ("fusion", "multiply", "cosine")] == ["fusion", "fusion"]
     assert_same_value(m, f)
     assert fusion(f) is f
 

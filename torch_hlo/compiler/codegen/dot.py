@@ -336,8 +336,11 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
         return Plan("columns", form_a, form_b, (p.m,), 1)
     if form_b == "copy" and plain and static and p.m <= 5 * t.rows:
         # Too few rows to pay for packing B: read it where it is, in wider strips when there are registers left.
+        # What fits one tile is read once.
+        if p.m <= t.lanes:
+            heights = (p.m,)
         registers = t.rows * t.vectors
-        return Plan("tiles", form_a, "direct", heights, min(8, max(t.vectors, registers // heights[0])))
+        return Plan("tiles", form_a, "direct", heights, min(8, max(1, registers // heights[0])))
     return Plan("tiles", form_a, form_b, heights, t.vectors)
 
 

@@ -7,6 +7,7 @@ Before, the entry computation is a graph of primitive opcodes; after, it holds o
     m = f32[8] get-tuple-element(f), index=1
 
 kind=loop: no reduction. kind=reduce: results of reductions are not read back. kind=row: they are (softmax, layernorm).
+What loops, conditionals and calls run is fused in the same way.
 """
 from __future__ import annotations
 
@@ -18,16 +19,35 @@ from torch_hlo.hlo.shape import tuple_shape
 
 
 def fusion(module: Module) -> Module:
-    """Group the entry computation's fusible instructions into kernels. Every array that is left is in memory exactly once."""
+    """Group the fusible instructions of every computation that runs as steps into kernels. Every array that is left is in memory exactly once."""
     if any(x.op == "fusion" and x.get("kind") != "custom" for x in module.entry.instructions()):
         return module
-    root = module.entry.root
+    return module.with_root(_fused(module.entry).root)
+
+
+_CONTROL_FLOW = frozenset(("while", "conditional", "call", "async-start"))  # their computations are sequences of steps
+
+
+def _fused(computation: Computation) -> Computation:
+    root = computation.root
     if root.shape.is_tuple and root.op != "tuple":
         parts = tuple(instr("get-tuple-element", (root,), e, index=i) for i, e in enumerate(root.shape.elements))
-        module = module.with_root(instr("tuple", parts, root.shape))
-    module = prepare(module)
-    plan = Plan(module)
-    return module.with_root(_Builder(plan).root(module.entry.root))
+        root = instr("tuple", parts, root.shape)
+    computation = Computation(computation.name, computation.params, prepare(root))
+    return Computation(computation.name, computation.params, _Builder(Plan(computation)).root(computation.root))
+
+
+def _step(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
+    """`x` on new operands, its computations fused."""
+    if x.op not in _CONTROL_FLOW:
+        return replace(x, operands) if operands else x
+
+    def fuse(value):
+        if isinstance(value, Computation):
+            return _fused(value)
+        return tuple(map(fuse, value)) if isinstance(value, tuple) else value
+
+    return instr(x.op, operands, x.shape, **{name: fuse(value) for name, value in x.attrs})
 
 
 class _Builder:
@@ -55,7 +75,7 @@ class _Builder:
         for g in self._topological(groups):
             if g.step:
                 x = plan.order[g.first]
-                self.value[x] = replace(x, tuple(map(self._new, x.operands))) if x.operands else x
+                self.value[x] = _step(x, tuple(map(self._new, x.operands)))
             else:
                 self._emit(g)
         return self._new(root)

@@ -16,7 +16,7 @@ from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.compiler.passes.fusion_inline import inlined
 from torch_hlo.compiler.passes.fusion_table import FREE, HEAVY, LIGHT, MOVE, REDUCE, STEP, Intervals
 from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Instruction, Module, postorder
+from torch_hlo.hlo.ir import Computation, Instruction, postorder
 from torch_hlo.hlo.shape import DTYPES
 
 MAX_MEMBERS = 160  # instructions in a kernel
@@ -55,11 +55,11 @@ class Group:
 
 
 class Plan:
-    """The grouping of a module's entry computation: `group_of[number]` for every instruction that is not FREE."""
+    """The grouping of a computation: `group_of[number]` for every instruction that is not FREE."""
 
-    def __init__(self, module: Module) -> None:
-        root = module.entry.root
-        self.order: list[Instruction] = _results_beside(postorder((*module.entry.params, root)))
+    def __init__(self, computation: Computation) -> None:
+        root = computation.root
+        self.order: list[Instruction] = _results_beside(postorder((*computation.params, root)))
         self.root = len(self.order) - 1 if self.order[-1] is root else self.order.index(root)
         self.number = {x: i for i, x in enumerate(self.order)}
         self.kind = [table.classify(x) for x in self.order]

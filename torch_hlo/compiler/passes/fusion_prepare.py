@@ -10,16 +10,15 @@ from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.compiler.passes.fusion_table import FREE, HEAVY, LIGHT, STEP
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import Dim
-from torch_hlo.hlo.ir import META, Instruction, Module, instr, postorder, replace, rewrite_bottom_up, users
+from torch_hlo.hlo.ir import META, Instruction, instr, postorder, replace, rewrite_bottom_up, users
 
 FEWER = 8  # a move that picks at most one in this many elements is small
 MAX_OPS = 16
 _PICKS = frozenset(("slice", "gather", "dynamic-slice"))
 
 
-def prepare(module: Module) -> Module:
-    """Apply the rewrites to the entry computation."""
-    root = module.entry.root
+def prepare(root: Instruction) -> Instruction:
+    """The root of a computation after the rewrites."""
     reads = users((root,))
     small = {x for x in reads if x.op in _PICKS and _is_small(x)}
 
@@ -33,7 +32,7 @@ def prepare(module: Module) -> Module:
             found = _push(x, x.operands[0], [MAX_OPS])
             if found is not None:
                 moved[x] = found
-    return module.with_root(rewrite_bottom_up(_replace(root, moved) if moved else root, lambda x: one_hot_sum(x) or narrow_compare(x) or x))
+    return rewrite_bottom_up(_replace(root, moved) if moved else root, lambda x: one_hot_sum(x) or narrow_compare(x) or x)
 
 
 def _replace(root: Instruction, table_: dict[Instruction, Instruction]) -> Instruction:
