@@ -159,6 +159,17 @@ def test_attention_of_any_length():
         same(*results, 1e-4, strides=False)
 
 
+def test_pieces_of_a_split_add_up():
+    def fn(x, sizes, index, base):
+        parts = x.split(sizes.tolist(), 0)
+        return base.index_add(0, index, torch.cat([p * (i + 1) for i, p in enumerate(parts)]))
+
+    compiled = torch.compile(fn, backend="hlo")
+    for sizes in ([1, 2, 5], [2, 3, 3], [4, 2, 2], [3, 1, 4]):
+        args = torch.randn(8, 4), torch.tensor(sizes), torch.arange(8), torch.zeros(8, 4)
+        torch.testing.assert_close(compiled(*args), fn(*args))
+
+
 def test_mark_dynamic():
     fast = compiled(lambda x: x.sum(1) * x.shape[0])
 

@@ -18,21 +18,31 @@ def size_of(x: int | torch.SymInt) -> Size:
     """A Size from an int or SymInt. Raises LoweringError for an expression that a Dim cannot hold."""
     if isinstance(x, int):
         return x
-    return size_of_expression(_equalities(x.node.shape_env).get(x.node.expr, x.node.expr))
+    solved = _solved(x.node.shape_env)
+    return size_of_expression(x.node.expr.xreplace(solved) if solved else x.node.expr)
 
 
-def _equalities(env) -> dict[sympy.Expr, sympy.Expr]:
-    """Sums and products of sizes that the tracing has found, and guards, to be a number: the pieces of a split fit together."""
+def _solved(env) -> dict[sympy.Symbol, sympy.Expr]:
+    """Symbols that the guards determine, as the pieces of a split whose sizes add up to a known one: s1 = 8 - s0."""
     guards = env.guards
-    count, found = _EQUALITIES.get(env, (0, {}))
-    if count < len(guards):
-        fresh = (g.expr for g in guards[count:])
-        found = found | {e.lhs: e.rhs for e in fresh if isinstance(e, sympy.Eq) and e.rhs.is_Integer and not e.lhs.is_Symbol}
-        _EQUALITIES[env] = (len(guards), found)
-    return found
+    count, solved = _SOLVED.get(env, (0, {}))
+    if count == len(guards):
+        return solved
+    for e in (g.expr.xreplace(solved) for g in guards[count:]):
+        if not isinstance(e, sympy.Eq) or not (e.lhs.is_Add or e.rhs.is_Add):
+            continue
+        difference = e.lhs - e.rhs
+        terms = difference.as_coefficients_dict()
+        alone = [s for s in terms if s.is_Symbol and abs(terms[s]) == 1 and sum(s in t.free_symbols for t in terms) == 1]
+        if alone:
+            s = max(alone, key=str)
+            value = sympy.expand(s - difference / terms[s])
+            solved = {k: v.xreplace({s: value}) for k, v in solved.items()} | {s: value}
+    _SOLVED[env] = (len(guards), solved)
+    return solved
 
 
-_EQUALITIES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # ShapeEnv -> (guards seen, {expression: number})
+_SOLVED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # ShapeEnv -> (guards seen, solution)
 
 
 def size_of_expression(e: sympy.Expr) -> Size:
