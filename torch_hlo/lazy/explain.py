@@ -35,8 +35,8 @@ def _likeness(a: tuple, b: tuple) -> float:
 
 def difference(new: tuple, old: tuple, sources: Sequence[str] = ()) -> str:
     """The first thing in which two whole keys differ."""
-    (nodes, shapes, roots), aliases, backend, disabled = new
-    (old_nodes, old_shapes, old_roots), old_aliases, old_backend, old_disabled = old
+    (nodes, shapes, roots), aliases, backend, disabled, *where = new
+    (old_nodes, old_shapes, old_roots), old_aliases, old_backend, old_disabled, *old_where = old
     if backend != old_backend:
         return f"it was compiled for {old_backend}, this one is for {backend}"
     if disabled != old_disabled:
@@ -60,7 +60,19 @@ def difference(new: tuple, old: tuple, sources: Sequence[str] = ()) -> str:
         return _roots_difference(roots, old_roots, nodes, sources)
     if aliases != old_aliases:
         return _aliases_difference(aliases, old_aliases, shapes)
+    if where != old_where:
+        return _placement_difference(where, old_where)
     return "nothing differs (it was dropped from the cache)"
+
+
+def _placement_difference(new: list, old: list) -> str:
+    if not new or not old:
+        return f"it was for {'many devices' if old else 'one device'}, this one is for {'many devices' if new else 'one device'}"
+    for kind in ("leaves", "outputs"):
+        for i, (a, b) in enumerate(zip(getattr(new[0], kind), getattr(old[0], kind))):
+            if a != b:
+                return f"{'input' if kind == 'leaves' else 'result'} {i} was sharded {b or 'freely'}, is {a or 'free'}"
+    return f"the mesh was {old[0].mesh}, is {new[0].mesh}"
 
 
 def _node_difference(at: int, new: tuple, old: tuple, sources: Sequence[str]) -> str:

@@ -1,0 +1,160 @@
+"""torch.distributed with hlo tensors in real processes: equal to a single process, recorded in the graph, compiled once."""
+from __future__ import annotations
+
+import pytest
+
+from test.distributed.support import launch
+
+HEADER = """
+import os, sys, torch, torch_hlo, torch.distributed as dist, copy
+import torch.distributed._functional_collectives as fc
+from torch import nn
+from torch_hlo import metrics
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.set_num_threads(1)
+dist.init_process_group(sys.argv[1])
+t = lambda *v: torch.tensor(v).hlo()
+close = lambda a, b: torch.testing.assert_close(a.detach().cpu(), b.detach().cpu(), rtol=1e-4, atol=1e-5)
+count = lambda name: metrics.counter_value(name) or 0
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 8)
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+def train(model, batches, steps=4, device="cpu", lr=1e-2):
+    "Losses; each rank gives its own."
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    losses, compiles = [], []
+    for i in range(steps):
+        x, y = batches[i]
+        loss = (model(x.to(device)) - y.to(device)).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+        if device == "hlo": torch_hlo.mark_step()
+        losses.append(loss.detach())
+        compiles.append(count("UncachedCompile") + count("CachedCompile"))
+    return [l.item() for l in losses]
+
+def data(seed, n=8):
+    g = torch.Generator().manual_seed(seed)
+    return [(torch.randn(n, 16, generator=g), torch.randn(n, 8, generator=g)) for _ in range(6)]
+
+def reference(steps=4):
+    torch.manual_seed(0); model = Net()
+    batches = [tuple(torch.cat(p) for p in zip(*(data(r)[i] for r in range(world)))) for i in range(6)]
+    return model, train(model, batches, steps)
+"""
+
+COLLECTIVES = HEADER + """
+cuts = count("MarkStep")
+x = t(1.0 + rank, 2.0); dist.all_reduce(x)
+m = t(1.0 + rank, 2.0); dist.all_reduce(m, op=dist.ReduceOp.MAX)
+i = torch.tensor([1, 2]).hlo() + rank; w = dist.all_reduce(i, async_op=True); w.wait()
+h = torch.full((3,), 1.5, dtype=torch.bfloat16).hlo(); dist.all_reduce(h)
+o = [t(0.0), t(0.0)]; dist.all_gather(o, t(float(rank)))
+g = t(0.0, 0.0); dist.all_gather_into_tensor(g, t(float(rank)))
+s = t(0.0); dist.reduce_scatter_tensor(s, t(1.0, 2.0))
+b = t(float(rank)); dist.broadcast(b, 1)
+a = t(0.0, 0.0); dist.all_to_all_single(a, t(rank * 2.0, rank * 2.0 + 1))
+base = torch.arange(4.0).hlo() * (rank + 1); dist.all_reduce(base[1:3])
+f = fc.all_reduce(t(1.0 + rank), "sum", dist.group.WORLD) + 0
+v = fc.all_reduce(t(1.0 + rank), "avg", dist.group.WORLD) * 2
+e = fc.all_gather_tensor(t(1.0 + rank), 0, dist.group.WORLD)
+p = torch.ones(4, requires_grad=True).hlo(); p.retain_grad()
+q = fc.reduce_scatter_tensor_autograd(p * (rank + 1), "sum", 0, dist.group.WORLD); (q * (rank + 2)).sum().backward()
+assert count("MarkStep") == cuts, "a collective cut the graph"
+torch_hlo.sync()
+assert x.tolist() == [3, 4] and m.tolist() == [2, 2] and i.tolist() == [3, 5] and h.tolist() == [3, 3, 3]
+assert [z.item() for z in o] == [0, 1] and g.tolist() == [0, 1] and s.item() == 2 * (1 + rank) and b.item() == 1
+assert a.tolist() == [rank, rank + 2] and base.tolist() == [0, 3, 6, 3.0 * (rank + 1)]
+assert f.item() == 3 and v.item() == 3 and e.tolist() == [1, 2]
+assert q.tolist() == [3, 3] and p.grad.tolist() == [(rank + 1) * k for k in (2, 2, 3, 3)], (q, p.grad)
+if rank == 0: dist.send(t(5.0), 1)
+else:
+    x = t(0.0); dist.recv(x, 0); assert x.item() == 5
+big = t(1.0, 2.0, 3.0); out = torch.zeros(2 if rank == 0 else 4).hlo()     # unequal blocks: done at once
+dist.all_to_all_single(out, big, [1, 1] if rank == 0 else [2, 2], [1, 2])
+assert out.tolist() == ([1, 1] if rank == 0 else [2, 3, 2, 3])
+# One rank alone looks at a value, or drops it: the others are not left waiting.
+x = t(1.0 + rank); dist.all_reduce(x); y = x * 2
+if rank == 0: assert y.item() == 6
+del y
+x = t(float(rank)); dist.all_reduce(x)
+if rank == 0: assert x.item() == 1
+del x
+torch_hlo.sync(); dist.barrier(); print("done"); dist.destroy_process_group()
+"""
+
+DDP = HEADER + """
+_, want = reference()
+torch.manual_seed(0); model = Net().to("hlo")
+ddp = nn.parallel.DistributedDataParallel(model)
+losses = train(ddp, data(rank), device="hlo")
+total = [fc.all_reduce(torch.tensor(l), "avg", dist.group.WORLD).item() for l in losses]
+torch.testing.assert_close(total, want, rtol=1e-4, atol=1e-5)
+before = count("UncachedCompile"); train(ddp, data(rank), device="hlo")
+print("done", count("UncachedCompile") - before); dist.destroy_process_group()
+"""
+
+FSDP = HEADER + """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+_, want = reference()
+torch.manual_seed(0); model = Net().to("hlo")
+mesh = init_device_mesh("hlo", (world,))
+for layer in (model.first, model.second): fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+losses = train(model, data(rank), device="hlo")
+total = [fc.all_reduce(torch.tensor(l), "avg", dist.group.WORLD).item() for l in losses]
+torch.testing.assert_close(total, want, rtol=1e-4, atol=1e-5)
+assert type(model.first.weight).__name__ == "DTensor" and model.first.weight.to_local().shape[0] == 32 // world
+before = count("UncachedCompile"); train(model, data(rank), device="hlo")
+print("done", count("UncachedCompile") - before); dist.destroy_process_group()
+"""
+
+TENSOR_PARALLEL = HEADER + """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+mesh = init_device_mesh("hlo", (world,)); torch.manual_seed(0)
+a, b = torch.randn(8, 8), torch.randn(8, 8)
+da, db = distribute_tensor(a.hlo(), mesh, [Shard(0)]), distribute_tensor(b.hlo(), mesh, [Shard(1)])
+close((da @ db).full_tensor(), a @ b)
+close(da.redistribute(mesh, [Shard(1)]).to_local(), a.chunk(world, 1)[rank])
+close((da * 2).sum().full_tensor(), (a * 2).sum())
+close((da.redistribute(mesh, [Replicate()]) @ db).full_tensor(), a @ b)
+torch.manual_seed(0); reference_model = Net(); torch.manual_seed(0); model = Net().to("hlo")
+parallelize_module(model, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+batches = data(0)
+want, got = train(reference_model, batches), train(model, batches, device="hlo")
+torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+close(model.first.weight.full_tensor(), reference_model.first.weight)
+before = count("UncachedCompile"); train(model, batches, device="hlo")
+print("done", count("UncachedCompile") - before); dist.destroy_process_group()
+"""
+
+
+def check(outputs: list[str], compiles: int | None = None) -> None:
+    for out in outputs:
+        words = out.split()
+        assert words[0] == "done"
+        assert compiles is None or int(words[1]) <= compiles, f"{words[1]} programs compiled in the second round of training"
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,hlo:gloo"])
+def test_collectives(backend):
+    check(launch(COLLECTIVES, 2, backend))
+
+
+def test_ddp():
+    check(launch(DDP, 2, "cpu:gloo,hlo:gloo"), compiles=1)
+
+
+def test_fsdp():
+    check(launch(FSDP, 2, "cpu:gloo,hlo:gloo"), compiles=1)
+
+
+def test_dtensor_and_tensor_parallel():
+    check(launch(TENSOR_PARALLEL, 2, "cpu:gloo,hlo:gloo"), compiles=1)
