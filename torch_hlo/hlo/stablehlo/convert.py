@@ -11,6 +11,7 @@ An unknown size `?` of an argument is a symbol; two that an operation needs to b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import Dim, Size, symbol, symbols
@@ -18,9 +19,13 @@ from torch_hlo.hlo.infer import ShapeError
 from torch_hlo.hlo.ir import META, Computation, Instruction, Meta, Module, instr, postorder
 from torch_hlo.hlo.scan import ParseError, Scanner
 from torch_hlo.hlo.shape import Shape, tuple_shape
+from torch_hlo.hlo.sharding import ShardingError
 from torch_hlo.hlo.stablehlo.attributes import Symbol, integers
 from torch_hlo.hlo.stablehlo.mlir import Block, Operation, free_names, parse_text, walk
 from torch_hlo.hlo.stablehlo.types import UNKNOWN, Quantized, Type
+
+if TYPE_CHECKING:
+    from torch_hlo.hlo.stablehlo.sdy import Shardings
 
 RULES: dict[str, Callable[[Context], object]] = {}
 MAX_CALLS = 200
@@ -40,17 +45,20 @@ def rule(*names: str):
 
 def parse_stablehlo(text: str) -> Module:
     """The program of StableHLO (or MHLO, with CHLO) text; its entry is @main or the first public function. Raises ParseError."""
-    from torch_hlo.hlo.stablehlo import chlo, dynamic, ops  # noqa: F401  they fill RULES
+    from torch_hlo.hlo.stablehlo import chlo, dynamic, ops, sdy  # noqa: F401  they fill RULES
 
     s = Scanner(text)
     try:
-        name, functions = parse_text(s)
+        name, functions, meshes = parse_text(s)
+        shardings = sdy.Shardings(text, meshes)
         equal: dict[str, Size] = {}
         for _ in range(200):
             try:
-                return Converter(s, functions, equal).module(name)
+                return Converter(s, functions, equal, shardings).module(name)
             except Unify as found:
                 equal[found.name] = found.size
+    except ShardingError as error:
+        raise s.error(str(error), 0) from None
     except RecursionError:
         raise s.error("the text nests too deeply") from None
     raise s.error("the sizes of this program contradict each other")
@@ -128,19 +136,22 @@ class Context:
 
 
 class Converter:
-    def __init__(self, s: Scanner, functions: dict[str, Operation], equal: dict[str, Size]) -> None:
-        self.s, self.functions, self.equal = s, functions, equal
+    def __init__(self, s: Scanner, functions: dict[str, Operation], equal: dict[str, Size], shardings: Shardings) -> None:
+        self.s, self.functions, self.equal, self.shardings = s, functions, equal, shardings
         self.computations: dict[tuple, Computation] = {}
         self.active: list[str] = []
         # Sizes that captured integers of the region being converted are known to hold.
         self.known: dict[Instruction, list[Size]] = {}
 
     def module(self, name: str) -> Module:
+        from torch_hlo.hlo.stablehlo.sdy import annotated, boundary, constrained
+
         entry_name = "main" if "main" in self.functions else self._first_public()
         entry = self.functions[entry_name]
         if not entry.regions:
             raise self.s.error(f"function @{entry_name} has no body", entry.position)
         params, table = [], []
+        placed = boundary(self, entry, "arg_attrs", [t.shape for _, t in entry.regions[0].args]) or [None] * len(entry.regions[0].args)
         for i, (arg, t) in enumerate(entry.regions[0].args):
             dims: list[Size] = []
             for d, n in enumerate(t.shape.dims):
@@ -151,10 +162,16 @@ class Converter:
                         table.append((str(size), i, d))
                 dims.append(size)
             shape = t.shape if t.shape.is_tuple else Shape(t.shape.dtype, tuple(dims))
-            params.append(instr("parameter", (), shape, index=i))
+            params.append(instr("parameter", (), shape, index=i, sharding=placed[i]))
         results = self._body(entry, params, [t.quantized for _, t in entry.regions[0].args])
-        root = results[0] if len(results) == 1 and not results[0].shape.is_tuple else b.tuple_(*results)
-        return Module(name, Computation(entry_name, tuple(params), root), (), tuple(table))
+        wanted = boundary(self, entry, "res_attrs", [x.shape for x in results])
+        if len(results) == 1 and not results[0].shape.is_tuple:
+            root = results[0] if wanted is None else constrained(results[0], wanted[0])
+        else:
+            root = b.tuple_(*results)
+            if wanted is not None:
+                root = annotated(root, tuple(w or self.shardings.open(x.shape.rank) for w, x in zip(wanted, results)))
+        return Module(name, Computation(entry_name, tuple(params), root), (), tuple(table), self.shardings.mesh)
 
     def _first_public(self) -> str:
         return next((n for n, f in self.functions.items() if f.attrs.get("sym_visibility") != "private"), next(iter(self.functions)))
@@ -190,7 +207,7 @@ class Converter:
     def block(self, block: Block, scope: Scope) -> list[Instruction]:
         """Convert a block; the values it returns."""
         for op in block.ops:
-            if op.name == "return":
+            if op.name in ("return", "sdy.return"):
                 return [self.use(scope, name, index, op.position) for name, index in op.operands]
             self.operation(op, scope)
         raise self.s.error("this block does not end in a return", block.ops[-1].position if block.ops else self.s.pos)
@@ -237,6 +254,8 @@ class Converter:
         return found[0].quantized.get((name, index)) if found else None
 
     def _results(self, op: Operation, scope: Scope, operands: list[Instruction], kinds: list) -> list[Instruction]:
+        from torch_hlo.hlo.stablehlo.sdy import annotated
+
         convert = RULES.get(op.name)
         if convert is None:
             raise self.s.error(f"operation {op.name!r} is not supported", op.position)
@@ -249,6 +268,9 @@ class Converter:
         context.kinds = kinds
         made = convert(context)
         results = [made] if isinstance(made, Instruction) else list(made or [])
+        if op.name != "custom_call" and ("sdy.sharding" in op.attrs or "mhlo.sharding" in op.attrs) and results:
+            given = self.shardings.of(op.attrs, [x.shape for x in results])
+            results = [annotated(x, g, operands) for x, g in zip(results, given, strict=True)]
         if quantize and op.name not in _STORAGE and op.name not in _CALLS:
             results = [x if t.quantized is None else quantized(x, t.quantized) for x, t in zip(results, op.types, strict=True)]
         return results
@@ -280,6 +302,12 @@ class Converter:
                 raise Unify(str(a), c)
 
     # Regions
+
+    def inner_block(self, c: Context, block: Block, values: Sequence[Instruction]) -> list[Instruction]:
+        """The results of a region that runs once, in place, for these arguments."""
+        scope = Scope(c.scope)
+        self._bind(scope, block.args, values, [t.quantized for _, t in block.args], c.op.position)
+        return self.block(block, scope)
 
     def closed_region(self, c: Context, block: Block, shapes: Sequence[Shape] | None) -> Computation:
         """A region without captured parameters: of reduce, sort, scatter, …"""

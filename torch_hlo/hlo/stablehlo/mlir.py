@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torch_hlo.hlo.scan import Scanner
 from torch_hlo.hlo.stablehlo.attributes import Dense, FunctionType, Symbol, attribute, dictionary
+from torch_hlo.hlo.stablehlo.sdy_syntax import SYNTAX
 from torch_hlo.hlo.stablehlo.types import Type, parse_type
 
 MAX_NESTING = 60
@@ -26,6 +27,7 @@ _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
 _RANGES = re.compile(r"\[\s*(?:\d+\s*:[\d:,\s]*)\]")
 _LOC = re.compile(r"loc\b")
 _ALIAS = re.compile(r"[#!][\w$.\-]+\s*=")
+_ATTRIBUTES = re.compile(r'\{\s*(?:\}|"?[A-Za-z_][\w$.\-]*"?\s*(?:[=,}]))')  # a dictionary, not the body of a function
 _BLOCK = re.compile(r"\^([\w$.\-]+)")
 
 
@@ -46,8 +48,8 @@ class Operation:
     types: list[Type] = field(default_factory=list)  # of the results
 
 
-def parse_text(s: Scanner) -> tuple[str, dict[str, Operation]]:
-    """(module name, functions by name). Raises ParseError."""
+def parse_text(s: Scanner) -> tuple[str, dict[str, Operation], list[Operation]]:
+    """(module name, functions by name, meshes). Raises ParseError."""
     return _Reader(s).text()
 
 
@@ -55,10 +57,12 @@ class _Reader:
     def __init__(self, s: Scanner) -> None:
         self.s = s
         self.count = 0
+        self.attributes: list[dict[str, object]] = []  # of the arguments or results read last
         self.functions: dict[str, Operation] = {}
+        self.meshes: list[Operation] = []
         self.name = "module"
 
-    def text(self) -> tuple[str, dict[str, Operation]]:
+    def text(self) -> tuple[str, dict[str, Operation], list[Operation]]:
         while not self.s.done():
             if self.s.match(_ALIAS):
                 self._skip_alias()
@@ -66,7 +70,7 @@ class _Reader:
                 self._collect(self.operation(0))
         if not self.functions:
             raise self.s.error("the text holds no function")
-        return self.name, self.functions
+        return self.name, self.functions, self.meshes
 
     def _skip_alias(self) -> None:
         s = self.s
@@ -88,6 +92,8 @@ class _Reader:
             if name in self.functions:
                 raise self.s.error(f"function @{name} is defined twice", op.position)
             self.functions[name] = op
+        elif op.name == "sdy.mesh":
+            self.meshes.append(op)
         elif not op.name.startswith(("sdy.", "memref.")):
             raise self.s.error(f"unexpected operation {op.name} outside a function", op.position)
 
@@ -167,8 +173,7 @@ class _Reader:
         name = self._use()[0]
         self.s.expect(":")
         found = parse_type(self.s)
-        if self.s.at("{"):
-            dictionary(self.s)
+        self.attributes.append(dictionary(self.s) if self.s.at("{") else {})
         self._location()
         return name, found
 
@@ -190,9 +195,13 @@ class _Reader:
         if not isinstance(symbol, Symbol):
             raise s.error("expected the function's @name")
         op.attrs["sym_name"] = symbol.name
+        self.attributes.clear()
         args = s.listed("(", ")", lambda: self._typed_argument() if s.at("%") else ("", self._result_type()))
+        op.attrs["arg_attrs"] = self.attributes.copy()
+        self.attributes.clear()
         if s.accept("->"):
-            op.types = s.listed("(", ")", self._result_type) if s.at("(") else [parse_type(s)]
+            op.types = s.listed("(", ")", self._result_type) if s.at("(") else [self._result_type()]
+        op.attrs["res_attrs"] = self.attributes.copy()
         if s.accept("attributes"):
             op.attrs.update(dictionary(s))
         if s.at("{"):
@@ -200,9 +209,11 @@ class _Reader:
 
     def _result_type(self) -> Type:
         found = parse_type(self.s)
-        if self.s.at("{"):
-            dictionary(self.s)
+        self.attributes.append(dictionary(self.s) if self.s.at("{") and self.s.peek(_ATTRIBUTES) else {})
         return found
+
+    def dictionary(self) -> dict[str, object]:
+        return dictionary(self.s)
 
     # Pretty form
 
@@ -211,6 +222,9 @@ class _Reader:
         special = {"reduce": self._reduce, "while": self._while}.get(op.name)
         if special is not None:
             special(op, depth)
+            return
+        if op.name in SYNTAX:
+            SYNTAX[op.name](self, op, depth)
             return
         self._items(op)
         if s.accept(":"):

@@ -9,7 +9,6 @@ from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import Shape, tuple_shape
-from torch_hlo.hlo.sharding_text import from_xla
 from torch_hlo.hlo.stablehlo.attributes import Dense, Symbol, dense_literal, integers
 from torch_hlo.hlo.stablehlo.convert import RULES, Context, dequantized, quantized, rule, unpacked
 from torch_hlo.hlo.stablehlo.types import UNKNOWN
@@ -477,7 +476,8 @@ def _custom_call(c: Context):
         config = "{" + ", ".join(f"{k} = {quoted_value(v)}" for k, v in config.items()) + "}"
     else:
         config, opaque = None, config or None
-    sharding = None if (text := c.attr("mhlo.sharding")) is None else from_xla(text, shape)
+    given = c.converter.shardings.of(c.op.attrs, shapes)
+    sharding = None if given is None else given[0] if len(shapes) == 1 else tuple(given)
     x = instr("custom-call", tuple(c.x), shape, custom_call_target=target, backend_config=config, opaque=opaque,
               custom_call_has_side_effect=bool(c.attr("has_side_effect", default=False)), sharding=sharding)  # fmt: skip
     return unpacked(x, len(shapes)) if shapes else []

@@ -1,0 +1,86 @@
+"""The pretty forms of Shardy's operations: `SYNTAX[name](reader, operation, depth)` fills operands, attributes, regions and types.
+
+A sharding stays text here (`Raw`); sdy.py reads it when the mesh is known.
+"""
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from torch_hlo.hlo.stablehlo.attributes import Raw, attribute
+from torch_hlo.hlo.stablehlo.types import angle_group, parse_type
+
+if TYPE_CHECKING:
+    from torch_hlo.hlo.stablehlo.mlir import Operation, _Reader
+
+_KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
+
+
+def _value(reader: _Reader, key: str):
+    s = reader.s
+    if s.at("["):  # in_shardings=[<@mesh, …>, …]
+        return Raw(s.balanced()[1:-1])
+    if s.at("{"):  # manual_axes={"x"}
+        return Raw(s.balanced()[1:-1])
+    if s.at("<"):
+        return Raw(angle_group(s))
+    return attribute(s, typed=False)
+
+
+def _simple(reader: _Reader, op: Operation, depth: int) -> None:
+    """`op [axes] %x <@mesh, […]> key=value {attributes} : types`."""
+    s = reader.s
+    while True:
+        if s.at("%"):
+            op.operands.append(reader._use())
+        elif s.at("("):
+            op.operands += s.listed("(", ")", reader._use)
+        elif s.at("<"):
+            op.attrs["sharding"] = Raw(angle_group(s))
+        elif s.at("["):
+            op.attrs["axes"] = Raw(s.balanced())
+        elif found := s.match(_KEYWORD):
+            op.attrs[found.group(1)] = _value(reader, found.group(1))
+        elif s.at("{"):
+            op.attrs.update(reader.dictionary())
+        elif not s.accept(","):
+            break
+    if s.accept(":"):
+        op.types = reader._types(op.name == "sdy.return")
+
+
+def _region(reader: _Reader, op: Operation, depth: int) -> None:
+    """`op <"name">(%x, …) in_shardings=[…] out_shardings=[…] manual_axes={…} (%a: type, …) { … } : types`."""
+    s = reader.s
+    if s.at("<"):
+        op.attrs["name"] = angle_group(s)
+    op.operands = s.listed("(", ")", reader._use)
+    while found := s.match(_KEYWORD):
+        op.attrs[found.group(1)] = _value(reader, found.group(1))
+        s.accept(",")
+    args = s.listed("(", ")", reader._typed_argument)
+    op.regions = [reader.region(depth + 1, args)]
+    if s.at("{"):
+        op.attrs.update(reader.dictionary())
+    s.expect(":")
+    s.listed("(", ")", lambda: parse_type(s))
+    s.expect("->")
+    op.types = s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
+
+
+def _mesh(reader: _Reader, op: Operation, depth: int) -> None:
+    """`sdy.mesh @name = <["x"=2, "y"=4], device_ids=[…]>`."""
+    s = reader.s
+    op.attrs["sym_name"] = attribute(s).name
+    s.expect("=")
+    op.attrs["mesh"] = Raw(angle_group(s))
+    if s.at("{"):
+        op.attrs.update(reader.dictionary())
+
+
+_COLLECTIVES = "all_gather all_slice all_to_all all_reduce reduce_scatter collective_permute replicated_to_unreduced sharded_to_unreduced"
+SYNTAX = {
+    "sdy.mesh": _mesh, "sdy.manual_computation": _region, "sdy.named_computation": _region,
+    **{f"sdy.{name}": _simple for name in ("sharding_constraint reshard propagation_barrier sharding_group data_flow_edge return "
+                                           + _COLLECTIVES).split()},
+}  # fmt: skip
