@@ -15,7 +15,7 @@ from torch_hlo.compiler.partition.reshard import Local, Planner
 from torch_hlo.hlo.factors import Dims, Factors, arrays
 from torch_hlo.hlo.ir import Instruction
 
-FLOPS_PER_BYTE = 64  # work of a device in the time it sends a byte
+FLOPS_PER_BYTE = 4  # work of a device in the time it sends a byte
 MAX_ORDERS = 24
 
 Assignment = tuple[Atoms, ...]  # per factor
