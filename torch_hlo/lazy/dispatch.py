@@ -116,6 +116,8 @@ def resolve(op: OpOverload) -> Handler:
         handler = aliasing(op)
     elif has_lowering(op) or has_lowering(generator.plain(op)):
         handler = recorder(op)
+        if op in optimizer_state.FILLS:
+            handler = optimizer_state.noted(handler)
     else:
         handler = lower_or_fall_back(op)
     return TABLE.setdefault(op, handler)
@@ -570,6 +572,7 @@ def source() -> str:
 from torch_hlo.lazy import checks  # noqa: E402, I001
 from torch_hlo.lazy import decompose  # noqa: E402
 from torch_hlo.lazy import generator  # noqa: E402
+from torch_hlo.lazy import optimizer_state  # noqa: E402
 from torch_hlo.lazy import mutation  # noqa: E402
 from torch_hlo.lazy import sync  # noqa: E402, F401
 

@@ -11,7 +11,7 @@ import sys
 import torch
 from torch._ops import OpOverload
 
-from torch_hlo.lazy import checks, decompose, dispatch, generator, views
+from torch_hlo.lazy import checks, decompose, dispatch, generator, optimizer_state, views
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import Arguments, Handler, call, handles, operands
 from torch_hlo.lazy.meta import Meta, aten, meta_tensor
@@ -118,6 +118,8 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
         if convert is not None:
             value = Out(Node(aten._to_copy.default, (value,), convert[0], convert[1]))
         write(x, value)
+        if idempotent and twin in optimizer_state.FILLS and x._view is None:
+            optimizer_state.note(x._storage)
         return x
 
     return run

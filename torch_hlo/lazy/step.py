@@ -181,6 +181,7 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
             reached = set(collect([out for _, out in bindings]).nodes)
             bindings += [(Effect(out), out) for out in effects if out.node not in reached]
         if bindings:
+            bindings.sort(key=_recorded)  # the same program results from the same operations, whichever tensor was written first
             try:
                 _submit(bindings, donate=only is None)
             except Exception as error:
@@ -190,6 +191,10 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
                 raise
             if not config.get("ASYNC"):
                 _surface()
+
+
+def _recorded(binding: tuple[Storage, Out]) -> tuple[int, int]:
+    return binding[1].node.serial, binding[1].index
 
 
 # Storages whose pending value cannot be lowered: the step that found out has raised. Later steps leave them out, so that one such tensor
@@ -293,7 +298,7 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
             for array, _ in donated:
                 array.data = None
             forget_views()
-            pending_storages()  # forgets what is bound, so that the order of the next step's results does not depend on this one's
+            pending_storages()  # forgets what is bound
             if not _IN_FLIGHT or _IN_FLIGHT[-1] is not run:
                 _IN_FLIGHT.append(run)
             executor.submit(job)

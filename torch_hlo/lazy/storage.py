@@ -26,6 +26,7 @@ from torch_hlo.lowering.graph import Leaf, Lift, Node, Out
 LOCK = threading.Lock()  # guards "compare value, then replace it"
 _PENDING: deque[ref] = deque()
 _VIEWED: deque[ref] = deque()  # storages with cached view values
+FILLED: list[tuple[ref, Out]] = []  # storages that began as one number everywhere in this step, and that value (see optimizer_state.py)
 
 
 class Array(Leaf):
@@ -153,6 +154,7 @@ def pending_storages() -> list[Storage]:
 
 def forget_views() -> None:
     """Forget the cached values of views: a step has been cut. What stays would pin that step's results as long as the base lives."""
+    FILLED.clear()
     for _ in range(len(_VIEWED)):
         storage = _VIEWED.popleft()()
         if storage is not None:

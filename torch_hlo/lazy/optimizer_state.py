@@ -1,0 +1,70 @@
+"""State that an optimizer's first step creates becomes an input of that step's program.
+
+`exp_avg = torch.zeros_like(p)` is part of the first step only. Recorded as it is, the first step of a training loop would be a program
+of its own, compiled for a single run. With the zeros in memory before the program starts, it is the program of all later steps.
+"""
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from torch_hlo.lazy import engine
+from torch_hlo.lazy.dispatch import Handler
+from torch_hlo.lazy.meta import aten
+from torch_hlo.lazy.storage import FILLED, Array, Number, Storage
+from torch_hlo.lazy.tensor import HloTensor
+from torch_hlo.lowering.graph import Out
+from torch_hlo.lowering.registry import HLO_TO_TORCH
+
+# Ops whose result is one number everywhere: the number, or the position of the argument that is it.
+FILLS: dict = {
+    aten.zeros.default: 0, aten.zeros_like.default: 0, aten.new_zeros.default: 0, aten.ones.default: 1, aten.ones_like.default: 1,
+    aten.new_ones.default: 1, aten.full.default: [1], aten.full_like.default: [1], aten.new_full.default: [2], aten.zero.default: 0,
+    aten.fill.Scalar: [1],
+}  # fmt: skip
+
+
+def noted(handler: Handler) -> Handler:
+    """The handler of one of FILLS, which remembers what the result's storage began as."""
+
+    def fill(args: tuple, kwargs: dict):
+        result = handler(args, kwargs)
+        if type(result) is HloTensor:
+            note(result._storage)
+        return result
+
+    return fill
+
+
+def note(storage: Storage) -> None:
+    """The storage's value is the result of one of FILLS."""
+    if type(storage.value) is Out:
+        FILLED.append((ref(storage), storage.value))
+
+
+_sizes: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()  # entries of `optimizer.state` when last seen
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    if not FILLED or _sizes.get(optimizer) == len(optimizer.state):
+        return
+    _sizes[optimizer] = len(optimizer.state)
+    states = {id(t._storage) for s in optimizer.state.values() if isinstance(s, dict) for t in s.values() if type(t) is HloTensor}
+    for storage, out in ((owner(), out) for owner, out in FILLED):
+        if storage is not None and id(storage) in states and storage.value is not out and out.array is None:
+            number = torch.full((), _number(out), dtype=HLO_TO_TORCH[storage.shape.dtype], device="cpu")
+            out.array = Array(storage.shape, engine.current().upload(number.expand(storage.shape.dims)))
+            out.array.owners += (ref(storage),)
+
+
+def _number(out: Out):
+    where = FILLS[out.node.target]
+    value = out.node.args[where[0]] if isinstance(where, list) else where
+    return value.value if isinstance(value, Number) else value
+
+
+def register() -> None:
+    """Watch every optimizer."""
+    register_optimizer_step_post_hook(_after_step)
