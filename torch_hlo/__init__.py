@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from torch_hlo import config, metrics
+from torch_hlo.buckets import pad_to_bucket
 from torch_hlo.lazy import install
 
 __version__ = "0.1.0"
@@ -120,6 +121,6 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "compile", "cond", "config", "device", "eager_mode", "is_available", "manual_seed", "mark_step", "metrics", "parse_text", "run_text", "scan",
-    "step", "sync", "while_loop",
+    "compile", "cond", "config", "device", "eager_mode", "is_available", "manual_seed", "mark_step", "metrics", "pad_to_bucket", "parse_text", "run_text",
+    "scan", "step", "sync", "while_loop",
 ]  # fmt: skip
