@@ -7,9 +7,11 @@ Virtual devices have buffers of their own and run concurrently, each in a thread
 """
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
@@ -18,7 +20,20 @@ from torch_hlo.device import cpu
 from torch_hlo.device.runtime import Buffer, Program
 from torch_hlo.hlo import collective
 from torch_hlo.hlo.collective import Alone, Communicator
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.rendezvous import Rendezvous
+
+
+class Info:
+    """collective.ProgramInfo of a module with this canonical text."""
+
+    def __init__(self, module: Module, text: str) -> None:
+        self.name, self.devices = module.name, module.num_partitions * module.num_replicas
+        self.fingerprint = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        self._packed = zlib.compress(text.encode(), 1)
+
+    def text(self) -> str:
+        return zlib.decompress(self._packed).decode()
 
 
 def device_count() -> int:

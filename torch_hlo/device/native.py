@@ -10,8 +10,9 @@ from torch_hlo.compiler.codegen.target import Target, host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.pipeline import optimize
-from torch_hlo.device import collective, cpu  # noqa: F401  collective links programs to the other devices
+from torch_hlo.device import collective, cpu
 from torch_hlo.device.runtime import Buffer, Memory, Observe
+from torch_hlo.hlo.collective import current
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.text import module_text
 
@@ -26,9 +27,12 @@ class NativeProgram:
         self.executable = executable
         self.aliases = executable.aliases
         self._loaded = cpu.load(executable)
+        self.info: collective.Info | None = None  # of a program that speaks to other devices
         self.launch = self._loaded.launch  # on addresses; a program whose host call raises may leave aliased inputs half written
 
     def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        if self.info is not None:
+            current().begin(self.info)
         if self.executable.host_calls and self.aliases:
             self._run_or_restore(inputs, outputs)
         else:
@@ -62,14 +66,16 @@ def compile_program(module: Module, observe: Observe | None = None) -> NativePro
     target = host()
     if config.get("PROFILE"):
         return _profiled(module, target)
-    key = cache.fingerprint(module_text(module), target.key, config.get("DISABLE"))
-    if observe is None and not config.get("CHECK"):
-        program = _stored(key)
-        if program is not None:
-            return program
-    executable = _compile(module, target, observe)
-    cache.store(key, executable.to_bytes())
-    return NativeProgram(executable)
+    text = module_text(module)
+    key = cache.fingerprint(text, target.key, config.get("DISABLE"))
+    program = _stored(key) if observe is None and not config.get("CHECK") else None
+    if program is None:
+        executable = _compile(module, target, observe)
+        cache.store(key, executable.to_bytes())
+        program = NativeProgram(executable)
+    if any(call.name == "collective" for call in program.executable.host_calls):
+        program.info = collective.Info(module, text)
+    return program
 
 
 PROFILED: list[NativeProgram] = []  # what was compiled with the PROFILE flag

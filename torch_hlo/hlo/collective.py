@@ -233,7 +233,7 @@ def _all_reduce(c: Collective, group, inputs, outputs, pairs) -> list:
     return tasks
 
 
-def _block(array: np.ndarray, dimension: int, rank: int, count: int) -> np.ndarray:
+def block(array: np.ndarray, dimension: int, rank: int, count: int) -> np.ndarray:
     """The `rank`-th of `count` equal blocks along a dimension, a view."""
     n = array.shape[dimension] // count
     return array[(slice(None),) * dimension + (slice(rank * n, (rank + 1) * n),)]
@@ -242,14 +242,14 @@ def _block(array: np.ndarray, dimension: int, rank: int, count: int) -> np.ndarr
 def _reduce_scatter(c: Collective, group, inputs, outputs, pairs) -> list:
     n = len(group)
     return [
-        partial(fold, c.reduction, dtype, [_block(i[k], c.dimension, rank, n) for i in inputs], outputs[rank][k])
+        partial(fold, c.reduction, dtype, [block(i[k], c.dimension, rank, n) for i in inputs], outputs[rank][k])
         for k, dtype in enumerate(c.dtypes) for rank in range(n)
     ]  # fmt: skip
 
 
 def _all_gather(c: Collective, group, inputs, outputs, pairs) -> list:
     n = len(group)
-    return [_copy(_block(o[k], c.dimension, rank, n), inputs[rank][k]) for o in outputs for k in range(len(c.dtypes)) for rank in range(n)]
+    return [_copy(block(o[k], c.dimension, rank, n), inputs[rank][k]) for o in outputs for k in range(len(c.dtypes)) for rank in range(n)]
 
 
 def _all_to_all(c: Collective, group, inputs, outputs, pairs) -> list:
@@ -258,7 +258,7 @@ def _all_to_all(c: Collective, group, inputs, outputs, pairs) -> list:
     if c.dimension is None:
         return [_copy(outputs[j][i], inputs[i][j]) for i in range(n) for j in range(n)]
     ranks = [(i, j) for i in range(n) for j in range(n)]
-    return [_copy(_block(outputs[j][0], c.dimension, i, n), _block(inputs[i][0], c.dimension, j, n)) for i, j in ranks]
+    return [_copy(block(outputs[j][0], c.dimension, i, n), block(inputs[i][0], c.dimension, j, n)) for i, j in ranks]
 
 
 def _collective_permute(c: Collective, group, inputs, outputs, pairs) -> list:
@@ -300,12 +300,26 @@ _TASKS = {
 # How a running program reaches the other devices
 
 
+class ProgramInfo(Protocol):
+    """What a program with collectives says about itself. `devices`: how many run this very program, 1 when they may run others (and only meet in
+    collectives). `fingerprint`: of `text()`."""
+
+    name: str
+    devices: int
+    fingerprint: bytes
+
+    def text(self) -> str: ...
+
+
 class Communicator(Protocol):
     """The link of one device to the others, for the program that runs on it."""
 
     device: int
     replicas: int
     partitions: int
+
+    def begin(self, program: ProgramInfo) -> None:
+        """A program with collectives starts. Raises CollectiveError when the others run another one."""
 
     def exchange(self, c: Collective, inputs: Arrays, outputs: Arrays) -> None:
         """Take part in a collective: returns when `outputs` are filled and `inputs` may be overwritten. Raises CollectiveError."""
@@ -315,6 +329,9 @@ class Alone:
     """The only device."""
 
     device, replicas, partitions = 0, 1, 1
+
+    def begin(self, program: ProgramInfo) -> None:
+        pass
 
     def exchange(self, c: Collective, inputs: Arrays, outputs: Arrays) -> None:
         solo(c, self, inputs, outputs)

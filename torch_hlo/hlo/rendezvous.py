@@ -82,6 +82,9 @@ class _Link:
             return False
         return True
 
+    def begin(self, program: collective.ProgramInfo) -> None:
+        """All run the same one."""
+
     def exchange(self, c: Collective, inputs, outputs) -> None:
         if not collective.solo(c, self, inputs, outputs):
             self.meeting.meet(self, c, inputs, outputs)
