@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from test.device import ranks
-from test.device.test_collective import KINDS, program, random
+from test.device.test_virtual_devices import KINDS, program, random
 from test.hlo import test_collective as texts
 from torch_hlo.tools.devices import run_on_devices
 
