@@ -106,11 +106,14 @@ def _candidates(grid: Grid, q: Question) -> list[Assignment]:
     """Distinct assignments, the one that follows results before operands first."""
     rule = q.rule
     given: list[list[tuple[int, Atoms]]] = []
+    displaced: list[list[tuple[int, Atoms]]] = []  # atoms of a factor that must be whole may split a free one instead
     for dims, layout in [*zip(rule.results, q.wants), *((d, v.layout) for d, v in zip(rule.operands, q.locals))]:
         if layout is not None:
             found = [(f, a) for f, a in split(grid, rule, dims, layout) if q.allowed[f]]
             if found and found not in given:
                 given.append(found)
+            rest = tuple(a for f, atoms in split(grid, rule, dims, layout) if not q.allowed[f] for a in atoms)
+            displaced += [[(f, rest)] for f, role in enumerate(rule.roles) if rest and role == "free" and q.allowed[f]]
     orders = permutations(range(len(given))) if len(given) <= 4 else (
         (i, *(j for j in range(len(given)) if j != i)) for i in range(min(len(given), MAX_ORDERS)))  # fmt: skip
     merged: dict[Assignment, None] = {}
@@ -121,10 +124,17 @@ def _candidates(grid: Grid, q: Question) -> list[Assignment]:
         if any(atoms[f] for f in sums):  # the same without partial results
             kept = [[(f, a) for f, a in g if f not in sums] for g in given]
             merged.setdefault(_merge(grid, rule, [[(f, a) for f, a in enumerate(atoms) if f not in sums], *kept]))
-    for i in range(len(given)):
-        merged.setdefault(_merge(grid, rule, [given[i]]))
+    for entries in given:
+        merged.setdefault(_merge(grid, rule, [entries]))
+    for entries in displaced:
+        merged.setdefault(_merge(grid, rule, [*given, _unsplit(entries, given)]))
     merged.setdefault(((),) * len(rule.sizes))
     return list(merged)
+
+
+def _unsplit(entries: list[tuple[int, Atoms]], given: list[list[tuple[int, Atoms]]]) -> list[tuple[int, Atoms]]:
+    """`entries` behind the atoms that their factors have already."""
+    return [(f, next((a for g in given for e, a in g if e == f), ()) + atoms) for f, atoms in entries]
 
 
 def _merge(grid: Grid, rule: Factors, given: Sequence[Sequence[tuple[int, Atoms]]]) -> Assignment:

@@ -8,6 +8,7 @@ A plan is a list of moves of atoms between the dimensions of an array:
     slice     an atom starts to split a dimension: each device keeps its part                            no bytes
     exchange  the minor atoms of one dimension become the minor atoms of another: all-to-all             block * (n-1)/n
     gather    the minor atoms of a dimension split it no more: all-gather                                result * (n-1)/n
+              (a sum of zeros and the blocks when more than half of the gathered array would be padding)
     permute   other atoms of the same sizes take the places of the old ones: collective-permute          block
 
 (compare Rink et al., Memory-efficient array redistribution through portable collective communication, 2021.) Partial results are reduced on the
@@ -97,7 +98,7 @@ class Planner:
         for middle in self._relabelled(old, new):
             head = self._permute(dims, old, middle)
             plans.append(_joined(head, self._direct(dims, middle, new)))
-        for middle in self._relabelled(new, old):
+        for middle in (*self._relabelled(new, old), self._balanced(old, new)):
             plans.append(_joined(self._direct(dims, old, middle), self._permute(dims, middle, new)))
         return min(plans, key=lambda p: (p.elements, len(p.moves)))
 
@@ -201,6 +202,34 @@ class Planner:
             found.append(new)
         return [f for f in dict.fromkeys(found) if f != old]
 
+    def _balanced(self, old: Layout, new: Layout) -> Layout:
+        """A layout with as many blocks per dimension as `new`, in which dimensions keep as many of their old atoms as they can; the rest are
+        atoms that other dimensions have too many of, or new ones."""
+        sizes = self.grid.sizes
+        missing = [[sizes[a] for a in atoms] for atoms in new]
+        result: list[list[int]] = []
+        surplus: list[int] = []
+        for have, need in zip(old, missing):
+            kept = []
+            for a in have:
+                if sizes[a] in need and len(kept) == len(have[: have.index(a)]):
+                    need.remove(sizes[a])
+                    kept.append(a)
+                else:
+                    surplus.append(a)
+            result.append(kept)
+        used = {a for atoms in old for a in atoms}
+        unused = [a for atoms in new for a in atoms if a not in used] + [a for a in range(len(sizes)) if a not in used]
+        for kept, need in zip(result, missing):
+            for size in need:
+                for pool in (surplus, unused):
+                    a = next((a for a in pool if sizes[a] == size), None)
+                    if a is not None:
+                        kept.append(a)
+                        surplus[:], unused[:] = [b for b in surplus if b != a], [b for b in unused if b != a]
+                        break
+        return tuple(map(tuple, result))
+
     def _permute(self, dims: tuple[int, ...], old: Layout, new: Layout) -> Plan:
         if old == new:
             return Plan((), 0.0)
@@ -216,7 +245,9 @@ class Planner:
             pairs = self.pairs(move.old, move.new)
             return _size(self.grid.block(dims, move.old)) * sum(a != b for a, b in pairs) / self.grid.devices
         sent = _size(self.grid.block(dims, move.old)) * (n - 1)
-        return sent if move.kind == "gather" else sent / n
+        if move.kind == "gather":
+            return min(sent, 2 * _size(self.grid.block(dims, move.new)) * (n - 1) / n)
+        return sent / n
 
     def pairs(self, old: Layout, new: Layout) -> tuple[tuple[int, int], ...]:
         """(source, target) devices such that every device gets its block of the new layout; devices that have it send to themselves."""
@@ -316,6 +347,8 @@ class Planner:
         if move.kind == "slice":
             return cut(grid, fit(x, d, block[d] * n), d, grid.indices(move.atoms), block[d])
         if move.kind == "gather":
+            if x.shape.dims[d] * n > 2 * block[d] and x.shape.dtype != "pred":
+                return self.all_reduce(self._placed(x, d, move.atoms, n, block[d]), move.atoms, "add")
             return fit(self.all_gather(x, d, move.atoms), d, block[d])
         # exchange: dimension `to` falls into n pieces, which come back as n pieces of dimension d
         to = move.to
@@ -330,6 +363,13 @@ class Planner:
         merged[to] = block[to]
         merged[d] = sizes[d] * n
         return fit(h.reshape(x, merged), d, block[d])
+
+    def _placed(self, x: Instruction, d: int, atoms: Atoms, n: int, size: int) -> Instruction:
+        """Zeros of `size` elements along d, with this device's block in its place."""
+        sizes = [m * n if e == d else m for e, m in enumerate(x.shape.dims)]
+        zeros = h.broadcast(h.constant(0, x.shape.dtype), sizes, ())
+        start, zero = self.grid.table(i * x.shape.dims[d] for i in self.grid.indices(atoms)), h.constant(0, "s32")
+        return fit(h.dynamic_update_slice(zeros, x, [start if e == d else zero for e in range(x.shape.rank)]), d, size)
 
     def _emit_scatter(self, x: Instruction, dims: tuple[int, ...], move: Move, reducer: str) -> Instruction:
         n = self.grid.parts(move.atoms)
