@@ -81,7 +81,7 @@ class Interpreter:
         args = [self.value(a) for a in node.args]
         seed, offset = kwargs.pop("seed", None), kwargs.pop("offset", None)
         special = SPECIAL.get(node.target)
-        if node.target.namespace == "torch_hlo":  # no kernel on the CPU: what the lowering means
+        if node.target.namespace == "torch_hlo" or node.target is aten._fused_rms_norm_backward.default:  # no kernel on the CPU: what the lowering means
             result = evaluated(node.target, args, kwargs, [s and torch.empty(s.dims, dtype=HLO_TO_TORCH[s.dtype]) for s in node.outs])
         elif special is not None:
             result = special(*args, **kwargs)
@@ -150,7 +150,7 @@ def _attention_backward(grad, q, k, v, bias, mask, out, lse, cq, ck, mq, mk, p, 
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q @ k2.transpose(-1, -2) * scale
     if bias is not None:
-        scores = scores + bias
+        scores = scores.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else scores + bias
     if causal:
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), float("-inf"))
     w = scores.softmax(-1)

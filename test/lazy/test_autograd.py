@@ -34,6 +34,8 @@ CASES = {
     "matmul": (lambda x, w: torch.matmul(x, w), (2, 4, 3), (2, 3, 5)),
     "conv": (lambda x, w, b: F.conv2d(x, w, b, padding=1, stride=2), (2, 3, 8, 8), (4, 3, 3, 3), (4,)),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (4,), w, b), (3, 4), (4,), (4,)),
+    "rms_norm": (lambda x, w: F.rms_norm(x, (4,), w), (3, 4), (4,)),
+    "rms_norm_dims": (lambda x: F.rms_norm(x, (3, 4)), (2, 3, 4)),
     "batch_norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), (3, 4), (4,), (4,)),
     "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (3, 4, 5), (4,), (4,)),
     "softmax": (lambda x: F.softmax(x, -1) * F.log_softmax(x, -1), (3, 4)),

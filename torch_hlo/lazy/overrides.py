@@ -45,6 +45,8 @@ def register() -> None:
     for op in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data):
         library.impl(op.name().removeprefix("aten::"), _Decomposed(op), backend.AUTOGRAD_PRIVATE_USE)
     library.impl("one_hot", one_hot, backend.AUTOGRAD_PRIVATE_USE)
+    library.impl("_fused_rms_norm", _kernel(aten._fused_rms_norm.default), backend.PRIVATE_USE)  # instead of its decomposition
+    library.impl("rms_norm", rms_norm, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("lstm_cell", recurrent.lstm_cell, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("gru_cell", recurrent.gru_cell, backend.AUTOGRAD_PRIVATE_USE)
     for overload in ("out", "out_tol_tensor", "atol_rtol_float_out", "atol_rtol_tensor_out"):
@@ -144,7 +146,7 @@ for _op in (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor, ate
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     """`scaled_dot_product_attention` for hlo tensors."""
     fused = fits(query, key, value, attn_mask, is_causal, enable_gqa)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:  # neither op reads it as what to keep
+    if attn_mask is not None and attn_mask.dtype == torch.bool and not fused:  # the math version reads it as numbers to add
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     if fused:
         op = aten._scaled_dot_product_fused_attention_overrideable.default
@@ -239,6 +241,14 @@ def one_hot(classes, num_classes=-1):
     return (classes.unsqueeze(-1) == torch.arange(num_classes, device=classes.device)).to(torch.int64)
 
 
+def rms_norm(x, normalized_shape, weight=None, eps=None):
+    """`rms_norm` as one op instead of seven."""
+    tensors = (x,) if weight is None else (x, weight)
+    if all(type(t) is HloTensor and t.dtype == x.dtype for t in tensors) and x.is_floating_point() and not backend.forward_mode():
+        return aten._fused_rms_norm.default(x, normalized_shape, weight, eps)[0]
+    return backend.call_kernel(aten.rms_norm.default, Key.CompositeImplicitAutograd, x, normalized_shape, weight, eps)
+
+
 # Under inference_mode composite ops arrive undecomposed.
 def _composite(fn):
     return lambda args, kwargs: dispatch.nested(fn, args, kwargs)
@@ -246,6 +256,7 @@ def _composite(fn):
 
 dispatch.TABLE[aten.scaled_dot_product_attention.default] = _composite(attention)
 dispatch.TABLE[aten.one_hot.default] = _composite(one_hot)
+dispatch.TABLE[aten.rms_norm.default] = _composite(rms_norm)
 dispatch.TABLE[aten.lstm_cell.default] = _composite(recurrent.lstm_cell)
 dispatch.TABLE[aten.gru_cell.default] = _composite(recurrent.gru_cell)
 dispatch.TABLE.update({op: _composite(recurrent.Network(op)) for op in recurrent.NETWORKS})
