@@ -70,8 +70,9 @@ def compile_library(
     blobs = {"torch_hlo_constants": constants} if constants and not head else {}
     tables = _tables(model, blobs, json.dumps(metadata or {}, separators=(",", ":"), sort_keys=True))
     functions = model_functions(model)
+    wanted = [*program.declarations, *runtime.called_for(program.functions.values(), target)]
     text = "\n".join([
-        prelude(target), *map(_internal, program.functions.values()), runtime.definitions(program.declarations, target), tables, *(f"@{n} = internal constant {_placeholder(n, data)}, align 64" for n, data in blobs.items()), functions])
+        prelude(target), *map(_internal, program.functions.values()), runtime.definitions(wanted, target), tables, *(f"@{n} = internal constant {_placeholder(n, data)}, align 64" for n, data in blobs.items()), functions])
     if not target.fuses:
         text = text.replace("@llvm.fma.", "@llvm.fmuladd.")
     code, _ = machine_code(text, target)

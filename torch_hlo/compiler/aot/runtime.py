@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torch_hlo.compiler.aot import libm
 from torch_hlo.compiler.codegen.target import Target
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
@@ -19,9 +20,28 @@ def permission(target: Target, functions: dict[str, str]) -> tuple[str, ...]:
     )
 
 
-def definitions(declarations: Iterable[str], target: Target) -> str:
-    """Functions for the C symbols in `declarations`, and those that LLVM calls unasked. What has no row here stays undefined."""
-    return _MEMORY.replace("VECTOR", f"<{target.vector_bytes} x i8>").replace("WIDTH", str(target.vector_bytes))
+def definitions(names: Iterable[str], target: Target) -> str:
+    """Functions for the C symbols in `names` that have a routine, for what these call, and for what LLVM calls unasked."""
+    pending = [n for n in names if n in libm.ROUTINES]
+    found: dict[str, str] = {}
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found[name] = libm.ROUTINES[name](target)
+            pending += libm.NEEDS[name]
+    memory = _MEMORY.replace("VECTOR", f"<{target.vector_bytes} x i8>").replace("WIDTH", str(target.vector_bytes))
+    return "\n".join([memory, *found.values()])
+
+
+# Intrinsics that are instructions on x86 and AArch64, and calls elsewhere.
+_CALLED = {"llvm.round.": ("round", "roundf"), "llvm.maxnum.": ("fmax", "fmaxf"), "llvm.minnum.": ("fmin", "fminf")}
+
+
+def called_for(texts: Iterable[str], target: Target) -> list[str]:
+    """C functions that LLVM calls for the intrinsics in `texts`."""
+    if target.arch != "wasm32":
+        return []
+    return [name for intrinsic, names in _CALLED.items() if any(intrinsic in text for text in texts) for name in names]
 
 
 # LLVM makes calls of these from loads, stores and llvm.memcpy.

@@ -66,6 +66,11 @@ class Unit:
     def has(self, feature: str) -> bool:
         return self.target is not None and self.target.has(feature)
 
+    @property
+    def fuses(self) -> bool:
+        """Whether `fma` rounds once."""
+        return getattr(self.target, "fuses", True)  # GPUs do
+
 
 class Emit:
     """Appends lines; `lanes` 1 means scalars."""

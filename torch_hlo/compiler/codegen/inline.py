@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from torch_hlo.compiler.codegen import scalar
 from torch_hlo.compiler.codegen.emit import Emit, Unit
@@ -41,6 +42,11 @@ class Writer(Function):
         super().__init__(name, "void", params)
         self.program = program
         self.unit = _SharedUnit(program.target, self)
+
+    def loop(self, low: Int, high: Int, step: Int = 1, carry: Sequence[tuple[str, str]] = (), known_nonempty: bool = False):
+        if self.program.target.grid and (low, high) == ("%lo", "%hi"):
+            return nullcontext("%lo")  # a thread has one item: see gpu/program.py
+        return super().loop(low, high, step, carry, known_nonempty)
 
     def emit(self, lanes: int = 1) -> Emit:
         """A straight-line writer that appends to this function."""

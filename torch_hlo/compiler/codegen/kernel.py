@@ -431,6 +431,11 @@ class Kernel:
     def loop(self, low: str | int, high: str | int, extent: Size, step: int = 1, nonempty: bool = True):
         """Scalar loop over [low, high); yields its Index, whose values are in [0, extent). `nonempty`: low < high is known."""
         parent = self.levels[-1]
+        if self.grid and (low, high) == ("%lo", "%hi"):  # a thread, or a group, has one item: see gpu/program.py
+            var = variable("loop", ("%lo",), extent, 0)
+            self._names[var] = "%lo"
+            yield of(var)
+            return
         label, end = self._label("loop"), self._label("end")
         name = f"%i{self.unit.number()}"
         var = variable("loop", (name,), extent, parent.depth + 1)

@@ -229,16 +229,22 @@ _SIN = (1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.7557313707070
 _COS = (-1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.75573143513906633035e-07, 2.48015872894767294178e-05,
         -1.38888888888741095749e-03, 4.16666666666666019037e-02)  # fmt: skip
 _HALF_PI = (1.57079632679489655800e00, 6.12323399573676603587e-17, -1.4973849048591833e-33)
+_HALF_PI_SHORT = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)  # the first two have 33 bits
+
+
+def _half_pi(t: Typed) -> tuple[float, ...]:
+    """pi/2 in parts whose products with whole numbers are exact: in a fused multiply-add, or because they are short."""
+    return _HALF_PI if t.e.unit.fuses else _HALF_PI_SHORT
 
 
 def _sin_cos(t: Typed, x: str) -> tuple[str, str, str]:
     """sin and cos of x minus the nearest multiple of pi/2, and the multiple's number as an integer.
 
-    Accurate for |x| below about 1e15.
+    Accurate for |x| below about 1e15, without a fused multiply-add below 1e6.
     """
     n = t.call("roundeven", t.mul(x, t.const(2 / math.pi)))
     r = x
-    for part in _HALF_PI:
+    for part in _half_pi(t):
         r = t.fma(n, t.const(-part), r)
     z = t.mul(r, r)
     sine = t.fma(t.mul(z, t.poly(z, _SIN)), r, r)
@@ -268,7 +274,9 @@ def _circular32(t: Typed, x: str, shift: int) -> str:
     e, d, i = t.e, t.e.typed("double"), t.ints()
     wide = e.cast("fpext", x, "float", "double")
     n = d.call("roundeven", d.mul(wide, d.const(2 / math.pi)))
-    r = d.fma(n, d.const(-_HALF_PI[1]), d.fma(n, d.const(-_HALF_PI[0]), wide))
+    r = wide
+    for part in _half_pi(d)[:2]:
+        r = d.fma(n, d.const(-part), r)
     q = d.sub(n, d.mul(d.const(4.0), d.call("floor", d.mul(n, d.const(0.25)))))
     q = i.add(e.op(f"fptosi {d.type} {q} to {i.type}"), i.const(shift))
     r = e.cast("fptrunc", r, "double", "float")
@@ -281,7 +289,7 @@ def _circular32(t: Typed, x: str, shift: int) -> str:
     return t.select(t.cmp("olt", t.abs(x), t.const(INF)), y, t.const(NAN))
 
 
-_ACCURATE = 1e12  # up to here three parts of pi / 2 are enough
+_ACCURATE, _ACCURATE_SHORT = 1e12, 1e6  # up to here the parts of pi/2 are enough
 
 
 def _any_size(fn: Callable) -> Callable:
@@ -301,7 +309,7 @@ def _any_size(fn: Callable) -> Callable:
         e = Emit(outer.e.lanes, lines, Unit(outer.e.unit.target))
         t = e.typed(outer.kind)
         size = t.abs("%x")
-        far = t.bin_and(t.cmp("oge", size, t.const(_ACCURATE)), t.cmp("olt", size, t.const(INF)))
+        far = t.bin_and(t.cmp("oge", size, t.const(_ACCURATE if e.unit.fuses else _ACCURATE_SHORT)), t.cmp("olt", size, t.const(INF)))
         if e.lanes > 1:
             far = e.op(f"call i1 @llvm.vector.reduce.or.v{e.lanes}i1({e.type('i1')} {far})")
         lines += [f"  br i1 {far}, label %far, label %near", "far:"]

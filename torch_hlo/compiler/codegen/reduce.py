@@ -217,6 +217,10 @@ def _late_kernel(program, computation: Computation, numbers: list[int], bind: Ca
     if size == 1:
         write(ZERO)
         items: Size = 1
+    elif k.grid:
+        k.lanes = 1
+        k.lanes_at(variable_of_item(k, size), size, write)
+        items = size
     else:
         k.lane_loop("%lo", "%hi", size, write)
         items = size

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace as changed
 
 from torch_hlo import metrics
+from torch_hlo.compiler.cost import trip_count
 from torch_hlo.compiler.partition import contract, index, moves, window  # noqa: F401  each import fills HANDLERS
 from torch_hlo.compiler.partition.assign import Choice, Question, choose
 from torch_hlo.compiler.partition.grid import Grid, Layout
@@ -31,6 +32,7 @@ from torch_hlo.hlo.sharding import Axis, Sharding
 Value = Local | tuple  # of an instruction of tuple shape: a tuple of values
 Wants = Layout | tuple | None  # the same structure
 
+UNKNOWN_TRIPS = 8  # how often a loop is taken to run when nothing tells
 COUNTER = "PartitionReplicated"
 
 
@@ -213,7 +215,7 @@ class Partitioner:
         block = operands[-1].x.shape.dims
         y = _instr(x.op, tuple(o.x for o in operands), _plain_attrs(x), Shape(x.shape.dtype, block))
         _name(y, x)
-        return Local(y, x.shape.dims, layout)
+        return Local(y, x.shape.dims, layout, rate=max(o.rate for o in operands))
 
     def localized(self, x: Instruction, operands: Sequence[Local], wants: Wants) -> Value:
         rule = factors(x)
@@ -223,7 +225,7 @@ class Partitioner:
         empty = any(0 in s.dims for s in arrays(x.shape))
         allowed = tuple(role in row.roles and (role == "free" or not empty) for role in rule.roles)
         price = row.price
-        key = (x.op, rule, tuple((o.layout, o.x.shape) for o in flat_operands), flat_wants, x.attrs if price else None, x.shape)
+        key = (x.op, rule, tuple((o.layout, o.x.shape, o.rate, o.source is None) for o in flat_operands), flat_wants, x.attrs if price else None, x.shape)
         choice = self._choices.get(key)
         if choice is None:
             extra = None if price is None else lambda atoms: price(self.planner, x, rule, atoms)
@@ -232,6 +234,9 @@ class Partitioner:
             self._complain(x, flat_operands)
         moved = [self.planner.apply(o, layout) for o, layout in zip(flat_operands, choice.operands, strict=True)]
         results = row.localize(self.planner, x, choice, moved)
+        rate = max((o.rate for o in flat_operands), default=1.0)
+        if rate < 1:
+            results = [changed(r, rate=rate) for r in results]
         return _nested(x.shape, iter([self._finished(x, r, w) for r, w in zip(results, flat_wants, strict=True)]))
 
     def _finished(self, x: Instruction, result: Local, want: Layout | None) -> Local:
@@ -263,7 +268,7 @@ class Partitioner:
         layout = first.layout if len(goal) == len(first.layout) else ((),) * len(goal)
         dims = self.grid.block(x.shape.dims, layout)
         y = _instr(x.op, operands, _plain_attrs(x), Shape(x.shape.dtype, dims))
-        return Local(y, x.shape.dims, layout, first.partial, first.reducer, goal)
+        return Local(y, x.shape.dims, layout, first.partial, first.reducer, goal, rate=max(v.rate for v in arrays_))
 
     def _complain(self, x: Instruction, operands: Sequence[Local]) -> None:
         if any(a for o in operands for a in o.layout) and "collective" not in OPCODES[x.op].traits:
@@ -284,7 +289,7 @@ class Partitioner:
                 layouts = self.layouts(v)
                 new = h.parameter(p["index"], self.block_shape(p.shape, layouts))
                 params.append(new)
-                env[p] = self.spread(new, p.shape, layouts)
+                env[p] = _at_rate(self.spread(new, p.shape, layouts), v)
             outer, self._uses = self._uses, {}
             root = self.bring(self.run(computation.root, env), wants)
             self._uses = outer
@@ -293,7 +298,11 @@ class Partitioner:
 
 
 def _key(value: Value):
-    return tuple(map(_key, value)) if type(value) is tuple else (value.layout, value.dims)
+    return tuple(map(_key, value)) if type(value) is tuple else (value.layout, value.dims, value.rate)
+
+
+def _at_rate(value: Value, like: Value) -> Value:
+    return tuple(map(_at_rate, value, like)) if type(value) is tuple else changed(value, rate=like.rate)
 
 
 def _flat_wants(wants: Wants, shape: Shape) -> Iterator[Layout | None]:
@@ -357,9 +366,19 @@ def _dependency(p: Partitioner, x: Instruction, env) -> Value:
 def _while(p: Partitioner, x: Instruction, env) -> Value:
     state = p.bring(env[x.operands[0]], p.wanted(x))
     layouts = p.layouts(state)
-    body, _ = p.called(x["body"], [state], layouts)
+    body, _ = p.called(x["body"], [_slowed(x, state)], layouts)
     condition, _ = p.called(x["condition"], [state], ())
     return p.spread(h.while_(condition, body, p.gathered(state)), x.shape, layouts)
+
+
+def _slowed(x: Instruction, state: Value) -> Value:
+    """The state as the body sees it: what it passes on unchanged changes once in all its runs."""
+    runs = trip_count(x) or UNKNOWN_TRIPS
+    root, (param,) = x["body"].root, x["body"].params
+    if root.op != "tuple":
+        return state
+    kept = [o.op == "get-tuple-element" and o["index"] == i and o.operands[0] is param for i, o in enumerate(root.operands)]
+    return tuple(changed(v, rate=v.rate / runs) if k and type(v) is Local else v for v, k in zip(state, kept, strict=True))
 
 
 def _conditional(p: Partitioner, x: Instruction, env) -> Value:

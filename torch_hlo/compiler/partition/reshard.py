@@ -32,7 +32,8 @@ class Local:
 
     Along the atoms in `partial` the devices hold contributions that `reducer` (an opcode) still has to combine; `goal` is the layout that the
     combined value is wanted in. What lies beyond the array's end in a padded block is arbitrary. `source`, when given, is the whole array made of
-    nothing but constants, iotas and broadcast scalars: any block of it can be made on the spot.
+    nothing but constants, iotas and broadcast scalars: any block of it can be made on the spot. `rate`: how often the value changes per run of the
+    code; in a loop that runs n times, 1/n for what stays the same (its collectives move out of the loop).
     """
 
     x: Instruction
@@ -42,6 +43,7 @@ class Local:
     reducer: str = "add"
     goal: Layout | None = None
     source: Instruction | None = None
+    rate: float = 1.0
 
     @property
     def dtype(self) -> str:
@@ -91,7 +93,7 @@ class Planner:
             elements += self.plan(local.dims, layout, new).elements
         else:
             elements = self.plan(local.dims, local.layout, new).elements
-        return elements * local.x.shape.itemsize
+        return elements * local.x.shape.itemsize * local.rate
 
     def _search(self, dims: tuple[int, ...], old: Layout, new: Layout) -> Plan:
         plans = [self._direct(dims, old, new)]
@@ -291,7 +293,7 @@ class Planner:
         """`local` whole (not partial) in layout `new`."""
         if local.layout == new and not local.partial:
             return local
-        key = (local.x, local.dims, local.layout, local.partial, local.reducer, new)
+        key = (local.x, local.dims, local.layout, local.partial, local.reducer, local.rate, new)
         found = self._done.get(key)
         if found is None:
             found = self._done[key] = self._apply(local, new)
@@ -300,7 +302,7 @@ class Planner:
     def _apply(self, local: Local, new: Layout) -> Local:
         x, layout = local.x, local.layout
         if local.source is not None:
-            return Local(self.block_of(local.source, local.dims, new), local.dims, new, source=local.source)
+            return replace(local, x=self.block_of(local.source, local.dims, new), layout=new)
         if local.partial:
             moves, _, layout = self._reduction(local.dims, layout, local.partial, new)
             for move in moves:
@@ -312,7 +314,7 @@ class Planner:
                     x = self._emit(x, local.dims, move)
         for move in self.plan(local.dims, layout, new).moves:
             x = self._emit(x, local.dims, move)
-        return Local(x, local.dims, new)
+        return Local(x, local.dims, new, rate=local.rate)
 
     def block_of(self, source: Instruction, dims: tuple[int, ...], layout: Layout) -> Instruction:
         """This device's block of an array that any device can make."""

@@ -344,9 +344,6 @@ def _is_constant(x: Instruction, known: set[Instruction]) -> bool:
     return all(o in known for o in x.operands)
 
 
-_BODIES = {"while": ("body", "condition")}
-
-
 def _with_sharding(x: Instruction, operands: tuple, sharding, inner: tuple[Computation, ...]) -> Instruction:
     attrs = dict(x.attrs)
     attrs["sharding"] = sharding
@@ -368,16 +365,18 @@ def inlined(c: Computation) -> Computation:
 
     def instruction(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
         if x.op in _CALLS:
-            called = computation(x[_CALLS[x.op]])
-            value = inline(called, operands)
-            return value
-        attrs = dict(x.attrs)
-        for name in _NESTED.get(x.op, ()):
-            value = attrs[name]
-            attrs[name] = tuple(map(computation, value)) if type(value) is tuple else computation(value)
-        if operands == x.operands and attrs == dict(x.attrs):
+            return inline(computation(x[_CALLS[x.op]]), operands)
+        if x.op == "custom-call" and x["custom_call_target"] == "Sharding" and not x.shape.rank and not x.shape.is_tuple:
+            return operands[0]  # a number is everywhere; inside reducers such a call would be in the way
+        attrs = {}
+        for name, value in x.attrs:
+            if isinstance(value, Computation):
+                attrs[name] = computation(value)
+            elif name == "branch_computations":
+                attrs[name] = tuple(map(computation, value))
+        if operands == x.operands and all(x[name] == value for name, value in attrs.items()):
             return x
-        new = instr(x.op, operands, x.shape, **attrs)
+        new = instr(x.op, operands, x.shape, **{**dict(x.attrs), **attrs})
         if x in META:
             META.setdefault(new, META[x])
         return new
@@ -391,9 +390,6 @@ def inlined(c: Computation) -> Computation:
         return done[c]
 
     return computation(c)
-
-
-_NESTED = {"while": ("body", "condition"), "conditional": ("branch_computations",)}
 
 
 @hlo_pass

@@ -142,7 +142,8 @@ def kernel_text(text: str, name: str, family: Family, threads: int, grain: int, 
         raise CodegenError(f"kernel {name} is not a function of a range: {text[:120]!r}")
     params = [p.strip() for p in head["params"].split(",")][2:]
     body = text[head.end():]
-    slots = _STACK_SLOT.findall(body)
+    # Stack slots are as aligned as their elements: threads have many stacks, and drivers place over-aligned ones wrongly.
+    slots = [re.sub(r"\[1 x ([\w.]+)\]", r"\1", s.split(", align")[0]).rstrip() + "\n" for s in _STACK_SLOT.findall(body)]
     body = _STACK_SLOT.sub("", body)
     start = [f"  %kernel.g0 = call {family.ids} {family.group_id}", f"  %kernel.t0 = call {family.ids} {family.thread_id}"]
     if family.ids == "i32":

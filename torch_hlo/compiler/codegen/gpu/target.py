@@ -82,6 +82,7 @@ class GpuTarget:
     grid = True  # kernels run on a grid of threads
     fuses = True  # multiply-add is an instruction
     parallel_threshold_ps = 0
+    threads = True
 
     def has(self, feature: str) -> bool:
         """Conversions of f16 are instructions everywhere; nothing of what CPUs have besides is here."""
@@ -89,7 +90,7 @@ class GpuTarget:
 
     def lanes(self, bits: int) -> int:
         """Elements of `bits` that a thread handles at a time."""
-        return self.vector_bytes * 8 // bits
+        return max(1, self.vector_bytes * 8 // bits)
 
     def machine(self) -> llvm.TargetMachine:
         initialize()
@@ -121,7 +122,7 @@ def gpu_target(name: str) -> GpuTarget:
     """`nvptx:sm_80` … `nvptx:sm_120`, `amdgcn:gfx90a|gfx942|gfx1100`, `spirv64`. Raises ValueError naming the choices."""
     family, _, cpu = name.partition(":")
     if family == "spirv64" and not cpu:
-        return GpuTarget(FAMILIES[family], "", warp=1)
+        return GpuTarget(FAMILIES[family], "", warp=1, vector_bytes=1)
     if family == "nvptx" and cpu in _PTX:
         return GpuTarget(FAMILIES[family], cpu, _PTX[cpu])
     if family == "amdgcn" and cpu in _WAVES:
