@@ -21,6 +21,7 @@ from torch_hlo.hlo.ir import Module, outputs
 from torch_hlo.hlo.numeric import decode, encode
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.sharding import Sharding, shard, unshard
+from torch_hlo.hlo.text import computations
 from torch_hlo.tools.execute import Results, flat, flat_inputs, prepared
 
 Blocks = list[np.ndarray]  # one array per device
@@ -29,7 +30,7 @@ Blocks = list[np.ndarray]  # one array per device
 def is_annotated(module: Module) -> bool:
     """Whether the program is one for all devices, with shardings still to be carried out. What XLA's partitioner printed is not: it left shardings
     on parameters only, and collectives."""
-    where = {x.op for x in module.entry.instructions() if x.get("sharding") is not None}
+    where = {x.op for c in computations(module.entry) for x in c.instructions() if x.get("sharding") is not None}
     return bool(where) and not (where == {"parameter"} and collectives(module.entry))
 
 
@@ -72,7 +73,7 @@ class OnDevices:
 
     def _blocks(self, i: int, value, sharding: Sharding | None) -> Blocks:
         if sharding is not None:
-            return shard(np.asarray(value), sharding) * self.replicas
+            return shard(np.asarray(value), sharding) * (self.devices // sharding.mesh.size)
         if not isinstance(value, (list, tuple)):
             return [value] * self.devices
         if len(value) != self.devices:
