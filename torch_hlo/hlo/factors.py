@@ -347,8 +347,13 @@ def _convolution(x: Instruction, m: _Maker) -> Factors:
     right[n.rhs_output] = result[n.out_feature] = group + out
     result[n.out_batch] = batch
     for w, i, k, o in zip(x["window"], n.lhs_spatial, n.rhs_spatial, n.out_spatial, strict=True):
-        left[i] = result[o] = m.new(max(lhs.dims[i], x.shape.dims[o]), "free" if w == WindowDim(1) else "shift")
-        right[k] = m.new(rhs.dims[k], "whole")
+        taps, positions = rhs.dims[k], x.shape.dims[o]
+        if isinstance(taps, int) and isinstance(positions, int) and taps > positions:  # gradient of a kernel: the sum goes over the image
+            left[i] = right[k] = m.new(max(lhs.dims[i], taps), "sum")
+            result[o] = m.new(positions, "whole")
+        else:
+            left[i] = result[o] = m.new(max(lhs.dims[i], positions), "free" if w == WindowDim(1) else "shift")
+            right[k] = m.new(taps, "whole")
     return m.rule([left, right], [result])
 
 

@@ -323,6 +323,7 @@ class Plan:
     form_b: str
     heights: tuple[int, ...]
     vectors: int
+    even: bool = False  # whole tiles of columns only
 
 
 def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
@@ -340,7 +341,8 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
         if p.m <= t.lanes:
             heights = (p.m,)
         registers = t.rows * t.vectors
-        return Plan("tiles", form_a, "direct", heights, min(8, max(1, registers // heights[0])))
+        vectors = min(8, max(1, registers // heights[0]))
+        return Plan("tiles", form_a, "direct", heights, vectors, isinstance(p.n, int) and p.n % (vectors * t.lanes) == 0)
     return Plan("tiles", form_a, form_b, heights, t.vectors)
 
 
@@ -348,7 +350,7 @@ def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Produ
     """The function of parallel items for a plan, and the engine it uses."""
     kinds = (t.kind if prepacked else sources[0].kind, sources[1].kind, t.kind)
     if plan.kernel == "tiles":
-        engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int), prepacked)
+        engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int), prepacked, plan.even)
         return _engine_task(program, engine, kinds, len(p.batch), isinstance(p.k, int)), engine
     kernel = f"gemv_{plan.kernel}_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}"
     make = {"rows": gemv_rows, "columns": gemv_columns}[plan.kernel]

@@ -188,11 +188,11 @@ def splat(f: Function, kind: str, lanes: int, scalar) -> str:
     return f.op(f"shufflevector {vector} {v}, {vector} poison, <{lanes} x i32> zeroinitializer")
 
 
-def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = False) -> Function:
-    """C[rows, columns] (+)= A panel x B. `cols` columns are valid; with `partial` only `%valid_rows` rows.
+def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = False, whole: bool = False) -> Function:
+    """C[rows, columns] (+)= A panel x B. `cols` columns are valid, all with `whole`; with `partial` only `%valid_rows` rows.
 
     B holds `vectors` panels of [depth][lanes], one after the other; with `direct` it is the unpacked operand, its rows
-    `%b_k` elements apart.
+    `%b_k` elements apart. (A masked load takes a multiplier's port, which costs a `direct` kernel 6 % when nothing is masked.)
     """
     params = [("ptr noalias", "A"), ("ptr noalias", "B"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
     params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct
@@ -210,7 +210,11 @@ def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = F
             ahead = f.mul(f.add(loop.index, PREFETCH), "%b_k")
             for p in panels:
                 f.do(f"call void @llvm.prefetch.p0(ptr {f.gep(t.kind, p, ahead)}, i32 0, i32 3, i32 1)")
-            b = [masked_load(f, t.kind, t.lanes, f.gep(t.kind, p, row), m, t.itemsize) for p, m in zip(panels, masks, strict=True)]
+            rows_of_b = [f.gep(t.kind, p, row) for p in panels]
+            if whole:
+                b = [f.load(t.vector, p, t.itemsize) for p in rows_of_b]
+            else:
+                b = [masked_load(f, t.kind, t.lanes, p, m, t.itemsize) for p, m in zip(rows_of_b, masks, strict=True)]
         else:
             b = [f.load(t.vector, f.gep(t.kind, p, at), t.itemsize) for p in panels]
         a_row = f.gep(t.kind, "%A", at)
@@ -325,19 +329,19 @@ class Gemm:
     """The functions of one kind of product. `functions` collects name -> text of everything that `block` needs.
 
     Subclasses read operands that are not plain matrices: they override `k_blocks`, `pack_a` and `pack_b` and name their
-    parameters in `extra`.
+    parameters in `extra`. `even`: every range of columns is a multiple of the tile's.
     """
 
     extra: tuple[tuple[str, str], ...] = ()
     label = "gemm"
 
     def __init__(self, t: Tile, source_a: Source, source_b: Source, form_a: str, form_b: str, heights: tuple[int, ...], static_m: bool,
-                 prepacked: bool = False) -> None:  # fmt: skip
+                 prepacked: bool = False, even: bool = False) -> None:  # fmt: skip
         self.t, self.heights, self.static_m, self.prepacked = t, heights, static_m, prepacked
-        self.direct = form_b == "direct"
+        self.direct, self.even = form_b == "direct", even
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
         self.functions: dict[str, str] = {}
-        height = "_".join(map(str, heights)) + "p" * (not static_m) + "q" * prepacked
+        height = "_".join(map(str, heights)) + "p" * (not static_m) + "q" * prepacked + "e" * even
         self.name = f"{self.label}_{t.suffix}_{source_a.name}{form_a[0]}_{source_b.name}{form_b[0]}_{height}_{t.vectors}"
 
     def function(self, make, name: str, *args) -> str:
@@ -455,9 +459,11 @@ class Gemm:
             self.pack_a(f, depth, row, height, a_panel)
         c_row = f.gep(self.t.kind, "%C", f.mul(row, "%ldc"))
 
+        def kernel(rows: int, partial: bool, whole: bool) -> str:
+            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}"
+            return self.function(micro, name, self.t, rows, partial, self.direct, whole)
+
         def multiply(rows: int, partial: bool = False) -> None:
-            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}"
-            name = self.function(micro, name, self.t, rows, partial, self.direct)
             rest = [f"i64 {height}"] * partial + ["i64 %b_k"] * self.direct
             with f.loop(j0, j1, self.t.columns) as j:
                 if self.direct:
@@ -465,7 +471,15 @@ class Gemm:
                 else:
                     b = f.gep(self.t.kind, "%scratch", f.mul(f.div(f.sub(j, j0), self.t.lanes), panel))
                 c, cols = f.gep(self.t.kind, c_row, j), f.sub(j1, j)
-                f.call("void", name, f"ptr {a_panel}", f"ptr {b}", f"i64 {depth.size}", f"ptr {c}", "i64 %ldc", f"i64 {cols}", f"i1 {depth.more}", *rest)
+                arguments = [f"ptr {a_panel}", f"ptr {b}", f"i64 {depth.size}", f"ptr {c}", "i64 %ldc", f"i64 {cols}", f"i1 {depth.more}", *rest]
+
+                def run(whole: bool, arguments=arguments) -> None:
+                    f.call("void", kernel(rows, partial, whole), *arguments)
+
+                if self.direct and not self.even:
+                    f.choose(f.icmp("sge", cols, self.t.columns), lambda: run(True), lambda: run(False))
+                else:
+                    run(self.direct)
 
         if is_tall is not None:
             f.choose(is_tall, lambda: multiply(high), lambda: multiply(self.heights[1]))

@@ -219,7 +219,8 @@ def _late_kernel(program, computation: Computation, numbers: list[int], bind: Ca
         items: Size = 1
     elif k.grid:
         k.lanes = 1
-        k.lanes_at(variable_of_item(k, size), size, write)
+        with k.loop("%lo", "%hi", size) as item:
+            write(item)
         items = size
     else:
         k.lane_loop("%lo", "%hi", size, write)

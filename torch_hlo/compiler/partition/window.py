@@ -28,10 +28,21 @@ class Cut:
 def cut_window(w: WindowDim, outputs: int, parts: int) -> Cut | None:
     """None when the blocks would need windows that differ: a dilated base whose holes fall differently in each block."""
     block = ceildiv(outputs, parts)
-    if block * w.stride % w.base_dilation:
+    return _cut(w, block * w.stride, block, w.size, parts)
+
+
+def cut_taps(w: WindowDim, outputs: int, parts: int) -> Cut | None:
+    """What a block of the window's elements needs, at all positions."""
+    block = ceildiv(w.size, parts)
+    return None if w.reversal else _cut(replace(w, size=block), block * w.window_dilation, outputs, block, parts)
+
+
+def _cut(w: WindowDim, step: int, positions: int, taps: int, parts: int) -> Cut | None:
+    """`step`: how far apart blocks are in the dilated base."""
+    if step % w.base_dilation:
         return None
-    reach = (block - 1) * w.stride + (w.size - 1) * w.window_dilation + 1  # in the dilated base
-    first = [j * block * w.stride - w.pad_low for j in range(parts)]
+    reach = (positions - 1) * w.stride + (taps - 1) * w.window_dilation + 1  # in the dilated base
+    first = [j * step - w.pad_low for j in range(parts)]
     starts = [ceildiv(f, w.base_dilation) for f in first]
     low = starts[0] * w.base_dilation - first[0]
     size = max((reach - 1 - low) // w.base_dilation + 1, 1)
@@ -51,10 +62,10 @@ def _price(p: Planner, x: Instruction, rule: Factors, atoms: Assignment) -> floa
     total = 0.0
     for d, out, w in _spatial(x):
         factors = rule.operands[0][d]
-        if not factors or rule.roles[factors[0]] != "shift" or not atoms[factors[0]]:
+        if not factors or rule.roles[factors[0]] == "free" or not atoms[factors[0]]:
             continue
         parts = p.grid.parts(atoms[factors[0]])
-        found = cut_window(w, _positions(x)[out], parts)
+        found = (cut_taps if rule.roles[factors[0]] == "sum" else cut_window)(w, _positions(x)[out], parts)
         if found is None:
             return None
         operand = x.operands[0]
@@ -81,7 +92,7 @@ def _windowed(p: Planner, x: Instruction, choice: Choice, local: Local, fill: In
         if not atoms or w == WindowDim(1):
             window.append(w)
             continue
-        found = cut_window(w, _positions(x)[out], p.grid.parts(atoms))
+        found = (cut_window if choice.results[0][out] else cut_taps)(w, _positions(x)[out], p.grid.parts(atoms))
         assert found is not None
         local = Local(halo.exchange(p, local, d, found.starts, found.size, fill), local.dims, local.layout)
         window.append(found.window)
@@ -95,7 +106,7 @@ def convolution(p: Planner, x: Instruction, choice: Choice, operands: Sequence[L
     zero = h.constant(0, lhs.dtype)
     y, window = _windowed(p, x, choice, lhs, zero)
     y = halo.masked(p, Local(y, lhs.dims, lhs.layout), zero, [n.lhs_feature])
-    kernel = halo.masked(p, rhs, h.constant(0, rhs.dtype), [n.rhs_input])
+    kernel = halo.masked(p, rhs, h.constant(0, rhs.dtype), [n.rhs_input, *n.rhs_spatial])
     groups = {}
     if x["feature_group_count"] > 1:
         groups["feature_group_count"] = y.shape.dims[n.lhs_feature] // kernel.shape.dims[n.rhs_input]

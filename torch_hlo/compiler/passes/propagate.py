@@ -210,9 +210,9 @@ class _Graph:
             for i in given:
                 slot = self.slots[i]
                 shown = State.given(slot.given, None if priority == priorities[-1] else priority)
-                # Dimensions that have been open keep what they got.
-                kept = tuple(old if len(old) > len(new) else new for old, new in zip(slot.state.dims, shown.dims))
-                slot.state = shown.with_dims(kept)
+                if priority != priorities[0]:  # dimensions that have been open keep what they got
+                    shown = shown.with_dims(tuple(old if len(old) > len(new) else new for old, new in zip(slot.state.dims, shown.dims)))
+                slot.state = shown
             for through_all in (False, True):
                 self._settle(through_all)
 

@@ -43,7 +43,7 @@ class GpuProgram(Program):
         self.kernels: list[Kernel] = []
         self.groups: dict[str, int] = {}  # functions whose threads work on one item together -> threads of a group
         self.fetches = False  # whether the host looks at values on the way
-        self._kernel_numbers: dict[tuple[str, int], int] = {}
+        self._kernel_numbers: dict[str, int] = {}
         self._kernel_texts: list[str] = []
         self._step: Instruction | None = None
 
@@ -79,21 +79,22 @@ class GpuProgram(Program):
         return found
 
     def parallel(self, function: str, arguments: Sequence[str], items: str | int, grain: int = 1, cost: float = 0.0) -> None:
-        """Launch `function` on [0, items): a group of threads per item where the function wants that, else a thread per `grain` items."""
+        """Launch `function` on [0, items): a group of threads per item where the function wants that, else a thread. `grain` and `cost`
+        are for thread pools."""
         if str(items) == "0":
             return
         f = self.code
-        number = self._kernel(function, grain, arguments)
+        number = self._kernel(function, arguments)
         kernel = self.kernels[number]
         count = int(items) if str(items).isdigit() else items
-        groups = count if function in self.groups else f.ceildiv(count, grain * kernel.threads)
+        groups = count if function in self.groups else f.ceildiv(count, kernel.threads)
         self._store_arguments([f"i64 {items}", *arguments])
         self._host("launch", f"i64 {number}", f"i64 {groups}", "ptr %arguments")
 
-    def _kernel(self, function: str, grain: int, arguments: Sequence[str]) -> int:
-        found = self._kernel_numbers.get((function, grain))
+    def _kernel(self, function: str, arguments: Sequence[str]) -> int:
+        found = self._kernel_numbers.get(function)
         if found is None:
-            found = self._kernel_numbers[function, grain] = len(self.kernels)
+            found = self._kernel_numbers[function] = len(self.kernels)
             kinds = [a.split(" ", 1)[0] for a in arguments]
             if any(k not in ("ptr", "i64") for k in kinds):
                 raise CodegenError(f"kernel {function}: arguments are pointers and i64, got {kinds}")
@@ -102,7 +103,7 @@ class GpuProgram(Program):
             label = "" if x is None else f"{x.op} {x.shape}" + (f" ({META[x].op_name})" if META.get(x) and META[x].op_name else "")
             name = f"k{found}_{function}"
             self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), threads or THREADS, label))
-            self._kernel_texts.append(kernel_text(self.functions[function], name, self.target.family, threads or THREADS, grain, threads is not None))
+            self._kernel_texts.append(kernel_text(self.functions[function], name, self.target.family, threads or THREADS, threads is not None))
         return found
 
     def copy(self, target: Place, source: Place) -> None:
@@ -135,8 +136,8 @@ class GpuProgram(Program):
         return "\n".join(assign_spaces(t, family.stack) for t in (*helpers, *self._kernel_texts))
 
 
-def kernel_text(text: str, name: str, family: Family, threads: int, grain: int, group: bool) -> str:
-    """The entry point made of a function `void f(i64 lo, i64 hi, …)`: its [lo, hi) is the group's item, or the thread's `grain` items."""
+def kernel_text(text: str, name: str, family: Family, threads: int, group: bool) -> str:
+    """The entry point made of a function `void f(i64 lo, i64 hi, …)`: its [lo, hi) is the group's item, or the thread's: one each way."""
     head = _HEAD.search(text)
     if head is None:
         raise CodegenError(f"kernel {name} is not a function of a range: {text[:120]!r}")
@@ -151,12 +152,11 @@ def kernel_text(text: str, name: str, family: Family, threads: int, grain: int, 
     else:
         start += ["  %kernel.g = add i64 %kernel.g0, 0", "  %kernel.t = add i64 %kernel.t0, 0"]
     if group:
-        start += ["  %lo = add i64 %kernel.g, 0", "  %hi = add i64 %kernel.g, 1"]
+        start += ["  %lo = add i64 %kernel.g, 0"]
     else:
-        start += [f"  %kernel.first = mul i64 %kernel.g, {threads}", "  %kernel.number = add i64 %kernel.first, %kernel.t",
-                  f"  %lo = mul i64 %kernel.number, {grain}", f"  %kernel.end = add i64 %lo, {grain}",
-                  "  %hi = call i64 @llvm.smin.i64(i64 %kernel.end, i64 %items)"]
-    start += ["  %kernel.any = icmp slt i64 %lo, %items", "  br i1 %kernel.any, label %entry, label %kernel.none", "entry:\n"]
+        start += [f"  %kernel.first = mul i64 %kernel.g, {threads}", "  %lo = add i64 %kernel.first, %kernel.t"]
+    start += ["  %hi = add i64 %lo, 1",
+              "  %kernel.any = icmp slt i64 %lo, %items", "  br i1 %kernel.any, label %entry, label %kernel.none", "entry:\n"]
     attributes = f'#0{family.attributes}' + (f' "amdgpu-flat-work-group-size"="{threads},{threads}"' if family.name == "amdgcn" else "")
     extra = f' "nvvm.maxntid"="{threads}"' if family.name == "nvptx" else ""
     size = f" !reqd_work_group_size !{{i32 {threads}, i32 1, i32 1}}" if family.name == "spirv64" else ""
