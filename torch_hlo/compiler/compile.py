@@ -127,8 +127,8 @@ def _compile_all(texts: list[str], target: Target, dump) -> list[bytes]:
     def one(text: str) -> tuple[bytes, str]:
         return machine_code(text, target, assembly=dump is not None)
 
-    if len(texts) == 1:
-        results = [one(texts[0])]
+    if sum(map(len, texts)) < MODULE_BYTES:  # a thread is not worth its while
+        results = list(map(one, texts))
     else:
         with ThreadPoolExecutor(min(WORKERS, len(texts))) as pool:
             results = list(pool.map(one, texts))
