@@ -7,6 +7,7 @@ Everything of one device runs on one stream in order, so a block that is freed m
 """
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import threading
@@ -81,8 +82,12 @@ class _DeviceBlock:
         self.address = driver.allocate(nbytes)
 
     def __del__(self) -> None:
-        if hasattr(self, "address"):
+        if hasattr(self, "address") and not _exiting:
             self.driver.free(self.address)
+
+
+_exiting: list[bool] = []  # drivers are taken apart before the interpreter's last objects: what is left then dies with the process
+atexit.register(_exiting.append, True)
 
 
 class DevicePool(runtime.Pool):
