@@ -468,5 +468,23 @@ def _custom_call(x: Instruction, m: _Maker) -> Factors:
     return _opaque(x, m)
 
 
+# Collectives inside regions that are written per device along some axes: the other axes may split what they carry
+
+
+@_rule("all-reduce collective-permute collective-broadcast all-gather reduce-scatter all-to-all")
+def _collective(x: Instruction, m: _Maker) -> Factors:
+    """Dimensions that the devices exchange pieces of are whole; operand i becomes result i, but all-to-all of a tuple mixes them."""
+    outs = arrays(x.shape)
+    ins = [s for o in x.operands for s in arrays(o.shape)]
+    if len(ins) != len(outs):
+        return _opaque(x, m)
+    exchanged = x.get("dimensions") or ()
+    mixed = x.op == "all-to-all" and len(ins) > 1
+    operands: list[list[tuple[int, ...]]] = []
+    for shape in ins:
+        operands.append(operands[0] if mixed and operands else [() if d in exchanged else m.new(n) for d, n in enumerate(shape.dims)])
+    return m.rule(operands, operands)
+
+
 # Custom calls that only say how their operand is sharded.
 ANNOTATIONS = frozenset(("Sharding", "annotate_device_placement", "LayoutConstraint", "MoveToHost", "MoveToDevice"))
