@@ -69,7 +69,7 @@ class Value:
 @dataclass(frozen=True, slots=True)
 class Exported:
     """`inputs` and `outputs` describe the module's parameters and results. `arguments` and `results`: the flat user values in order:
-    position among the inputs or outputs, or the number or None itself in a tuple. `conditions`: (predicate, left, right, text) on sizes;
+    position among the inputs or outputs, or the number or None itself in a tuple. `conditions`: (predicate, left, right) on sizes;
     `unchecked`: conditions that PyTorch found and this does not understand."""
 
     module: Module
@@ -77,7 +77,7 @@ class Exported:
     outputs: tuple[Value, ...]
     arguments: tuple[int | tuple, ...]
     results: tuple[int | tuple, ...]
-    conditions: tuple[tuple[str, Size, Size, str], ...]
+    conditions: tuple[tuple[str, Size, Size], ...]
     unchecked: tuple[str, ...]
 
 

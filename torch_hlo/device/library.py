@@ -9,9 +9,11 @@ Needs ctypes alone: neither NumPy, torch nor the compiler are imported.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import mmap
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,7 +76,7 @@ class Library:
         """`weights`: the weights file, if the model has one; default: beside the library, with the suffix .weights. It is mapped and its
         checksum compared. Raises OSError for what is no library, LibraryError for another ABI or wrong weights."""
         path = os.path.abspath(os.fspath(path))
-        self._library = ctypes.CDLL(path)
+        self._library = _open(path)
         try:
             model = _Model.in_dll(self._library, "torch_hlo_library")
         except ValueError:
@@ -123,6 +125,16 @@ class Library:
     def _raise(self, code: int, error: _Error, where: str = "") -> None:
         if code:
             raise LibraryError(code, f"{where or self.name + ': '}{error.message.decode(errors='replace')}")
+
+
+def _open(path: str) -> ctypes.CDLL:
+    """Load under a name of its own: for a name that it knows, the system's loader gives what was loaded first, not what is there now."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    with tempfile.TemporaryDirectory(prefix="torch_hlo") as folder:
+        name = os.path.join(folder, os.path.basename(path))
+        os.symlink(path, name)
+        return ctypes.CDLL(name)
 
 
 def _array(a: _Array) -> Array:

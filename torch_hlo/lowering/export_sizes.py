@@ -1,4 +1,4 @@
-"""What torch.export assumes about dynamic sizes, as conditions (icmp predicate, left, right, text) on symbolic sizes."""
+"""What torch.export assumes about dynamic sizes, as conditions (icmp predicate, left, right) on symbolic sizes."""
 from __future__ import annotations
 
 import ast
@@ -14,7 +14,7 @@ from torch_hlo.hlo.dim import Dim, Size
 from torch_hlo.lowering.fx_size import size_of, size_of_expression
 from torch_hlo.lowering.registry import LoweringError
 
-Condition = tuple[str, Size, Size, str]
+Condition = tuple[str, Size, Size]
 _PREDICATES = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "slt", ast.LtE: "sle", ast.Gt: "sgt", ast.GtE: "sge"}
 _HOLDS = {"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "slt": lambda a, b: a < b, "sle": lambda a, b: a <= b,
           "sgt": lambda a, b: a > b, "sge": lambda a, b: a >= b}  # fmt: skip
@@ -36,9 +36,9 @@ def ranges(ep: ExportedProgram) -> Iterator[Condition]:
         except LoweringError:
             continue
         if limits.lower.is_Integer and int(limits.lower) > 2:
-            yield "sge", size, int(limits.lower), f"{size} >= {int(limits.lower)}"
+            yield "sge", size, int(limits.lower)
         if limits.upper.is_Integer:
-            yield "sle", size, int(limits.upper), f"{size} <= {int(limits.upper)}"
+            yield "sle", size, int(limits.upper)
 
 
 class _Sizes:
@@ -91,9 +91,7 @@ def _comparisons(tree: ast.expr, scope: dict) -> Iterator[Condition]:
             if not isinstance(left, (int, Dim)) or not isinstance(right, (int, Dim)):
                 raise ValueError("not a comparison of sizes")
             if left is not right or predicate not in ("eq", "sle", "sge"):
-                yield predicate, left, right, f"{left} {_SIGNS[predicate]} {right}"
+                yield predicate, left, right
         elif not _HOLDS[predicate](left, right):
             raise ValueError("does not hold")
 
-
-_SIGNS = {"eq": "==", "ne": "!=", "slt": "<", "sle": "<=", "sgt": ">", "sge": ">="}

@@ -24,12 +24,17 @@ WEIGHTS_HEAD = 64  # bytes before the data of a weights file: magic, bytes of da
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something that sizes have to fulfil: `left predicate right` (icmp predicate), described by `text`."""
+    """Something that sizes have to fulfil: `left predicate right`; `predicate` is icmp's."""
 
     predicate: str
     left: Size
     right: Size
-    text: str
+
+    def __str__(self) -> str:
+        return f"{self.left} {_SIGNS[self.predicate]} {self.right}"
+
+
+_SIGNS = {"eq": "==", "ne": "!=", "slt": "<", "sle": "<=", "sgt": ">", "sge": ">="}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +213,7 @@ def _check_sizes(f: _Checker) -> None:
             f.expect(fits, "SIZE", f"the sizes of the inputs are too large: {_short(s)}")
     for c in model.conditions:
         left, right = f.size(c.left), f.size(c.right)
-        f.expect(f.icmp(c.predicate, left, right), "SIZE", f"the sizes of the inputs must fulfil {c.text}; the left side is #, the right #", left, right)
+        f.expect(f.icmp(c.predicate, left, right), "SIZE", f"the sizes of the inputs must fulfil {c}; the left side is #, the right #", left, right)
     for s in symbolic:
         if any(c < 0 for _, c in s.terms):
             value = f.size(s)

@@ -53,7 +53,6 @@ def compile_library(
         raise ValueError(f"weights={weights!r}: expected 'embed' or 'beside'")
     if name != abi.identifier(name):
         raise ValueError(f"{name!r} is no C identifier: give a name")
-    names = _readable(module, inputs)
     optimized = optimize(module)
     program, _ = emit(optimized, target)
     if program.host_calls:
@@ -61,9 +60,11 @@ def compile_library(
         raise CodegenError(f"{found}: computed by Python, NumPy or LAPACK, which a compiled library does without; move it out of the model")
     constants = program.constant_data()
     constants += b"\0" * (-len(constants) % 8)
-    head = _weights_head(constants, module) if weights == "beside" and constants else b""
+    head = _weights_head(constants) if weights == "beside" and constants else b""
+    rename = _Renaming(module, inputs)
     model = Interface(
-        name, tuple(inputs), tuple(results), module.symbols, program.arena_size, tuple(_sizes(optimized)), tuple(conditions),
+        name, rename.arrays(inputs), rename.arrays(results), rename.symbols, rename.size(program.arena_size),
+        tuple(map(rename.size, _sizes(optimized))), tuple(Condition(c.predicate, rename.size(c.left), rename.size(c.right)) for c in conditions),
         "@torch_hlo_constants" if constants and not head else "null", head, len(head) + len(constants) if head else 0,
         runtime.permission(target, program.functions),
     )  # fmt: skip
@@ -78,9 +79,7 @@ def compile_library(
     code, _ = machine_code(text, target)
     code = _filled(code, blobs)
     _check_complete(code, target)
-    shown = [(names[s], i, d) for s, i, d in module.symbols]
-    header = abi.header(name, _renamed(inputs, names), _renamed(results, names), shown, _rename(model.workspace, names), model.weights_bytes,
-                        f"{target.triple} {target.cpu}")
+    header = abi.header(name, model.inputs, model.outputs, model.symbols, model.workspace, model.weights_bytes, f"{target.triple} {target.cpu}")
     return Library(name, code, header, head + constants if head else b"", model.workspace)
 
 
@@ -107,17 +106,18 @@ def _sizes(module: Module) -> Iterator[Size]:
     return iter(sizes)
 
 
-def _readable(module: Module, inputs: Sequence[Array]) -> dict[str, str]:
-    """Symbol -> a name that says where it is read: tokens_size1."""
-    return {name: abi.identifier(f"{inputs[i].name}_size{d}") for name, i, d in module.symbols}
+class _Renaming:
+    """Symbols called by where they are read: tokens_size1."""
 
+    def __init__(self, module: Module, inputs: Sequence[Array]) -> None:
+        self.symbols = tuple((abi.identifier(f"{inputs[i].name}_size{d}"), i, d) for _, i, d in module.symbols)
+        self._new = {old: symbol(new) for (old, _, _), (new, _, _) in zip(module.symbols, self.symbols)}
 
-def _rename(size: Size, names: dict[str, str]) -> Size:
-    return substitute(size, {old: symbol(new) for old, new in names.items()})
+    def size(self, size: Size) -> Size:
+        return substitute(size, self._new)
 
-
-def _renamed(arrays: Sequence[Array], names: dict[str, str]) -> list[Array]:
-    return [replace(a, shape=replace(a.shape, dims=tuple(_rename(d, names) for d in a.shape.dims))) for a in arrays]
+    def arrays(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        return tuple(replace(a, shape=replace(a.shape, dims=tuple(map(self.size, a.shape.dims)))) for a in arrays)
 
 
 # -- data ----------------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def checksum(data: bytes) -> int:
     return total & (1 << 64) - 1
 
 
-def _weights_head(constants: bytes, module: Module) -> bytes:
+def _weights_head(constants: bytes) -> bytes:
     """magic, bytes of the file, version, checksum; then what identifies program and data; zeros up to WEIGHTS_HEAD bytes."""
     sums = struct.pack("<QQQ", len(constants) + WEIGHTS_HEAD, abi.VERSION, checksum(constants))
     digest = hashlib.sha256(constants).digest()
