@@ -145,7 +145,8 @@ class Module:
     `symbols`: ((name, parameter index, dimension), …): where the value of each symbolic size is read.
     `mesh`: the devices that the `sharding` attributes of an annotated program speak of.
     `num_partitions`, `num_replicas`: how many devices run a per-device program (XLA's meaning); 1 and 1 for a program of one device.
-    `in_shardings`, `out_shardings`: of a per-device program, how its whole parameters and outputs are cut over `mesh`; () when unknown.
+    `in_shardings`, `out_shardings`: of a per-device program, how its whole parameters and outputs are cut over `mesh`; () when unknown. `out_dims`: sizes
+    of the whole outputs, which the blocks of the last devices may exceed.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Module:
     num_replicas: int = 1
     in_shardings: tuple[Sharding, ...] = ()
     out_shardings: tuple[Sharding, ...] = ()
+    out_dims: tuple[tuple[int, ...], ...] = ()
 
     def with_root(self, root: Instruction) -> Module:
         """This module computing another root; itself when nothing changed."""

@@ -256,7 +256,11 @@ class _Parser:
         partitions, replicas = (self._given(key, 1) for key in ("num_partitions", "replica_count"))
         ins = self._boundary_shardings("in_shardings", [p.shape for p in c.params])
         outs = self._boundary_shardings("out_shardings", [x.shape for x in (c.root.operands if c.root.op == "tuple" else (c.root,))])
-        return Module(module_name, c, tuple(aliases), self._symbols(c), self.mesh, partitions, replicas, ins, outs)
+        return Module(module_name, c, tuple(aliases), self._symbols(c), self.mesh, partitions, replicas, ins, outs, self._out_dims())
+
+    def _out_dims(self) -> tuple[tuple[int, ...], ...]:
+        text = self._given("frontend_attributes", {}).get("out_dims", "")
+        return tuple(tuple(int(n) for n in re.findall(r"\d{1,18}", dims)) for dims in re.findall(r"\[([^\[\]]*)\]", text))
 
     def _given(self, key: str, default):
         """A header attribute."""

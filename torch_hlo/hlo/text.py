@@ -104,6 +104,8 @@ def _header(module: Module) -> str:
         for name in ("in_shardings", "out_shardings"):
             if given := getattr(module, name):
                 extra[name] = sharding_text(given)
+        if module.out_dims:
+            extra["out_dims"] = ", ".join(str(list(dims)) for dims in module.out_dims)
         parts.append("frontend_attributes={" + ",".join(f"{name}={quoted(value)}" for name, value in extra.items()) + "}")
     return ", ".join(parts)
 

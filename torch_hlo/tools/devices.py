@@ -43,10 +43,8 @@ class OnDevices:
     def __init__(self, module: Module, devices: int) -> None:
         self.devices = devices
         whole = flat(module)
-        self.dims: tuple[tuple[int, ...] | None, ...] = (None,) * len(outputs(whole))
         annotated = whole if is_annotated(whole) else None
         if annotated is not None:
-            self.dims = tuple(x.shape.dims for x in outputs(whole))
             whole = partitioned(whole)
         elif not whole.in_shardings and any(p.get("sharding") is not None for p in whole.entry.params):
             whole = with_fields(whole, in_shardings=tuple(p.get("sharding") for p in whole.entry.params))
@@ -83,7 +81,8 @@ class OnDevices:
     def join(self, rows: Sequence[Blocks]) -> list:
         """The program's results from those of each device."""
         shardings = self.module.out_shardings or (None,) * len(self.dtypes)
-        return [self._joined([row[k] for row in rows], s, dims) for k, (s, dims) in enumerate(zip(shardings, self.dims, strict=True))]
+        dims = self.module.out_dims or (None,) * len(self.dtypes)
+        return [self._joined([row[k] for row in rows], s, d) for k, (s, d) in enumerate(zip(shardings, dims, strict=True))]
 
     def _joined(self, blocks: Blocks, sharding: Sharding | None, dims: tuple[int, ...] | None):
         if sharding is None:
