@@ -159,7 +159,8 @@ def train(model, inputs: dict, device: str, seed: int = 2, wrap=lambda model: mo
 def compare(got, want) -> None:
     """Raises AssertionError unless two results of `train` agree."""
     torch.testing.assert_close(got[0], want[0], rtol=1e-3, atol=1e-4)
-    assert got[1].keys() == want[1].keys(), f"gradients missing or added: {got[1].keys() ^ want[1].keys()}"
+    added = {n for n in got[1].keys() ^ want[1].keys() if n in want[1] or got[1][n].count_nonzero()}
+    assert not added, f"gradients missing or added: {added}"  # torch.compile makes zeros of what the loss does not depend on
     largest = max(largest_of(g) for g in want[1].values())
     for name, g in want[1].items():
         scale = largest_of(g) + 1e-3 * largest  # some gradients are zero but for rounding
@@ -178,7 +179,7 @@ def undetermined(model, inputs: dict, want) -> str:
     with torch.no_grad():
         for p in nudged.parameters():
             if p.is_floating_point():
-                p.mul_(1 + 1e-6 * torch.randn_like(p))
+                p.mul_(1 + 1e-6 * torch.randn_like(p)).add_(1e-6 * torch.randn_like(p))  # also where a router begins with zeros
     for why, again in (("another seed", lambda: train(model, inputs, "cpu", seed=3)), ("a change of 1e-6", lambda: train(nudged, inputs, "cpu"))):
         try:
             compare(again(), want)
