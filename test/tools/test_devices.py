@@ -5,7 +5,10 @@ import torch
 
 import torch_hlo
 from torch_hlo.hlo.evaluate_core import EvaluateError
+from torch_hlo.hlo.text import module_text
 from torch_hlo.tools.cli import main
+from torch_hlo.tools.devices import partitioned
+from torch_hlo.tools.text_api import parse_text
 
 PER_DEVICE = """HloModule sums, num_partitions=4
 %add {
@@ -27,6 +30,36 @@ def test_what_a_partitioner_printed():
     x = np.arange(24, dtype="f").reshape(8, 3)
     (parts,) = torch_hlo.run_text(SHARDED, x, devices=4)
     assert [p.tolist() for p in parts] == [(x[0:2] + x[2:4]).tolist()] * 2 + [(x[4:6] + x[6:8]).tolist()] * 2
+
+
+def test_what_xla_printed():
+    """A scheduled program of several partitions has been partitioned, with collectives or without."""
+    text = """HloModule f, is_scheduled=true, num_partitions=4
+ENTRY %main {
+  %p = f32[2,3] parameter(0), sharding={devices=[4,1]<=[4]}
+  ROOT %r = f32[2,3] negate(%p)
+}"""
+    x = np.arange(24, dtype="f").reshape(8, 3)
+    (parts,) = torch_hlo.run_text(text, x, devices=4)
+    assert np.concatenate(parts).tolist() == (-x).tolist()
+
+
+ANNOTATED = """HloModule f
+ENTRY %main {
+  %p = f32[10,4] parameter(0), sharding={devices=[4,1]<=[4]}
+  %q = f32[4,6] parameter(1), sharding={devices=[1,4]<=[4]}
+  ROOT %r = f32[10,6] dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}"""
+
+
+def test_annotated():
+    """Shardings are carried out, also where sizes do not divide; the per-device program runs as text too."""
+    x, y = (np.random.default_rng(i).standard_normal(n).astype("f") for i, n in enumerate(((10, 4), (4, 6))))
+    per_device = module_text(partitioned(parse_text(ANNOTATED)))
+    assert "f32[3,4]" in per_device and "num_partitions=4" in per_device
+    for text in (ANNOTATED, per_device):
+        (result,) = torch_hlo.run_text(text, x, y, devices=4)
+        np.testing.assert_allclose(result, x @ y, rtol=1e-5)
 
 
 def test_one_array_per_device_or_one_for_all():

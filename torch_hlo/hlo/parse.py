@@ -255,6 +255,11 @@ class _Parser:
                 raise self.s.error(f"alias of output {output} and parameter {param}: there are {results} and {len(c.params)}", at)
         partitions, replicas = (self._given(key, 1) for key in ("num_partitions", "replica_count"))
         ins = self._boundary_shardings("in_shardings", [p.shape for p in c.params])
+        if partitions > 1 and self._given("is_scheduled", "") == "true" and c.params and all(p.get("sharding") for p in c.params):  # by XLA, after its partitioner: what it leaves on parameters is history
+            ins = tuple(p.get("sharding") for p in c.params)
+            swaps = {p: instr("parameter", (), p.shape, index=p["index"]) for p in c.params}
+            META.update((new, META[p]) for p, new in swaps.items() if p in META)
+            c = Computation(c.name, tuple(swaps.values()), _replaced(c.root, swaps))
         outs = self._boundary_shardings("out_shardings", [x.shape for x in (c.root.operands if c.root.op == "tuple" else (c.root,))])
         return Module(module_name, c, tuple(aliases), self._symbols(c), self.mesh, partitions, replicas, ins, outs, self._out_dims())
 
@@ -617,5 +622,5 @@ def _frontend_attributes(s: Scanner) -> dict[str, str]:
 _FRONTEND = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _HEADER = {
     "entry_computation_layout": _entry_layout, "input_output_alias": _alias, "symbols": _symbol_table, "num_partitions": Scanner.integer,
-    "replica_count": Scanner.integer, "frontend_attributes": _frontend_attributes,
+    "replica_count": Scanner.integer, "is_scheduled": raw, "frontend_attributes": _frontend_attributes,
 }  # fmt: skip
