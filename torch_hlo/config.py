@@ -66,6 +66,11 @@ def get(name: str):
     return _values[name]
 
 
+def suggest(variable: str, value: str) -> None:
+    """Set an environment variable of a library that is about to be loaded, unless the user did."""
+    os.environ.setdefault(variable, value)
+
+
 @contextlib.contextmanager
 def override(**flags) -> Iterator[None]:
     """Set flags for the duration of a `with` block."""

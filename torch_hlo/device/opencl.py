@@ -72,6 +72,8 @@ class OpenCL:
                           ". Install a driver, or `pip install intel-opencl-rt intel-cmplr-lib-rt` to run kernels on the CPU")
 
     def _open(self, path: str) -> None:
+        # Intel's CPU runtime vectorizes across threads; with loops in loops that diverge it gives wrong results, or crashes (2026.0).
+        config.suggest("CL_CONFIG_CPU_VECTORIZER_MODE", "1")
         lib = ctypes.CDLL(path)
         for name, (result, arguments) in _FUNCTIONS.items():
             try:

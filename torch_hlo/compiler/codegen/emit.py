@@ -118,6 +118,10 @@ class Emit:
         """`zext`, `fptrunc`, `bitcast`… from one scalar kind to another."""
         return value if source == target else self.op(f"{how} {self.type(source)} {value} to {self.type(target)}")
 
+    def any(self, lanes: str) -> str:
+        """Whether some lane of an i1 vector is set."""
+        return self.op(f"call i1 @llvm.vector.reduce.or.v{self.lanes}i1({self.type('i1')} {lanes})")
+
     def shuffle(self, kind: str, a: str, b: str, lanes: int, order: Sequence[int]) -> str:
         """shufflevector of two vectors of `lanes` elements."""
         text = ", ".join(f"i32 {i}" for i in order)

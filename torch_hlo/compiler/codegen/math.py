@@ -311,7 +311,7 @@ def _any_size(fn: Callable) -> Callable:
         size = t.abs("%x")
         far = t.bin_and(t.cmp("oge", size, t.const(_ACCURATE if e.unit.fuses else _ACCURATE_SHORT)), t.cmp("olt", size, t.const(INF)))
         if e.lanes > 1:
-            far = e.op(f"call i1 @llvm.vector.reduce.or.v{e.lanes}i1({e.type('i1')} {far})")
+            far = e.any(far)
         lines += [f"  br i1 {far}, label %far, label %near", "far:"]
         e.do(f"ret {t.type} {t.external(name + ('f' if t.kind == 'float' else ''), '%x')}")
         lines.append("near:")

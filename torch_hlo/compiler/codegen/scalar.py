@@ -391,6 +391,8 @@ def _float_to_int(e: Emit, value: str, have: str, row) -> str:
         value = t.select(t.cmp("olt", value, t.const(high)), value, t.const(high))
         value = t.select(t.cmp("ogt", value, t.const(low)), value, t.const(low))
         return e.cast("trunc", e.op(f"fptosi {t.type} {value} to {i.type}"), "i32", "i8")
+    if e.unit.target is not None and e.unit.target.grid:  # SPIR-V saturates, but says nothing about nan
+        value = t.select(t.cmp("uno", value, value), t.const(0.0), value)
     return e.op(f"call {i.type} @llvm.{name}.sat.{i.suffix}.{t.suffix}({t.type} {value})")
 
 

@@ -10,13 +10,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.gpu.spaces import assign_spaces
+from torch_hlo.compiler.aot import libm
+from torch_hlo.compiler.codegen.gpu.spaces import Spaces
 from torch_hlo.compiler.codegen.gpu.target import Family
 from torch_hlo.compiler.codegen.program import HOST, CodegenError, Place, Program
 from torch_hlo.hlo.ir import META, Instruction
 
 CALLS = ("host_call", "launch", "copy", "fetch", "fill")
 THREADS = 128  # of a group, where threads do not work together
+_NAME = re.compile(r"@(?!llvm\.)([\w.$]+)")
 _HEAD = re.compile(r"define (?:internal )?void @(?P<name>[\w.$]+)\((?P<params>[^\n]*)\) #0 \{\nentry:\n")
 _STACK_SLOT = re.compile(r"^  %[\w.$]+ = alloca [^\n]*\n", re.M)
 
@@ -42,6 +44,7 @@ class GpuProgram(Program):
         self.plan: dict[str, str] = {}
         self.kernels: list[Kernel] = []
         self.groups: dict[str, int] = {}  # functions whose threads work on one item together -> threads of a group
+        self.routines: dict[str, None] = {}  # of libm.py
         self.fetches = False  # whether the host looks at values on the way
         self._kernel_numbers: dict[str, int] = {}
         self._kernel_texts: list[str] = []
@@ -51,9 +54,12 @@ class GpuProgram(Program):
         self.plan[name] = text
         return name
 
-    def function(self, name: str, text: str) -> str:
-        plain = re.sub(r"\W", "_", name)  # PTX and SPIR-V names have no dots
-        return super().function(plain, text.replace(f"@{name}(", f"@{plain}(", 1))
+    def symbol(self, name: str, declaration: str) -> str:
+        """A mathematical function: there is no library on the device, so its text becomes part of the program."""
+        if name not in libm.ROUTINES:
+            raise CodegenError(f"{name} has no code for GPUs: add it to compiler/aot/libm.py")
+        self.routines.setdefault(name)
+        return name
 
     def group_function(self, name: str, text: str, threads: int) -> str:
         """A function one item of which is worked on by a group of `threads` threads."""
@@ -101,7 +107,7 @@ class GpuProgram(Program):
             threads = self.groups.get(function)
             x = self._step
             label = "" if x is None else f"{x.op} {x.shape}" + (f" ({META[x].op_name})" if META.get(x) and META[x].op_name else "")
-            name = f"k{found}_{function}"
+            name = f"k{found}_" + re.sub(r"\W", "_", function)
             self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), threads or THREADS, label))
             self._kernel_texts.append(kernel_text(self.functions[function], name, self.target.family, threads or THREADS, threads is not None))
         return found
@@ -128,12 +134,28 @@ class GpuProgram(Program):
 
     # -- the device's code ----------------------------------------------------------------------------------------
     def device_text(self) -> str:
-        """All kernels and what they call, with address spaces."""
+        """All kernels and what they call, with address spaces, and names without dots, which PTX does not take."""
         family = self.target.family
-        called = {f for f in self.functions if any(re.search(rf"@{re.escape(f)}\(", t) for t in (*self._kernel_texts, *self.functions.values()) if
-                                                  not t.startswith(f"define void @{f}(") and f"define internal void @{f}(" not in t)}
-        helpers = [self.functions[f].replace("define void", "define internal void", 1) for f in self.functions if f in called]
-        return "\n".join(assign_spaces(t, family.stack) for t in (*helpers, *self._kernel_texts))
+        called = _called((*self._kernel_texts, *self.functions.values()))
+        helpers = [t.replace("define void", "define internal void", 1) for f, t in self.functions.items() if f in called]
+        spaces = Spaces(family)
+        text = "\n".join(spaces.assign(t) for t in (*self._library(), *helpers, *self._kernel_texts))
+        return _NAME.sub(lambda m: "@" + re.sub(r"\W", "_", m[1]), text)
+
+    def _library(self) -> list[str]:
+        """The routines of libm.py that are called, under names that no compiler takes for its own."""
+        needed: dict[str, None] = {}
+        stack = list(self.routines)
+        while stack:
+            name = stack.pop()
+            if name not in needed:
+                needed[name] = None
+                stack += libm.NEEDS[name]
+        return [libm.ROUTINES[name](self.target) for name in needed]
+
+
+def _called(texts: Sequence[str]) -> set[str]:
+    return {m for t in texts for m in re.findall(r"call [^\n]*?@([\w.$]+)\(", t)}
 
 
 def kernel_text(text: str, name: str, family: Family, threads: int, group: bool) -> str:

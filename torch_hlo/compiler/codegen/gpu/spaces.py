@@ -1,13 +1,13 @@
 """Address spaces, assigned to finished text. Emitters write plain `ptr`; on a GPU memory is global, shared by a group, or a thread's stack.
 
-Where a pointer comes from says what it is: parameters are global, `alloca` is the stack, variables of the module are shared; getelementptr,
+Where a pointer comes from says what it is: parameters of kernels are global, `alloca` is the stack, variables say it themselves (constants need not); getelementptr,
 select and phi keep the space of their operands. A phi of pointers must have a first incoming value that is already known.
 """
 from __future__ import annotations
 
 import re
 
-from torch_hlo.compiler.codegen.gpu.target import GLOBAL, SHARED
+from torch_hlo.compiler.codegen.gpu.target import GLOBAL, Family
 
 _ASSIGNED = re.compile(r"^\s*(%[\w.$]+) = (.*)$")
 _POINTER = re.compile(r"(?<![\w.])ptr( align \d+)? ([%@][\w.$]+)")
@@ -20,19 +20,38 @@ class SpaceError(ValueError):
     """A pointer whose address space cannot be told from the text."""
 
 
-def assign_spaces(text: str, stack: int = 0) -> str:
-    """The function(s) of `text` with an address space on every pointer; `stack`: the one of stack slots."""
-    spaces: dict[str, int] = {}
-    lines = []
-    for line in text.split("\n"):
-        if line.startswith("define "):
-            spaces = {m[2]: GLOBAL for m in _POINTER.finditer(line)}
-            lines.append(_POINTER.sub(lambda m: f"ptr addrspace({GLOBAL}){m[1] or ''} {m[2]}", line))
-        elif "ptr" in line or "alloca" in line:
-            lines.append(_line(line, spaces, stack))
-        else:
-            lines.append(line)
-    return "\n".join(lines)
+class Spaces:
+    """The address spaces of one module: variables are remembered from text to text."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.variables: dict[str, int] = {}
+
+    def assign(self, text: str) -> str:
+        """The definitions of `text` with an address space on every pointer."""
+        spaces: dict[str, int] = {}
+        lines = []
+        for line in text.split("\n"):
+            if line.startswith("define "):
+                # what a kernel is given lies in memory, what kernels give to functions on the stack
+                space = GLOBAL if f" {self.family.kernel} " in line else self.family.stack
+                spaces = {**self.variables, **{m[2]: space for m in _POINTER.finditer(line)}}
+                lines.append(_POINTER.sub(lambda m, space=space: f"ptr{_suffix(space)}{m[1] or ''} {m[2]}", line))
+            elif line.startswith("@"):
+                lines.append(self._variable(line))
+            elif "ptr" in line or "alloca" in line:
+                lines.append(_line(line, spaces, self.family.stack))
+            else:
+                lines.append(line)
+        return "\n".join(lines)
+
+    def _variable(self, line: str) -> str:
+        name = line.split(" ", 1)[0]
+        if found := re.search(r"addrspace\((\d+)\)", line):
+            self.variables[name] = int(found[1])
+            return line
+        self.variables[name] = self.family.constants
+        return line.replace(" constant ", f" addrspace({self.family.constants}) constant ", 1)
 
 
 def _line(line: str, spaces: dict[str, int], stack: int) -> str:
@@ -67,8 +86,6 @@ def _line(line: str, spaces: dict[str, int], stack: int) -> str:
 
 
 def _space(name: str, spaces: dict[str, int], line: str) -> int:
-    if name[0] == "@":
-        return SHARED
     if name not in spaces:
         raise SpaceError(f"where does {name} point? {line.strip()}")
     return spaces[name]
