@@ -111,6 +111,13 @@ def run_text(text: str, *inputs, devices: int | None = None):
     return text_api.run_text(text, *inputs, devices=devices)
 
 
+def partition_text(text: str) -> str:
+    """The HLO text of the program that each device runs, from HLO or StableHLO text with sharding annotations."""
+    from torch_hlo.tools import text_api
+
+    return text_api.partition_text(text)
+
+
 def __getattr__(name: str):
     """Submodules that are imported when they are first used."""
     if name in ("debug", "export"):
@@ -121,6 +128,6 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "compile", "cond", "config", "device", "eager_mode", "is_available", "manual_seed", "mark_step", "metrics", "pad_to_bucket", "parse_text", "run_text",
-    "scan", "step", "sync", "while_loop",
+    "compile", "cond", "config", "device", "eager_mode", "is_available", "manual_seed", "mark_step", "metrics", "pad_to_bucket", "parse_text", "partition_text",
+    "run_text", "scan", "step", "sync", "while_loop",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.scan import ParseError
 from torch_hlo.hlo.text import module_text
 from torch_hlo.hlo.verify import VerifyError
-from torch_hlo.tools import UsageError, caching, describe, devices, execute, optimise
+from torch_hlo.tools import UsageError, ahead, caching, describe, devices, execute, optimise
 from torch_hlo.tools import bisect as bisection
 from torch_hlo.tools import reduce as reduction
 from torch_hlo.tools.text_api import load, load_inputs
@@ -41,8 +41,11 @@ EXAMPLES = """examples:
   python -m torch_hlo bisect model.hlo                       which pass changes the values?
   python -m torch_hlo reduce model.hlo -o small.hlo          the smallest program that still goes wrong
   python -m torch_hlo reduce model.hlo --check './fails.sh {}' -o small.hlo
+  python -m torch_hlo partition model.hlo                    the program of one device, from one with shardings
+  python -m torch_hlo partition model.mlir --explain         why each array is cut as it is, every collective with its bytes
   python -m torch_hlo diff a.hlo b.hlo
   python -m torch_hlo explain model.hlo
+  python -m torch_hlo aot model.hlo -o model.so              a library with a C interface; also .o, .wasm, and .pt2 programs
   python -m torch_hlo cache info                             compiled programs on disk; also clear, verify, export, import
 """
 
@@ -99,9 +102,12 @@ def _parser() -> argparse.ArgumentParser:
     shrink.add_argument("--check", metavar="COMMAND", help="exits 0 when the program in file {} still fails; default: compiled and evaluated values differ")
     shrink.add_argument("--budget", type=int, default=500, help="trials (default 500)")
     shrink.add_argument("-o", "--output", metavar="FILE", help="write the small program instead of printing it")
+    cut = command("partition", _partition, "the program of one device, from one with sharding annotations; a table of its collectives")
+    cut.add_argument("--explain", action="store_true", help="print why every array is cut as it is, and every collective, instead of the program")
     two = command("diff", _diff, "compare two programs; exit 1 when they differ")
     two.add_argument("other")
     command("explain", _explain, "what a program is made of, costs and becomes")
+    ahead.add_arguments(commands.add_parser("aot", help="compile into a library that needs no Python"))
     caching.add_arguments(commands.add_parser("cache", help="compiled programs kept on disk: info, clear, verify, export, import"))
     return parser
 
@@ -231,6 +237,14 @@ def _checked_by(command: str) -> reduction.Fails:
             Path(file.name).unlink()
 
     return fails
+
+
+def _partition(args) -> int:
+    from torch_hlo.tools import partition
+
+    module = load(args.file)
+    print(partition.explain(module) if args.explain else partition.program(module))
+    return OK
 
 
 def _diff(args) -> int:

@@ -126,10 +126,9 @@ def _whole(block: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
 
 def partitioned(module: Module) -> Module:
     """The per-device program of an annotated one."""
-    from torch_hlo.compiler.partition import partition
-    from torch_hlo.compiler.passes.propagate import propagate
+    from torch_hlo.compiler.spmd import spmd
 
-    return partition(propagate(module))
+    return spmd(module)
 
 
 def run_on_devices(module: Module, inputs: Sequence, devices: int) -> Results:

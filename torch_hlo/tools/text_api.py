@@ -16,6 +16,7 @@ from torch_hlo.hlo.numeric import round_to
 from torch_hlo.hlo.parse import parse_module
 from torch_hlo.hlo.shape import DTYPES, numpy_dtype
 from torch_hlo.hlo.stablehlo import parse_stablehlo
+from torch_hlo.hlo.text import module_text
 from torch_hlo.hlo.verify import verify
 from torch_hlo.tools import UsageError
 from torch_hlo.tools.adopt import adopted
@@ -58,6 +59,21 @@ def _tensors(value, dtype: str, device: torch.device):
     if isinstance(value, list):
         return [_tensors(v, dtype, device) for v in value]
     return to_tensor(value, dtype).to(device)
+
+
+def partition_text(text: str) -> str:
+    """The program of one device, as HLO text with XLA's collectives, from an annotated program in HLO or StableHLO text.
+
+    Annotations: XLA's `sharding={…}`, `mhlo.sharding`, Shardy's `sdy.mesh` and `sdy.sharding`. What is not annotated is propagated. The header says how
+    whole inputs and outputs are cut (`frontend_attributes`), so that `run_text(partition_text(text), …, devices=n)` takes whole arrays.
+    Raises ParseError, ShardingError, PartitionError, UsageError for a program without annotations.
+    """
+    from torch_hlo.compiler.spmd import spmd
+
+    module = adopted(parse_text(text))
+    if module.mesh is None:
+        raise UsageError("the program has no shardings: nothing says over how many devices to partition it")
+    return module_text(spmd(module), style="xla")
 
 
 def to_array(value):

@@ -22,6 +22,7 @@ from torch_hlo.compiler.partition.grid import Grid, Layout
 from torch_hlo.compiler.partition.reshard import Local, Planner
 from torch_hlo.compiler.partition.rules import handler, on_first
 from torch_hlo.compiler.passes import legalize
+from torch_hlo.compiler.passes.number_channels import number_channels
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.factors import arrays, factors
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, _instr, called, instr, postorder
@@ -108,12 +109,14 @@ class Partitioner:
             params.append(new)
             env[p] = self.spread(new, p.shape, layout)
         root = self.bring(self.run(entry.root, env), self.wanted(entry.root))
-        whole = number_channels(Computation(entry.name, tuple(params), self.gathered(root)))
-        return Module(
-            module.name, whole, module.aliases, module.symbols, module.mesh, num_partitions=self.grid.devices,
+        outputs = root if type(root) is tuple else (root,)
+        aliases = tuple((o, i) for o, i in module.aliases if self.layouts(outputs[o]) == self.layouts(env[entry.params[i]]))
+        whole = Computation(entry.name, tuple(params), self.gathered(root))
+        return number_channels(Module(
+            module.name, whole, aliases, module.symbols, module.mesh, num_partitions=self.grid.devices,
             in_shardings=tuple(self.grid.sharding(v.layout) for p in entry.params for v in flat(env[p])),
-            out_shardings=tuple(self.grid.sharding(v.layout) for v in flat(root)),
-        )  # fmt: skip
+            out_shardings=tuple(self.grid.sharding(v.layout) for v in flat(root)), out_dims=tuple(v.dims for v in flat(root)),
+        ))  # fmt: skip
 
     # Values
 
@@ -461,46 +464,3 @@ SPECIAL: dict[str, Callable[[Partitioner, Instruction, dict], Value]] = {
     **dict.fromkeys("infeed outfeed send send-done recv recv-done set-dimension-size dynamic-reshape rng-get-and-update-state".split(), _refused),
 }  # fmt: skip
 
-
-# Channels
-
-
-def number_channels(computation: Computation) -> Computation:
-    """Collectives numbered 1, 2, … in the order of the program, those of called computations included."""
-    count = 0
-    done: dict[Computation, Computation] = {}
-
-    def rewrite(c: Computation) -> Computation:
-        nonlocal count
-        if c in done:
-            return done[c]
-        new: dict[Instruction, Instruction] = {}
-        for x in c.instructions():
-            operands = tuple(new[o] for o in x.operands)
-            attrs = {}
-            for key, value in x.attrs:
-                if isinstance(value, Computation) and _communicates(value):
-                    attrs[key] = rewrite(value)
-                elif type(value) is tuple and value and isinstance(value[0], Computation):
-                    attrs[key] = tuple(rewrite(v) if _communicates(v) else v for v in value)
-            if x.get("channel_id") is not None:
-                count += 1
-                attrs["channel_id"] = count
-            if attrs:
-                y = _instr(x.op, operands, tuple(sorted({**dict(x.attrs), **attrs}.items(), key=lambda a: a[0])), x.shape)
-            else:
-                y = x if operands == x.operands else _instr(x.op, operands, x.attrs, x.shape)
-            if y is not x:
-                _name(y, x)
-            new[x] = y
-        done[c] = Computation(c.name, tuple(new[p] for p in c.params), new[c.root])
-        return done[c]
-
-    memo: dict[Computation, bool] = {}
-
-    def _communicates(c: Computation) -> bool:
-        if c not in memo:
-            memo[c] = any(x.get("channel_id") is not None or any(map(_communicates, called(x))) for x in c.instructions())
-        return memo[c]
-
-    return rewrite(computation)

@@ -92,7 +92,7 @@ def identity(reducer: str, dtype: str) -> Instruction:
 
 def on_first(p: Planner, x: Instruction, atoms: tuple[int, ...], other: Instruction) -> Instruction:
     """`x` on the first device along `atoms`, the scalar `other` everywhere else."""
-    if not atoms:
+    if not atoms or x is other:
         return x
     first = h.compare(p.grid.table(int(i != 0) for i in p.grid.indices(atoms)), h.constant(0, "s32"), "EQ")
     dims = x.shape.dims

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.ir import Computation, Instruction, Module, called, replace
+from torch_hlo.hlo.match import carry_meta, with_computations
+from torch_hlo.hlo.opcodes import OPCODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +48,26 @@ def fixpoint(*passes: Pass) -> Pass:
         raise RuntimeError(f"{name} did not settle in {ROUNDS} rounds on module {module.name}: two passes undo each other")
 
     return Pass(name, run, f"{', '.join(p.name for p in passes)} until nothing changes", passes)
+
+
+def over_computations(module: Module, fn: Callable[[Computation], Computation]) -> Module:
+    """The module with `fn` applied to the entry and to every computation that loops, branches and calls run, inner ones first."""
+    memo: dict[Computation, Computation] = {}
+
+    def visit(c: Computation) -> Computation:
+        if c not in memo:
+            memo[c] = fn(_inside(c))
+        return memo[c]
+
+    def _inside(c: Computation) -> Computation:
+        new: dict[Instruction, Instruction] = {}
+        for x in c.instructions():
+            y = x if not x.operands or all(new[o] is o for o in x.operands) else replace(x, [new[o] for o in x.operands])
+            if "control" in OPCODES[x.op].traits and x.op != "fusion":
+                y = with_computations(y, {inner: visit(inner) for inner in called(x)})
+            if y is not x:
+                carry_meta(x, y)
+            new[x] = y
+        return c if new[c.root] is c.root else Computation(c.name, c.params, new[c.root])
+
+    return module.with_root(visit(module.entry).root)

@@ -4,9 +4,9 @@
 """
 from __future__ import annotations
 
-from torch_hlo.compiler.passes.base import hlo_pass
+from torch_hlo.compiler.passes.base import hlo_pass, over_computations
 from torch_hlo.hlo import build as h
-from torch_hlo.hlo.ir import Computation, Instruction, Module, _instr, called, postorder, replace
+from torch_hlo.hlo.ir import Computation, Instruction, Module, called, postorder, replace, rewrite_bottom_up
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import tuple_shape
 
@@ -16,34 +16,12 @@ MOVED = frozenset("all-gather all-reduce reduce-scatter all-to-all collective-pe
 @hlo_pass
 def collective_motion(module: Module) -> Module:
     """Collectives of loop-invariant values leave the loop."""
-    root = _rewritten(module.entry).root
-    return module.with_root(root)
+    return over_computations(module, _rewritten)
 
 
-def _rewritten(c: Computation, known: dict[Computation, Computation] | None = None) -> Computation:
-    """The computation with every loop in it rewritten, inner loops first."""
-    known = {} if known is None else known
-    if c in known:
-        return known[c]
-    new: dict[Instruction, Instruction] = {}
-    for x in c.instructions():
-        operands = tuple(new[o] for o in x.operands)
-        attrs = {}
-        for key, value in x.attrs:
-            if isinstance(value, Computation) and (y := _rewritten(value, known)) is not value:
-                attrs[key] = y
-            elif type(value) is tuple and any(isinstance(v, Computation) for v in value):
-                inner = tuple(_rewritten(v, known) for v in value)
-                if any(a is not b for a, b in zip(inner, value)):
-                    attrs[key] = inner
-        y = x
-        if attrs:
-            y = _instr(x.op, operands, tuple(sorted({**dict(x.attrs), **attrs}.items(), key=lambda a: a[0])), x.shape)
-        elif operands != x.operands:
-            y = _instr(x.op, operands, x.attrs, x.shape)
-        new[x] = _hoisted(y) if y.op == "while" else y
-    known[c] = c if new[c.root] is c.root else Computation(c.name, c.params, new[c.root])
-    return known[c]
+def _rewritten(c: Computation) -> Computation:
+    root = rewrite_bottom_up(c.root, lambda x: _hoisted(x) if x.op == "while" else x)
+    return c if root is c.root else Computation(c.name, c.params, root)
 
 
 def _hoisted(loop: Instruction) -> Instruction:

@@ -1,0 +1,28 @@
+"""Collectives in two halves, so that work can go on while bytes travel.
+
+    y = all-gather(x)      ->      s = all-gather-start(x); y = all-gather-done(s)
+
+The schedule starts each as early as its operands allow and waits as late as its readers do (compiler/passes/schedule.py).
+"""
+from __future__ import annotations
+
+from torch_hlo.compiler.passes.base import hlo_pass, over_computations
+from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, rewrite_bottom_up
+
+SPLIT = frozenset(("all-gather", "all-reduce", "collective-permute"))
+
+
+@hlo_pass
+def collective_async(module: Module) -> Module:
+    """all-gather, all-reduce and collective-permute become pairs of start and done."""
+
+    def split(x: Instruction) -> Instruction:
+        if x.op not in SPLIT or len(x.operands) != 1:
+            return x
+        return instr(f"{x.op}-done", (instr(f"{x.op}-start", x.operands, **dict(x.attrs)),))
+
+    def rewritten(c: Computation) -> Computation:
+        root = rewrite_bottom_up(c.root, split)
+        return c if root is c.root else Computation(c.name, c.params, root)
+
+    return over_computations(module, rewritten)

@@ -1,0 +1,38 @@
+"""From an annotated program to the program of one device: propagation, partitioning, optimization of the collectives.
+
+    per_device = spmd(module)
+    stages(module)["propagate"]         # the program after each stage
+"""
+from __future__ import annotations
+
+import time
+
+from torch_hlo.compiler.partition import partition
+from torch_hlo.compiler.passes.collectives import PASSES
+from torch_hlo.compiler.passes.propagate import propagate
+from torch_hlo.compiler.pipeline import Dump, optimize
+from torch_hlo.hlo.ir import Module
+
+
+def spmd(module: Module, dump: Dump | None = None) -> Module:
+    """The per-device program; itself when it is one already. `dump`: called with the input and after every stage that changed something.
+
+    Raises ShardingError and PartitionError.
+    """
+    if dump is not None:
+        dump("input", module, 0.0)
+    for name, stage in (("propagate", propagate), ("partition", partition)):
+        start = time.perf_counter()
+        result = stage(module)
+        if dump is not None and result is not module:
+            dump(name, result, (time.perf_counter() - start) * 1e3)
+        module = result
+    after = None if dump is None else lambda name, m, ms: dump(name, m, ms) if name != "input" else None
+    return optimize(module, after, PASSES) if module.num_partitions > 1 else module
+
+
+def stages(module: Module) -> dict[str, Module]:
+    """The program given ("input"), and what it was after every stage that changed it."""
+    found: dict[str, Module] = {}
+    spmd(module, lambda name, after, _: found.setdefault(name, after))
+    return found
