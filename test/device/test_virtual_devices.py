@@ -147,6 +147,24 @@ def test_a_device_that_fails(trouble):
     assert run(*[[np.zeros(2, "f")]] * 3)[2][0].tolist() == [0, 0]
 
 
+def test_a_device_that_fails_leaves_loops():
+    """Device 0 waits for the others, which have finished; its condition would stay true for ever."""
+    more = texts.ADD + """
+%body { %s = f32[1] parameter(0)
+ ROOT %r = f32[1] all-reduce(%s), to_apply=%add, replica_groups={}, channel_id=1, use_global_device_ids=true }
+%condition { %s = f32[1] parameter(0)
+ %v = f32[] reshape(%s)
+ %d = u32[] partition-id()
+ %f = f32[] convert(%d)
+ %n = f32[] constant(5)
+ %m = f32[] multiply(%f, %n)
+ ROOT %c = pred[] compare(%v, %m), direction=GE }
+"""
+    module = texts.program("%p = f32[1] parameter(0)", "ROOT %w = f32[1] while(%p), condition=%condition, body=%body", more=more)
+    with pytest.raises(CollectiveError, match="devices 1, 2: finished"):
+        program(module)[1](*[[np.float32([1])]] * 3)
+
+
 def test_a_device_that_hangs(trouble):
     start = time.monotonic()
     with config.override(COLLECTIVE_TIMEOUT=0.3), pytest.raises(CollectiveError, match=r"t: device 2 did not come to all-reduce.* within 0.3 s"):

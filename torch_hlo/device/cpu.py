@@ -22,6 +22,7 @@ import numpy as np
 
 from torch_hlo import config
 from torch_hlo.compiler.codegen import pool
+from torch_hlo.compiler.codegen.control import GO_ON
 from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
 from torch_hlo.compiler.codegen.target import Target, deny, host
@@ -79,10 +80,12 @@ class Program:
 
     def _host_call(self, block: int, number: int, arguments: int) -> None:
         """Called from native code; an exception is kept until the program has returned."""
+        call = self.executable.host_calls[number]
         if block in self.errors:
+            if call.name == GO_ON:
+                ctypes.c_bool.from_address(ctypes.c_uint64.from_address(arguments).value).value = False
             return
         try:
-            call = self.executable.host_calls[number]
             words = (ctypes.c_uint64 * self.executable.words).from_address(block)
             values = {name: words[FIXED_WORDS + i] for i, (name, _, _) in enumerate(self.executable.symbols)}
             run_host_call(call, arguments, values)
