@@ -314,6 +314,9 @@ def _hint(size: Size, usual: int) -> int:
     return size if isinstance(size, int) else usual
 
 
+FAR = 8192  # bytes between rows of B from which on a packed copy is faster than reading it in place
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a product is computed. `kernel`: "tiles" (gemm.py), "rows" or "columns" (gemv.py); forms say how operands are read."""
@@ -335,15 +338,15 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
         return Plan("rows", form_a, form_b, (p.m,), 1)
     if static and p.m in (1, 2, 4) and form_b == "copy" and t.is_float and _hint(p.n, 64) >= 64:
         return Plan("columns", form_a, form_b, (p.m,), 1)
-    if form_b == "copy" and plain and static and p.m <= 5 * t.rows:
-        # Too few rows to pay for packing B: read it where it is, in wider strips when there are registers left.
+    if form_b == "copy" and plain and static and (p.m <= 5 * t.rows or _hint(p.b[1], FAR) * t.itemsize <= FAR):
+        # Too few rows to pay for packing B, or rows of B that are not far apart: read it where it is, in wider strips when there are registers left.
         # What fits one tile is read once.
         if p.m <= t.lanes:
             heights = (p.m,)
         registers = t.rows * t.vectors
-        vectors = min(8, max(1, registers // heights[0]))
+        vectors = min(8, max(1, registers // heights[0]), ceildiv(_hint(p.n, t.columns), t.lanes))
         return Plan("tiles", form_a, "direct", heights, vectors, isinstance(p.n, int) and p.n % (vectors * t.lanes) == 0)
-    return Plan("tiles", form_a, form_b, heights, t.vectors)
+    return Plan("tiles", form_a, form_b, heights, min(t.vectors, ceildiv(_hint(p.n, t.columns), t.lanes)))
 
 
 def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Product, prepacked: bool) -> tuple[str, Gemm | None]:

@@ -23,6 +23,7 @@ from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.hlo.dim import Size, ceildiv
 
 KC = 384  # depth of a packed block: A tile 24 KB in L1
+KC_DIRECT = 256  # the same when B is read in place
 PREFETCH = 16  # rows of B that are asked for in advance
 NC = 512  # columns of a packed block: 768 KB of B in L2
 
@@ -361,7 +362,7 @@ class Gemm:
     @contextmanager
     def k_blocks(self, f: Function) -> Iterator[Depth]:
         """The loop over blocks of K."""
-        depth = f.ceildiv("%k", f.max(f.ceildiv("%k", KC), 1))
+        depth = f.ceildiv("%k", f.max(f.ceildiv("%k", KC_DIRECT if self.direct else KC), 1))
         with f.loop(0, "%k", depth) as k0:
             yield Depth(f.min(depth, f.sub("%k", k0)), k0, f.icmp("ne", k0, 0))
 
