@@ -139,7 +139,9 @@ def _parsed(t: _Tokens, shape: Shape, mesh: Mesh) -> Sharding | tuple | None:
             values.append(_parsed(t, leaf, mesh))
         return _grouped(iter(values), shape)
     if t.peek(1) == "[":
-        return _axis_form(t, mesh)
+        value = _axis_form(t, mesh)
+        value.check_rank(shape.dims)
+        return value
     tile = _tile_form(t)
     return None if tile is None else tile.on(mesh, shape.rank)
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.passes.base import Pass
+from torch_hlo.compiler.partition import partition
+from torch_hlo.compiler.passes.base import Pass, hlo_pass
+from torch_hlo.compiler.passes.propagate import propagate
 from torch_hlo.compiler.pipeline import PIPELINE, optimize
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.stablehlo import stablehlo_text
@@ -15,8 +17,8 @@ EMITS = ("hlo", "short", "full", "stablehlo", "llvm", "asm", "buffers")
 
 
 def passes() -> dict[str, Pass]:
-    """Every pass of the pipeline by name, members of fixpoints included."""
-    return {p.name: p for group in PIPELINE for p in (group, *group.members)}
+    """Every pass of the pipeline by name, members of fixpoints included, and those for programs on many devices."""
+    return {p.name: p for group in (*PIPELINE, propagate, hlo_pass(partition)) for p in (group, *group.members)}
 
 
 def chosen(names: str | None) -> Sequence[Pass] | None:

@@ -1,21 +1,25 @@
 """Module -> StableHLO text, in MLIR's generic form (every StableHLO parser reads it), with CHLO for what StableHLO lacks.
 
 Tuples disappear: a value is the list of its array (and token) leaves. Each computation that `call`, `while` or `conditional` uses becomes a
-private function; reducers and comparators become regions. Opcodes: `WRITERS[op](w, x) -> list of names`.
+private function; reducers and comparators become regions. Shardings are Shardy's. Opcodes: `WRITERS[op](w, x) -> list of names`.
 """
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from torch_hlo.hlo.ir import Computation, Instruction, Module
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import DTYPES, Literal, Shape
+from torch_hlo.hlo.sharding import Mesh, Sharding
 from torch_hlo.hlo.stablehlo.types import type_text
 from torch_hlo.hlo.text import quoted
 
+# Opcodes without a line of their own, or that say their sharding themselves
+_UNPLACED = frozenset("parameter tuple get-tuple-element custom-call".split())
 WRITERS: dict[str, Callable[[Writer, Instruction], list[str]]] = {}
 
 
@@ -30,7 +34,41 @@ def stablehlo_text(module: Module) -> str:
     program = _Program()
     program.function("main", module.entry, public=True, aliases=dict((p, o) for o, p in module.aliases))
     name = re.sub(r"[^\w.]", "_", module.name) or "module"
-    return f"module @{name} {{\n" + "\n".join(program.functions) + "\n}\n"
+    head = ""
+    if module.mesh is not None:
+        name += f" attributes {{mhlo.num_partitions = {module.mesh.size} : i32}}"
+        head = f"  sdy.mesh @mesh = <{mesh_text(module.mesh)}>\n"
+    return f"module @{name} {{\n" + head + "\n".join(program.functions) + "\n}\n"
+
+
+def mesh_text(mesh: Mesh) -> str:
+    devices = f", device_ids=[{', '.join(map(str, mesh.devices))}]" if mesh.devices else ""
+    return "[" + ", ".join(f'"{name}"={size}' for name, size in mesh.axes) + "]" + devices
+
+
+def sharding_text(sharding: Sharding) -> str:
+    """`<@mesh, [{"x"}, {?}]>`."""
+    if sharding.maximal is not None:
+        return f"<mesh<[], device_ids=[{sharding.maximal}]>, []>"
+    # Axes that are written per device are no part of Shardy's shardings.
+    text = str(replace(sharding, manual=()))[1:-1]
+    return "<@mesh, " + _AXIS.sub(lambda found: f'"{found.group()}"', text) + ">"
+
+
+_AXIS = re.compile(r"(?<=[{\s])[A-Za-z_][\w.\-]*(?=[,}:])")
+
+
+def placements(sharding: Sharding | tuple, shape: Shape) -> list[Sharding | None]:
+    """One per leaf of the shape."""
+    return [p for s, e in zip(sharding, shape.elements) for p in placements(s, e)] if shape.is_tuple else [sharding]
+
+
+def _sharding_attribute(sharding: Sharding | tuple | None, shape: Shape) -> str:
+    """`sdy.sharding = …` of the values of an operation; "" when there is nothing to say."""
+    found = [] if sharding is None else placements(sharding, shape)
+    if not found or any(s is None for s in found):
+        return ""
+    return f"sdy.sharding = #sdy.sharding_per_value<[{', '.join(map(sharding_text, found))}]>"
 
 
 def leaves(shape: Shape) -> list[Shape]:
@@ -60,12 +98,18 @@ class _Program:
             names = []
             for leaf in leaves(p.shape):
                 names.append(f"%arg{at}")
-                donated = f" {{tf.aliasing_output = {aliases[p['index']]} : i32}}" if aliases and p["index"] in aliases and not p.shape.is_tuple else ""
-                args.append(f"%arg{at}: {type_text(static(leaf))}{donated}")
+                attrs = []
+                if aliases and p["index"] in aliases and not p.shape.is_tuple:
+                    attrs.append(f"tf.aliasing_output = {aliases[p['index']]} : i32")
+                if (sharding := p.get("sharding")) is not None and not p.shape.is_tuple:
+                    attrs.append(f"sdy.sharding = #sdy.sharding{sharding_text(sharding)}")
+                args.append(f"%arg{at}: {type_text(static(leaf))}" + (f" {{{', '.join(attrs)}}}" if attrs else ""))
                 at += 1
             w.values[p] = names
         results = w.block(c)
         types = [type_text(static(leaf)) for leaf in leaves(c.root.shape)]
+        if c.root.op == "tuple" and (wanted := c.root.get("sharding")) is not None:
+            types = [f"{t} {{sdy.sharding = #sdy.sharding{sharding_text(s)}}}" for t, s in zip(types, placements(wanted, c.root.shape))]
         w.emit("func.return", results, leaves(c.root.shape), [])
         visibility = "public" if public else "private"
         result = "" if not types else f" -> ({', '.join(types)})"
@@ -102,6 +146,9 @@ class Writer:
                 if writer is None:
                     raise WriteError(f"{x.op} {x.shape}: no StableHLO operation means this")
                 self.values[x] = writer(self, x)
+                if (attribute := _sharding_attribute(x.get("sharding"), x.shape)) and x.op not in _UNPLACED:
+                    before, colon, types = self.lines[-1].rpartition(" : (")
+                    self.lines[-1] = f"{before} {{{attribute}}}{colon}{types}"
         return self.values[c.root]
 
     def __getitem__(self, x: Instruction) -> list[str]:

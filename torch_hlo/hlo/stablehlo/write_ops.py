@@ -17,6 +17,7 @@ from torch_hlo.hlo.stablehlo.write import (
     integer,
     leaves,
     matrix,
+    sharding_text,
     string,
     writes,
 )
@@ -336,10 +337,13 @@ def _conditional(w: Writer, x: Instruction):
 @writes("custom-call")
 def _custom_call(w: Writer, x: Instruction):
     config = x.get("backend_config") or x.get("opaque") or ""
+    sharding = x.get("sharding")
+    if x["custom_call_target"] == "Sharding" and sharding is not None and not x.shape.is_tuple and not sharding.manual:
+        return w.op(x, "sdy.sharding_constraint", f"sharding = #sdy.sharding{sharding_text(sharding)}")
     attrs = dictionary(
         call_target_name=string(x["custom_call_target"]), backend_config=string(str(config)),
         has_side_effect=boolean(x["custom_call_has_side_effect"]),
-        **({"mhlo.sharding": string(to_xla(x["sharding"]))} if x.get("sharding") is not None else {}),
+        **({"mhlo.sharding": string(to_xla(sharding))} if sharding is not None else {}),
     )
     return w.op(x, "stablehlo.custom_call", attrs)
 
