@@ -199,8 +199,10 @@ class Rendezvous:
         for d, m in zip(post.group, members, strict=True):
             del self.posts[d]
             m.job = job
-            if long and m is not post:
-                self.links[d].signals.put(None)
+        if long:  # only now: who is woken first may finish the job and wake the rest
+            for d, m in zip(post.group, members, strict=True):
+                if m is not post:
+                    self.links[d].signals.put(None)
         return job
 
     def _check(self) -> None:
