@@ -205,3 +205,10 @@ def test_replica_groups_along_axes(text, groups):
     root = parse_module(f"p = f32[8,4] parameter(0)\nROOT r = f32[8,4] all-reduce(p), replica_groups={text}, to_apply=f\n"
                         "f { a = f32[] parameter(0)\nb = f32[] parameter(1)\nROOT c = f32[] add(a, b) }").entry.root
     assert root["replica_groups"] == groups
+
+
+@pytest.mark.parametrize("allowed, want", [("", "{[{}]}"), (", allow_spmd_sharding_propagation_to_output={true}", "{[{?}]}")])
+def test_outputs_that_propagation_may_place(allowed, want):
+    module = parse_module(f"HloModule m{allowed}, num_partitions=8\nENTRY main {{ p = f32[8] parameter(0), sharding={{devices=[8]<=[8]}}\n"
+                          "ROOT t = (f32[8]) tuple(p), sharding={{replicated}} }")
+    assert str(module.entry.root["sharding"][0]) == want

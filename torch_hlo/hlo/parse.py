@@ -248,6 +248,7 @@ class _Parser:
         self._build_all(entry)
         c = self.built[entry]
         c = self._with_layouts(c, self.blocks[entry])
+        c = self._with_open_shardings(c)
         aliases, at = self.header.get("input_output_alias", ((), 0))
         results = len(c.root.operands) if c.root.op == "tuple" else 1
         for output, param in aliases:
@@ -281,6 +282,17 @@ class _Parser:
             return common_mesh(texts, self._given("num_partitions", 1)) if texts else None
         except ShardingError as error:
             raise self.s.error(str(error), 0) from None
+
+    def _with_open_shardings(self, c: Computation) -> Computation:
+        """Where XLA allows propagation to change the sharding of an output, a written `{replicated}` says nothing."""
+        given = c.root.get("sharding")
+        allowed = self._given("allow_spmd_sharding_propagation_to_output", ())
+        if given is None or not any(allowed):
+            return c
+        parts = given if type(given) is tuple else (given,)
+        flags = allowed * len(parts) if len(allowed) == 1 else allowed
+        opened = tuple(_opened(s) if flag and type(s) is Sharding and s.is_replicated else s for s, flag in zip(parts, flags, strict=True))
+        return Computation(c.name, c.params, replace(c.root, sharding=opened if type(given) is tuple else opened[0]))
 
     def _boundary_shardings(self, key: str, shapes: list[Shape]) -> tuple:
         text = self._given("frontend_attributes", {}).get(key)
@@ -475,6 +487,10 @@ class _Parser:
         return tuple(found)
 
 
+def _opened(s: Sharding) -> Sharding:
+    return Sharding.replicate(s.mesh, s.rank, open=True)
+
+
 def _refs(line: _Line):
     for value in line.attrs.values():
         if isinstance(value, Ref):
@@ -619,8 +635,13 @@ def _frontend_attributes(s: Scanner) -> dict[str, str]:
     return {key: unescape(value) for key, value in _FRONTEND.findall(raw(s))}
 
 
+def _booleans(s: Scanner) -> tuple[bool, ...]:
+    return tuple(s.listed("{", "}", lambda: parse_attrs.boolean(s)))
+
+
 _FRONTEND = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _HEADER = {
     "entry_computation_layout": _entry_layout, "input_output_alias": _alias, "symbols": _symbol_table, "num_partitions": Scanner.integer,
-    "replica_count": Scanner.integer, "is_scheduled": raw, "frontend_attributes": _frontend_attributes,
+    "replica_count": Scanner.integer, "allow_spmd_sharding_propagation_to_output": _booleans,
+    "is_scheduled": raw, "frontend_attributes": _frontend_attributes,
 }  # fmt: skip

@@ -93,7 +93,7 @@ def _word(scanner: Scanner) -> str:
     return scanner.need(WORD, "a word").group()
 
 
-def _boolean(scanner: Scanner) -> bool:
+def boolean(scanner: Scanner) -> bool:
     found = scanner.need(re.compile(r"(true|1)\b|(?:false|0)\b"), "true or false")
     return found.group(1) is not None
 
@@ -300,7 +300,7 @@ ATTRIBUTES: dict[str, Callable[[Scanner], object]] = {
         "delta serial".split(), Scanner.integer),
     **dict.fromkeys(
         "indices_are_sorted unique_indices is_stable lower left_side unit_diagonal largest use_global_device_ids constrain_layout "
-        "custom_call_has_side_effect is_host_transfer".split(), _boolean),
+        "custom_call_has_side_effect is_host_transfer".split(), boolean),
     **dict.fromkeys("to_apply body condition select scatter calls true_computation false_computation".split(), _computation),
     **dict.fromkeys("branch_computations called_computations".split(), _computations),
     **dict.fromkeys("direction type fft_type transpose_a distribution algorithm kind api_version".split(), _word),

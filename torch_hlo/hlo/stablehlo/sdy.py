@@ -32,9 +32,9 @@ class Shardings:
             meshes = [m for found in _MESH.finditer(text) if found.group(1) and isinstance(m := _mesh(found.group(1)), Mesh)]
         self.mesh: Mesh | None = max(meshes, key=lambda m: m.size, default=None)
         tiled = [t.replace('\\"', '"') for t in _TILED.findall(text)]
-        if self.mesh is None and tiled:
-            found = _PARTITIONS.search(text)
-            self.mesh = common_mesh(tiled, int(found.group(1)) if found else 1)
+        partitions = int(found.group(1)) if (found := _PARTITIONS.search(text)) else 1
+        if self.mesh is None and (tiled or partitions > 1):
+            self.mesh = common_mesh(tiled, partitions)
         # Axes along which the operations being read are per device: shardings inside do not mention them.
         self.manual: tuple[Axis, ...] = ()
 
