@@ -107,7 +107,7 @@ def exported(ep: ExportedProgram, embed: str = "none") -> Exported:
         if value is not None:
             roots.append(next(parts) if isinstance(value, (Out, Leaf)) else _number(value))
             kind = "state" if spec.kind in _STATE else "mutated" if spec.kind == OutputKind.USER_INPUT_MUTATION else "user"
-            number = value if isinstance(value, (bool, int, float)) else None
+            number = value if isinstance(value, (bool, int, float, Dim)) else None
             outs.append(Value(getattr(spec.arg, "name", "") or f"out{len(outs)}", kind, spec.target or "", number))
     symbols = tuple((name, kept.index(i), d) for name, i, d in module.symbols)
     found = Module("exported", Computation("main", tuple(params), build.tuple_(*roots)), (), symbols)

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch_hlo import export
 from torch_hlo.aot import link
 from torch_hlo.aot.link import LinkError
-from torch_hlo.aot.loaded import Loaded, load
+from torch_hlo.aot.loaded import LibraryError, Loaded, load
 from torch_hlo.compiler.aot import abi
 from torch_hlo.compiler.aot.library import Array, Condition, Library, compile_library, describe
 from torch_hlo.compiler.codegen.target import PLATFORMS, platform_target
@@ -149,4 +149,4 @@ def _tree(spec) -> str | None:
         return None
 
 
-__all__ = ["PLATFORMS", "Files", "LinkError", "Loaded", "compile", "compile_hlo", "load", "write"]
+__all__ = ["PLATFORMS", "Files", "LibraryError", "LinkError", "Loaded", "compile", "compile_hlo", "load", "write"]

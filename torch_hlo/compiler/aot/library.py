@@ -110,7 +110,9 @@ class _Renaming:
     """Symbols called by where they are read: tokens_size1."""
 
     def __init__(self, module: Module, inputs: Sequence[Array]) -> None:
-        self.symbols = tuple((abi.identifier(f"{inputs[i].name}_size{d}"), i, d) for _, i, d in module.symbols)
+        names = [abi.identifier(f"{inputs[i].name}_size{d}") for _, i, d in module.symbols]
+        names = [n if names.count(n) == 1 else f"{n}_{k}" for k, n in enumerate(names)]
+        self.symbols = tuple((n, i, d) for n, (_, i, d) in zip(names, module.symbols))
         self._new = {old: symbol(new) for (old, _, _), (new, _, _) in zip(module.symbols, self.symbols)}
 
     def size(self, size: Size) -> Size:
