@@ -587,7 +587,7 @@ class Kernel:
             state[:1] = self._vector_loop(var, main_end, str(high), body, 1, kinds, state[:1], nonempty=False, tail=self.lanes > 1)
         return state
 
-    def _vector_loop(self, var: Var, low: str, high: str, body, unroll: int, kinds, state, nonempty: bool, tail: bool = False):
+    def _vector_loop(self, var: Var, low: str, high: str, body, unroll: int, kinds, state, nonempty: bool, tail: bool = False, step: int = 0):
         parent = self.levels[-1]
         label, end = self._label("lanes"), self._label("end")
         name = f"%i{self.unit.number()}"
@@ -626,7 +626,7 @@ class Kernel:
             out += [f"  {p} = phi {kind} [{first}, %{before}], [{following}, %{label}]"
                     for p, kind, first, following in zip(phis[copy], kinds, state[copy], results[copy], strict=True)]
         out += lines
-        out += [f"  {name}n = add nuw nsw i64 {name}, {self.lanes * unroll}", f"  {name}c = icmp slt i64 {name}n, {high}",
+        out += [f"  {name}n = add nuw nsw i64 {name}, {step or self.lanes * unroll}", f"  {name}c = icmp slt i64 {name}n, {high}",
                 f"  br i1 {name}c, label %{label}, label %{end}", f"{end}:"]
         parent.label = end
         if nonempty:
@@ -636,6 +636,16 @@ class Kernel:
             merged.append([parent.scalar.op(f"phi {kind} [{first}, %{before}], [{last}, %{label}]")
                            for kind, first, last in zip(kinds, state[copy], results[copy], strict=True)])
         return merged
+
+    # -- groups of threads that work on one item together (gpu/group.py) ------------------------------------------------
+    workers = 1
+
+    def fold_threads(self, reducer, accs: Sequence[str]) -> list[str]:
+        """Scalar accumulators folded over the threads of a group."""
+        return list(accs)
+
+    def barrier(self) -> None:
+        """What any thread of the group wrote before is seen by all after it."""
 
     def _push(self, level: Level) -> None:
         self.levels.append(level)

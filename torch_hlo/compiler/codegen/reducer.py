@@ -168,9 +168,9 @@ class Reducer:
             return fold_pairwise(lambda a, b: self.combine(k, a, b), copies)
 
     def fold_lanes(self, k: Kernel, accs: Sequence[str]) -> list[str]:
-        """Fold the lanes of a vector accumulator: scalar operands."""
+        """Fold the lanes of a vector accumulator, and the threads that share an item: scalar operands."""
         if k.lanes == 1:
-            return list(accs)
+            return k.fold_threads(self, accs)
         accs = list(accs)
         with _vectors(k):
             half = k.lanes // 2
@@ -180,7 +180,7 @@ class Reducer:
                 accs = self.combine(k, accs, turned)
                 half //= 2
         op = k.level.scalar.op
-        return [op(f"extractelement <{k.lanes} x {t}> {v}, i64 0") for t, v in zip(self.kinds, accs, strict=True)]
+        return k.fold_threads(self, [op(f"extractelement <{k.lanes} x {t}> {v}, i64 0") for t, v in zip(self.kinds, accs, strict=True)])
 
 
 def fold_pairwise(combine, items: Sequence) -> list:

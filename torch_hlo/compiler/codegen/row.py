@@ -68,6 +68,14 @@ def lanes_for(target) -> int:
     return target.lanes(32)
 
 
+def _row_kernel(target, plan: RowPlan, leaves: Sequence[Instruction], outputs: int) -> RowKernel:
+    if target.grid:
+        from torch_hlo.compiler.codegen.gpu.group import row_kernel
+
+        return row_kernel(target, plan, leaves, outputs)
+    return RowKernel(target, lanes_for(target), leaves, outputs)
+
+
 class Chunks:
     """How the rows of a "partial" plan are cut: `kept` × `count` items, `per` rows (or lanes, when `by_lanes`) each."""
 
@@ -108,7 +116,7 @@ class RowEmitter:
         self.partial_count = sum(len(self.reducers[r].stored_dtypes()) for r in plan.late_reduces)
         self.column_blocks = self._needs_column_blocks()
         extra = self.partial_count * (2 if self.column_blocks else 1)
-        self.k = RowKernel(target, lanes_for(target), computation.params, len(self.results) + extra)
+        self.k = _row_kernel(target, plan, computation.params, len(self.results) + extra)
         self.in_block = False
         self.slots: dict[Instruction, list[str]] = {}  # late reduces in registers: their accumulators, per item
         self.lane_range: tuple | None = None
@@ -179,6 +187,8 @@ class RowEmitter:
         row, sizes = [where[d] for d in plan.outer], plan.outer_sizes()
         # All values first: a result may lie in the memory of an operand.
         values = [k.value(self.results[n], regroup(row, sizes, self.results[n].shape.dims)) for n in plan.row_outputs]
+        if values:
+            k.barrier()
         for n, value in zip(plan.row_outputs, values):
             k.store(k.outputs[n], self.results[n].shape.dtype, linear(row, sizes) if row else ZERO, value)
 
@@ -197,7 +207,8 @@ class RowEmitter:
         last = plan.inner[-1]
         length = plan.dims[last]
         low, high = self.lane_range or (0, length if isinstance(length, int) else k.size(length))
-        blocked = any(r.is_float_sum for r in reducers) and not (isinstance(high, int) and high <= BLOCK)
+        block = BLOCK * k.workers
+        blocked = any(r.is_float_sum for r in reducers) and not (isinstance(high, int) and high <= block)
         nested = len(plan.inner) > 1 or blocked
         sums = list(zip(reducers, identities))
         top = [self._new_slots(r, first) for r, first in sums] if nested else []
@@ -219,10 +230,10 @@ class RowEmitter:
                 with self._in_blocks("0", k.size(size), size, sums if nested else [], slots) as (i, below):
                     nest(dims[1:], {**inside, dims[0]: i}, below)
             elif blocked:
-                with k.loop(str(low), str(high), length, BLOCK, nonempty=False) as b:
+                with k.loop(str(low), str(high), length, block, nonempty=False) as b:
                     first = k.scalar(b)
                     op = k.level.scalar.op
-                    end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {BLOCK}')}, i64 {high})")
+                    end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {block}')}, i64 {high})")
                     lanes(inside, first, end, slots)
             else:
                 lanes(inside, low, high, slots)
@@ -372,6 +383,7 @@ class RowEmitter:
             return []
 
         k.lane_loop(0, count if isinstance(count, int) else k.size(count), count, body)
+        k.barrier()
 
     def _flush_columns(self, r: Instruction, kept: Index) -> None:
         """Add the block's column sums to the chunk's."""
@@ -382,7 +394,9 @@ class RowEmitter:
             self._store_columns(r, base + j, self.reducers[r].combine(k, self._load_columns(r, base + j, False), self._load_columns(r, base + j, True)), False)
             return []
 
+        k.barrier()
         k.lane_loop(0, count if isinstance(count, int) else k.size(count), count, body, 2)
+        k.barrier()
 
     def _load_columns(self, r: Instruction, at: Index, block: bool) -> list[str]:
         found: list[str] = []
@@ -419,7 +433,7 @@ class RowEmitter:
         self.stashed: dict[Instruction, int] = {}  # the pass that kept it, in the current row
         self.where: dict[int, Index] | None = None
         length = _product(self.plan.inner_sizes())
-        if not isinstance(length, int) or length > STASH_LIMIT:
+        if not isinstance(length, int) or length > STASH_LIMIT or self.k.grid:
             return
         inner = [d for d in self.plan.inner]
         sizes = self.plan.inner_sizes()

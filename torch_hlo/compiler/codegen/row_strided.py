@@ -25,10 +25,10 @@ class StridedEmitter:
         self.plan, self.results = plan, results_of(computation)
         self.reducers = {r: Reducer(r) for r in plan.row_reduces}
         self.gtes = tuple_users(plan.order)
-        lanes = lanes_for(target)
+        lanes = 1 if target.grid else lanes_for(target)  # neighbouring threads have neighbouring rows
         self.k = RowKernel(target, lanes, computation.params, len(self.results))
         self.width = plan.dims[plan.outer[-1]]
-        self.block = lanes * BLOCK_VECTORS
+        self.block = 1 if target.grid else lanes * BLOCK_VECTORS
         if isinstance(self.width, int):
             self.block = min(self.block, max(1, self.width))
         self.blocks = ceildiv(self.width, self.block)

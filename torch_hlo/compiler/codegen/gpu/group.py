@@ -1,0 +1,91 @@
+"""Kernels whose rows are walked by a group of threads: the row emitter's passes, with lanes spread over threads.
+
+A `lane_loop` gives each thread every `threads`-th vector. What is folded over lanes is then folded over the group's threads in a fixed
+order (a butterfly: registers of a warp are exchanged directly, those of different warps through shared memory), so every thread has the
+same sum and results do not depend on chance. Barriers stand where all threads of the group come by.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_hlo.compiler.codegen.gpu.exchange import Exchange
+from torch_hlo.compiler.codegen.index import variable
+from torch_hlo.compiler.codegen.kernel import parent_splat
+from torch_hlo.compiler.codegen.row import RowKernel
+from torch_hlo.compiler.codegen.row_plan import RowPlan
+from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.ir import Instruction
+
+MOST_THREADS = 256
+SHORT_ROW = 32  # elements: one thread walks such a row alone
+
+
+def row_kernel(target, plan: RowPlan, leaves: Sequence[Instruction], outputs: int) -> RowKernel:
+    """The kernel that a plan's rows are written with: a thread per row when they are short, else a group."""
+    length: Size = 1
+    for size in plan.inner_sizes():
+        length = length * size
+    if plan.style == "rows" and isinstance(length, int) and length <= SHORT_ROW:
+        return RowKernel(target, 1, leaves, outputs)
+    last = plan.dims[plan.inner[-1]]
+    lanes = target.lanes(32)
+    if not isinstance(last, int) or last % lanes:
+        lanes = 1
+    threads = 128
+    if isinstance(last, int):
+        threads = 32
+        while threads < MOST_THREADS and threads * lanes < last:
+            threads *= 2
+    return GroupKernel(target, lanes, leaves, outputs, max(threads, target.warp))
+
+
+class GroupKernel(RowKernel):
+    """See the module. `threads`: a power of two, of one group."""
+
+    def __init__(self, target, lanes: int, leaves: Sequence[Instruction], outputs: int, threads: int) -> None:
+        super().__init__(target, lanes, leaves, outputs)
+        self.threads = threads
+        self.exchange = Exchange(target, threads)
+
+    def lane_loop(self, low, high, extent, body, unroll=1, carry=(), aligned=False, compact=False) -> list[list[str]]:
+        """Vectors `low + lanes * thread`, and every `threads`-th after it. The range is a multiple of `lanes`."""
+        parent = self.levels[-1]
+        op = parent.scalar.op
+        name = f"%i{self.unit.number()}"
+        var = variable("loop", (name,), extent, parent.depth + 1)
+        state = [[parent_splat(parent, self.lanes, kind, value) for kind, value in carry]]
+        kinds = [f"<{self.lanes} x {kind}>" if self.lanes > 1 else kind for kind, _ in carry]
+        first = op(f"mul i64 %kernel.t, {self.lanes}") if self.lanes > 1 else "%kernel.t"
+        if str(low) != "0":
+            first = op(f"add i64 {first}, {low}")
+        saved, self.lane_var = self.lane_var, var
+        try:
+            return self._vector_loop(var, first, str(high), body, 1, kinds, state, nonempty=False, step=self.lanes * self.threads)
+        finally:
+            self.lane_var = saved
+
+    def fold_threads(self, reducer, accs: Sequence[str]) -> list[str]:
+        """Scalar accumulators folded over the group; every thread gets the result."""
+        accs = list(accs)
+        e = self.level.scalar
+        distance = 1
+        while distance < self.threads:
+            others = [self.exchange.other(e, n, kind, v, distance) for n, (kind, v) in enumerate(zip(reducer.kinds, accs, strict=True))]
+            accs = reducer.combine(self, accs, others)
+            distance *= 2
+        if reducer.op is None:  # both sides of an exchange need not agree when the reducer is not quite commutative
+            accs = [self.exchange.first(e, n, kind, v) for n, (kind, v) in enumerate(zip(reducer.kinds, accs, strict=True))]
+        return accs
+
+    @property
+    def workers(self) -> int:
+        return self.threads
+
+    def barrier(self) -> None:
+        self.level.lines.append(f"  {self.unit.target.family.barrier}")
+
+    def define(self, program, name: str) -> str:
+        self.unit.declare(program)
+        return program.group_function(name, self.exchange.declarations() + self.text(name), self.threads)
+
+
