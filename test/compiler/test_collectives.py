@@ -184,6 +184,42 @@ ENTRY main {{
         self.assertEqual(cost(result).collectives["all-reduce"], 3)
         self.assertSameValue(module, result)
 
+    def test_reduce_scatters_share_a_matrix(self):
+        module = self.hlo(HEAD + ADD + f"""
+ENTRY main {{
+  x = f32[4,3] parameter(0)
+  y = f32[2,6] parameter(1)
+  a = f32[2,3] reduce-scatter(x), channel_id=1, {Y}, dimensions={{0}}, to_apply=add
+  b = f32[2,3] reduce-scatter(y), channel_id=2, {Y}, dimensions={{1}}, to_apply=add
+  ROOT t = (f32[2,3], f32[2,3]) tuple(a, b)
+}}""")
+        self.assertPass(collective_combine, module, """\
+HloModule m, entry_computation_layout={(f32[4,3]{1,0}, f32[2,6]{1,0})->(f32[2,3]{1,0}, f32[2,3]{1,0})}, num_partitions=4, frontend_attributes={mesh="x=2,y=2"}
+
+%add {
+  %0 = f32[] parameter(0)
+  %1 = f32[] parameter(1)
+  ROOT %2 = f32[] add(%0, %1)
+}
+
+ENTRY %main {
+  %0 = f32[4,3] parameter(0)
+  %1 = f32[2,6] parameter(1)
+  %2 = f32[2,2,3] reshape(%0)
+  %3 = f32[2,6] reshape(%2)
+  %4 = f32[2,2,3] reshape(%1)
+  %5 = f32[2,2,3] transpose(%4), dimensions={1,0,2}
+  %6 = f32[2,6] reshape(%5)
+  %7 = f32[2,12] concatenate(%3, %6), dimensions={1}
+  %8 = f32[1,12] reduce-scatter(%7), channel_id=1, replica_groups={{0,1},{2,3}}, use_global_device_ids=true, dimensions={0}, to_apply=%add
+  %9 = f32[1,6] slice(%8), slice={[0:1], [0:6]}
+  %10 = f32[2,3] reshape(%9)
+  %11 = f32[1,6] slice(%8), slice={[0:1], [6:12]}
+  %12 = f32[2,3] reshape(%11)
+  ROOT %13 = (f32[2,3], f32[2,3]) tuple(%10, %12)
+}
+""")
+
     def test_threshold(self):
         module = self.hlo(HEAD + f"""
 ENTRY main {{

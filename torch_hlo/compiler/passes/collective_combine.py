@@ -3,7 +3,8 @@
     a = all-reduce(x); b = all-reduce(y)      ->      (a, b) = all-reduce(x, y)
 
 Collectives are taken in program order; each joins the open group of its kind unless it needs a result of that group, through other groups too,
-or the group would exceed THRESHOLD bytes.
+or the group would exceed THRESHOLD bytes. A reduce-scatter has one operand (in StableHLO too), so several travel side by side in one matrix whose
+row i is for the group's i-th device.
 """
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def _combined(c: Computation, threshold: int) -> Computation:
         for o in x.operands:
             bits |= needs[o]
         if x.op in COMBINED and len(x.operands) == 1:
-            key = (x.op, tuple((k, v) for k, v in x.attrs if k != "channel_id"), x.get("channel_id") is None, x.shape.dtype)
+            same = tuple((k, v) for k, v in x.attrs if k != "channel_id" and (k != "dimensions" or x.op != "reduce-scatter"))
+            key = (x.op, same, x.get("channel_id") is None, x.shape.dtype)
             group = open_.get(key)
             size = x.operands[0].shape.nbytes
             if group is None or group.bytes + size > threshold or _closure(groups, bits) >> group.number & 1:
@@ -82,7 +84,6 @@ def _closure(groups: list[_Group], bits: int) -> int:
 def _rebuilt(c: Computation, member: dict[Instruction, _Group]) -> Computation:
     """The computation with each group one instruction. Members may come before operands of others in program order, so this walks by need."""
     new: dict[Instruction, Instruction] = {}
-    whole: dict[int, Instruction] = {}
     stack = [c.root]
     while stack:
         x = stack[-1]
@@ -100,9 +101,26 @@ def _rebuilt(c: Computation, member: dict[Instruction, _Group]) -> Computation:
             if new[x] is not x:
                 carry_meta(x, new[x])
             continue
-        if group.number not in whole:
-            first = group.members[0]
-            whole[group.number] = instr(first.op, tuple(new[m.operands[0]] for m in group.members), **dict(first.attrs))
-        for i, m in enumerate(group.members):
-            new[m] = h.get_tuple_element(whole[group.number], i)
+        results = (_scattered if x.op == "reduce-scatter" else _variadic)(group.members, [new[m.operands[0]] for m in group.members])
+        new.update(zip(group.members, results, strict=True))
     return Computation(c.name, c.params, new[c.root])
+
+
+def _variadic(members: list[Instruction], operands: list[Instruction]) -> list[Instruction]:
+    whole = instr(members[0].op, tuple(operands), **dict(members[0].attrs))
+    return [h.get_tuple_element(whole, i) for i in range(len(members))]
+
+
+def _scattered(members: list[Instruction], operands: list[Instruction]) -> list[Instruction]:
+    rows = []
+    for m, x in zip(members, operands, strict=True):
+        (d,), dims = m["dimensions"], x.shape.dims
+        n = dims[d] // m.shape.dims[d]
+        parts = h.reshape(x, (*dims[:d], n, m.shape.dims[d], *dims[d + 1:]))
+        rows.append(h.reshape(h.transpose(parts, (d, *range(d), *range(d + 1, len(dims) + 1))), (n, m.shape.size)))
+    mine = instr("reduce-scatter", (h.concatenate(rows, 1),), **{**dict(members[0].attrs), "dimensions": (0,)})
+    results, at = [], 0
+    for m in members:
+        results.append(h.reshape(h.slice_(mine, (0, at), (1, at + m.shape.size)), m.shape.dims))
+        at += m.shape.size
+    return results
