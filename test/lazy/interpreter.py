@@ -81,7 +81,7 @@ class Interpreter:
         args = [self.value(a) for a in node.args]
         seed, offset = kwargs.pop("seed", None), kwargs.pop("offset", None)
         special = SPECIAL.get(node.target)
-        if node.target.namespace == "torch_hlo" or node.target is aten._fused_rms_norm_backward.default:  # no kernel on the CPU: what the lowering means
+        if node.target.namespace == "torch_hlo" or node.target in LOWERED:
             result = evaluated(node.target, args, kwargs, [s and torch.empty(s.dims, dtype=HLO_TO_TORCH[s.dtype]) for s in node.outs])
         elif special is not None:
             result = special(*args, **kwargs)
@@ -174,6 +174,11 @@ def _fused_adam(op):
     return run
 
 
+# Without a kernel on the CPU: what the lowering means.
+LOWERED = {
+    aten._fused_rms_norm_backward.default, aten._thnn_fused_lstm_cell.default, aten._thnn_fused_lstm_cell_backward_impl.default,
+    aten._thnn_fused_gru_cell.default, aten._thnn_fused_gru_cell_backward.default,
+}  # fmt: skip
 SPECIAL = {
     aten.linear_backward.default: _linear_backward,
     _CAUSAL: _attention,

@@ -105,6 +105,26 @@ def test_inference_and_bfloat16():
         torch.testing.assert_close(half(x.to("hlo").bfloat16())[0].float().cpu(), cpu(x)[0], rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_cells(kind, bias):
+    """A few steps of a cell: values, gradients, second derivatives."""
+    cpu = getattr(nn, kind + "Cell")(4, 5, bias=bias)
+    x = torch.randn(3, 2, 4)
+    results = []
+    for model in (cpu, copy.deepcopy(cpu).to("hlo")):
+        xs = x.to(next(model.parameters()).device).detach().requires_grad_()
+        state = model(xs[0])
+        for t in (1, 2):
+            state = model(xs[t], state)
+        h = state[0] if kind == "LSTM" else state
+        leaves = (xs, *model.parameters())
+        grads = torch.autograd.grad(h.square().sum(), leaves, create_graph=True)
+        results.append([h, *grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), leaves)])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_dropout_between_layers():
     model = nn.LSTM(4, 5, num_layers=2, dropout=0.5).to("hlo")
     x = torch.randn(6, 3, 4).to("hlo")

@@ -40,14 +40,54 @@ STEPS: dict[str, Callable] = {
 }  # fmt: skip
 
 
+def _fused(*tensors: Tensor | None) -> bool:
+    """True when PyTorch's fused cells take these: matrices of one dtype on the device."""
+    first = tensors[0]
+    given = [t for t in tensors if t is not None]
+    return all(type(t) is HloTensor and t.dtype == first.dtype for t in given) and first.dim() == 2 and not backend.forward_mode()
+
+
 def lstm_cell(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
     """One step of an LSTM: (hidden, cell)."""
+    if _fused(x, *hx, w_ih, w_hh, b_ih, b_hh):
+        return aten._thnn_fused_lstm_cell.default(F.linear(x, w_ih), F.linear(hx[0], w_hh), hx[1], b_ih, b_hh)[:2]
     return _lstm(F.linear(x, w_ih, b_ih), F.linear(hx[0], w_hh, b_hh), hx)
 
 
 def gru_cell(x, h, w_ih, w_hh, b_ih=None, b_hh=None):
     """One step of a GRU: the new hidden state."""
+    if _fused(x, h, w_ih, w_hh, b_ih, b_hh):
+        return aten._thnn_fused_gru_cell.default(F.linear(x, w_ih), F.linear(h, w_hh), h, b_ih, b_hh)[0]
     return _gru(F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh), (h,))[0]
+
+
+def _lstm_metas(input_gates, hidden_gates, cx, *biases) -> list[metas.Meta]:
+    batch, hidden = cx.shape
+    return [metas.contiguous((batch, n * hidden), cx.dtype) for n in (1, 1, 4)]
+
+
+def _lstm_backward_metas(grad_hy, grad_cy, cx, cy, workspace, has_bias) -> list[metas.Meta | None]:
+    batch, hidden = cx.shape
+    gates, bias = metas.contiguous((batch, 4 * hidden), cx.dtype), metas.contiguous((4 * hidden,), cx.dtype) if has_bias else None
+    return [gates, metas.contiguous((batch, hidden), cx.dtype), bias]
+
+
+def _gru_metas(input_gates, hidden_gates, hx, *biases) -> list[metas.Meta]:
+    batch, hidden = hx.shape
+    return [metas.contiguous((batch, n * hidden), hx.dtype) for n in (1, 5)]
+
+
+def _gru_backward_metas(grad, workspace, has_bias) -> list[metas.Meta | None]:
+    batch, hidden = grad.shape
+    gates, bias = metas.contiguous((batch, 3 * hidden), grad.dtype), metas.contiguous((3 * hidden,), grad.dtype) if has_bias else None
+    return [gates, gates, metas.contiguous((batch, hidden), grad.dtype), bias, bias]
+
+
+# PyTorch's meta kernels are missing, or fail without a bias.
+dispatch.INFER[aten._thnn_fused_lstm_cell.default] = _lstm_metas
+dispatch.INFER[aten._thnn_fused_lstm_cell_backward_impl.default] = _lstm_backward_metas
+dispatch.INFER[aten._thnn_fused_gru_cell.default] = _gru_metas
+dispatch.INFER[aten._thnn_fused_gru_cell_backward.default] = _gru_backward_metas
 
 
 # ---- the recurrence of a layer as one op
