@@ -65,7 +65,7 @@ def compile(  # noqa: A001 - torch_hlo.aot.compile
         found = export.exported(program, "fixed")
     for text in found.unchecked:
         warnings.warn(f"{name}: torch.export assumes {text}, which the library does not check", stacklevel=2)
-    inputs, results = _arrays(found)
+    inputs, results = _arrays(found, _result_names(program.call_spec.out_spec))
     built = compile_library(found.module, name, inputs, results, machine, weights=weights,
                             conditions=[Condition(*c) for c in found.conditions], metadata=_metadata(program, found))
     return write(built, machine.triple, output)
@@ -107,8 +107,19 @@ def _named(output: str | os.PathLike | None, name: str | None, triple: str) -> t
     return output, name
 
 
-def _arrays(found: export.Exported) -> tuple[list[Array], list[Array]]:
+def _result_names(spec: pytree.TreeSpec) -> list[str]:
+    """A name for each flat result, by where it is: `logits` in a dictionary, `out0` in a tuple."""
+    names = []
+    for path, _ in pytree.tree_leaves_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec)):
+        parts = [str(getattr(k, "idx", getattr(k, "key", getattr(k, "name", k)))) for k in path]
+        text = "_".join(parts)
+        names.append(f"out{text}" if not text or text[0].isdigit() else text)
+    return names
+
+
+def _arrays(found: export.Exported, names: Sequence[str]) -> tuple[list[Array], list[Array]]:
     """Inputs and outputs of the C interface. Buffers that the program changes are pairs of both, with a first value."""
+    called = {position: name for position, name in zip(found.results, names) if isinstance(position, int)}
     inputs, results = [], []
     given = {v.target: i for i, v in enumerate(found.inputs) if v.kind == "state"}
     given |= {v.name: i for i, v in enumerate(found.inputs) if v.kind == "user"}
@@ -118,11 +129,10 @@ def _arrays(found: export.Exported) -> tuple[list[Array], list[Array]]:
         kind = {"user": "USER", "state": "STATE", "seed": "SEED"}.get(v.kind)
         if kind is None:
             raise ValueError(f"input {v.name} of kind {v.kind} should have been embedded")
-        results_pair = new.get(v.target if v.kind == "state" else v.name, -1)
-        inputs.append(Array(v.name, p.shape, kind, results_pair, initial))
-    for v, x in zip(found.outputs, found.module.entry.root.operands, strict=True):
+        inputs.append(Array(v.name, p.shape, kind, new.get(v.target if v.kind == "state" else v.name, -1), initial))
+    for i, (v, x) in enumerate(zip(found.outputs, found.module.entry.root.operands, strict=True)):
         pair = given[v.target] if v.kind in ("state", "mutated") else -1
-        name = v.name if v.kind == "user" else f"{v.target}.new"
+        name = called.get(i, v.name) if v.kind == "user" else f"{v.target}.new"
         results.append(Array(name, x.shape, "STATE" if v.kind == "state" else "USER", pair))
     return inputs, results
 
