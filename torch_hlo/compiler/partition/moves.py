@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch_hlo.compiler.partition import halo
 from torch_hlo.compiler.partition.assign import Assignment, Choice
@@ -30,43 +31,79 @@ def needed(x: Instruction, operand: int, d: int, parts: int) -> Range | None:
     return [j * block - before for j in range(parts)], block
 
 
-def _price(p: Planner, x: Instruction, rule: Factors, atoms: Assignment) -> float | None:
+def _price(p: Planner, x: Instruction, rule: Factors, atoms: Assignment, operands: Sequence[Local]) -> float | None:
     """Bytes that the shifted dimensions cost."""
     total = 0.0
     for d, factors in enumerate(rule.results[0]):
         if not factors or rule.roles[factors[0]] != "shift" or not atoms[factors[0]]:
             continue
         parts = p.grid.parts(atoms[factors[0]])
-        for i, operand in enumerate(x.operands if x.op == "concatenate" else x.operands[:1]):
+        for i, operand in enumerate(operands if x.op == "concatenate" else operands[:1]):
             ranges = needed(x, i, d, parts)
             if ranges is None:
                 return None
             layout = [() if not f else atoms[f[0]] for f in rule.operands[i]]
-            block = p.grid.block(operand.shape.dims, tuple(layout))
-            others = operand.shape.itemsize
-            for e, n in enumerate(block):
+            others = operand.x.shape.itemsize
+            for e, n in enumerate(p.grid.block(operand.dims, tuple(layout))):
                 others *= 1 if e == d else n
-            total += others * halo.cost(operand.shape.dims[d], parts, *ranges)
+            starts, bounds = _in_view(operand, d, ranges[0])
+            total += others * halo.cost(operand.dims[d], parts, starts, ranges[1], bounds)
     return total
 
 
-def _split(x: Instruction, choice: Choice) -> list[int]:
-    """Dimensions that move and are split."""
-    moving = {
+def _in_view(local: Local, d: int, starts: list[int]) -> tuple[list[int], tuple[int, int]]:
+    """Positions in an operand as positions in the array that it is a part of, and where the part lies."""
+    if local.crop is None or local.crop[0] != d:
+        return starts, (0, local.dims[d])
+    _, start, size = local.crop
+    return [s + start for s in starts], (start, start + size)
+
+
+def seen_through(x: Instruction, operands: Sequence[Local]) -> tuple[Local, ...]:
+    """The operands of a moving opcode, with views along the dimensions that it moves replaced by the arrays they look at."""
+    if x.op not in ("slice", "pad", "concatenate"):
+        return tuple(operands)
+    found = []
+    for o in operands:
+        if o.view is not None and o.dims and o.view[0].layout[o.view[1]] and o.view[1] in _moving(x):
+            base, d, start = o.view
+            found.append(replace(base, crop=(d, start, o.dims[d]), view=None))
+        else:
+            found.append(o)
+    return tuple(found)
+
+
+def _moving(x: Instruction) -> list[int]:
+    """Dimensions along which elements move."""
+    moves = {
         "slice": lambda d: x["slice"][d] != (0, x.operands[0].shape.dims[d], 1),
         "pad": lambda d: tuple(x["padding"][d]) != (0, 0, 0),
         "reverse": lambda d: d in x["dimensions"],
         "concatenate": lambda d: d in x["dimensions"],
     }[x.op]
-    return [d for d, atoms in enumerate(choice.results[0]) if atoms and moving(d)]
+    return [d for d in range(x.shape.rank) if moves(d)]
+
+
+def _split(x: Instruction, choice: Choice) -> list[int]:
+    """Dimensions that move and are split."""
+    return [d for d in _moving(x) if choice.results[0][d]]
 
 
 def _shifted(p: Planner, x: Instruction, choice: Choice, local: Local, operand: int, dims: Sequence[int], fill: Instruction | None) -> Instruction:
     """The elements of an operand that this device's block of the result needs."""
     for d in dims:
         starts, size = needed(x, operand, d, p.grid.parts(choice.results[0][d]))
-        local = Local(halo.exchange(p, local, d, starts, size, fill), local.dims, local.layout)
-    return local.x
+        starts, bounds = _in_view(local, d, starts)
+        local = replace(local, x=halo.exchange(p, local, d, starts, size, fill, bounds))
+    return _whole_part(local, dims)
+
+
+def _whole_part(local: Local, done: Sequence[int]) -> Instruction:
+    """The meant part of an operand along a dimension that is not split."""
+    if local.crop is None or local.crop[0] in done:
+        return local.x
+    d, start, size = local.crop
+    return halo.range_of(local.x, d, start, start + size)
 
 
 @localizes("slice", roles="shift", price=_price)
@@ -81,7 +118,15 @@ def slice_(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
             ranges.append((0, y.shape.dims[d], 1))
         else:
             ranges.append((start, limit, stride))
-    return results(p, x, choice, h.slice_(y, *zip(*ranges)) if ranges else y)
+    (result,) = results(p, x, choice, h.slice_(y, *zip(*ranges)) if ranges else y)
+    moved = _moving(x)
+    if len(moved) == 1 and x["slice"][moved[0]][2] == 1 and operands[0].layout[moved[0]] and operands[0].source is None:
+        base, start = operands[0], x["slice"][moved[0]][0]
+        if base.crop is not None:
+            start += base.crop[1] if base.crop[0] == moved[0] else 0
+        if base.crop is None or base.crop[0] == moved[0]:
+            result = replace(result, view=(replace(base, crop=None), moved[0], start))
+    return [result]
 
 
 @localizes("pad", roles="shift", price=_price)
@@ -100,7 +145,7 @@ def reverse(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local
 def concatenate(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
     (d,) = x["dimensions"]
     if not choice.results[0][d]:
-        return results(p, x, choice, h.concatenate([o.x for o in operands], d))
+        return results(p, x, choice, h.concatenate([_whole_part(o, ()) for o in operands], d))
     grid = p.grid
     blocks = [_shifted(p, x, choice, o, i, [d], None) for i, o in enumerate(operands)]
     line = (blocks[0].shape.dims[d],)
@@ -122,7 +167,7 @@ def custom_call(p: Planner, x: Instruction, choice: Choice, operands: Sequence[L
     return results(p, x, choice, on_blocks(p, x, choice, [o.x for o in operands]))
 
 
-@localizes("rng-bit-generator", price=lambda p, x, rule, atoms: None if any(atoms) else 0.0)
+@localizes("rng-bit-generator", price=lambda p, x, rule, atoms, operands: None if any(atoms) else 0.0)
 def rng_bit_generator(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
     """Every device draws all numbers, the same as one device would, and keeps its own."""
     return results(p, x, choice, on_blocks(p, x, choice, [o.x for o in operands]))

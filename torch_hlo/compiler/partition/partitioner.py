@@ -223,15 +223,15 @@ class Partitioner:
     def localized(self, x: Instruction, operands: Sequence[Local], wants: Wants) -> Value:
         rule = factors(x)
         row = handler(x.op)
-        flat_operands = tuple(v for o in operands for v in flat(o))
+        flat_operands = moves.seen_through(x, [v for o in operands for v in flat(o)])
         flat_wants = tuple(_flat_wants(wants, x.shape))
         empty = any(0 in s.dims for s in arrays(x.shape))
         allowed = tuple(role in row.roles and (role == "free" or not empty) for role in rule.roles)
         price = row.price
-        key = (x.op, rule, tuple((o.layout, o.x.shape, o.rate, o.source is None) for o in flat_operands), flat_wants, x.attrs if price else None, x.shape)
+        key = (x.op, rule, tuple((o.layout, o.x.shape, o.rate, o.source is None, o.crop) for o in flat_operands), flat_wants, x.attrs if price else None, x.shape)
         choice = self._choices.get(key)
         if choice is None:
-            extra = None if price is None else lambda atoms: price(self.planner, x, rule, atoms)
+            extra = None if price is None else lambda atoms: price(self.planner, x, rule, atoms, flat_operands)
             choice = self._choices[key] = choose(self.planner, Question(x, rule, flat_operands, flat_wants, allowed, extra))
         if not rule.sizes:
             self._complain(x, flat_operands)

@@ -33,7 +33,9 @@ class Local:
     Along the atoms in `partial` the devices hold contributions that `reducer` (an opcode) still has to combine; `goal` is the layout that the
     combined value is wanted in. What lies beyond the array's end in a padded block is arbitrary. `source`, when given, is the whole array made of
     nothing but constants, iotas and broadcast scalars: any block of it can be made on the spot. `rate`: how often the value changes per run of the
-    code; in a loop that runs n times, 1/n for what stays the same (its collectives move out of the loop).
+    code; in a loop that runs n times, 1/n for what stays the same (its collectives move out of the loop). `view`, when given, is (another array, a
+    dimension, a start): this array is what the other has from there on; opcodes that move elements read the other one. `crop`: (dimension, start,
+    size) of the part of this array that is meant.
     """
 
     x: Instruction
@@ -44,6 +46,8 @@ class Local:
     goal: Layout | None = None
     source: Instruction | None = None
     rate: float = 1.0
+    view: tuple[Local, int, int] | None = None
+    crop: tuple[int, int, int] | None = None
 
     @property
     def dtype(self) -> str:
@@ -293,7 +297,7 @@ class Planner:
         """`local` whole (not partial) in layout `new`."""
         if local.layout == new and not local.partial:
             return local
-        key = (local.x, local.dims, local.layout, local.partial, local.reducer, local.rate, new)
+        key = (local.x, local.dims, local.layout, local.partial, local.reducer, local.rate, local.view, local.crop, new)
         found = self._done.get(key)
         if found is None:
             found = self._done[key] = self._apply(local, new)
@@ -314,7 +318,7 @@ class Planner:
                     x = self._emit(x, local.dims, move)
         for move in self.plan(local.dims, layout, new).moves:
             x = self._emit(x, local.dims, move)
-        return Local(x, local.dims, new, rate=local.rate)
+        return Local(x, local.dims, new, rate=local.rate, view=local.view, crop=local.crop)
 
     def block_of(self, source: Instruction, dims: tuple[int, ...], layout: Layout) -> Instruction:
         """This device's block of an array that any device can make."""

@@ -20,7 +20,7 @@ from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import Shape, tuple_shape
 
 Localize = Callable[[Planner, Instruction, Choice, Sequence[Local]], list[Local]]
-Price = Callable[[Planner, Instruction, Factors, Assignment], float | None]
+Price = Callable[[Planner, Instruction, Factors, Assignment, Sequence[Local]], float | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def _spatial(x: Instruction) -> list[tuple[int, int, WindowDim]]:
     return [(d, d, w) for d, w in enumerate(x["window"])]
 
 
-def _price(p: Planner, x: Instruction, rule: Factors, atoms: Assignment) -> float | None:
+def _price(p: Planner, x: Instruction, rule: Factors, atoms: Assignment, operands: Sequence[Local]) -> float | None:
     total = 0.0
     for d, out, w in _spatial(x):
         factors = rule.operands[0][d]
@@ -133,7 +133,7 @@ def _overlapping(w: WindowDim, size: int, positions: int, parts: int) -> tuple[l
     return first, max(b - a + 1 for a, b in zip(first, last))
 
 
-def _scatter_price(p: Planner, x: Instruction, rule: Factors, atoms: Assignment) -> float | None:
+def _scatter_price(p: Planner, x: Instruction, rule: Factors, atoms: Assignment, operands: Sequence[Local]) -> float | None:
     total = 0.0
     for d, w in enumerate(x["window"]):
         factors = rule.results[0][d]
@@ -174,7 +174,5 @@ def select_and_scatter(p: Planner, x: Instruction, choice: Choice, operands: Seq
         crops.append((d, [i * block - starts[i] for i in grid.indices(atoms)], block))
     y = instr("select-and-scatter", (values.x, source.x, init.x), window=tuple(window), select=x["select"], scatter=x["scatter"])
     for d, begins, block in crops:  # elements that no window touches keep the initial value
-        margins = max(0, -min(begins)), max(0, max(begins) + block - y.shape.dims[d])
-        y = h.pad(y, init.x, [(*margins, 0) if e == d else (0, 0, 0) for e in range(y.shape.rank)])
-        y = halo.window_of(grid, y, d, [b + margins[0] for b in begins], block)
+        y = halo.padded_window(grid, y, d, begins, block, init.x)
     return results(p, x, choice, y)
