@@ -37,3 +37,11 @@ def test_tour():
     text = run("tour.py")
     for heading in ("lazy graph", "HLO", "passes", "LLVM IR", "result"):
         assert heading in text
+
+
+def test_train_gpt_spmd():
+    text = run("train_gpt_spmd.py", *"--layers 1 --width 32 --block 16 --steps 4 --strategies".split(), "single,fsdp,fsdp+megatron")
+    assert all(float(d) < 1e-4 for d in re.findall(r"largest difference (\S+)", text)) and text.count("largest difference") == 3
+    fsdp = text[text.index("\nfsdp:") : text.index("\nfsdp+megatron:")]
+    gathers, scatters = (int(re.search(rf"{kind} +(\d+)", fsdp)[1]) for kind in ("all-gather", "reduce-scatter"))
+    assert gathers and scatters  # parameters are gathered, gradients scattered

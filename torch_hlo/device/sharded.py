@@ -9,15 +9,19 @@ A process holds the blocks of its own devices: all of them with virtual devices,
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
+from torch_hlo.compiler.cost import cost
 from torch_hlo.device import collective, runtime
 from torch_hlo.device.runtime import Buffer, Memory
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.sharding import Sharding, shard, unshard
+
+_numbers = itertools.count(1)
 
 
 class Blocks:
@@ -128,6 +132,7 @@ class PartitionedProgram:
         self.program = runtime.compile_program(module, observe)
         self.name = self.program.name
         self.in_shardings, self.out_shardings = module.in_shardings, module.out_shardings
+        self.mesh, self.cost, self.runs, self.number = module.mesh, cost(module), 0, next(_numbers)
         self.aliases = tuple(self.program.aliases)
 
     def allocate(self, shapes: Sequence[Shape], given: dict[int, ShardedBuffer]) -> list[ShardedBuffer]:
@@ -138,6 +143,7 @@ class PartitionedProgram:
         ]
 
     def run(self, inputs: Sequence[ShardedBuffer | Buffer], outputs: Sequence[ShardedBuffer]) -> None:
+        self.runs += 1
         devices = range(len(outputs[0].memory.blocks))
 
         def on(i: int, buffers: Sequence[ShardedBuffer | Buffer]) -> list[Buffer]:

@@ -44,8 +44,8 @@ def annotate(tensor: HloTensor, sharding: Sharding) -> None:
     if whole:
         storage.sharding = sharding
     value = storage.value
-    if whole and type(value) is Array and value.data is not None and sharding == sharding.closed():
-        spmd.place(value, sharding)
+    if whole and type(value) is Array and value.data is not None and not any(dim.open for dim in sharding.dims):
+        spmd.place(value, sharding.closed())
     else:
         write(tensor, Out(Node(SHARD, (read(tensor), encode(sharding)), {}, (tensor._meta.hlo,))))
 

@@ -59,6 +59,8 @@ def forward_mode() -> bool:
 
 def process_group(group) -> torch.distributed.ProcessGroup:
     """The process group that an argument of a communication op means: its name, the boxed group, or itself."""
+    import torch.distributed._functional_collectives  # noqa: F401 - the shapes of functional collectives
+
     if isinstance(group, str):
         return torch._C._distributed_c10d._resolve_process_group(group)
     if isinstance(group, torch.ScriptObject):

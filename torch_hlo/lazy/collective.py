@@ -78,7 +78,7 @@ def _record(op: OpOverload, *args):
     nodes = [dispatch.operand(a, key, False) for a in args[:-1]]
     result = _results.get((*key, groups))
     if result is None:
-        result = _results[(*key, groups)] = dispatch.infer(op, args, {})
+        result = _results[(*key, groups)] = dispatch.infer(op, (*args[:-1], backend.process_group(args[-1]).group_name), {})
     node = Node(op, (*nodes, groups), {}, result.outs, dispatch.SOURCE and dispatch.source())
     must_run(Out(node))
     return dispatch.build(result.form, result.metas, node)

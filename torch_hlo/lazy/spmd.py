@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from torch_hlo.device import sharded
 from torch_hlo.device.sharded import PartitionedProgram, ShardedBuffer, gather
@@ -18,6 +19,7 @@ from torch_hlo.lazy.storage import Array, Storage
 from torch_hlo.lowering.graph import lower
 from torch_hlo.lowering.sharding import SHARD, decode
 
+PROGRAMS: WeakSet[PartitionedProgram] = WeakSet()
 active = False  # whether anything has ever been annotated: steps of other programs pay nothing
 
 
@@ -32,7 +34,7 @@ class Placement:
     def allows(self, ins: Sequence[Sharding], outs: Sequence[Sharding]) -> bool:
         """True if a program with these shardings serves."""
         chosen = (*ins[: len(self.leaves)], *outs)
-        return all(want is None or want == have for want, have in zip((*self.leaves, *self.outputs), chosen, strict=True))
+        return all(want is None or want.closed() == have for want, have in zip((*self.leaves, *self.outputs), chosen, strict=True))
 
 
 def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placement | None:
@@ -48,7 +50,7 @@ def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placemen
         if wanted is not None and outputs[i] is None:
             outputs[i] = wanted
             meshes.setdefault(wanted.mesh)
-    leaves = [leaf.data.sharding if isinstance(leaf.data, ShardedBuffer) else None for leaf in graph.leaves]
+    leaves = [_leaf_sharding(leaf) for leaf in graph.leaves]
     if not meshes:
         meshes = dict.fromkeys(s.mesh for s in leaves if s is not None)
         if not meshes:
@@ -62,17 +64,35 @@ def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placemen
     return Placement(mesh, tuple(s if s is not None and s.mesh == mesh else None for s in leaves), tuple(outputs))
 
 
+def _leaf_sharding(leaf: Array) -> Sharding | None:
+    """Where a leaf lives; in the words of the annotation, which may have priorities, if there was one."""
+    if not isinstance(leaf.data, ShardedBuffer):
+        return None
+    for owner in leaf.owners:
+        storage = owner()
+        if storage is not None and storage.sharding is not None and storage.sharding.closed() == leaf.data.sharding:
+            return storage.sharding
+    return leaf.data.sharding
+
+
+def keep(storage: Storage, chosen: Sharding) -> None:
+    """The storage's new value lives as `chosen`: so will the next ones."""
+    if storage.sharding is None or storage.sharding.closed() != chosen:
+        storage.sharding = chosen
+
+
 def build(graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ...], observe=None) -> PartitionedProgram:
     """Lower, propagate, partition, compile. `observe`: see device/runtime.py."""
-    from torch_hlo.compiler.partition import partition
-    from torch_hlo.compiler.passes.propagate import propagate
+    from torch_hlo.compiler.spmd import stages
 
     module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, "step", placed=(where.mesh, where.leaves, where.outputs))
-    stages = {"input": module, "propagate": (module := propagate(module)), "partition": (module := partition(module))}
-    if observe is not None:
-        for name, stage in stages.items():
+    for name, stage in stages(module).items():
+        if observe is not None:
             observe(f"hlo:{name}", stage)
-    return PartitionedProgram(module, observe)
+        module = stage
+    program = PartitionedProgram(module, observe)
+    PROGRAMS.add(program)
+    return program
 
 
 def place(array: Array, sharding: Sharding) -> ShardedBuffer:

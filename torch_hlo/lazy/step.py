@@ -294,7 +294,7 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
                 out.array = arrays[place]
                 storage.bind(out, arrays[place])
                 if where is not None:
-                    storage.sharding = compiled.program.out_shardings[place]
+                    spmd.keep(storage, compiled.program.out_shardings[place])
             for array, _ in donated:
                 array.data = None
             forget_views()

@@ -1,0 +1,264 @@
+"""Checkpoints that are there or not: written beside the last one and then renamed, by torch.distributed.checkpoint.
+
+    save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 10}, "runs/a", step=10)
+    found = latest("runs/a")                         # runs/a/step_00000010, or None
+    state = load(state, found)                       # tensors are filled in place; what `state` lacks comes back in the result
+    optimizer.load_state_dict(state["optimizer"])    # so an optimizer that has not stepped yet gets its states
+
+Tensors over a mesh (mark_sharding) and DTensors are written block by block, each by one process that has it, and are read by whatever mesh and number
+of processes asks for them. A process that dies while saving leaves the checkpoints before it as they were.
+"""
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from torch_hlo.device import collective, sharded
+from torch_hlo.device.sharded import ShardedBuffer
+from torch_hlo.lazy import backend, engine
+from torch_hlo.lazy.storage import Array
+from torch_hlo.lazy.tensor import HloTensor, to_cpu
+from torch_hlo.lowering.registry import HLO_TO_TORCH
+
+_NAME = re.compile(r"step_\d{8}(\.old)?")  # .old: until its replacement has taken its place
+
+
+def save(state: dict, root: str | os.PathLike, step: int, keep: int = 2) -> Path:
+    """Write a checkpoint of `state` (nested dicts and lists of tensors and plain values) and return its directory. All processes call it.
+
+    The `keep` newest checkpoints stay. Raises what torch.distributed.checkpoint raises; the checkpoint then does not exist.
+    """
+    from torch.distributed import checkpoint as dcp
+
+    root = Path(root)
+    final, temporary = root / f"step_{step:08d}", root / f"step_{step:08d}.tmp"
+    if _first():
+        root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+    _barrier()
+    with _quiet():
+        tensors: dict[str, torch.Tensor] = {}
+        structure = _flatten(state, tensors)
+        dcp.save({_STRUCTURE: _pack(structure), **{k: _to_write(t) for k, t in tensors.items()}}, checkpoint_id=str(temporary), no_dist=not _many())
+    _barrier()
+    if _first():
+        for file in temporary.iterdir():
+            _to_disk(file)
+        if final.exists():  # the same step once more: only now, when the new one is complete
+            os.rename(final, old := root / f"step_{step:08d}.old")
+            os.rename(temporary, final)
+            shutil.rmtree(old)
+        else:
+            os.rename(temporary, final)
+        _to_disk(root)
+        for stale in _complete(root)[:-keep] if keep else []:
+            shutil.rmtree(stale)
+    _barrier()
+    return final
+
+
+def latest(root: str | os.PathLike) -> Path | None:
+    """The newest complete checkpoint under `root`; None when there is none."""
+    found = _complete(Path(root))
+    return found[-1] if found else None
+
+
+def load(state: dict, path: str | os.PathLike) -> dict:
+    """Fill the tensors of `state` from a checkpoint, in place and wherever they live; returns `state` with its plain values read too, and with what
+    the checkpoint holds besides (tensors on the CPU).
+
+    All processes call it. Raises FileNotFoundError, and what torch.distributed.checkpoint raises when names or shapes do not fit.
+    """
+    from torch.distributed import checkpoint as dcp
+
+    if not (Path(path) / ".metadata").exists():
+        raise FileNotFoundError(f"{path} is no complete checkpoint")
+    there = dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    mine: dict[str, torch.Tensor] = {}
+    _flatten(state, mine)
+    missing = [name for name in mine if name not in there]
+    if missing:
+        raise KeyError(f"{path} has no tensor {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
+    rest = {k: torch.empty(m.size, dtype=m.properties.dtype, device="cpu") for k, m in there.items() if k not in mine}
+    readable = {**{k: _to_read(t) for k, t in mine.items()}, **rest}
+    with _quiet():
+        dcp.load(readable, checkpoint_id=str(path), no_dist=not _many())
+    return _unflatten(_unpack(rest[_STRUCTURE]), {**rest, **{k: _take(t, readable[k]) for k, t in mine.items()}})
+
+
+_STRUCTURE, _TENSOR = "__structure__", "__tensor__"
+
+
+def _pack(structure) -> torch.Tensor:
+    """Plain values as bytes in a tensor."""
+    stream = io.BytesIO()
+    torch.save(structure, stream)
+    return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8).clone()
+
+
+def _unpack(data: torch.Tensor):
+    return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+
+
+def _flatten(state, tensors: dict[str, torch.Tensor], place: str = ""):
+    """`state` with {_TENSOR: name} in the place of its tensors, which go to `tensors`."""
+    if isinstance(state, torch.Tensor):
+        if place in tensors:
+            raise ValueError(f"two tensors of the state are called {place}")
+        tensors[place] = state
+        return {_TENSOR: place}
+    if isinstance(state, dict):
+        return {k: _flatten(v, tensors, f"{place}.{k}" if place else str(k)) for k, v in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)([_flatten(v, tensors, f"{place}.{i}") for i, v in enumerate(state)])
+    return state
+
+
+def _unflatten(structure, tensors: dict[str, torch.Tensor]):
+    if isinstance(structure, dict):
+        if structure.keys() == {_TENSOR}:
+            return tensors[structure[_TENSOR]]
+        return {k: _unflatten(v, tensors) for k, v in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return type(structure)([_unflatten(v, tensors) for v in structure])
+    return structure
+
+
+class Spread(torch.Tensor):
+    """Stands for a sharded tensor in a checkpoint: the blocks of this process on the CPU, by their offsets in the whole."""
+
+    @staticmethod
+    def __new__(cls, shape: torch.Size, dtype: torch.dtype, blocks: dict[tuple[int, ...], torch.Tensor]):
+        self = backend.make_wrapper(cls, shape, dtype=dtype, device="cpu")
+        self.blocks = blocks
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise TypeError(f"{func} on a tensor of a checkpoint")
+
+    def __repr__(self) -> str:
+        return f"Spread({tuple(self.shape)}, {self.dtype}, blocks at {list(self.blocks)})"
+
+    def __create_chunk_list__(self) -> list:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+        return [ChunkStorageMetadata(torch.Size(at), block.shape) for at, block in self.blocks.items()]
+
+    def __create_write_items__(self, name: str, tensor) -> list:
+        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+        return [
+            WriteItem(
+                index=MetadataIndex(name, chunk.offsets), type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk, TensorProperties.create_from_tensor(self.blocks[tuple(chunk.offsets)]), self.shape),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]  # fmt: skip
+
+    def __get_tensor_shard__(self, index) -> torch.Tensor:
+        return self.blocks[tuple(index.offset)]
+
+
+def _buffer(tensor) -> ShardedBuffer | None:
+    """The blocks of a tensor of the hlo device that is spread, and no view."""
+    if type(tensor) is not HloTensor or tensor._view is not None:
+        return None
+    value = tensor._storage.value
+    return value.data if type(value) is Array and isinstance(value.data, ShardedBuffer) else None
+
+
+def _blocks(buffer: ShardedBuffer) -> dict[tuple[int, ...], torch.Tensor]:
+    """Offset -> block, without padding, as views of the device's memory; each block once, empty ones not at all."""
+    shape, found = buffer.shape, {}
+    for i, device in enumerate(collective.local_devices(buffer.sharding.mesh.size)):
+        at = tuple(t * n for t, n in zip(buffer.sharding.tile(device), buffer.block.dims))
+        extent = [min(n, whole - o) for n, whole, o in zip(buffer.block.dims, shape.dims, at)]
+        if at not in found and all(n > 0 for n in extent):
+            block = torch.from_numpy(buffer.on(i).bytes).view(HLO_TO_TORCH[shape.dtype]).view(buffer.block.dims)
+            found[at] = block[tuple(slice(0, n) for n in extent)]
+    return found
+
+
+def _to_write(x):
+    engine.current().sync() if isinstance(x, HloTensor) else None
+    buffer = _buffer(x)
+    if buffer is not None and 0 not in x.shape:
+        return Spread(x.shape, x.dtype, {at: block.clone() for at, block in _blocks(buffer).items()})
+    return to_cpu([x])[0] if type(x) is HloTensor else x
+
+
+def _to_read(x):
+    if isinstance(x, HloTensor):
+        engine.current().sync()
+    buffer = _buffer(x)
+    if buffer is not None and 0 not in x.shape:
+        return Spread(x.shape, x.dtype, {at: torch.empty_like(block, memory_format=torch.contiguous_format) for at, block in _blocks(buffer).items()})
+    return torch.empty(x.shape, dtype=x.dtype, device="cpu") if type(x) is HloTensor else x
+
+
+def _take(x, read):
+    if isinstance(read, Spread):
+        old = x._storage.value.data
+        new = sharded.allocate(old.shape, old.sharding)
+        for i, device in enumerate(collective.local_devices(old.sharding.mesh.size)):
+            at = tuple(t * n for t, n in zip(old.sharding.tile(device), old.block.dims))
+            if at in read.blocks:
+                target = torch.from_numpy(new.on(i).bytes).view(x.dtype).view(new.block.dims)
+                target[tuple(slice(0, n) for n in read.blocks[at].shape)] = read.blocks[at]
+        x._storage.replace(Array(old.shape, new))
+        return x
+    if type(x) is HloTensor:
+        with torch.no_grad():
+            x.copy_(read)
+        return x
+    return read
+
+
+# ---- files and processes
+
+
+def _complete(root: Path) -> list[Path]:
+    found = [d for d in root.iterdir() if _NAME.fullmatch(d.name) and (d / ".metadata").exists()] if root.is_dir() else []
+    return sorted(found, key=lambda d: (d.name.removesuffix(".old"), d.suffix == ""))
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _many() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _first() -> bool:
+    return not _many() or dist.get_rank() == 0
+
+
+def _barrier() -> None:
+    if _many():
+        dist.barrier()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*(single process|torch.distributed is (unavailable|disabled)|TypedStorage).*")
+        yield
+
+
+__all__ = ["latest", "load", "save"]
