@@ -13,6 +13,8 @@ from torch_hlo.hlo.collective import CollectiveError
 from torch_hlo.hlo.evaluate_collective import evaluate_spmd
 from torch_hlo.hlo.ir import outputs
 from torch_hlo.hlo.numeric import decode, encode
+from torch_hlo.hlo.parse import parse_module
+from torch_hlo.hlo.shape import Shape
 from torch_hlo.tools.devices import evaluate_on_devices, run_on_devices
 
 DEVICES = 4
@@ -163,6 +165,44 @@ def test_a_device_that_fails_leaves_loops():
     module = texts.program("%p = f32[1] parameter(0)", "ROOT %w = f32[1] while(%p), condition=%condition, body=%body", more=more)
     with pytest.raises(CollectiveError, match="devices 1, 2: finished"):
         program(module)[1](*[[np.float32([1])]] * 3)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_donated_memory_survives_a_failure(trouble, before):
+    """A parameter updated in place has its old value when a collective fails, whether the update runs before or after it."""
+    add = "%u = f32[2] add(%p, %p)" if before else "%u = f32[2] add(%p, %r)"
+    text = f"""HloModule t, input_output_alias={{ {{0}}: (0, {{}}, may-alias) }}
+{texts.ADD}
+ENTRY %main {{
+  %p = f32[2] parameter(0)
+  %q = f32[2] parameter(1)
+  %x = f32[2] custom-call(%q), custom_call_target="trouble"
+  %r = f32[2] all-reduce(%x), to_apply=%add, channel_id=1
+  {add}
+  ROOT %t = (f32[2], f32[2]) tuple(%u, %r)
+}}"""
+    made = runtime.compile_program(parse_module(text))
+    assert made.aliases == ((0, 0),)
+    for q, want in ((1.0, 3.0), (0.0, 6.0 if before else 3.0)):
+        ins = [[runtime.from_bytes(Shape("f32", (2,)), np.full(2, v, "f").view(np.uint8)) for v in (3.0, q if d == 1 else 0.0)] for d in range(2)]
+        outs = [[row[0], runtime.allocate(Shape("f32", (2,)))] for row in ins]
+        if q == 1:
+            with pytest.raises(ArithmeticError):
+                collective.run_devices(made, ins, outs)
+        else:
+            collective.run_devices(made, ins, outs)
+        assert [row[0].bytes.view("f").tolist() for row in ins] == [[want, want]] * 2
+
+
+def test_updates_after_the_last_collective_need_no_copy():
+    text = f"""HloModule t, input_output_alias={{ {{}}: (0, {{}}, may-alias) }}
+{texts.ADD}
+ENTRY %main {{
+  %p = f32[2] parameter(0)
+  %r = f32[2] all-reduce(%p), to_apply=%add, channel_id=1
+  ROOT %u = f32[2] add(%p, %r)
+}}"""
+    assert runtime.compile_program(parse_module(text)).executable.exposed == ()
 
 
 def test_a_device_that_hangs(trouble):

@@ -15,16 +15,17 @@ from torch_hlo.hlo.dim import Size, parse_dim
 from torch_hlo.hlo.shape import DTYPES, Shape
 
 MAGIC = b"torch_hlo executable\0"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """`entry(ptr block)`, block = [arena, constants, host callback, symbols…, parameters…, outputs…] (64-bit words).
+    """`entry(ptr block)`, block = [arena, constants, host callback, failed, symbols…, parameters…, outputs…] (64-bit words).
 
     `aliases`: (output, parameter) pairs that must be given the same memory. `symbols`: (name, parameter, dimension) in block order.
     `arena`: bytes, maybe symbolic. `target`: key of the machine that the code is for. `externals`: C symbols the code calls. For a GPU,
     `image` is the device's code (PTX, SPIR-V or an ELF object) with the entry points `kernels`, which `entry` launches by number.
+    `exposed`: aliased parameters that may have been overwritten when a host call raises.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Executable:
     host_calls: tuple[HostCall, ...]
     image: bytes = b""
     kernels: tuple[Kernel, ...] = ()
+    exposed: tuple[int, ...] = ()
 
     @property
     def words(self) -> int:
@@ -54,7 +56,7 @@ class Executable:
             "constants": len(self.constants), "arena": str(self.arena), "parameters": [_shape_data(s) for s in self.parameters],
             "outputs": [_shape_data(s) for s in self.outputs], "aliases": self.aliases, "symbols": self.symbols, "externals": self.externals,
             "host_calls": [[c.name, c.attrs, [_shape_data(s) for s in c.outputs], [_shape_data(s) for s in c.inputs]] for c in self.host_calls],
-            "image": len(self.image), "kernels": [[k.name, k.arguments, k.threads, k.label] for k in self.kernels],
+            "image": len(self.image), "kernels": [[k.name, k.arguments, k.threads, k.label] for k in self.kernels], "exposed": self.exposed,
         }  # fmt: skip
         text = json.dumps(header, separators=(",", ":")).encode()
         body = b"".join([struct.pack("<Q", len(text)), text, *self.objects, self.constants, self.image])
@@ -95,6 +97,7 @@ class Executable:
             externals=tuple(map(str, h["externals"])),
             host_calls=tuple(HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i))) for n, a, o, i in h["host_calls"]),
             image=parts[-1], kernels=tuple(Kernel(str(n), str(a), int(t), str(label)) for n, a, t, label in h["kernels"]),
+            exposed=tuple(int(p) for p in h["exposed"]),
         )  # fmt: skip
         if any(not (0 <= o < len(result.outputs) and 0 <= p < len(result.parameters)) for o, p in result.aliases):
             raise ValueError("compiled program has aliases out of range")

@@ -22,8 +22,7 @@ import numpy as np
 
 from torch_hlo import config
 from torch_hlo.compiler.codegen import pool
-from torch_hlo.compiler.codegen.control import GO_ON
-from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall
+from torch_hlo.compiler.codegen.program import FAILED, FIXED_WORDS, HostCall
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
 from torch_hlo.compiler.codegen.target import Target, deny, host
 from torch_hlo.compiler.compile import machine_code
@@ -70,7 +69,7 @@ class Program:
             (arena_bytes,) = self.symbolic_arena(*words[: len(self.executable.symbols)])
         arena = Arena.borrow(arena_bytes)
         try:
-            block = array("Q", (arena.address, *self._head, *words))
+            block = array("Q", (arena.address, *self._head, 0, *words))
             at = block.buffer_info()[0]
             self.entry(at)
         finally:
@@ -82,8 +81,6 @@ class Program:
         """Called from native code; an exception is kept until the program has returned."""
         call = self.executable.host_calls[number]
         if block in self.errors:
-            if call.name == GO_ON:
-                ctypes.c_bool.from_address(ctypes.c_uint64.from_address(arguments).value).value = False
             return
         try:
             words = (ctypes.c_uint64 * self.executable.words).from_address(block)
@@ -91,6 +88,7 @@ class Program:
             run_host_call(call, arguments, values)
         except BaseException as error:  # noqa: BLE001 - must not propagate into native code
             self.errors[block] = error
+            ctypes.c_uint64.from_address(block + 8 * FAILED).value = 1
 
 
 def run_host_call(call: HostCall, arguments: int, sizes: dict[str, int]) -> None:

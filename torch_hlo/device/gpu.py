@@ -198,7 +198,7 @@ class GpuProgram:
             targets[o] = given[i]
         (arena_bytes,) = self._arena(*sizes)
         arena = _Device(self.pool, max(arena_bytes, 1))
-        self._call((arena.address, self._constants.address if self._constants else 0, self._table.buffer_info()[0], *sizes, *given, *targets), sizes)
+        self._call((arena.address, self._constants.address if self._constants else 0, self._table.buffer_info()[0], 0, *sizes, *given, *targets), sizes)
         if self._error is not None:
             error, self._error = self._error, None
             for target, copy, nbytes in saved:

@@ -33,7 +33,7 @@ class NativeProgram:
     def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         if self.info is not None:
             current().begin(self.info)
-        if self.executable.host_calls and self.aliases:
+        if self.executable.exposed:
             self._run_or_restore(inputs, outputs)
         else:
             self._run(inputs, outputs)
@@ -47,9 +47,9 @@ class NativeProgram:
         return self.profile.read(self._loaded.constants)
 
     def _run_or_restore(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
-        # Python code called from the program may raise half way, when aliased inputs have been overwritten.
+        # Python code called from the program may raise half way, when these inputs have been overwritten.
         saved = []
-        for _, i in self.aliases:
+        for i in self.executable.exposed:
             copy = Memory(inputs[i].nbytes)
             copy.array[: inputs[i].nbytes] = inputs[i].bytes
             saved.append((inputs[i], copy))

@@ -15,7 +15,7 @@ from torch_hlo.hlo.ir import Computation, Instruction
 
 
 def leaves(places) -> Iterator[Place]:
-    """The Places of a nested tuple, in order."""
+    """The Places (or slots) of a nested tuple, in order."""
     if isinstance(places, tuple):
         for p in places:
             yield from leaves(p)
@@ -38,8 +38,21 @@ def emit_entry(program: Program) -> str:
     for number, steps in enumerate(parts):
         last = number == len(parts) - 1
         names.append(_write(program, f"entry.part{number}", steps, bound, assignment.copies if last else (), program.profile))
-    program.plan_function("entry", "define void @entry(ptr %block) #0 {\n" + "".join(f"  call void @{n}(ptr %block)\n" for n in names) + "  ret void\n}\n")
+    program.exposed = _exposed(program, order, assignment)
+    with program.block_function("entry") as f:
+        for name in names:
+            program.call(name, ["ptr %block"])
+            if program.calling and name != names[-1]:
+                program.return_if_failed()
+    program.plan_function("entry", f.text())
     return str(assignment)
+
+
+def _exposed(program: Program, order: Sequence[Instruction], assignment: memory.Assignment) -> tuple[int, ...]:
+    """Aliased parameters that are overwritten before the last call of the host, or by the step that makes it: when it fails, they are lost."""
+    last = max((t for t, x in enumerate(order) if x in program.calling), default=-1)
+    written = {s.index for x in order[: last + 1] for s in leaves(assignment.slots[x]) if s.base == "parameter"}
+    return tuple(sorted(written.intersection(p for _, p in program.module.aliases)))
 
 
 def emit_computation(program: Program, computation: Computation, arguments: Sequence, result=None) -> str:
@@ -85,8 +98,12 @@ def _write(program: Program, name: str, steps: Sequence[Instruction], bound: _Bi
            profile=None) -> str:
     with program.block_function(name, bound) as f:
         for x in steps:
+            calls = len(program.host_calls)
             with profile.step(x) if profile is not None else nullcontext():
                 program.step(x)
+            if len(program.host_calls) > calls:
+                program.calling.add(x)
+                program.return_if_failed()
         for source, target in copies:
             program.copy(bound.place(target), bound.place(source))
     return program.plan_function(name, f.text())

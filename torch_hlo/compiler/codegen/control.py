@@ -2,18 +2,9 @@
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.program import CodegenError, Place
-from torch_hlo.compiler.codegen.registry import emits_step, host_call
+from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.hlo.shape import Shape
-
-GO_ON = "go-on"  # a host call that makes its output false when an earlier one of this run has failed
-_PRED = Shape("pred")
-
-
-@host_call(GO_ON)
-def _go_on(outputs, inputs) -> None:
-    """Nothing has failed."""
 
 
 def copy_places(program, target, source) -> None:
@@ -37,7 +28,7 @@ def while_(program, x: Instruction) -> None:
     with f.while_() as loop:
         program.call(condition, ["ptr %block"])
         if len(program.host_calls) > calls:  # one may fail, and the condition may depend on what it did not compute
-            program.host_call(GO_ON, [(keep, _PRED)], [])
+            f.break_if(loop, program.failed())
         f.break_if(loop, f.icmp("eq", program.fetch("i8", keep), 0, "i8"))
         program.call(body, ["ptr %block"])
 

@@ -1,6 +1,6 @@
 """The builder that step emitters write to: one native program, `void entry(ptr block)`.
 
-`block` is an array of 64-bit words: [arena, constants, host callback, sizes…, parameters…, outputs…]. Every buffer of the program
+`block` is an array of 64-bit words: [arena, constants, host callback, failed, sizes…, parameters…, outputs…]. Every buffer of the program
 is a `Place`: a base of the block plus a byte offset, so any function that gets `%block` can reach any buffer.
 
     @emits_step("my-op")
@@ -29,7 +29,7 @@ from torch_hlo.hlo.dim import Dim, Size, dim_max
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, outputs
 from torch_hlo.hlo.shape import Literal, Shape
 
-ARENA, CONSTANTS, HOST, FIXED_WORDS = 0, 1, 2, 3  # words of the block before the sizes
+ARENA, CONSTANTS, HOST, FAILED, FIXED_WORDS = 0, 1, 2, 3, 4  # words of the block before the sizes
 ALIGNMENT = 64
 STEPS_PER_FUNCTION = 48  # the entry is cut into functions of this many steps: compile time stays linear, modules compile in parallel
 
@@ -69,6 +69,8 @@ class Program:
         self.declarations: dict[str, str] = {}  # external symbol -> declare line
         self.entry_parts: list[str] = []
         self.host_calls: list[HostCall] = []
+        self.calling: set[Instruction] = set()  # steps that call the host
+        self.exposed: tuple[int, ...] = ()  # see executable.py
         self.memo: dict = {}  # for emitters: see `once`
         self._by_text: dict[tuple[str, str], str] = {}
         self._constants: dict[bytes, int] = {}
@@ -268,6 +270,20 @@ class Program:
         self.host_calls.append(HostCall(name, json.dumps(attrs), tuple(s for _, s in outputs), tuple(s for _, s in inputs)))
         self._store_arguments([f"ptr {self.at(place)}" for place, _ in (*outputs, *inputs)])
         self._call_host(index)
+
+    def failed(self) -> str:
+        """i1: a host call of this run has raised."""
+        f = self.code
+        return f.icmp("ne", f.load("i64", f.op(f"getelementptr i64, ptr %block, i64 {FAILED}")), 0)
+
+    def return_if_failed(self) -> None:
+        """Leave the current function when a host call has raised: nothing more is written."""
+        f = self.code
+        leave, go_on = f.label("leave"), f.label("go")
+        f.branch(self.failed(), leave, go_on)
+        f.start(leave)
+        f.ret()
+        f.start(go_on)
 
     def _call_host(self, number: int) -> None:
         self.code.do(f"call void {self._base(HOST)}(ptr %block, i64 {number}, ptr %arguments)")
