@@ -111,11 +111,12 @@ def run_text(text: str, *inputs, devices: int | None = None):
     return text_api.run_text(text, *inputs, devices=devices)
 
 
-def partition_text(text: str) -> str:
-    """The HLO text of the program that each device runs, from HLO or StableHLO text with sharding annotations."""
+def partition_text(text: str, update_axes: Sequence[str] = ()) -> str:
+    """The HLO text of the program that each device runs, from HLO or StableHLO text with sharding annotations. `update_axes`: mesh axes over which
+    updates of weights are split."""
     from torch_hlo.tools import text_api
 
-    return text_api.partition_text(text)
+    return text_api.partition_text(text, update_axes)
 
 
 def __getattr__(name: str):

@@ -6,26 +6,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from torch_hlo.compiler.partition import partition
+from torch_hlo.compiler.passes.base import hlo_pass
 from torch_hlo.compiler.passes.collectives import PASSES
 from torch_hlo.compiler.passes.propagate import propagate
+from torch_hlo.compiler.passes.weight_update import weight_update_sharding
 from torch_hlo.compiler.pipeline import Dump, optimize
 from torch_hlo.hlo.ir import Module
 
 
-def spmd(module: Module, dump: Dump | None = None) -> Module:
+def spmd(module: Module, dump: Dump | None = None, update_axes: Sequence[str] = ()) -> Module:
     """The per-device program; itself when it is one already. `dump`: called with the input and after every stage that changed something.
+    `update_axes`: mesh axes over which updates of weights are split, see passes/weight_update.py.
 
     Raises ShardingError and PartitionError.
     """
     if dump is not None:
         dump("input", module, 0.0)
-    for name, stage in (("propagate", propagate), ("partition", partition)):
+    first = [weight_update_sharding(update_axes)] if update_axes else []
+    for stage in (*first, propagate, hlo_pass(partition)):
         start = time.perf_counter()
         result = stage(module)
         if dump is not None and result is not module:
-            dump(name, result, (time.perf_counter() - start) * 1e3)
+            dump(stage.name, result, (time.perf_counter() - start) * 1e3)
         module = result
     after = None if dump is None else lambda name, m, ms: dump(name, m, ms) if name != "input" else None
     return optimize(module, after, PASSES) if module.num_partitions > 1 else module

@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     shrink.add_argument("-o", "--output", metavar="FILE", help="write the small program instead of printing it")
     cut = command("partition", _partition, "the program of one device, from one with sharding annotations; a table of its collectives")
     cut.add_argument("--explain", action="store_true", help="print why every array is cut as it is, and every collective, instead of the program")
+    cut.add_argument("--update-axes", metavar="X,Y", default="", help="mesh axes over which updates of weights and optimizer states are split")
     two = command("diff", _diff, "compare two programs; exit 1 when they differ")
     two.add_argument("other")
     command("explain", _explain, "what a program is made of, costs and becomes")
@@ -242,8 +243,8 @@ def _checked_by(command: str) -> reduction.Fails:
 def _partition(args) -> int:
     from torch_hlo.tools import partition
 
-    module = load(args.file)
-    print(partition.explain(module) if args.explain else partition.program(module))
+    show = partition.explain if args.explain else partition.program
+    print(show(load(args.file), tuple(a for a in args.update_axes.split(",") if a)))
     return OK
 
 

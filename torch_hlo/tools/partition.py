@@ -1,7 +1,7 @@
 """`partition`: an annotated program, the program of one device, and what its collectives move."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch_hlo.compiler.cost import KINDS, cost, sent
 from torch_hlo.compiler.passes import propagate
@@ -11,24 +11,24 @@ from torch_hlo.hlo.text import computations, module_text
 from torch_hlo.tools import UsageError
 
 
-def program(module: Module) -> str:
+def program(module: Module, update_axes: Sequence[str] = ()) -> str:
     """The per-device program in XLA's text, and its costs in comments. Raises UsageError for a program without shardings."""
-    result = _partitioned(module)
+    result = _partitioned(module, update_axes)
     return module_text(result, style="xla") + "\n" + "".join(f"// {line}\n" for line in cost(result).table().splitlines())
 
 
-def explain(module: Module) -> str:
+def explain(module: Module, update_axes: Sequence[str] = ()) -> str:
     """Each array's sharding with the reason for it, each collective with its bytes and devices, and the totals."""
-    result = _partitioned(module)
+    result = _partitioned(module, update_axes)
     lines = ["shardings", *(f"  {line}" for line in propagate.explain(module).splitlines()), "collectives"]
     lines += [f"  {line}" for line in _collectives(result)]
     return "\n".join([*lines, cost(result).table()])
 
 
-def _partitioned(module: Module) -> Module:
+def _partitioned(module: Module, update_axes: Sequence[str]) -> Module:
     if module.mesh is None:
         raise UsageError("the program has no shardings: nothing says over how many devices to partition it")
-    return spmd(module)
+    return spmd(module, update_axes=update_axes)
 
 
 def _collectives(module: Module) -> Iterator[str]:

@@ -61,11 +61,12 @@ def _tensors(value, dtype: str, device: torch.device):
     return to_tensor(value, dtype).to(device)
 
 
-def partition_text(text: str) -> str:
+def partition_text(text: str, update_axes: Sequence[str] = ()) -> str:
     """The program of one device, as HLO text with XLA's collectives, from an annotated program in HLO or StableHLO text.
 
     Annotations: XLA's `sharding={…}`, `mhlo.sharding`, Shardy's `sdy.mesh` and `sdy.sharding`. What is not annotated is propagated. The header says how
     whole inputs and outputs are cut (`frontend_attributes`), so that `run_text(partition_text(text), …, devices=n)` takes whole arrays.
+    `update_axes`: mesh axes over which the updates of weights (parameters that outputs may overwrite) and optimizer states are split.
     Raises ParseError, ShardingError, PartitionError, UsageError for a program without annotations.
     """
     from torch_hlo.compiler.spmd import spmd
@@ -73,7 +74,7 @@ def partition_text(text: str) -> str:
     module = adopted(parse_text(text))
     if module.mesh is None:
         raise UsageError("the program has no shardings: nothing says over how many devices to partition it")
-    return module_text(spmd(module), style="xla")
+    return module_text(spmd(module, update_axes=update_axes), style="xla")
 
 
 def to_array(value):

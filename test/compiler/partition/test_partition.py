@@ -4,13 +4,19 @@ from __future__ import annotations
 import unittest
 from collections import Counter
 
-from test.compiler.partition.support import MESHES, annotated, check, random_module
+import numpy as np
+
+from test.compiler.partition.support import MESHES, annotated, check, random_module, run_partitioned
 from torch_hlo import metrics
 from torch_hlo.compiler.partition import COUNTER, PartitionError, PartitionWarning, partition
+from torch_hlo.compiler.passes.weight_update import shard_weight_update
+from torch_hlo.compiler.pipeline import random_inputs
+from torch_hlo.compiler.spmd import spmd
 from torch_hlo.hlo import build as h
+from torch_hlo.hlo.evaluate import evaluate
 from torch_hlo.hlo.ir import Computation, Instruction, Module, _instr, called
 from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.sharding import Mesh, Sharding
+from torch_hlo.hlo.sharding import Mesh, Sharding, ShardingError
 
 MESH = Mesh((("x", 2), ("y", 4)))
 
@@ -92,6 +98,28 @@ class TestPartition(unittest.TestCase):
         rows, columns = (put(h.iota("s32", (16, 16), d), None, None) for d in range(2))
         mask = put(h.compare(rows, columns, "GE"), ("x", "y"), None)
         self.assertEqual(collectives(check(program((), mask))), {})
+
+    def test_weight_update_sharding(self):
+        """SGD with momentum, data parallel: gradients are scattered, weights gathered, momentum stays split between steps."""
+        mesh = Mesh((("x", 8),))
+        x, y = arg(0, (16, 8), "x", None, mesh=mesh), arg(1, (16, 4), "x", None, mesh=mesh)
+        w, m = arg(2, (8, 4), None, None, mesh=mesh), arg(3, (8, 4), None, None, mesh=mesh)
+        error = h.subtract(h.dot(x, w, (1,), (0,)), y)
+        momentum = h.add(h.multiply(m, h.full_like(m, 0.9)), h.dot(x, error, (0,), (0,)))
+        weights = h.subtract(w, h.multiply(momentum, h.full_like(m, 0.1)))
+        root = h.tuple_(weights, momentum)
+        module = Module("step", Computation("main", (x, y, w, m), root), ((0, 2), (1, 3)), mesh=mesh)
+        self.assertEqual(collectives(spmd(module)), {"all-reduce": 1})
+        split = shard_weight_update(module, ["x"])
+        per_device = spmd(split)
+        self.assertEqual(collectives(per_device), {"reduce-scatter": 1, "all-gather": 1})
+        self.assertEqual([p.shape.dims for p in per_device.entry.params], [(2, 8), (2, 4), (8, 4), (1, 4)])
+        self.assertEqual(per_device.aliases, ((0, 2), (1, 3)))
+        inputs = random_inputs(module)
+        for want, got in zip(evaluate(module, inputs), run_partitioned(per_device, inputs, [(8, 4)] * 2), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4)
+        with self.assertRaisesRegex(ShardingError, "no axis 'q'"):
+            shard_weight_update(module, ["q"])
 
     def test_what_has_no_rule_is_gathered_and_counted(self):
         x = arg(0, (16, 8), "x", None)
