@@ -22,7 +22,7 @@ class Family:
     """An instruction set. Thread and group numbers are i32 calls unless `ids` says i64; `shuffle` takes and gives an i32 of another
     lane of the warp: `{v}` the value, `{m}` what the own lane number is xor-ed with. `stack`, `constants`: address spaces of stack slots and
     of tables.
-    `output`: "assembly" (PTX) or "object". `intrinsics`: the LLVM intrinsics that instruction selection has code for."""
+    `output`: "assembly" (PTX) or "object". `isolated`: LLVM's writer for it wants a process of its own (image.py). `intrinsics`: the LLVM intrinsics that instruction selection has code for."""
 
     name: str
     triple: str
@@ -39,6 +39,7 @@ class Family:
     constants: int = 4
     shared_bytes: int = 48 << 10
     attributes: str = ""
+    isolated: bool = False
 
 
 # Selected by every back end, on scalars and vectors of the types that kernels use. Anything else would abort the process.
@@ -57,7 +58,7 @@ FAMILIES = {
             "spirv64", "spirv64v1.4-unknown-unknown", "spir_kernel", "@_Z12get_group_idj(i32 0)", "@_Z12get_local_idj(i32 0)", "i64",
             "call spir_func void @_Z7barrierj(i32 3)", "",
             ("declare spir_func i64 @_Z12get_group_idj(i32)", "declare spir_func i64 @_Z12get_local_idj(i32)",
-             "declare spir_func void @_Z7barrierj(i32) convergent nounwind"), "object", frozenset((*_COMMON, "spv")), constants=2,
+             "declare spir_func void @_Z7barrierj(i32) convergent nounwind"), "object", frozenset((*_COMMON, "spv")), constants=2, isolated=True,
         ),
         Family(
             "amdgcn", "amdgcn-amd-amdhsa", "amdgpu_kernel", "@llvm.amdgcn.workgroup.id.x()", "@llvm.amdgcn.workitem.id.x()", "i32",
