@@ -47,7 +47,7 @@ def check(text: str, inputs: list, outputs: list, engine: str) -> tuple[str, Mod
     annotated = parse_text(text)
     module = verify(partition(verify(propagate(annotated))))
     if engine == "compiled":
-        results = [np.asarray(r) for r in run_on_devices(annotated, inputs, module.num_partitions)]
+        results = [np.asarray(r) for r, _ in run_on_devices(annotated, inputs, module.num_partitions)]
     else:
         results = evaluated(module, inputs, [np.shape(v) for v in outputs])
     float_type = "bfloat16" if "bf16" in text else "float32"
@@ -96,6 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
     for form in options.forms.split(","):
         for name, program in programs.items():
             if form not in program or options.names and not any(n in name for n in options.names):
+                continue
+            if "sharding" not in program[form]:  # varied annotations may be none at all
                 continue
             total[form] += 1
             theirs = cost(parse_text(program["xla"]))

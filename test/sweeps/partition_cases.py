@@ -1,8 +1,8 @@
 """Annotated programs for the partitioning sweep, see partition.py. Needs JAX; runs without this project.
 
-    python test/sweeps/partition_cases.py OUT.pickle [NAME…]
+    python test/sweeps/partition_cases.py OUT.pickle [NAME…] [--varied COUNT SEED]
 writes {name: {"stablehlo": text, "hlo": text, "xla": text, "inputs": [array], "outputs": [array]}}: the program with Shardy annotations, the same
-with XLA's (absent where JAX cannot write it), the program for one of 8 devices that XLA makes of the former, and the values that one device computes.
+with XLA's (absent where JAX cannot write it), the program for one of 8 devices that XLA makes of the former, and the values that one device computes. With --varied, COUNT of the programs under random annotations instead.
 """
 from __future__ import annotations
 
@@ -468,7 +468,9 @@ def record(mesh_name: str, fn, args: tuple, specs: tuple, outs) -> dict:
         return jax.tree.map(lambda s: None if s is None else NamedSharding(mesh, s), tree, is_leaf=lambda s: s is None or isinstance(s, P))
 
     def constrain(value, spec):
-        return value if spec is None else lax.with_sharding_constraint(value, NamedSharding(mesh, spec))
+        if spec is None or not {a for entry in spec if entry for a in ([entry] if isinstance(entry, str) else entry)} <= set(mesh.axis_names):
+            return value
+        return lax.with_sharding_constraint(value, NamedSharding(mesh, spec))
 
     def fresh():  # traced anew for each partitioner
         return (lambda *a: fn(*a, constrain)) if wants_to else (lambda *a: fn(*a))
@@ -495,12 +497,43 @@ def record(mesh_name: str, fn, args: tuple, specs: tuple, outs) -> dict:
     return found
 
 
+def varied(count: int, seed: int) -> dict[str, tuple]:
+    """Programs of CASES with other meshes and random shardings of some arguments and results."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    names = [n for n in CASES if not n.startswith("manual") and "varied" not in n]
+    for i in range(count):
+        name = names[rng.integers(len(names))]
+        mesh = list(MESHES)[rng.integers(len(MESHES))]
+        sizes, axes = MESHES[mesh]
+        density = rng.random()
+
+        def spec(value):
+            dims = list(np.shape(value))
+            entries: list = [()] * len(dims)
+            for axis, size in sorted(zip(axes, sizes), key=lambda _: rng.random()):
+                d = int(rng.integers(len(dims) + 1)) if dims else 0
+                if d < len(dims) and dims[d] % size == 0:
+                    entries[d] += (axis,)
+                    dims[d] //= size
+            return P(*entries) if rng.random() < density else None
+
+        _, fn, args, _, _ = CASES[name]
+        found[f"{name}_varied_{seed}_{i}"] = (mesh, fn, args, jax.tree.map(spec, args), None)
+    return found
+
+
 def main(path: str, *names: str) -> None:
     for family in (dense_cases, transformer_cases, moe_cases, convolution_cases, index_cases, move_cases, reduction_cases, loop_cases, random_cases,
                    uneven_cases, manual_cases):  # fmt: skip
         family()
+    if "--varied" in names:
+        at = names.index("--varied")
+        programs, names = varied(int(names[at + 1]), int(names[at + 2])), names[:at]
+    else:
+        programs = CASES
     found = {}
-    for name, (mesh, fn, args, specs, outs) in CASES.items():
+    for name, (mesh, fn, args, specs, outs) in programs.items():
         if names and not any(n in name for n in names):
             continue
         try:

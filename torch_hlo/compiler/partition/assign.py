@@ -79,9 +79,22 @@ def _price(planner: Planner, q: Question, choice: Choice) -> float | None:
         whole = Local(_Sized(shape), shape.dims, layout, choice.partial)  # type: ignore[arg-type]
         total += planner.bytes(whole, layout if want is None else want)
     devices = 1
-    for atoms in choice.atoms:
+    for f, atoms in enumerate(choice.atoms):
+        if q.x.op == "dot" and q.rule.roles[f] == "sum":
+            atoms = tuple(a for a in atoms if a in _held(planner.grid, q, f))
         devices *= planner.grid.parts(atoms)
     return total + work(q.x, q.rule) / devices / FLOPS_PER_BYTE
+
+
+def _held(grid: Grid, q: Question, factor: int) -> set[int]:
+    """Atoms that split `factor` in every operand already. Summing partial products over them is what the annotations meant; to cut an operand
+    that is whole for it saves work, but the sums are often larger than the operand that could be gathered once for several products."""
+    found: set[int] | None = None
+    for dims, local in zip(q.rule.operands, q.locals):
+        if any(factor in d for d in dims):
+            atoms = {a for f, part in split(grid, q.rule, dims, local.layout) if f == factor for a in part}
+            found = atoms if found is None else found & atoms
+    return found or set()
 
 
 @dataclass(frozen=True, slots=True)
