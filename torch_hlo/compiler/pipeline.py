@@ -17,6 +17,7 @@ from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
 from torch_hlo.compiler.passes.convert_motion import convert_motion
 from torch_hlo.compiler.passes.dce import dce
 from torch_hlo.compiler.passes.dot_canon import dot_canon
+from torch_hlo.compiler.passes.dot_merge import dot_merge
 from torch_hlo.compiler.passes.fold import fold
 from torch_hlo.compiler.passes.fusion import fusion
 from torch_hlo.compiler.passes.legalize import legalize
@@ -33,6 +34,7 @@ PIPELINE: list[Pass] = [
     legalize,  # composite opcodes -> primitive ones
     # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
     fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),
+    dot_merge,  # products that belong together
     hlo_pass(fusion),  # what becomes one kernel
 ]
 
