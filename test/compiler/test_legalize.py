@@ -100,14 +100,6 @@ class Legalize(HloTestCase):
         with pytest.raises(ShapeError, match="map: the computation must consist of pointwise opcodes"):
             legalize(self.program(h.map_([p("f32", 4)], body)))
 
-    def test_collective_pairs(self):
-        x, add = p("f32", 4), h.binary_computation("add", "f32")
-        groups = ((0, 1),)
-        start = instr("all-reduce-start", (x,), to_apply=add, replica_groups=groups)
-        assert legalize(self.program(instr("all-reduce-done", (start,)))).entry.root is instr("all-reduce", (x,), to_apply=add, replica_groups=groups)
-        start = instr("all-gather-start", (x,), dimensions=(0,), replica_groups=groups)
-        assert legalize(self.program(instr("all-gather-done", (start,)))).entry.root is instr("all-gather", (x,), dimensions=(0,), replica_groups=groups)
-
     def test_ragged_dot(self):
         sizes = h.constant([1, 3, 2], "s32")
         rng = np.random.default_rng(0)

@@ -31,6 +31,11 @@ def cases():
                         "%b = c64[3] broadcast(%c), dimensions={}", "%q = c64[3] add(%p, %b)",
                         "ROOT %r = c64[12] all-gather(%q), dimensions={0}, channel_id=1, use_global_device_ids=true"), [random((3,), "F")]  # fmt: skip
     yield texts.program(
+        "%p = f32[2] parameter(0)", f"%s = (f32[2], f32[8]) all-gather-start(%p), dimensions={{0}}, replica_groups={{}}, {texts.FLAT}",
+        "%q = f32[2] multiply(%p, %p)", "%t = f32[2] all-reduce-start(%q), to_apply=%add, replica_groups={}, channel_id=2, use_global_device_ids=true",
+        "%g = f32[8] all-gather-done(%s)", "%a = f32[2] all-reduce-done(%t)", "ROOT %r = f32[10] concatenate(%g, %a), dimensions={0}",
+    ), [random((2,), "f")]  # fmt: skip
+    yield texts.program(
         "%p = f32[3] parameter(0)", "%q = s8[5] parameter(1)",
         "%g = (f32[12], s8[20]) all-gather(%p, %q), dimensions={0}, channel_id=1, use_global_device_ids=true",
         "ROOT %r = s8[20] get-tuple-element(%g), index=1",

@@ -8,6 +8,8 @@ import pytest
 from test.hlo import test_collective as texts
 from torch_hlo import config
 from torch_hlo.compiler.codegen.registry import HOST_CALLS
+from torch_hlo.compiler.passes import memory
+from torch_hlo.compiler.passes.schedule import DONES, STARTS, schedule
 from torch_hlo.device import collective, cpu, runtime
 from torch_hlo.hlo.collective import CollectiveError
 from torch_hlo.hlo.evaluate_collective import evaluate_spmd
@@ -78,6 +80,28 @@ def test_asynchronous_pairs():
         "%g = f32[8] all-gather-done(%s)", "%a = f32[2] all-reduce-done(%t)", "ROOT %r = f32[10] concatenate(%g, %a), dimensions={0}",
     )  # fmt: skip
     agree(module, [random((2,), "f")])
+    steps = [x.op for x in schedule(module.entry)]
+    assert steps.index("multiply") > steps.index("all-gather-start") and steps.index("all-gather-done") > steps.index("all-reduce-start")
+
+
+def test_operands_live_until_done():
+    """What is computed between start and done does not go to the memory of a dead operand of the start, nor to that of its result."""
+    lines = ["%p = f32[64] parameter(0)", "%x0 = f32[64] negate(%p)"]
+    for i in range(5):
+        lines += [
+            f"%s{i} = f32[64] all-reduce-start(%x{i}), to_apply=%add, replica_groups={{}}, channel_id={i + 1}, use_global_device_ids=true",
+            f"%a{i} = f32[64] sine(%p)", f"%b{i} = f32[64] sort(%a{i}), dimensions={{0}}, to_apply=%less", f"%c{i} = f32[64] cosine(%b{i})",
+            f"%d{i} = f32[64] all-reduce-done(%s{i})", f"%x{i + 1} = f32[64] multiply(%d{i}, %c{i})",
+        ]  # fmt: skip
+    less = texts.ADD + texts.ADD.replace("%add", "%less").replace("ROOT %z = f32[] add(%x, %y)", "ROOT %z = pred[] compare(%x, %y), direction=LT")
+    module = texts.program(*lines, "ROOT %r = f32[64] negate(%x5)", more=less)
+    order = schedule(module.entry)
+    slots = memory.assign(module.entry, order).slots
+    for t, x in enumerate(order):
+        if x.op in STARTS:
+            end = next(i for i, y in enumerate(order) if y.op in DONES and y.operands == (x,))
+            assert not {slots[x], slots[x.operands[0]]} & {slots[y] for y in order[t + 1:end]}
+    agree(module, [[np.random.default_rng(d).standard_normal(64).astype("f") / 8 for d in range(DEVICES)]])
 
 
 def program(module):

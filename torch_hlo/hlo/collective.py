@@ -324,6 +324,9 @@ class Communicator(Protocol):
     def exchange(self, c: Collective, inputs: Arrays, outputs: Arrays) -> None:
         """Take part in a collective: returns when `outputs` are filled and `inputs` may be overwritten. Raises CollectiveError."""
 
+    def start(self, c: Collective, inputs: Arrays, outputs: Arrays) -> Callable[[], None]:
+        """Begin a collective; calling the result waits for it. Until then `inputs` and `outputs` belong to it."""
+
 
 class Alone:
     """The only device."""
@@ -332,6 +335,10 @@ class Alone:
 
     def begin(self, program: ProgramInfo) -> None:
         pass
+
+    def start(self, c: Collective, inputs: Arrays, outputs: Arrays) -> Callable[[], None]:
+        self.exchange(c, inputs, outputs)
+        return nothing
 
     def exchange(self, c: Collective, inputs: Arrays, outputs: Arrays) -> None:
         solo(c, self, inputs, outputs)
@@ -350,6 +357,10 @@ def solo(c: Collective, link: Communicator, inputs: Arrays, outputs: Arrays) -> 
         for task in c.tasks(group, [inputs], [outputs], pairs):
             task()
     return True
+
+
+def nothing() -> None:
+    """What there is left to wait for."""
 
 
 _ALONE = Alone()

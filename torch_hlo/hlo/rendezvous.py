@@ -85,6 +85,11 @@ class _Link:
     def begin(self, program: collective.ProgramInfo) -> None:
         """All run the same one."""
 
+    def start(self, c: Collective, inputs, outputs) -> Callable[[], None]:
+        """At once: the devices share the cores, so that waiting for the others costs nothing."""
+        self.exchange(c, inputs, outputs)
+        return collective.nothing
+
     def exchange(self, c: Collective, inputs, outputs) -> None:
         if not collective.solo(c, self, inputs, outputs):
             self.meeting.meet(self, c, inputs, outputs)
@@ -194,7 +199,7 @@ class Rendezvous:
         pairs = c.pairs(self.replicas, self.partitions) if c.op == "collective-permute" else ()
         tasks = c.tasks(post.group, [m.inputs for m in members], [m.outputs for m in members], pairs)
         long = sum(a.nbytes for m in members for a in (*m.inputs, *m.outputs)) >= _LONG
-        job = _Job(tasks or [_nothing], long)
+        job = _Job(tasks or [collective.nothing], long)
         self.running += len(members)
         for d, m in zip(post.group, members, strict=True):
             del self.posts[d]
@@ -240,10 +245,6 @@ class Rendezvous:
     def _raise_failure(self) -> None:
         if self.failure is not None:
             raise CollectiveError(f"{self.program}: given up, since another device failed: {self.failure}") from self.failure
-
-
-def _nothing() -> None:
-    pass
 
 
 def _thread(call: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Composite opcodes become primitive ones, so that later passes and codegen see fewer opcodes.
 
     batch-norm-*, topk, map, call, ragged-dot, rng-bit-generator, stochastic-convert, uniform-(de)quantize, clamp with scalar bounds,
-    and asynchronous pairs (`all-reduce-start`/`-done` -> `all-reduce`: a program runs on one stream of steps).
+    and async-start/async-done of computations (a program runs on one stream of steps; only collectives run beside it).
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_hlo.compiler.passes.base import hlo_pass
 from torch_hlo.compiler.passes.legalize_random import rng_bit_generator
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.infer import fail, product
-from torch_hlo.hlo.ir import Instruction, Module, instr
+from torch_hlo.hlo.ir import Instruction, Module
 from torch_hlo.hlo.match import inline, lift, op, rewrite, rules, var
 from torch_hlo.hlo.numeric import SMALL_FLOATS
 from torch_hlo.hlo.shape import DTYPES, Shape
@@ -107,12 +107,6 @@ def async_done(out: Instruction) -> Instruction | None:
     while start.op == "async-update":
         start = start.operands[0]
     return inline(start["calls"], start.operands) if start.op == "async-start" else None
-
-
-def collective_done(out: Instruction) -> Instruction | None:
-    start = out.operands[0]
-    name = out.op.removesuffix("-done")
-    return instr(name, start.operands, out.shape, **dict(start.attrs)) if start.op == name + "-start" else None
 
 
 # Sorting
@@ -250,9 +244,6 @@ EXPANSIONS: dict[str, Callable[[Instruction], Instruction | None]] = {
     "call": call,
     "map": map_,
     "async-done": async_done,
-    "all-reduce-done": collective_done,
-    "all-gather-done": collective_done,
-    "collective-permute-done": collective_done,
     "topk": topk,
     "clamp": clamp,
     "stochastic-convert": stochastic_convert,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from torch_hlo.compiler.passes.schedule import VIEWS
+from torch_hlo.compiler.passes.schedule import DONES, STARTS, VIEWS
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import META, Computation, Instruction, postorder
 from torch_hlo.hlo.shape import Shape
@@ -121,7 +121,7 @@ class _Assigner:
         for x in postorder((self.computation.root, *self.order)):
             if x in self.held:
                 continue
-            if x.op in VIEWS:
+            if x.op in VIEWS or x.op in DONES:
                 self.held[x] = self._view(x)
                 continue
             if x.op == "constant":
@@ -130,9 +130,15 @@ class _Assigner:
                 self.held[x] = held
                 continue
             t = self.time[x]
+            if x.op in STARTS and x.op != "all-reduce-start":  # (operands, results, contexts…): the operands stay where they are
+                given = tuple(self.held[o] for o in x.operands)
+                rest = (self._new(e, lambda s, t=t: _Buffer(s.nbytes, t, t), x) for e in x.shape.elements[1:])
+                self.held[x] = (given if x.shape.elements[0].is_tuple else given[0], *rest)
+                continue
             self.held[x] = self._new(x.shape, lambda s, t=t: _Buffer(s.nbytes, t, t), x)
         for t, x in enumerate(self.order):
-            for o in x.operands:
+            # What a collective reads and writes is its own until it is done.
+            for o in (*x.operands, *(v for s in x.operands if x.op in DONES for v in s.operands)):
                 for b in _leaves(self.held[o]):
                     b.end = max(b.end, t)
 
@@ -149,7 +155,8 @@ class _Assigner:
             return tuple(self.held[o] for o in x.operands)
         if x.op == "get-tuple-element":
             return self.held[x.operands[0]][x["index"]]
-        return self.held[x.operands[0]]
+        held = self.held[x.operands[0]]
+        return held[1] if x.op in DONES and x.op != "all-reduce-done" else held
 
     # -- outputs ---------------------------------------------------------------------------------------------------
     def _place_outputs(self) -> None:

@@ -16,7 +16,10 @@ from torch_hlo.hlo.shape import Shape
 # Instructions that compute nothing: their value is (part of) an operand's memory.
 VIEWS = frozenset(("reshape", "bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency", "domain"))
 _NO_STEP = VIEWS | {"parameter", "constant"}
-COLLECTIVES = frozenset("all-reduce all-gather reduce-scatter all-to-all collective-broadcast collective-permute ragged-all-to-all".split())
+STARTS = frozenset(("all-reduce-start", "all-gather-start", "collective-permute-start"))
+DONES = frozenset(s.replace("start", "done") for s in STARTS)
+COLLECTIVES = STARTS | frozenset("all-reduce all-gather reduce-scatter all-to-all collective-broadcast collective-permute ragged-all-to-all".split())
+AHEAD = 12  # steps that a collective may start sooner than memory would have it: its result lives for that much longer
 ASSUMED_SIZE = 64  # value of a symbol when orders are compared
 
 
@@ -31,7 +34,7 @@ def schedule(computation: Computation, aliases: Sequence[tuple[int, int]] = ()) 
     graph = _Graph(computation, order, aliases)
     candidates = [graph.depth_first(), graph.greedy()]
     best = min(candidates, key=graph.peak)
-    return [graph.steps[i] for i in best]
+    return [graph.steps[i] for i in graph.started_early(best)]
 
 
 class _Graph:
@@ -121,6 +124,25 @@ class _Graph:
     def _is_legal(self, order: list[int]) -> bool:
         at = {i: k for k, i in enumerate(order)}
         return all(at[j] < at[i] for i in order for j in self.must[i])
+
+    def started_early(self, order: list[int]) -> list[int]:
+        """Asynchronous collectives start up to AHEAD steps sooner and are waited for right before their first reader: there is work to do until then."""
+        order = list(order)
+        for k in reversed(range(len(order))):
+            i = order[k]
+            if self.steps[i].op in DONES:
+                to = k
+                while to + 1 < len(order) and i not in self.must[order[to + 1]] and self.steps[order[to + 1]].op not in DONES:
+                    to += 1
+                order.insert(to, order.pop(k))
+        for k in range(len(order)):
+            i = order[k]
+            if self.steps[i].op in STARTS:
+                to = k
+                while to > max(k - AHEAD, 0) and order[to - 1] not in self.must[i] and self.steps[order[to - 1]].op not in STARTS:
+                    to -= 1
+                order.insert(to, order.pop(k))
+        return order
 
     def greedy(self) -> list[int]:
         """Always the ready step that frees the most (or adds the fewest) bytes; ties in program order."""
