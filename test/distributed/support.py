@@ -1,7 +1,9 @@
 """Real processes: `launch(script, 4)` runs a Python script in as many ranks of torch.distributed as asked."""
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +32,34 @@ def start(script: str, world: int, *args: str, env: dict[str, str] | None = None
         )
         for r in range(world)
     ]  # fmt: skip
+
+
+def run_group(command: list, env: dict[str, str], timeout: float) -> None:
+    """Run a command that starts processes of its own (torchrun); none of them outlives the call. Fails with the end of its stderr."""
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        _, err = process.communicate(timeout=timeout)
+        assert process.returncode == 0, err[-3000:]
+    finally:
+        for pid in descendants(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.kill()
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below `pid`, as long as their parents live."""
+    found, below = [], {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = status.read_text().rpartition(")")[2].split()
+            below.setdefault(int(fields[1]), []).append(int(status.parent.name))
+    wanted = [pid]
+    while wanted:
+        children = below.get(wanted.pop(), [])
+        found += children
+        wanted += children
+    return found
 
 
 def finish(ranks: list[subprocess.Popen], timeout: float = 240) -> list[str]:
