@@ -290,7 +290,7 @@ class Program:
 
     def _store_arguments(self, arguments: Sequence[str]) -> None:
         """Put "type value" texts into the function's argument words."""
-        self._arguments = max(self._arguments, len(arguments))
+        self._arguments = max(self._arguments, len(arguments), 1)
         for i, a in enumerate(arguments):
             slot = self.code.op(f"getelementptr i64, ptr %arguments, i64 {i}") if i else "%arguments"
             self.code.do(f"store {a}, ptr {slot}")
