@@ -228,7 +228,7 @@ class Partitioner:
         empty = any(0 in s.dims for s in arrays(x.shape))
         allowed = tuple(role in row.roles and (role == "free" or not empty) for role in rule.roles)
         price = row.price
-        key = (x.op, rule, tuple((o.layout, o.x.shape, o.rate, o.source is None, o.crop) for o in flat_operands), flat_wants, x.attrs if price else None, x.shape)
+        key = (x.op, rule, tuple((o.layout, o.x.shape, o.rate, o.source is None, o.crop, self.planner.layouts(o)) for o in flat_operands), flat_wants, x.attrs if price else None, x.shape)
         choice = self._choices.get(key)
         if choice is None:
             extra = None if price is None else lambda atoms: price(self.planner, x, rule, atoms, flat_operands)

@@ -70,6 +70,9 @@ class Plan:
     elements: float  # sent per device, in elements
 
 
+_NONE: frozenset[Layout] = frozenset()
+
+
 class Planner:
     """Plans and emits changes of layout on one grid; both are remembered."""
 
@@ -78,6 +81,7 @@ class Planner:
         self._plans: dict[tuple, Plan] = {}
         self._done: dict[tuple, Local] = {}
         self._cuts: dict[tuple, Instruction] = {}
+        self._made: dict[tuple, frozenset[Layout]] = {}
 
     # Plans
 
@@ -89,8 +93,8 @@ class Planner:
         return found
 
     def bytes(self, local: Local, new: Layout) -> float:
-        """Bytes per device of `apply`."""
-        if local.source is not None:
+        """Bytes per device of `apply`; none for what is there already."""
+        if local.source is not None or new in self.layouts(local):
             return 0.0
         if local.partial:
             moves, elements, layout = self._reduction(local.dims, local.layout, local.partial, new)
@@ -98,6 +102,10 @@ class Planner:
         else:
             elements = self.plan(local.dims, local.layout, new).elements
         return elements * local.x.shape.itemsize * local.rate
+
+    def layouts(self, local: Local) -> frozenset[Layout]:
+        """Layouts that the array has been brought into before."""
+        return self._made.get((local.x, local.partial), _NONE)
 
     def _search(self, dims: tuple[int, ...], old: Layout, new: Layout) -> Plan:
         plans = [self._direct(dims, old, new)]
@@ -301,6 +309,7 @@ class Planner:
         found = self._done.get(key)
         if found is None:
             found = self._done[key] = self._apply(local, new)
+            self._made[local.x, local.partial] = self.layouts(local) | {new}
         return found
 
     def _apply(self, local: Local, new: Layout) -> Local:
