@@ -4,7 +4,7 @@
     cc -Ibuild examples/aot/classify.c build/digits.so -Wl,-rpath,build -o build/classify      # or build/digits.o
     build/classify build/*.pgm
 
-    python examples/aot/export_digits.py --output build --target wasm32
+    python examples/aot/export_digits.py --output build --target host wasm32
     node examples/aot/classify.mjs build/digits.wasm build/*.pgm
 
 Writes digits.so (.wasm, .o), digits.h, and some images of the test set, named after what they show.
@@ -67,12 +67,13 @@ def write_pgm(path: Path, image: torch.Tensor) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--output", type=Path, default=Path("build"), help="folder for everything (default build)")
-    parser.add_argument("--target", default="host", help="host, x86_64-linux-gnu, aarch64-linux-gnu or wasm32")
+    parser.add_argument("--target", nargs="+", default=["host"], help="any of host, x86_64-linux-gnu, aarch64-linux-gnu and wasm32")
     parser.add_argument("--object", action="store_true", help="an object file for static linking instead of a library")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--images", type=int, default=10, help="test images to write")
     args = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # the model is small
     images, labels, test_images, test_labels = split()
     model = Classifier()
     train(model, images, labels, args.epochs)
@@ -82,9 +83,10 @@ def main() -> None:
 
     args.output.mkdir(parents=True, exist_ok=True)
     program = torch.export.export(model, (test_images[:4],), dynamic_shapes=({0: torch.export.Dim("batch", max=1024)},))
-    suffix = "o" if args.object else "wasm" if args.target == "wasm32" else "so"
-    files = aot.compile(program, target=args.target, output=args.output / f"digits.{suffix}")
-    print(f"wrote {files.library} ({files.library.stat().st_size} bytes) and {files.header}")
+    for target in args.target:
+        suffix = "o" if args.object else "wasm" if target == "wasm32" else "so"
+        files = aot.compile(program, target=target, output=args.output / f"digits.{suffix}")
+        print(f"wrote {files.library} ({files.library.stat().st_size} bytes) and {files.header}")
     for i in range(args.images):
         write_pgm(args.output / f"digit{int(test_labels[i])}_{i}.pgm", test_images[i, 0])
 

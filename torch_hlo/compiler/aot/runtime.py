@@ -29,7 +29,10 @@ def definitions(names: Iterable[str], target: Target) -> str:
         if name not in found:
             found[name] = libm.ROUTINES[name](target)
             pending += libm.NEEDS[name]
-    memory = _MEMORY.replace("VECTOR", f"<{target.vector_bytes} x i8>").replace("WIDTH", str(target.vector_bytes))
+    size, widen = ("i32", "zext i32 %size to i64") if target.arch == "wasm32" else ("i64", "add i64 %size, 0")
+    memory = _MEMORY
+    for word, text in (("VECTOR", f"<{target.vector_bytes} x i8>"), ("WIDTH", str(target.vector_bytes)), ("SIZE", size), ("WIDEN", widen)):
+        memory = memory.replace(word, text)
     return "\n".join([memory, *found.values()])
 
 
@@ -44,10 +47,11 @@ def called_for(texts: Iterable[str], target: Target) -> list[str]:
     return [name for intrinsic, names in _CALLED.items() if any(intrinsic in text for text in texts) for name in names]
 
 
-# LLVM makes calls of these from loads, stores and llvm.memcpy.
+# LLVM makes calls of these from loads, stores and llvm.memcpy. SIZE is C's size_t.
 _MEMORY = """
-define internal ptr @memcpy(ptr %to, ptr %from, i64 %n) #0 {
+define internal ptr @memcpy(ptr %to, ptr %from, SIZE %size) #0 {
 entry:
+  %n = WIDEN
   %whole = and i64 %n, -WIDTH
   br label %vectors
 vectors:
@@ -76,15 +80,16 @@ out:
   ret ptr %to
 }
 
-define internal ptr @memmove(ptr %to, ptr %from, i64 %n) #0 {
+define internal ptr @memmove(ptr %to, ptr %from, SIZE %size) #0 {
 entry:
+  %n = WIDEN
   %t = ptrtoint ptr %to to i64
   %f = ptrtoint ptr %from to i64
   %distance = sub i64 %t, %f
   %apart = icmp uge i64 %distance, %n
   br i1 %apart, label %forwards, label %backwards
 forwards:
-  %same = call ptr @memcpy(ptr %to, ptr %from, i64 %n)
+  %same = call ptr @memcpy(ptr %to, ptr %from, SIZE %size)
   ret ptr %to
 backwards:
   %i = phi i64 [%n, %entry], [%i1, %byte]
@@ -101,8 +106,9 @@ out:
   ret ptr %to
 }
 
-define internal ptr @memset(ptr %to, i32 %value, i64 %n) #0 {
+define internal ptr @memset(ptr %to, i32 %value, SIZE %size) #0 {
 entry:
+  %n = WIDEN
   %b = trunc i32 %value to i8
   %one = insertelement VECTOR poison, i8 %b, i64 0
   %v = shufflevector VECTOR %one, VECTOR poison, <WIDTH x i32> zeroinitializer
