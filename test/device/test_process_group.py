@@ -10,6 +10,7 @@ import pytest
 from test.device import ranks
 from test.device.test_virtual_devices import KINDS, program, random
 from test.hlo import test_collective as texts
+from torch_hlo.hlo.parse import parse_module
 from torch_hlo.tools.devices import run_on_devices
 
 if not hasattr(os, "fork"):
@@ -21,6 +22,12 @@ def cases():
     for dtype, numpy in (("f32", "f"), ("bf16", "f"), ("u16", "u2"), ("f64", "d")):
         for kind in KINDS:
             yield texts.program(f"%p = {dtype}[8,6] parameter(0)", "ROOT %r = " + kind.format(t=dtype), more=texts.ADD.replace("f32", dtype)), [random((8, 6), numpy)]
+    yield parse_module("""
+ENTRY %main {
+  %p = f32[10,4] parameter(0), sharding={devices=[4,1]<=[4]}
+  %q = f32[4,6] parameter(1), sharding={devices=[1,4]<=[4]}
+  ROOT %r = f32[10,6] dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}"""), [np.arange(40, dtype="f").reshape(10, 4), np.arange(24, dtype="f").reshape(4, 6)]
     values = [np.random.default_rng(d).standard_normal(30001).astype("f") for d in range(4)]
     for groups in ("{}", "{{3,0},{1,2}}"):
         yield texts.program("%p = f32[30001] parameter(0)",
