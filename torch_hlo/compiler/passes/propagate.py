@@ -152,7 +152,7 @@ class _Graph:
         rule = self.rules.get(key)
         if rule is None:
             shapes = [s for o in x.operands for s in arrays(o.shape)] + list(arrays(x.shape))
-            rule = self.rules[key] = Rule.of(factors(x), tuple(map(_sizes, shapes)))
+            rule = self.rules[key] = Rule.of(factors(x), tuple(map(_sizes, shapes)), x.op)
         return rule
 
     def _operand(self, scope: _Scope, x: Instruction, i: int) -> Tree:

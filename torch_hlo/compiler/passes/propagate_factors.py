@@ -4,7 +4,7 @@
 
 The rule's factors (hlo/factors.py) are indices that several dimensions share. Each state is projected on them; a factor takes the longest list of
 axes that no array contradicts; arrays that lack axes of the list get them, if the dimension is open and the axes are free there. When two
-factors want the same axis in one array, the factor that shards the largest array has it (Shardy's aggressive propagation).
+factors want the same axis in one array, the factor that shards the weightiest array has it (as in Shardy's aggressive propagation).
 Programs repeat their layers, so steps are memoized: states and rules are interned and compare by identity.
 """
 from __future__ import annotations
@@ -62,19 +62,26 @@ class State:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """The factors of an instruction next to the sizes of its arrays. `passes`: every factor is in the result and in an operand."""
+    """The factors of an instruction next to the sizes of its arrays.
+
+    passes: every factor is in the result and in an operand. weights: per array, whose axes win when two factors want the same one: the larger array's,
+    for it would be dearer to move. But a table that is looked up follows the indices: these say which device works on what (a batch of tokens),
+    the table is a parameter that several devices store in parts.
+    """
 
     factors: Factors
     arrays: tuple[Dims, ...]
     sizes: tuple[tuple[int, ...], ...]
     passes: bool
+    weights: tuple[float, ...]
 
     @staticmethod
-    def of(factors: Factors, sizes: tuple[tuple[int, ...], ...]) -> Rule:
+    def of(factors: Factors, sizes: tuple[tuple[int, ...], ...], op: str = "") -> Rule:
         arrays = factors.operands + factors.results
         ins = {f for dims in factors.operands for d in dims for f in d}
         outs = {f for dims in factors.results for d in dims for f in d}
-        return Rule(factors, arrays, sizes, ins == outs)
+        weights = tuple(math.inf if op == "gather" and i == 1 else math.prod(s) for i, s in enumerate(sizes))
+        return Rule(factors, arrays, sizes, ins == outs, weights)
 
 
 _identity: dict[tuple[int, ...], Rule] = {}
@@ -202,7 +209,7 @@ def project(dims: Dims, sizes: tuple[int, ...], state: State) -> tuple[dict[int,
 def _transfer(rule: Rule, states: tuple[State, ...]) -> Step:
     factors = rule.factors
     views = [project(dims, factors.sizes, state) for dims, state in zip(rule.arrays, states)]
-    wanted: list[tuple[int, int, Axes, int]] = []  # (-size of the array, factor, axes, array)
+    wanted: list[tuple[float, int, Axes, int]] = []  # (-weight of the array, factor, axes, array)
     for f, role in enumerate(factors.roles):
         if role == "whole":
             continue
@@ -211,12 +218,12 @@ def _transfer(rule: Rule, states: tuple[State, ...]) -> Step:
             axes = found.get(f, ())
             if not axes:
                 continue
-            elements = math.prod(rule.sizes[t])
+            weight = rule.weights[t]
             if source < 0 or extends(axes, best):
-                best, source, size = axes, t, elements
+                best, source, size = axes, t, weight
             elif axes == best:
-                if elements > size:
-                    source, size = t, elements
+                if weight > size:
+                    source, size = t, weight
             elif not extends(best, axes):
                 clash = True
                 break
