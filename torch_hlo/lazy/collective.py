@@ -75,7 +75,7 @@ def _record(op: OpOverload, *args):
     """Record a functional collective; the last argument is the process group or its name."""
     groups, _ = _groups(args[-1])
     key: list = [op]
-    nodes = [dispatch.operand(a, key, False) for a in args[:-1]]
+    nodes = [dispatch.operand(a, key, [], False) for a in args[:-1]]
     result = _results.get((*key, groups))
     if result is None:
         result = _results[(*key, groups)] = dispatch.infer(op, (*args[:-1], backend.process_group(args[-1]).group_name), {})

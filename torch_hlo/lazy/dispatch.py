@@ -20,10 +20,11 @@ from torch_hlo.lazy import backend, engine, storage, tensor
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import Meta, Result, aten
 from torch_hlo.lazy.storage import Number, Storage, read
-from torch_hlo.lazy.tensor import DEVICE, HloTensor, fresh, make
+from torch_hlo.lazy.tensor import DEVICE, STRIDED, HloTensor, fresh, make
 from torch_hlo.lazy.views import View, chain
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import GUARDS, LOWERINGS
+from torch_hlo.lowering.tape import INDEX_BITS, TAPE
 
 Handler = Callable[[tuple, dict], object]
 TABLE: dict[OpOverload, Handler] = {}
@@ -197,18 +198,21 @@ def lifts(op: OpOverload, argument) -> bool:
     return kind in ("number", "Tensor", "List[number]", "Optional[number]")
 
 
-def operand(a, key: list, lift: bool):
-    """Operand of a node for the argument `a`, whose contribution to the metadata key is appended to `key`."""
+def operand(a, key: list, words: list[int], lift: bool):
+    """Operand of a node for the argument `a`, whose contributions to the metadata key and to the tape are appended to `key` and `words`."""
     kind = type(a)
     if kind is HloTensor:
         key.append(a._meta)
-        return read(a)
+        value = read(a)
+        words.append(TAPE.place(value))
+        return value
     if kind is float:
-        if lift:
-            key.append(float)
-            return Number(a, "f64")
         key.append(float)
-        key.append(a)
+        if lift:
+            number = Number(a, "f64")
+            words.append(TAPE.place(number))
+            return number
+        key.append(a.hex())  # 0.0 == -0.0
         return a
     if kind is int or kind is bool:
         key.append(kind)
@@ -216,37 +220,48 @@ def operand(a, key: list, lift: bool):
         return a
     if kind is list or kind is tuple:
         key.append(len(a))
-        return [operand(x, key, lift) for x in a]
+        return [operand(x, key, words, lift) for x in a]
     if isinstance(a, torch.Tensor):
         a = checks.admit(a)
         key.append(a._meta)
-        return read(a)
+        value = read(a)
+        words.append(TAPE.place(value))
+        return value
     if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         raise TypeError(f"the hlo device cannot record the symbolic value {a}")
     key.append(kind)
-    key.append(a)
+    key.append(a if kind is not complex else repr(a))
     return a
 
 
 _DROPPED = ("device", "layout", "pin_memory", "generator")
 
 
-def operands(args: tuple, kwargs: dict, arguments: Arguments) -> tuple[list, dict, tuple]:
-    """Node arguments, node keywords, metadata key."""
+def operands(args: tuple, kwargs: dict, arguments: Arguments) -> tuple[list, dict, tuple, int, list[int]]:
+    """Node arguments, node keywords, metadata key; start of the tape, and the words for it (place and form are left open)."""
     key: list = []
+    words = [0, -1]
     lift = arguments.lift
     nodes = []
     i = 0
+    base = TAPE.base
     for a in args:
         kind = type(a)
         if kind is HloTensor:
             key.append(a._meta)
-            nodes.append(a._storage.value if a._view is None else read(a))
+            value = a._storage.value if a._view is None else read(a)
+            nodes.append(value)
+            # TAPE.place, inlined: this is the hot path.
+            if type(value) is Out:
+                place = (value.node.serial << INDEX_BITS | value.index) - base if value.array is None else -1
+            else:
+                place = value.place - base
+            words.append(place if place >= 0 else TAPE.place(value))
         else:
-            nodes.append(operand(a, key, lift[i]))
+            nodes.append(operand(a, key, words, lift[i]))
         i += 1
     if not kwargs:
-        return nodes, {}, tuple(key)
+        return nodes, {}, tuple(key), base, words
     keywords = {}
     for name, a in kwargs.items():
         if name in _DROPPED:
@@ -254,8 +269,8 @@ def operands(args: tuple, kwargs: dict, arguments: Arguments) -> tuple[list, dic
                 raise NotImplementedError(f"the hlo device holds strided tensors only, not {a}")
             continue
         key.append(name)
-        keywords[name] = operand(a, key, name in arguments.lift_keywords)
-    return nodes, keywords, tuple(key)
+        keywords[name] = operand(a, key, words, name in arguments.lift_keywords)
+    return nodes, keywords, tuple(key), base, words
 
 
 _caches: list[dict] = []
@@ -288,7 +303,7 @@ def recorder(op: OpOverload) -> Handler:
             return decompose.on_cpu(op, args, kwargs)
         if has_device and "device" in kwargs and not on_device(kwargs["device"]):
             return like_on_cpu(op, args, kwargs)
-        nodes, keywords, key = operands(args, kwargs, arguments)
+        nodes, keywords, key, base, words = operands(args, kwargs, arguments)
         result = cache.get(key)
         if result is None:
             try:
@@ -299,11 +314,14 @@ def recorder(op: OpOverload) -> Handler:
             check(op, args, kwargs)
         if random:
             keywords["seed"], keywords["offset"] = generator.draw(kwargs)
-        node = Node(target, tuple(nodes), keywords, result.outs, SOURCE and source())
+            node = Node(target, tuple(nodes), keywords, result.outs, SOURCE and source())
+        else:
+            words[1] = result.taped
+            node = Node(target, tuple(nodes), keywords, result.outs, SOURCE and source(), base, words)
         if result.form == 0:
             meta = result.metas[0]
             # `fresh`, inlined: this is the hot path.
-            t = _make_tensor(HloTensor, meta.size, meta.stride, dtype=meta.dtype, device=DEVICE)
+            t = _make_tensor(HloTensor, meta.size, meta.stride, 0, None, meta.dtype, STRIDED, DEVICE)
             t._storage = Storage(Out(node), meta)
             t._view = None
             t._meta = meta
@@ -436,9 +454,9 @@ def viewer(op: OpOverload) -> Handler:
         if not rule.many:
             meta = rule.metas[0]
             step = rule.steps[0]
-            t = _make_tensor(HloTensor, meta.size, meta.stride, meta.offset, dtype=meta.dtype, device=DEVICE)
+            t = _make_tensor(HloTensor, meta.size, meta.stride, meta.offset, None, meta.dtype, STRIDED, DEVICE)
             t._storage = base
-            t._view = parent if step is None else View(parent, step[0], step[1], step[2], shape)
+            t._view = parent if step is None else View(parent, *step, shape)
             t._meta = meta
             return t
         return [make(m, base, View(parent, *s, shape)) for m, s in zip(rule.metas, rule.steps)]
@@ -451,7 +469,7 @@ def make_rule(op: OpOverload, plan, meta: Meta, args: tuple) -> ViewRule:
     result = op(metas.meta_tensor(meta), *args)
     many = isinstance(result, (list, tuple))
     found = [metas.of(t) for t in (result if many else [result])]
-    steps = plan(op, meta, args, found)
+    steps = [step and (*step, TAPE.form_of_view(*step)) for step in plan(op, meta, args, found)]
     if not many and found[0].hlo == meta.hlo and op in _RESHAPES:
         steps = [None]  # nothing changes but strides
     return ViewRule(found, steps, many)
@@ -529,7 +547,7 @@ def unsafe_view(args: tuple, kwargs: dict):
 def detach(args: tuple, kwargs: dict):
     x = args[0]
     meta = x._meta
-    t = _make_tensor(HloTensor, meta.size, meta.stride, meta.offset, dtype=meta.dtype, device=DEVICE)
+    t = _make_tensor(HloTensor, meta.size, meta.stride, meta.offset, None, meta.dtype, STRIDED, DEVICE)
     t._storage = x._storage
     t._view = x._view
     t._meta = meta

@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-import torch
-
 from torch_hlo.lazy.storage import Array, Number
 from torch_hlo.lowering.graph import Node, Out, Subgraph
+from torch_hlo.lowering.tape import INDEX_BITS, STATIC
 
-INDEX_BITS = 20
 OPS: dict[int, object] = {}  # id -> op of every op that occurs in a key; ops live as long as the process
 
 
@@ -90,7 +88,7 @@ class _Encoder:
         self.position, self.leaves, self.numbers = position, leaves, numbers
         self.leaf_index: dict[int, int] = {}
         self.number_index: dict[int, int] = {}
-        self.table: dict[type, Callable] = {**_STATIC, Out: self._out, Array: self._leaf, Number: self._number}
+        self.table: dict[type, Callable] = {**STATIC, Out: self._out, Array: self._leaf, Number: self._number}
         self.table[list] = self.table[tuple] = self._list
 
     def node(self, node: Node) -> tuple:
@@ -142,21 +140,10 @@ class _Encoder:
     def _other(self, x, node: Node | None = None):
         if isinstance(x, Subgraph):  # a recorded function, see control.py
             return ("graph", x.key)
-        if isinstance(x, (int, float)) and type(x).__mro__[1] in _STATIC:  # IntEnum and the like
-            return _STATIC[type(x).__mro__[1]](x)
+        if isinstance(x, (int, float)) and type(x).__mro__[1] in STATIC:  # IntEnum and the like
+            return STATIC[type(x).__mro__[1]](x)
         where = f" in the arguments of {node.target}" if node is not None else ""
         raise TypeError(f"hlo device: a {type(x).__name__} cannot be recorded{where}; pass a tensor or a plain number")
 
 
 _INT = {int}
-_STATIC: dict[type, Callable] = {
-    int: lambda x: ("int", x),
-    bool: lambda x: ("bool", x),
-    float: lambda x: ("float", x.hex()),
-    complex: lambda x: ("complex", x.real.hex(), x.imag.hex()),
-    **{
-        kind: lambda x: x
-        for kind in (str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis), torch.Size)
-    },
-}
-_STATIC[torch.Size] = lambda x: ("ints", *x) if x else ("list",)

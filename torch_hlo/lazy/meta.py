@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lowering.registry import TORCH_TO_HLO
+from torch_hlo.lowering.tape import new_form
 
 aten = torch.ops.aten
 META_DEVICE = torch.device("meta")
@@ -94,11 +95,13 @@ def extent(meta: Meta) -> int:
 
 class Result:
     """What an op returns: metas and Shapes of the flat results, and the nesting (`form`: an index into the flat results, a
-    list or tuple of forms, or ("value", v) for a result that is not a tensor). `form == 0` is the single tensor."""
+    list or tuple of forms, or ("value", v) for a result that is not a tensor). `form == 0` is the single tensor. `taped`: what
+    stands on the tape for the op with these arguments."""
 
-    __slots__ = ("metas", "outs", "form")
+    __slots__ = ("metas", "outs", "form", "taped")
 
     def __init__(self, returned) -> None:
+        self.taped = new_form()
         metas: list[Meta | None] = []
 
         def walk(r):

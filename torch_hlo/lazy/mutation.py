@@ -102,19 +102,23 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
         for a in args:
             if type(a) is HloTensor and a._storage is x._storage and a is not x and pointwise:
                 checks.refuse_partial_overlap(x, a)
-        nodes, keywords, key = operands(args, kwargs, arguments)
+        nodes, keywords, key, base, words = operands(args, kwargs, arguments)
         found = cache.get(key)
         if found is None:
             checks.judge(op, checks.admit_all(args), checks.admit_all(kwargs))
             result = dispatch.infer(twin, args, kwargs)
             checked(op, args, kwargs)
-            found = cache[key] = (result.outs, _conversion(result.metas[0], x._meta))
+            found = cache[key] = (result.outs, _conversion(result.metas[0], x._meta), result.taped)
         if check is not None:
             check(twin, args, kwargs)
         if random:
             keywords["seed"], keywords["offset"] = generator.draw(kwargs)
-        outs, convert = found
-        value = Out(Node(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source()))
+        outs, convert, taped = found
+        if random:
+            words = None
+        else:
+            words[1] = taped
+        value = Out(Node(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source(), base, words))
         if convert is not None:
             value = Out(Node(aten._to_copy.default, (value,), convert[0], convert[1]))
         write(x, value)
@@ -179,7 +183,7 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
                 checks.admit_target(t, args)
             if t._meta.overlaps:
                 raise RuntimeError(OVERLAP)
-        nodes, keywords, key = operands(args, kwargs, arguments)
+        nodes, keywords, key, base, words = operands(args, kwargs, arguments)
         found = cache.get(key)
         if found is None:
             result = dispatch.infer(twin, args, kwargs)
@@ -187,9 +191,10 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
                 checked(op, args, kwargs)  # raises: a result does not fit into the tensor it replaces
                 raise RuntimeError(f"{op}: the results have other sizes than the tensors they would replace")
             checks.judge(op, checks.admit_all(args), checks.admit_all(kwargs))
-            found = cache[key] = (result.outs, [_conversion(m, t._meta) for m, t in zip(result.metas, tensors)])
-        outs, conversions = found
-        node = Node(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source())
+            found = cache[key] = (result.outs, [_conversion(m, t._meta) for m, t in zip(result.metas, tensors)], result.taped)
+        outs, conversions, taped = found
+        words[1] = taped
+        node = Node(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source(), base, words)
         for i, (t, convert) in enumerate(zip(tensors, conversions)):
             value = Out(node, i)
             if convert is not None:

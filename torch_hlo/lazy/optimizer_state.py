@@ -17,6 +17,7 @@ from torch_hlo.lazy.storage import FILLED, Array, Number, Storage
 from torch_hlo.lazy.tensor import HloTensor
 from torch_hlo.lowering.graph import Out
 from torch_hlo.lowering.registry import HLO_TO_TORCH
+from torch_hlo.lowering.tape import TAPE
 
 # Ops whose result is one number everywhere: the number, or the position of the argument that is it.
 FILLS: dict = {
@@ -57,6 +58,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> 
             number = torch.full((), _number(out), dtype=HLO_TO_TORCH[storage.shape.dtype], device="cpu")
             out.array = Array(storage.shape, engine.current().upload(number.expand(storage.shape.dims)))
             out.array.owners += (ref(storage),)
+            TAPE.exact = False
 
 
 def _number(out: Out):

@@ -195,7 +195,7 @@ _attention_forms: dict[tuple, metas.Result] = {}
 def _attention_forward(args: tuple, kwargs: dict):
     query, key = args[0], args[1]
     dropout_p = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
-    nodes, keywords, _ = dispatch.operands(args, kwargs, _ATTENTION)
+    nodes, keywords, *_ = dispatch.operands(args, kwargs, _ATTENTION)
     found = _attention_metas(*args, **kwargs)
     if dropout_p:
         keywords["seed"], keywords["offset"] = generator.draw({})

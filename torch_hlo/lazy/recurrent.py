@@ -97,7 +97,7 @@ _ARGUMENTS = {op: dispatch.Arguments(op) for op in (RECURRENCE, RECURRENCE_BACKW
 
 
 def _record(op, args: tuple, found: list[metas.Meta | None]) -> list[Tensor | None]:
-    nodes, keywords, _ = dispatch.operands(args, {}, _ARGUMENTS[op])
+    nodes, keywords, *_ = dispatch.operands(args, {}, _ARGUMENTS[op])
     node = Node(op, tuple(nodes), keywords, tuple(m and m.hlo for m in found), dispatch.SOURCE and dispatch.source())
     return [m and fresh(m, Out(node, i)) for i, m in enumerate(found)]
 

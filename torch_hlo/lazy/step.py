@@ -30,9 +30,10 @@ from torch_hlo.lazy import dump, executor, explain, generalize, log, progress, s
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.executor import Job
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
-from torch_hlo.lazy.storage import Array, Effect, Storage, forget_views, must_run, pending_storages, take_effects
+from torch_hlo.lazy.storage import Array, Effect, Number, Storage, forget_views, must_run, pending_storages, take_effects
 from torch_hlo.lowering.graph import Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
+from torch_hlo.lowering.tape import INDEX_BITS, TAPE
 
 LOCK = threading.RLock()  # one cut at a time; the executor's thread never takes it
 
@@ -60,10 +61,10 @@ _compiles = 0
 class _Run:
     """What a submitted job needs to be undone: which storage got which array for which pending value, and the donated leaves."""
 
-    __slots__ = ("job", "graph", "bindings", "donated")
+    __slots__ = ("job", "bindings", "donated")
 
-    def __init__(self, job: Job, graph: Graph, bindings: list[tuple[ref, Out, Array]], donated: list[tuple[Array, Buffer]]) -> None:
-        self.job, self.graph, self.bindings, self.donated = job, graph, bindings, donated
+    def __init__(self, job: Job, bindings: list[tuple[ref, Out, Array]], donated: list[tuple[Array, Buffer]]) -> None:
+        self.job, self.bindings, self.donated = job, bindings, donated
 
     def undo(self, replaced: dict[int, Out]) -> None:
         for array, buffer in self.donated:
@@ -149,6 +150,7 @@ def clear_cache() -> None:
     """Forget the compiled programs in memory."""
     with LOCK:
         _CACHE.clear()
+        _KNOWN.clear()
         generalize.FAMILIES.clear()
 
 
@@ -191,6 +193,8 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
                 raise
             if not config.get("ASYNC"):
                 _surface()
+        elif only is None and not _REFUSED:
+            TAPE.restart()
 
 
 def _recorded(binding: tuple[Storage, Out]) -> tuple[int, int]:
@@ -249,29 +253,78 @@ def _tell_partial(error: Exception) -> None:
     )
 
 
-def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
-    start = time.perf_counter()
-    roots: dict[tuple[int, int], int] = {}
-    distinct: list[Out] = []
-    places = []
-    for _, out in bindings:
-        place = roots.setdefault((id(out.node), out.index), len(distinct))
-        if place == len(distinct):
-            distinct.append(out)
-        places.append(place)
-    graph = collect(distinct)
-    metrics.record("TensorsGraphSize", len(graph.nodes), "")
+class _Plan:
+    """A step ready to be run: the arrays and numbers it reads, the program, and which of its outputs each pending storage gets."""
+
+    __slots__ = ("compiled", "leaves", "numbers", "places", "size", "where")
+
+    def __init__(
+        self, compiled: Compiled, leaves: Sequence[Array], numbers: Sequence[Number], places: Sequence[int], size: int, where: spmd.Placement | None
+    ) -> None:
+        self.compiled, self.leaves, self.numbers, self.places, self.size, self.where = compiled, leaves, numbers, places, size, where
+
+
+class _Known:
+    """What a tape needs: where its leaves and numbers stand on it, and the programs by which of the leaves die."""
+
+    __slots__ = ("leaves", "numbers", "places", "programs", "size")
+
+    def __init__(self, leaves: list[int], numbers: list[int], places: list[int], size: int) -> None:
+        self.leaves, self.numbers, self.places, self.size = leaves, numbers, places, size
+        self.programs: dict[tuple[int, ...], Compiled] = {}
+
+
+_KNOWN: dict[tuple, _Known] = {}
+
+
+def _plan(bindings: list[tuple[Storage, Out]], donate: bool) -> _Plan:
+    """Recognize the step by its tape, or look at its graph."""
+    base = TAPE.base
+    roots = tuple([(out.node.serial << INDEX_BITS | out.index) - base for _, out in bindings])
+    key = None
+    if donate and TAPE.exact and roots[0] >= 0 and not spmd.active:
+        key = (tuple(TAPE.words), roots, runtime.backend_name(), config.get("DISABLE"))
+        known = _KNOWN.get(key)
+        if known is not None:
+            inputs = TAPE.inputs
+            leaves = [inputs[place]() for place in known.leaves]
+            dead = tuple([i for i, leaf in enumerate(leaves) if not leaf.held()])
+            compiled = known.programs.get(dead)
+            if compiled is not None:
+                metrics.count("CachedCompile")
+                return _Plan(compiled, leaves, [inputs[place]() for place in known.numbers], known.places, known.size, None)
+    distinct: dict[int, Out] = {}
+    for root, (_, out) in zip(roots, bindings):
+        distinct.setdefault(root, out)
+    order = {root: place for place, root in enumerate(distinct)}
+    places = [order[root] for root in roots]
+    graph = collect(list(distinct.values()))
     dead = tuple([i for i, leaf in enumerate(graph.leaves) if not leaf.held()]) if donate else ()
     aliases = _aliases(graph, dead, bindings, places)
     where = spmd.placement(graph, [(s, place) for (s, _), place in zip(bindings, places)]) if spmd.active else None
     compiled = _program(graph, aliases, dead, where)
+    if key is not None and TAPE.exact:
+        if len(_KNOWN) >= 4 * config.get("PROGRAMS"):
+            _KNOWN.clear()
+        leaves, numbers = ([x.place - base for x in found] for found in (graph.leaves, graph.numbers))
+        if not {*leaves, *numbers} - TAPE.inputs.keys():
+            known = _KNOWN.setdefault(key, _Known(leaves, numbers, places, len(graph.nodes)))
+            known.programs[dead] = compiled
+    return _Plan(compiled, graph.leaves, graph.numbers, places, len(graph.nodes), where)
+
+
+def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
+    start = time.perf_counter()
+    plan = _plan(bindings, donate)
+    metrics.record("TensorsGraphSize", plan.size, "")
+    compiled, leaves, places, where = plan.compiled, plan.leaves, plan.places, plan.where
     traced = time.perf_counter()
 
-    inputs = [_leaf_buffer(leaf) for leaf in graph.leaves]
+    inputs = [_leaf_buffer(leaf) for leaf in leaves]
     if where is not None:
-        inputs = [spmd.place(leaf, sharding) for leaf, sharding in zip(graph.leaves, compiled.program.in_shardings)]
-    if graph.numbers:
-        inputs += _number_buffers(graph.numbers)
+        inputs = [spmd.place(leaf, sharding) for leaf, sharding in zip(leaves, compiled.program.in_shardings)]
+    if plan.numbers:
+        inputs += _number_buffers(plan.numbers)
     if compiled.extra:
         inputs += compiled.extra
     given = {o: i for o, i in compiled.aliases}
@@ -281,11 +334,11 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
         outputs = compiled.program.allocate(compiled.outputs, {o: inputs[i] for o, i in given.items()})
     job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
     arrays = [Array(shape, buffer) for shape, buffer in zip(compiled.outputs, outputs)]
-    donated = [(graph.leaves[i], graph.leaves[i].data) for _, i in compiled.aliases]
+    donated = [(leaves[i], leaves[i].data) for _, i in compiled.aliases]
     undo = [(ref(s), out, arrays[place]) for (s, out), place in zip(bindings, places)]
     for buffer in outputs:
         buffer.job = job
-    run = _Run(job, graph, undo, donated)
+    run = _Run(job, undo, donated)
     # From here all or nothing, also when Ctrl-C comes: each part may be repeated.
     interrupt = None
     while True:
@@ -297,6 +350,7 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
                     spmd.keep(storage, compiled.program.out_shardings[place])
             for array, _ in donated:
                 array.data = None
+            TAPE.restart()
             forget_views()
             pending_storages()  # forgets what is bound
             if not _IN_FLIGHT or _IN_FLIGHT[-1] is not run:
@@ -309,7 +363,7 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
         raise interrupt
     if config.get("LOG") >= 2:
         end = time.perf_counter()
-        log.say(2, f"{compiled.name}: {len(graph.nodes)} ops, cut {(traced - start) * 1e3:.2f} ms, submit {(end - traced) * 1e3:.2f} ms")
+        log.say(2, f"{compiled.name}: {plan.size} ops, cut {(traced - start) * 1e3:.2f} ms, submit {(end - traced) * 1e3:.2f} ms")
 
 
 def _aliases(graph: Graph, dead: Sequence[int], bindings: list[tuple[Storage, Out]], places: list[int]) -> tuple[tuple[int, int], ...]:
@@ -348,6 +402,8 @@ def _leaf_buffer(leaf: Array) -> Buffer:
             f"hlo device: an array {leaf.shape} is used after its memory was given to a newer value; "
             "a tensor was overwritten in one thread while another thread recorded operations on it"
         )
+    if isinstance(leaf.data, spmd.Abstract):
+        raise RuntimeError(f"hlo device: the array {leaf.shape} has no memory (it was made by simulate's `abstract`), so nothing can be computed from it")
     return leaf.data
 
 
@@ -418,6 +474,7 @@ def _keep(compiled: Compiled) -> Compiled:
     _CACHE[compiled.key] = compiled
     while len(_CACHE) > max(config.get("PROGRAMS"), 1):
         _CACHE.popitem(last=False)
+        _KNOWN.clear()
     return compiled
 
 
@@ -529,6 +586,7 @@ def _forget_done() -> None:
 
 def _substitute(replaced: dict[int, Out]) -> None:
     """Pending nodes that read an array that was never computed read the pending value again."""
+    TAPE.exact = False
     pending = [s.value for s in pending_storages()]
     stack = [out.node for out in pending if type(out) is Out]
     done: set[Node] = set()

@@ -21,7 +21,8 @@ import torch
 
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import views
-from torch_hlo.lowering.graph import Leaf, Lift, Node, Out
+from torch_hlo.lowering.graph import Leaf, Lift, Out
+from torch_hlo.lowering.tape import LIFTS
 
 LOCK = threading.Lock()  # guards "compare value, then replace it"
 _PENDING: deque[ref] = deque()
@@ -39,6 +40,7 @@ class Array(Leaf):
 
     def __init__(self, shape: Shape, data) -> None:
         self.shape = shape
+        self.place = self.form = -1
         self.data = data
         self.owners: tuple[ref, ...] = ()
         self.bounds: tuple[int, ...] | None = None
@@ -60,6 +62,8 @@ class Number(Lift):
     def __init__(self, value, dtype: str) -> None:
         self.value = value
         self.dtype = dtype
+        self.place = -1
+        self.form = LIFTS[dtype]
 
 
 class Storage:
@@ -196,7 +200,7 @@ def _replay(storage: Storage, view) -> Out | Array:
     if value is None:
         value = storage.value
     for view in reversed(chain):
-        value = cached[view] = Out(Node(view.op, (value, *view.args), {}, view.outs))
+        value = cached[view] = view.of(value)
     return value
 
 
@@ -233,7 +237,7 @@ def write(tensor, value: Out | Array) -> None:
     bases: list = [storage.value]
     for step in reversed(chain[1:]):
         base = cached.get(step)
-        bases.append(base if base is not None else Out(Node(step.op, (bases[-1], *step.args), {}, step.outs)))
+        bases.append(base if base is not None else step.of(bases[-1]))
     for step, base in zip(chain, reversed(bases)):
         value = step.inverse(base, value)
     storage.replace(value)

@@ -22,8 +22,9 @@ from torch_hlo.lowering.graph import Node, Out
 
 # There is one device per process. The name "hlo" exists only after registration, this one always.
 DEVICE = torch.device("privateuseone", 0)
+STRIDED = torch.strided
 _data = backend.tensor_data
-_make = backend.make_wrapper
+_make = backend.make_wrapper  # with positional arguments, which take a quarter less time: size, strides, offset, memory format, dtype, layout, device
 
 
 class _Data:
@@ -114,7 +115,7 @@ def handle(func, args, kwargs):  # replaced by dispatch, which needs this class
 
 def make(meta: Meta, storage: Storage, view: View | None = None) -> HloTensor:
     """A tensor over `storage`."""
-    tensor = _make(HloTensor, meta.size, meta.stride, meta.offset, dtype=meta.dtype, device=DEVICE)
+    tensor = _make(HloTensor, meta.size, meta.stride, meta.offset, None, meta.dtype, STRIDED, DEVICE)
     tensor._storage = storage
     tensor._view = view
     tensor._meta = meta
@@ -123,7 +124,7 @@ def make(meta: Meta, storage: Storage, view: View | None = None) -> HloTensor:
 
 def fresh(meta: Meta, value: Out | Array) -> HloTensor:
     """A tensor with a storage of its own, holding `value`."""
-    tensor = _make(HloTensor, meta.size, meta.stride, dtype=meta.dtype, device=DEVICE)
+    tensor = _make(HloTensor, meta.size, meta.stride, 0, None, meta.dtype, STRIDED, DEVICE)
     tensor._storage = Storage(value, meta)
     tensor._view = None
     tensor._meta = meta

@@ -12,15 +12,20 @@ from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import Meta, aten
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import HLO_TO_TORCH
+from torch_hlo.lowering.tape import TAPE
 
 
 class View:
-    """`op(base, *args)` has the shapes `outs`; the base has the shape `base`."""
+    """`op(base, *args)` has the shapes `outs`; the base has the shape `base`. `form`: what stands on the tape for it."""
 
-    __slots__ = ("parent", "op", "args", "outs", "base")
+    __slots__ = ("parent", "op", "args", "outs", "form", "base")
 
-    def __init__(self, parent: View | None, op, args: tuple, out: Shape, base: Shape) -> None:
-        self.parent, self.op, self.args, self.outs, self.base = parent, op, args, (out,), base
+    def __init__(self, parent: View | None, op, args: tuple, out: Shape, form: int, base: Shape) -> None:
+        self.parent, self.op, self.args, self.outs, self.form, self.base = parent, op, args, (out,), form, base
+
+    def of(self, value) -> Out:
+        """The view of a value of the base."""
+        return Out(Node(self.op, (value, *self.args), {}, self.outs, "", TAPE.base, [0, self.form, TAPE.place(value)]))
 
     def inverse(self, base, value):
         """Value of the base after `value` has been written to the view."""
@@ -101,7 +106,7 @@ _INVERSES = {
 def chain(parent: View | None, base: Shape, *steps: tuple) -> View | None:
     """Add steps `(op, args, out shape)` to a chain."""
     for op, args, out in steps:
-        parent = View(parent, op, args, out, base)
+        parent = View(parent, op, args, out, TAPE.form_of_view(op, args, out), base)
         base = out
     return parent
 

@@ -5,7 +5,6 @@
 """
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 from torch._ops import HigherOrderOperator
@@ -16,49 +15,68 @@ from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding import Mesh, Sharding
 from torch_hlo.lowering import registry
 from torch_hlo.lowering.registry import LOWERINGS, LoweringError, Weak
-
-_serials = itertools.count()
+from torch_hlo.lowering.tape import INDEX_BITS, LIFTS, TAPE, _serials
 
 
 class Node:
     """One recorded functional aten op. `args` and `kwargs` hold Out, Leaf, Lift, plain Python values and lists of them.
 
     `outs` are the shapes of the flat results (None for an undefined one); `source` is the Python line, or "". `serial` grows with
-    every node, so that operands come first in its order.
+    every node, so that operands come first in its order. `base` and `words`: what it writes on the tape (tape.py), where that is known.
     """
 
     __slots__ = ("target", "args", "kwargs", "outs", "source", "serial", "__weakref__")
 
-    def __init__(self, target, args: tuple, kwargs: dict, outs: tuple[Shape | None, ...], source: str = "") -> None:
-        self.target, self.args, self.kwargs, self.outs, self.source, self.serial = target, args, kwargs, outs, source, next(_serials)
+    def __init__(
+        self, target, args: tuple, kwargs: dict, outs: tuple[Shape | None, ...], source: str = "", base: int = -1, words: list[int] | None = None
+    ) -> None:
+        self.target = target
+        self.args = args
+        self.kwargs = kwargs
+        self.outs = outs
+        self.source = source
+        if words is None:
+            base = TAPE.base
+            words = TAPE.describe(self)
+        self.serial = serial = next(_serials)
+        if base != TAPE.base:  # another thread has cut the graph meanwhile
+            TAPE.exact = False
+        words[0] = (serial << INDEX_BITS) - base
+        TAPE.words.extend(words)  # at once: other threads may record, too
 
 
 class Out:
     """Result `index` (flat) of `node`. `array` is the Leaf that holds it once the node has been evaluated, else None."""
 
     __slots__ = ("node", "index", "array")
+    is_result = True
 
     def __init__(self, node: Node, index: int = 0) -> None:
         self.node, self.index, self.array = node, index, None
 
 
 class Leaf:
-    """An array that the program takes as a parameter."""
+    """An array that the program takes as a parameter. `place`: where it is on the tape, if that is not in the past."""
 
-    __slots__ = ("shape", "__weakref__")
+    __slots__ = ("shape", "place", "form", "__weakref__")
+    is_result = False
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
+        self.place = self.form = -1
 
 
 class Lift:
     """A Python number that the program takes as a rank-0 parameter of `dtype` ("f64" or "s64"), so that another value
     does not recompile. Seen by lowerings as `Weak`."""
 
-    __slots__ = ("dtype", "__weakref__")
+    __slots__ = ("dtype", "place", "form", "__weakref__")
+    is_result = False
 
     def __init__(self, dtype: str = "f64") -> None:
         self.dtype = dtype
+        self.place = -1
+        self.form = LIFTS[dtype]
 
 
 # The mesh of a program that is to be partitioned, and the shardings of its leaves and outputs where they are known.
