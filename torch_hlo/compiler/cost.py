@@ -65,6 +65,13 @@ def cost(module: Module) -> Cost:
     return _Counting(devices).computation(module.entry)
 
 
+def instruction_cost(x: Instruction, devices: int) -> Cost:
+    """Of one instruction of a program of `devices` devices, with what it calls."""
+    found = Cost()
+    _Counting(devices).instruction(found, x)
+    return found
+
+
 class _Counting:
     def __init__(self, devices: int) -> None:
         self.devices = devices

@@ -12,12 +12,13 @@ from torch_hlo.distributed import checkpoint
 from torch_hlo.distributed.annotate import clear_sharding, mark_sharding, sharding_of
 from torch_hlo.distributed.mesh import Dim, Mesh, PartitionSpec, get_1d_mesh
 from torch_hlo.distributed.report import programs, report, total
+from torch_hlo.distributed.simulate import A100, H100, TPU_V4, Link, Machine, abstract, compare, simulate
 from torch_hlo.distributed.tactics import Plan, data_parallel, fsdp, megatron, sequence_parallel, zero1
 from torch_hlo.distributed.visualize import visualize_sharding, visualize_tensor_sharding
 from torch_hlo.hlo.sharding import Sharding, ShardingError
 
 __all__ = [
-    "Dim", "Mesh", "PartitionSpec", "Plan", "Sharding", "ShardingError", "checkpoint", "clear_sharding", "data_parallel", "fsdp", "get_1d_mesh",
-    "mark_sharding", "megatron", "programs", "report", "sequence_parallel", "sharding_of", "total", "visualize_sharding",
+    "A100", "Dim", "H100", "Link", "Machine", "Mesh", "PartitionSpec", "Plan", "Sharding", "ShardingError", "TPU_V4", "abstract", "checkpoint", "clear_sharding", "compare", "data_parallel", "fsdp", "get_1d_mesh",
+    "mark_sharding", "megatron", "programs", "report", "sequence_parallel", "sharding_of", "simulate", "total", "visualize_sharding",
     "visualize_tensor_sharding", "zero1",
 ]  # fmt: skip

@@ -52,7 +52,7 @@ class Plan:
         """`shard` along the largest dimension for which that works, counted as it is split so far."""
         spec = (self.parameters if table is None else table)[name]
         left = [n / math.prod(self.mesh.shape[a] for a in axes) for n, axes in zip(self.shapes[name], spec)]
-        return any(self.shard(name, dim, axis, table) for dim in sorted(range(len(left)), key=lambda d: (-left[d], d)))
+        return any(self.shard(name, dim, axis, table) for dim in sorted(range(len(left)), key=lambda d: (-left[d], bool(spec[d]), d)))
 
     def mark(self, model: nn.Module | None = None) -> nn.Module:
         """Annotate the parameters of the model, and let its forward pass annotate activations; returns it."""

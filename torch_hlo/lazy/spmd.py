@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from torch_hlo.device import sharded
 from torch_hlo.device.sharded import PartitionedProgram, ShardedBuffer, gather
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.sharding import Mesh, Sharding, ShardingError
 from torch_hlo.lazy import executor
 from torch_hlo.lazy.fingerprint import Graph
@@ -35,6 +36,15 @@ class Placement:
         """True if a program with these shardings serves."""
         chosen = (*ins[: len(self.leaves)], *outs)
         return all(want is None or want.closed() == have for want, have in zip((*self.leaves, *self.outputs), chosen, strict=True))
+
+
+class Abstract:
+    """The data of an array that has no memory: for programs that are looked at and never run (distributed/simulate.py)."""
+
+    __slots__ = ("sharding", "job")
+
+    def __init__(self, sharding: Sharding | None) -> None:
+        self.sharding, self.job = sharding, None
 
 
 def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placement | None:
@@ -66,7 +76,7 @@ def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placemen
 
 def _leaf_sharding(leaf: Array) -> Sharding | None:
     """Where a leaf lives; in the words of the annotation, which may have priorities, if there was one."""
-    if not isinstance(leaf.data, ShardedBuffer):
+    if not isinstance(leaf.data, (ShardedBuffer, Abstract)):
         return None
     for owner in leaf.owners:
         storage = owner()
@@ -81,16 +91,17 @@ def keep(storage: Storage, chosen: Sharding) -> None:
         storage.sharding = chosen
 
 
+def annotated(graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ...]) -> Module:
+    """The program of the whole mesh, with all that is known of where things live."""
+    return lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, "step", placed=(where.mesh, where.leaves, where.outputs))
+
+
 def build(graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ...], observe=None) -> PartitionedProgram:
     """Lower, propagate, partition, compile. `observe`: see device/runtime.py."""
-    from torch_hlo.compiler.spmd import stages
+    from torch_hlo.compiler.spmd import spmd
 
-    module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, "step", placed=(where.mesh, where.leaves, where.outputs))
-    for name, stage in stages(module).items():
-        if observe is not None:
-            observe(f"hlo:{name}", stage)
-        module = stage
-    program = PartitionedProgram(module, observe)
+    dump = None if observe is None else lambda name, module, ms: observe(f"hlo:{name}", module)
+    program = PartitionedProgram(spmd(annotated(graph, where, aliases), dump), observe)
     PROGRAMS.add(program)
     return program
 
@@ -98,6 +109,9 @@ def build(graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ...], 
 def place(array: Array, sharding: Sharding) -> ShardedBuffer:
     """The leaf's blocks; an array that is in one piece, or on another mesh, is cut first, and stays so."""
     buffer = array.data
+    if isinstance(buffer, Abstract):
+        array.data = Abstract(sharding)
+        return array.data
     if not isinstance(buffer, ShardedBuffer) or buffer.sharding != sharding:
         executor.wait(buffer)
         buffer = array.data = sharded.reshard(buffer, sharding)
@@ -111,4 +125,4 @@ def unplace(array: Array) -> None:
         array.data = sharded.whole_buffer(array.data)
 
 
-__all__ = ["Placement", "build", "gather", "place", "placement", "unplace"]
+__all__ = ["Abstract", "Placement", "annotated", "build", "gather", "place", "placement", "unplace"]

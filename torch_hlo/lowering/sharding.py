@@ -1,4 +1,5 @@
-"""`torch_hlo::shard(x, text)`: x itself, with a note where its elements live. The note is `mesh|sharding`, for example `x=2,y=4|{[{x}, {y, ?}]}`.
+"""`torch_hlo::shard(x, text)`: x itself, with a note where its elements live. The note is `mesh|rank|sharding`, for example
+`x=2,y=4|2|{[{x}, {y, ?}]}`.
 
 A recorded value that is annotated, and `mark_sharding` under torch.compile, become this operation; it is lowered to XLA's annotation, a custom-call
 with target "Sharding". Its gradient has the same sharding.
@@ -40,14 +41,14 @@ SHARD = torch.ops.torch_hlo.shard.default
 
 def encode(sharding: Sharding) -> str:
     """The note: everything needed to read it back."""
-    return f"{sharding.mesh}|{sharding_text(sharding)}"
+    return f"{sharding.mesh}|{sharding.rank}|{sharding_text(sharding)}"
 
 
 @lru_cache(4096)
 def decode(text: str) -> Sharding:
     """Inverse of `encode`. Raises ShardingError."""
-    mesh, _, sharding = text.partition("|")
-    return parse_sharding(sharding, Shape("f32"), mesh_from_text(mesh))
+    mesh, rank, sharding = text.split("|")
+    return parse_sharding(sharding, Shape("f32", (1,) * int(rank)), mesh_from_text(mesh))
 
 
 def annotated(x: Instruction, sharding: Sharding) -> Instruction:
