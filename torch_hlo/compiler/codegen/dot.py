@@ -9,12 +9,13 @@ Complex products, f8 and 4-bit types are rewritten to HLO on types that have ker
 """
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen import gemm
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gemm import Gemm, Source, Tile
-from torch_hlo.compiler.codegen.gemm_amx import BLOCK, K_SINGLE, AmxGemm
+from torch_hlo.compiler.codegen.gemm_amx import B_ELEMENTS, BLOCK, K_SINGLE, K_TRANSPOSED, AmxGemm
 from torch_hlo.compiler.codegen.gemv import STRIP, gemv_columns, gemv_rows
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.registry import emits_step
@@ -203,19 +204,29 @@ def _takes_amx(program, x: Instruction) -> bool:
     if narrow and p.k > K_SINGLE and not prepacked:
         return False  # sums of several blocks of K need an f32 array: dot() makes one
     forms = ["k" if k == 1 else "lane" if free == 1 else "none" for free, k in (p.a, p.b)]
-    engine = AmxGemm(*forms, narrow, prepacked)
+    transposed = prepacked and forms[1] == "k" and p.k <= K_TRANSPOSED and isinstance(p.n, int) and _hint(p.m, 512) * p.k <= B_ELEMENTS
+    operands = [*x.operands]
+    if transposed:
+        p, forms, operands = replace(p, m=p.n, n=p.m, a=p.b, b=p.a), forms[::-1], operands[::-1]
+    engine = AmxGemm(*forms, narrow, prepacked, transposed)
     batch: Size = 1
     for size, *_ in p.batch:
         batch = batch * size
-    cut = gemm.partition(Tile("float", 4, 16, BLOCK, 2), ceildiv(p.m, BLOCK), p.m, p.n, p.k, batch, 0.05, False, 1 << 24)
-    pointers = [program.pointer(o) for o in (*x.operands, x)]
-    if prepacked:
-        for side, (lanes, strides) in enumerate(((p.m, p.a), (p.n, p.b))):
-            packed = program.at(program.scratch(engine.packed_bytes(lanes, p.k)))
-            name = program.once(("prepack", engine.forms[side], side), lambda side=side: _prepack_amx(program, engine, side))
-            arguments = [f"ptr {pointers[side]}", f"ptr {packed}", *(f"i64 {program.size(v)}" for v in (lanes, *strides, p.k))]
-            program.parallel(name, arguments, program.size(ceildiv(lanes, BLOCK)), cost=0.06 * BLOCK * p.k)
-            pointers[side] = packed
+    tiles = ceildiv(p.m, BLOCK)
+    if transposed:  # all columns at once: they read the same rows
+        each = ceildiv(tiles, max(1, min(gemm.ITEMS_PER_CORE * (os.cpu_count() or 1), p.m * _hint(p.n, 512) * p.k >> 24)))
+        cut = gemm.Partition(each, p.n, ceildiv(tiles, each), 1, False)
+    else:
+        cut = gemm.partition(Tile("float", 4, 16, BLOCK, 2), tiles, p.m, p.n, p.k, batch, 0.05, False, 1 << 24)
+    pointers = [program.pointer(o) for o in (*operands, x)]
+    for side, (lanes, strides) in enumerate(((p.m, p.a), (p.n, p.b))):
+        if not prepacked or transposed and side == 0:
+            continue
+        packed = program.at(program.scratch(engine.packed_bytes(lanes, p.k)))
+        name = program.once(("prepack", engine.forms[side], side), lambda side=side: _prepack_amx(program, engine, side))
+        arguments = [f"ptr {pointers[side]}", f"ptr {packed}", *(f"i64 {program.size(v)}" for v in (lanes, *strides, p.k))]
+        program.parallel(name, arguments, program.size(ceildiv(lanes, BLOCK)), cost=0.06 * BLOCK * p.k)
+        pointers[side] = packed
     kinds = ("bfloat", "bfloat", "bfloat" if narrow else "float")
     name = program.once(("dot", engine.name, len(p.batch)), lambda: _engine_task(program, engine, kinds, len(p.batch), True))
     _call(program, name, p, batch, cut, pointers, 0.0008)
