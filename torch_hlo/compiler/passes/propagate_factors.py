@@ -190,14 +190,14 @@ def project(dims: Dims, sizes: tuple[int, ...], state: State) -> tuple[dict[int,
             room, got = sizes[f], []
             while pending and room > 1:
                 axis = pending[0]
-                if room % axis.size == 0:
-                    got.append(pending.pop(0))
-                elif axis.size % room == 0:
-                    got.append(Axis(axis.name, axis.pre, room))
-                    pending[0] = Axis(axis.name, axis.pre * room, axis.size // room)
-                else:
+                common = math.gcd(room, axis.size)  # the major part of the axis that divides what is left of the factor
+                if common == 1:
                     break
-                room //= got[-1].size
+                got.append(Axis(axis.name, axis.pre, common))
+                pending[0] = Axis(axis.name, axis.pre * common, axis.size // common)
+                if pending[0].size == 1:
+                    pending.pop(0)
+                room //= common
             found[f] = simplify(got)
             if room > 1:
                 break
