@@ -72,24 +72,6 @@ class Driver(Protocol):
 
 
 # -- memory --------------------------------------------------------------------------------------------------------------
-class _DeviceBlock:
-    """Memory of the device, given back with this object."""
-
-    __slots__ = ("driver", "address")
-
-    def __init__(self, driver: Driver, nbytes: int) -> None:
-        self.driver = driver
-        self.address = driver.allocate(nbytes)
-
-    def __del__(self) -> None:
-        if hasattr(self, "address") and not _exiting:
-            self.driver.free(self.address)
-
-
-_exiting: list[bool] = []  # drivers are taken apart before the interpreter's last objects: what is left then dies with the process
-atexit.register(_exiting.append, True)
-
-
 class DevicePool(runtime.Pool):
     """Free blocks of one device by size class."""
 
@@ -98,8 +80,16 @@ class DevicePool(runtime.Pool):
         self.driver = driver
 
     def _allocate(self, size: int):
-        block = _DeviceBlock(self.driver, size)
-        return block, block.address
+        return None, self.driver.allocate(size)
+
+    def _release(self, block) -> None:
+        # Not a finalizer of the block: the collector would call it for blocks that their owner's finalizer has just given back.
+        if not _exiting:
+            self.driver.free(block[1])
+
+
+_exiting: list[bool] = []  # drivers are taken apart before the interpreter's last objects: what is left then dies with the process
+atexit.register(_exiting.append, True)
 
 
 class DeviceMemory(runtime.Memory):

@@ -5,6 +5,7 @@ SPIR-V and have shared virtual memory, so that arrays are plain addresses.
 """
 from __future__ import annotations
 
+import atexit
 import ctypes
 import ctypes.util
 import os
@@ -42,6 +43,7 @@ _FUNCTIONS = {
     "clSetKernelArgSVMPointer": (_INT, (_P, _U32, _P)),
     "clEnqueueNDRangeKernel": (_INT, (_P, _P, _U32, _P, _P, _P, _U32, _P, _P)), "clSVMAlloc": (_P, (_P, _U64, _SIZE, _U32)),
     "clSVMFree": (None, (_P, _P)), "clEnqueueSVMMemcpy": (_INT, (_P, _U32, _P, _P, _SIZE, _U32, _P, _P)),
+    "clReleaseKernel": (_INT, (_P,)), "clReleaseProgram": (_INT, (_P,)), "clReleaseCommandQueue": (_INT, (_P,)), "clReleaseContext": (_INT, (_P,)),
     "clEnqueueSVMMemFill": (_INT, (_P, _P, _P, _SIZE, _SIZE, _U32, _P, _P)), "clFinish": (_INT, (_P,)), "clFlush": (_INT, (_P,)),
 }  # fmt: skip
 
@@ -87,8 +89,10 @@ class OpenCL:
             raise DriverError(f"{self.name} does not take SPIR-V")
         if not int.from_bytes(self._info(_SVM), "little") & _COARSE_SVM:
             raise DriverError(f"{self.name} has no shared virtual memory")
+        self._programs: list[tuple[_P, list[_P]]] = []
         self._context = self._made("clCreateContext", None, 1, ctypes.byref(self._device), None, None)
         self._queue = self._made("clCreateCommandQueueWithProperties", self._context, self._device, None)
+        atexit.register(self.close)
 
     def _choose(self) -> _P:
         platforms, count = (_P * 16)(), _U32()
@@ -162,7 +166,19 @@ class OpenCL:
             log = ctypes.create_string_buffer(max(size.value, 1))
             self._cl.clGetProgramBuildInfo(program, self._device, _BUILD_LOG, size.value, log, None)
             raise DriverError(f"{self.name} does not build the kernels {', '.join(k.name for k in kernels)}: {log.value.decode(errors='replace')}")
-        return [self._made("clCreateKernel", program, k.name.encode(), what=k.name) for k in kernels]
+        handles = [self._made("clCreateKernel", program, k.name.encode(), what=k.name) for k in kernels]
+        self._programs.append((program, handles))
+        return handles
+
+    def close(self) -> None:
+        """At exit: the implementation's threads must be idle before its libraries are taken down."""
+        self._cl.clFinish(self._queue)
+        for program, handles in self._programs:
+            for h in handles:
+                self._cl.clReleaseKernel(h)
+            self._cl.clReleaseProgram(program)
+        self._cl.clReleaseCommandQueue(self._queue)
+        self._cl.clReleaseContext(self._context)
 
     def launch(self, handle, kernel: Kernel, groups: int, words: int) -> None:
         what = f"kernel {kernel.name} of {kernel.label}"

@@ -153,6 +153,7 @@ class Pool:
             self.blocks -= 1
             limit = max(_KEEP, self.peak - self.used)
             if size > limit:
+                self._release(block)
                 return
             self.free.setdefault(size, []).append(block)
             self.free.move_to_end(size)
@@ -160,7 +161,7 @@ class Pool:
             while self.cached > limit:  # sizes that are no longer asked for make room
                 oldest, blocks = next(iter(self.free.items()))
                 if blocks:
-                    blocks.pop()
+                    self._release(blocks.pop())
                     self.cached -= oldest
                 if not blocks:
                     del self.free[oldest]
@@ -176,7 +177,13 @@ class Pool:
         array = map_pages(size)
         return array, array.ctypes.data
 
+    def _release(self, block: _Block) -> None:
+        """A block that is not kept. Pages go back to the system with their array."""
+
     def trim(self) -> None:
+        for blocks in self.free.values():
+            for block in blocks:
+                self._release(block)
         self.free = OrderedDict()
         self.cached = 0
 
