@@ -22,14 +22,12 @@ import numpy as np
 
 from test.sweeps.jax_corpus import differs
 from torch_hlo.compiler.cost import Cost, cost
-from torch_hlo.compiler.partition import partition
-from torch_hlo.compiler.passes.propagate import propagate
 from torch_hlo.hlo.evaluate_collective import evaluate_spmd
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.sharding import shard, unshard
 from torch_hlo.hlo.verify import verify
 from torch_hlo.tools.devices import run_on_devices
-from torch_hlo.tools.text_api import parse_text
+from torch_hlo.tools.text_api import parse_text, partition_text
 
 RIGHT, CHEAP = 0.95, 0.80
 FORMS = ("stablehlo", "hlo")
@@ -44,10 +42,9 @@ def evaluated(module: Module, inputs: Sequence[np.ndarray], dims: Sequence[tuple
 
 def check(text: str, inputs: list, outputs: list, engine: str) -> tuple[str, Module]:
     """(the first difference or "", the per-device program)."""
-    annotated = parse_text(text)
-    module = verify(partition(verify(propagate(annotated))))
+    module = verify(parse_text(partition_text(text)))
     if engine == "compiled":
-        results = [np.asarray(r) for r, _ in run_on_devices(annotated, inputs, module.num_partitions)]
+        results = [np.asarray(r) for r, _ in run_on_devices(module, inputs, module.num_partitions)]
     else:
         results = evaluated(module, inputs, [np.shape(v) for v in outputs])
     float_type = "bfloat16" if "bf16" in text else "float32"
