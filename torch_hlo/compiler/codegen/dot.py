@@ -270,6 +270,10 @@ def dot(program, x: Instruction) -> None:
 
 def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointers: list[str]) -> None:
     """Call the kernels for one strided product; `pointers` are A, B, C."""
+    if program.target.grid:
+        from torch_hlo.compiler.codegen.gpu import dot as grid
+
+        return grid.emit_product(program, p, kind, dtypes, pointers)
     t = gemm.tile(kind, program.target.vector_bytes)
     sources = tuple(SOURCES[d, kind] for d in dtypes)
     plan = _plan(p, t, sources)
