@@ -14,6 +14,7 @@ from torch_hlo import config
 from torch_hlo.compiler.passes.algebra import algebra
 from torch_hlo.compiler.passes.attention import attention
 from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
+from torch_hlo.compiler.passes.collective_async import collective_async
 from torch_hlo.compiler.passes.convert_motion import convert_motion
 from torch_hlo.compiler.passes.dce import dce
 from torch_hlo.compiler.passes.dot_canon import dot_canon
@@ -35,6 +36,7 @@ PIPELINE: list[Pass] = [
     # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
     fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),
     dot_merge,  # products that belong together
+    collective_async,  # work goes on while bytes travel
     hlo_pass(fusion),  # what becomes one kernel
 ]
 

@@ -73,7 +73,7 @@ def compile_program(module: Module, observe: Observe | None = None) -> NativePro
         executable = _compile(module, target, observe)
         cache.store(key, executable.to_bytes())
         program = NativeProgram(executable)
-    if any(call.name == "collective" for call in program.executable.host_calls):
+    if any(call.name in ("collective", "collective-start") for call in program.executable.host_calls):
         program.info = collective.Info(module, text)
     return program
 

@@ -7,7 +7,9 @@ The schedule starts each as early as its operands allow and waits as late as its
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.base import hlo_pass, over_computations
+from torch_hlo.hlo.infer import result
 from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, rewrite_bottom_up
+from torch_hlo.hlo.shape import tuple_shape
 
 SPLIT = frozenset(("all-gather", "all-reduce", "collective-permute"))
 
@@ -17,9 +19,10 @@ def collective_async(module: Module) -> Module:
     """all-gather, all-reduce and collective-permute become pairs of start and done."""
 
     def split(x: Instruction) -> Instruction:
-        if x.op not in SPLIT or len(x.operands) != 1:
+        if x.op not in SPLIT:
             return x
-        return instr(f"{x.op}-done", (instr(f"{x.op}-start", x.operands, **dict(x.attrs)),))
+        shape = x.shape if x.op == "all-reduce" else tuple_shape(result([o.shape for o in x.operands]), x.shape)
+        return instr(f"{x.op}-done", (instr(f"{x.op}-start", x.operands, shape, **dict(x.attrs)),))
 
     def rewritten(c: Computation) -> Computation:
         root = rewrite_bottom_up(c.root, split)
