@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +17,10 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo import aot
 from torch_hlo.aot import link
+from torch_hlo.compiler.aot import abi
 from torch_hlo.compiler.aot.objects import undefined
 from torch_hlo.compiler.codegen.target import PLATFORMS, host, platform_target
+from torch_hlo.device import library as loader
 
 from .models import MODELS
 
@@ -183,3 +187,31 @@ def test_a_missing_linker_is_explained(monkeypatch):
         link.find("wasm", "wasm32")
     with pytest.raises(aot.LinkError, match="no linker for aarch64 found: install one of: ld.lld"):
         link.find("elf", "aarch64")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86-64 code asks for features")
+def test_a_processor_that_lacks_something(tmp_path, monkeypatch):
+    """Leaf 7 has reserved bits: a feature that no processor has."""
+    from torch_hlo.compiler.aot import runtime
+
+    x = torch.randn(3)
+    monkeypatch.setitem(runtime.X86_FEATURES, "sse4.2", (7, 0, "c", 15))
+    files = aot.compile(nn.Tanh(), (x,), target="x86_64-linux-gnu", cpu="x86-64-v2", output=tmp_path / "model.so")
+    with pytest.raises(aot.LibraryError, match=r"lacks one of .*sse4\.2") as error:
+        aot.load(files.library)(x)
+    assert error.value.code == abi.ERRORS.index("MACHINE")
+
+
+def test_matrix_tiles_in_a_process_of_their_own(tmp_path):
+    """bf16 products: on AMX a library asks the system for the tiles itself."""
+    torch.manual_seed(0)
+    module, x = nn.Linear(96, 80).bfloat16(), torch.randn(64, 96, dtype=torch.bfloat16)
+    files = aot.compile(module, (x,), output=tmp_path / "model.so")
+    (tmp_path / "x").write_bytes(bytes(x.reshape(-1).view(torch.uint8).tolist()))
+    jobs = [{"library": str(files.library), "inputs": [[str(tmp_path / "x"), abi.DTYPE_CODES["bf16"], [64, 96]]], "outputs": [str(tmp_path / "y")]}]
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    bare = Path(__file__).parent / "bare.py"
+    done = subprocess.run([sys.executable, "-I", bare, loader.__file__, tmp_path / "jobs.json"], capture_output=True, text=True)
+    assert done.stdout == "done\n", done.stderr
+    got = torch.frombuffer(bytearray((tmp_path / "y").read_bytes()), dtype=torch.bfloat16).reshape(64, 80)
+    torch.testing.assert_close(got, module(x), rtol=2e-2, atol=2e-2)

@@ -7,10 +7,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_hlo.compiler.aot.abi import DTYPE_CODES
+from torch_hlo.device.buffer import Arena
 from torch_hlo.device.library import Array, Library, LibraryError
 from torch_hlo.hlo.shape import DTYPES
 
 _TORCH = {DTYPE_CODES[d.name]: getattr(torch, d.torch) for d in DTYPES.values() if d.torch and d.name in DTYPE_CODES}
+_PLANS = 1000  # sizes whose plans are remembered
 _CODE = {dtype: code for code, dtype in _TORCH.items()}
 
 
@@ -31,6 +33,7 @@ class Loaded:
         meta = library.metadata
         self._arguments, self._results = meta.get("arguments"), meta.get("results")
         self._in_tree, self._out_tree = (pytree.treespec_loads(meta[k]) if meta.get(k) else None for k in ("in_tree", "out_tree"))
+        self._plans: dict[tuple, tuple[list[tuple[int, ...]], int]] = {}
         self.state: dict[str, torch.Tensor] = {a.name: _initial(a) for a in library.inputs if a.kind == "state"}
 
     def __call__(self, *args, **kwargs):
@@ -38,10 +41,20 @@ class Loaded:
         given = self._given(args, kwargs)
         tensors = [self._input(i, a, given) for i, a in enumerate(self.library.inputs)]
         dtypes = [_CODE[t.dtype] for t in tensors]
-        sizes, workspace_bytes = self.library.plan([t.shape for t in tensors], dtypes)
+        shapes = [t.shape for t in tensors]
+        key = (*dtypes, *shapes)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self.library.plan(shapes, dtypes)
+        sizes, workspace_bytes = plan
         outputs = [torch.empty(s, dtype=_TORCH[a.dtype]) for s, a in zip(sizes, self.library.outputs, strict=True)]
-        workspace = torch.empty(workspace_bytes, dtype=torch.uint8)
-        self.library.run([_memory(t) for t in tensors], [_memory(t) for t in outputs], (workspace.data_ptr(), workspace_bytes), dtypes)
+        workspace = Arena.borrow(workspace_bytes)
+        try:
+            self.library.run([_memory(t) for t in tensors], [_memory(t) for t in outputs], (workspace.address, workspace.nbytes), dtypes)
+        finally:
+            workspace.give_back()
         return self._returned(given, outputs)
 
     def _given(self, args: tuple, kwargs: dict) -> dict[int, torch.Tensor]:
@@ -77,6 +90,8 @@ class Loaded:
             value = torch.tensor(value, dtype=_TORCH[a.dtype])
         if value.dtype not in _CODE:
             raise TypeError(f"{self.name}: input {i} ({a.name}) is {value.dtype}, it must be {_TORCH[a.dtype]}")
+        if value.is_contiguous() and value.is_cpu and not value.is_conj() and not value.is_neg():
+            return value
         return value.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
     def _returned(self, given: dict[int, torch.Tensor], outputs: list[torch.Tensor]):

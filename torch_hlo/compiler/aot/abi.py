@@ -86,7 +86,7 @@ typedef int32_t torch_hlo_plan(const torch_hlo_tensor *inputs, int32_t input_cou
                                uint64_t *workspace_bytes, torch_hlo_error *error);
 
 /* Runs the model. Everything is checked first: on an error nothing but *error has been written. Outputs and workspace may overlap nothing.
- * `weights`: the contents of the weights file at a multiple of 64, if the model has one, else NULL and 0. Keeps nothing, allocates nothing;
+ * `weights`: the contents of the weights file at a multiple of 64, if the model has one, else NULL and 0. Allocates nothing, keeps nothing;
  * any number of threads may run at the same time with workspaces of their own. */
 typedef int32_t torch_hlo_run(const torch_hlo_tensor *inputs, int32_t input_count, const torch_hlo_tensor *outputs, int32_t output_count,
                               void *workspace, uint64_t workspace_bytes, const void *weights, uint64_t weights_bytes, torch_hlo_error *error);

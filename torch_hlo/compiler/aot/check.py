@@ -51,7 +51,7 @@ class Interface:
     constants: str = "null"  # of the block: a global, when they are in the library
     weights_head: bytes = b""  # what a weights file starts with; empty when there is none
     weights_bytes: int = 0
-    prologue: tuple[str, ...] = ()  # IR that gives %permission, an i1: whether the machine lets the program run
+    features: tuple[str, ...] = ()  # of the processor, asked for before the program runs (runtime.machine_check)
     strings: dict[str, str] = field(default_factory=dict, compare=False)  # message -> name of its global, filled here
 
     @property
@@ -63,7 +63,7 @@ class _Checker(Function):
     """A function that returns an error code."""
 
     def __init__(self, model: Interface, name: str, params: Sequence[tuple[str, str]], linkage: str = "") -> None:
-        super().__init__(name, "i32", params, linkage)
+        super().__init__(name, "i32", params, linkage, "#2")
         self.model = model
         self.values: dict[str, str] = {}
 
@@ -292,9 +292,8 @@ def _run(model: Interface) -> str:
     if model.weights_bytes:
         _check_head(f)
     _check_overlaps(f)
-    if model.prologue:
-        f.lines += [f"  {line}" for line in model.prologue]
-        f.expect("%permission", "MACHINE", "this processor or operating system does not let the program use AMX tiles")
+    if model.features:
+        f.expect(f.call("i1", "torch_hlo_machine"), "MACHINE", f"this processor or system lacks one of {', '.join(reversed(model.features))}")
     _enter(f)
     f.ret("i32 0")
     return f.text()
@@ -375,7 +374,7 @@ def _enter(f: _Checker) -> None:
 
 # i32 fail(error, code, text, first, second): fills *error, `#` in the text becomes the next number. Returns the code.
 _FAIL = f"""
-define internal i64 @torch_hlo_put(ptr %to, i64 %at, i8 %c) {{
+define internal i64 @torch_hlo_put(ptr %to, i64 %at, i8 %c) #2 {{
   %fits = icmp ult i64 %at, {MESSAGE_BYTES - 1}
   br i1 %fits, label %store, label %out
 store:
@@ -387,7 +386,7 @@ out:
   ret i64 %at
 }}
 
-define internal i64 @torch_hlo_number(ptr %to, i64 %at, i64 %value) {{
+define internal i64 @torch_hlo_number(ptr %to, i64 %at, i64 %value) #2 {{
 entry:
   %digits = alloca [24 x i8]
   %negative = icmp slt i64 %value, 0
@@ -426,7 +425,7 @@ done:
   ret i64 %to_next
 }}
 
-define internal i32 @torch_hlo_fail(ptr %error, i32 %code, ptr %text, i64 %first, i64 %second) {{
+define internal i32 @torch_hlo_fail(ptr %error, i32 %code, ptr %text, i64 %first, i64 %second) #2 {{
 entry:
   %wanted = icmp ne ptr %error, null
   br i1 %wanted, label %begin, label %out
@@ -459,7 +458,7 @@ out:
 
 # i64 overlap(ranges, written, all): the first pair of ranges [low, high) that share a byte, one of the first `written`, as i << 32 | j; or -1.
 _OVERLAP = """
-define internal i64 @torch_hlo_overlap(ptr %ranges, i64 %written, i64 %all) {
+define internal i64 @torch_hlo_overlap(ptr %ranges, i64 %written, i64 %all) #2 {
 entry:
   br label %rows
 rows:
@@ -508,7 +507,7 @@ none:
 
 # i64 checksum(data, words): see `checksum`.
 _CHECKSUM = """
-define internal i64 @torch_hlo_checksum(ptr %data, i64 %words) {
+define internal i64 @torch_hlo_checksum(ptr %data, i64 %words) #2 {
 entry:
   br label %next
 next:

@@ -66,14 +66,15 @@ def compile_library(
         name, rename.arrays(inputs), rename.arrays(results), rename.symbols, rename.size(program.arena_size),
         tuple(map(rename.size, _sizes(optimized))), tuple(Condition(c.predicate, rename.size(c.left), rename.size(c.right)) for c in conditions),
         "@torch_hlo_constants" if constants and not head else "null", head, len(head) + len(constants) if head else 0,
-        runtime.permission(target, program.functions),
+        tuple(runtime.needed(target, program.functions)),
     )  # fmt: skip
     blobs = {"torch_hlo_constants": constants} if constants and not head else {}
     tables = _tables(model, blobs, json.dumps(metadata or {}, separators=(",", ":"), sort_keys=True))
     functions = model_functions(model)
     wanted = [*program.declarations, *runtime.called_for(program.functions.values(), target)]
     text = "\n".join([
-        prelude(target), *map(_internal, program.functions.values()), runtime.definitions(wanted, target), tables, *(f"@{n} = internal constant {_placeholder(n, data)}, align 64" for n, data in blobs.items()), functions])
+        prelude(target), runtime.PLAIN_X86 if target.arch == "x86_64" else "attributes #2 = { nounwind }",
+        runtime.machine_check(model.features) if model.features else "", *map(_internal, program.functions.values()), runtime.definitions(wanted, target), tables, *(f"@{n} = internal constant {_placeholder(n, data)}, align 64" for n, data in blobs.items()), functions])
     if not target.fuses:
         text = text.replace("@llvm.fma.", "@llvm.fmuladd.")
     code, _ = machine_code(text, target)
