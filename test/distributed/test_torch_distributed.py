@@ -16,6 +16,7 @@ dist.init_process_group(sys.argv[1])
 t = lambda *v: torch.tensor(v).hlo()
 close = lambda a, b: torch.testing.assert_close(a.detach().cpu(), b.detach().cpu(), rtol=1e-4, atol=1e-5)
 count = lambda name: metrics.counter_value(name) or 0
+programs = lambda: (metrics.metric_data("CompileTime") or (0,))[0]
 
 class Net(nn.Module):
     def __init__(self):
@@ -27,14 +28,13 @@ class Net(nn.Module):
 def train(model, batches, steps=4, device="cpu", lr=1e-2):
     "Losses; each rank gives its own."
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    losses, compiles = [], []
+    losses = []
     for i in range(steps):
         x, y = batches[i]
         loss = (model(x.to(device)) - y.to(device)).square().mean()
         loss.backward(); optimizer.step(); optimizer.zero_grad()
         if device == "hlo": torch_hlo.mark_step()
         losses.append(loss.detach())
-        compiles.append(count("UncachedCompile") + count("CachedCompile"))
     return [l.item() for l in losses]
 
 def data(seed, n=8):
@@ -87,18 +87,18 @@ del x
 torch_hlo.sync(); dist.barrier(); print("done"); dist.destroy_process_group()
 """
 
-DDP = HEADER + """
+DDP = """
 _, want = reference()
 torch.manual_seed(0); model = Net().to("hlo")
 ddp = nn.parallel.DistributedDataParallel(model)
 losses = train(ddp, data(rank), device="hlo")
 total = [fc.all_reduce(torch.tensor(l), "avg", dist.group.WORLD).item() for l in losses]
 torch.testing.assert_close(total, want, rtol=1e-4, atol=1e-5)
-before = count("UncachedCompile"); train(ddp, data(rank), device="hlo")
-print("done", count("UncachedCompile") - before); dist.destroy_process_group()
+before = programs(); train(ddp, data(rank), device="hlo")
+print("done", programs() - before, flush=True)
 """
 
-FSDP = HEADER + """
+FSDP = """
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
 _, want = reference()
@@ -110,11 +110,11 @@ losses = train(model, data(rank), device="hlo")
 total = [fc.all_reduce(torch.tensor(l), "avg", dist.group.WORLD).item() for l in losses]
 torch.testing.assert_close(total, want, rtol=1e-4, atol=1e-5)
 assert type(model.first.weight).__name__ == "DTensor" and model.first.weight.to_local().shape[0] == 32 // world
-before = count("UncachedCompile"); train(model, data(rank), device="hlo")
-print("done", count("UncachedCompile") - before); dist.destroy_process_group()
+before = programs(); train(model, data(rank), device="hlo")
+print("done", programs() - before, flush=True)
 """
 
-TENSOR_PARALLEL = HEADER + """
+TENSOR_PARALLEL = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -131,30 +131,18 @@ batches = data(0)
 want, got = train(reference_model, batches), train(model, batches, device="hlo")
 torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 close(model.first.weight.full_tensor(), reference_model.first.weight)
-before = count("UncachedCompile"); train(model, batches, device="hlo")
-print("done", count("UncachedCompile") - before); dist.destroy_process_group()
+before = programs(); train(model, batches, device="hlo")
+print("done", programs() - before, flush=True)
 """
 
 
-def check(outputs: list[str], compiles: int | None = None) -> None:
-    for out in outputs:
-        words = out.split()
-        assert words[0] == "done"
-        assert compiles is None or int(words[1]) <= compiles, f"{words[1]} programs compiled in the second round of training"
-
-
-@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,hlo:gloo"])
+@pytest.mark.parametrize("backend", ["cpu:gloo,hlo:gloo", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_collectives(backend):
-    check(launch(COLLECTIVES, 2, backend))
+    assert launch(COLLECTIVES, 2, backend) == ["done\n"] * 2
 
 
-def test_ddp():
-    check(launch(DDP, 2, "cpu:gloo,hlo:gloo"), compiles=1)
-
-
-def test_fsdp():
-    check(launch(FSDP, 2, "cpu:gloo,hlo:gloo"), compiles=1)
-
-
-def test_dtensor_and_tensor_parallel():
-    check(launch(TENSOR_PARALLEL, 2, "cpu:gloo,hlo:gloo"), compiles=1)
+def test_training():
+    """Data parallel, sharded parameters, tensor parallel; a second round of training compiles at most the step that finds gradients cleared."""
+    for out in launch(HEADER + DDP + FSDP + TENSOR_PARALLEL + "dist.destroy_process_group()", 2, "cpu:gloo,hlo:gloo"):
+        words = out.split()
+        assert words[::2] == ["done"] * 3 and all(int(n) <= 1 for n in words[1::2]), out
