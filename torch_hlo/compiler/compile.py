@@ -52,8 +52,9 @@ def compile_module(
     native = host() if target.grid else target  # a program for a GPU has a plan that runs here
     if optimize:
         from torch_hlo.compiler.pipeline import optimize as run_passes
+        from torch_hlo.compiler.pipeline import passes_for
 
-        module = run_passes(module, dump=None if dump is None else lambda name, m, _: dump(f"hlo:{name}", m))
+        module = run_passes(module, passes=passes_for(target), dump=None if dump is None else lambda name, m, _: dump(f"hlo:{name}", m))
     program, report = emit(module, target, profile)
     texts = list(_modules(program, native))
     if dump is not None:

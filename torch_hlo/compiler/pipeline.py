@@ -41,6 +41,11 @@ PIPELINE: list[Pass] = [
 ]
 
 
+def passes_for(target) -> list[Pass]:
+    """The passes for a target: attention is one kernel where there is one for it."""
+    return [p for p in enabled(PIPELINE) if not (target.grid and p is attention)]
+
+
 class PassError(RuntimeError):
     """A pass failed, or at CHECK 2 and 3 its result breaks an invariant or has another value; names the pass."""
 

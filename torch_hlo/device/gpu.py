@@ -26,7 +26,7 @@ from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
 from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.compiler.pipeline import optimize
+from torch_hlo.compiler.pipeline import optimize, passes_for
 from torch_hlo.device import cpu, runtime
 from torch_hlo.device.runtime import Buffer, Observe
 from torch_hlo.hlo.dim import function, substitute
@@ -311,7 +311,7 @@ def compile_program(pool: DevicePool, module: Module, observe: Observe | None = 
     if observe is None:
         executable = compile_module(module, target)
     else:
-        optimized = optimize(module, dump=lambda name, m, ms: name != "input" and observe(f"hlo:{name}", m))
+        optimized = optimize(module, passes=passes_for(target), dump=lambda name, m, ms: name != "input" and observe(f"hlo:{name}", m))
         executable = compile_module(optimized, target, optimize=False, dump=observe)
     cache.store(key, executable.to_bytes())
     return program(executable, pool)

@@ -46,8 +46,10 @@ class _Code:
 def fusion(program, x: Instruction) -> None:
     """A fused computation. kind=loop without values per row is loop.py's; anything with reductions is a row kernel."""
     kind = x.get("kind", "loop")
-    if kind == "custom" and attention_of(x) is not None:
+    if kind == "custom" and attention_of(x) is not None and not program.target.grid:
         emit_attention(program, x)
+    elif kind == "custom" and attention_of(x) is not None:  # its meaning, step by step
+        program.call(program.computation(x["calls"], [program.places(o) for o in x.operands], program.places(x)), ["ptr %block"])
     elif any(y.op == "reduce" for y in x["calls"].instructions()):
         _run(program, x, x["calls"])
     elif kind in ("loop", "reduce", "row"):
