@@ -19,7 +19,8 @@ from torch_hlo import config
 from torch_hlo.device import cpu
 from torch_hlo.device.runtime import Buffer, Program
 from torch_hlo.hlo import collective
-from torch_hlo.hlo.collective import Alone, Communicator
+from torch_hlo.hlo.collective import Alone, Collective, Communicator
+from torch_hlo.hlo.evaluate_collective import collectives
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.rendezvous import Rendezvous
 
@@ -29,6 +30,7 @@ class Info:
 
     def __init__(self, module: Module, text: str) -> None:
         self.name, self.devices = module.name, module.num_partitions * module.num_replicas
+        self.first = next((str(Collective.of(x)) for x in collectives(module.entry)), "")
         self.fingerprint = hashlib.blake2b(text.encode(), digest_size=16).digest()
         self._packed = zlib.compress(text.encode(), 1)
 
@@ -67,7 +69,7 @@ def run_devices(program: Program, inputs: Sequence[Sequence[Buffer]], outputs: S
     n = len(inputs)
     if process_count() > 1 and n == 1:
         return program.run(inputs[0], outputs[0])
-    meeting = Rendezvous(program.name, replicas, n // replicas, config.get("COLLECTIVE_TIMEOUT") or None)
+    meeting = Rendezvous(collective.program_name(program.name), replicas, n // replicas, config.get("COLLECTIVE_TIMEOUT") or None)
     with cpu.shared_by(n):
         meeting.run(lambda device: program.run(inputs[device], outputs[device]), _submit)
 

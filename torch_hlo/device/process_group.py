@@ -92,11 +92,11 @@ class ProcessLink:
 
     def begin(self, program: ProgramInfo) -> None:
         """A program with collectives starts: if it is one for all devices, the ranks make sure that it is the same one."""
-        self.program = program.name
+        self.program = collective.program_name(program.name)
         if program.devices > 1:
             if program.devices != self.partitions:
-                raise CollectiveError(f"{program.name} is for {program.devices} devices, torch.distributed runs {self.partitions} processes")
-            self._wait(self._start(lambda: self._agree(program), f"the comparison of programs before {program.name}"))
+                raise CollectiveError(f"{self.program} is for {program.devices} devices, torch.distributed runs {self.partitions} processes")
+            self._wait(self._start(lambda: self._agree(program), f"the comparison of programs before {program.first} of {self.program}"))
 
     def _agree(self, program: ProgramInfo) -> None:
         everybody = tuple(range(self.partitions))
@@ -110,7 +110,7 @@ class ProcessLink:
         padded = np.zeros(max(lengths), np.uint8)
         padded[: len(text)] = text
         found = self._all_gather(everybody, "text", [padded], [(padded.shape, padded.dtype)])
-        raise CollectiveError(difference(program.name, prints, [t.tobytes()[:n].decode() for (t,), n in zip(found, lengths, strict=True)]))
+        raise CollectiveError(difference(self.program, prints, [t.tobytes()[:n].decode() for (t,), n in zip(found, lengths, strict=True)]))
 
     # -- collectives
 
@@ -349,7 +349,7 @@ class _Board:
         # The store of the default group is where the processes found each other: it needs no connection that may have failed.
         store = dist.distributed_c10d._get_default_store()
         self.store = dist.PrefixStore("torch_hlo", store.clone() if hasattr(store, "clone") else store)
-        self.rank, self.size, self.told = rank, size, told
+        self.rank, self.size, self.told, self.world = rank, size, told, dist.group.WORLD
         self.beats = 0
         self.place = self.report = ""
         self.lock = threading.Lock()
@@ -383,7 +383,7 @@ class _Board:
                 return found
         after = {r: self._read(r) for r in others}
         if self.lost:
-            return "the store of torch.distributed is gone with the process that kept it (rank 0, or the launcher)"
+            return "rank 0 does not respond any more: the store of torch.distributed, which rank 0 or the launcher kept, is gone"
         silent = [r for r in others if before[r].get("beats") == after[r].get("beats") and not after[r].get("report")]
         if silent:
             return "; ".join(self._described(r, after[r], "does not respond any more") for r in silent)
@@ -405,6 +405,8 @@ class _Board:
     def _live(self) -> None:
         while not self.ended and not self.lost:
             time.sleep(_BEAT)
+            if not self._in_use():
+                return
             self.beats += 1
             self._publish()
             if not self.report and (why := self._failure()):
@@ -412,7 +414,12 @@ class _Board:
 
     def _end(self) -> None:
         self.ended = True
-        self._publish()
+        if self._in_use():
+            self._publish()
+
+    def _in_use(self) -> bool:
+        """Whether the process group is still there; without it the store may go at any time."""
+        return dist.is_initialized() and dist.group.WORLD is self.world
 
     def _publish(self) -> None:
         state = {"beats": self.beats, "place": self.place, "report": self.report, "ended": self.ended}

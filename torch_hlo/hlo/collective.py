@@ -302,11 +302,12 @@ _TASKS = {
 
 class ProgramInfo(Protocol):
     """What a program with collectives says about itself. `devices`: how many run this very program, 1 when they may run others (and only meet in
-    collectives). `fingerprint`: of `text()`."""
+    collectives). `fingerprint`: of `text()`. `first`: a collective of it, for messages."""
 
     name: str
     devices: int
     fingerprint: bytes
+    first: str
 
     def text(self) -> str: ...
 
@@ -385,6 +386,22 @@ def communicator(link: Communicator) -> Iterator[None]:
         yield
     finally:
         _local.link = before
+
+
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """In the block, messages call programs that this thread runs `name`."""
+    before = getattr(_local, "name", "")
+    _local.name = name
+    try:
+        yield
+    finally:
+        _local.name = before
+
+
+def program_name(name: str) -> str:
+    """What messages call the program `name` that this thread runs."""
+    return getattr(_local, "name", "") or name
 
 
 def set_default(find: Callable[[], Communicator]) -> None:

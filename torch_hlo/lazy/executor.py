@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from torch_hlo import config, metrics
 from torch_hlo.device.runtime import Buffer, Program
+from torch_hlo.hlo.collective import named
 
 DEPTH = 2
 T = TypeVar("T")
@@ -46,7 +47,8 @@ class Job:
         try:
             self._check_inputs()
             self._unshare()
-            self.program.run(self.inputs, self.outputs)
+            with named(self.name):
+                self.program.run(self.inputs, self.outputs)
         except BaseException as error:  # noqa: B036 - surfaces at the next wait
             if not isinstance(error, _Upstream):
                 error.add_note(f"while running {self.name}")
