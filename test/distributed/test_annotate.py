@@ -43,7 +43,6 @@ def test_axes_that_propagation_must_not_use():
         (("x", "x"), "tensor w of shape .4, 6.: axis 'x' is used twice"),
         (("z", None), "tensor w of shape .4, 6.: mesh x=2,y=4 has no axis 'z'; its axes are x, y"),
         (("x",), "tensor w of shape .4, 6. needs 2 entries"),
-        ((None, ("x", "y")), "dimension 1 of size 6 cannot be cut into 8 blocks by x, y"),
         (("y:(3)2", None), "y:.3.2 does not divide axis y of size 4"),
         ((3, None), "no axis name"),
     ],

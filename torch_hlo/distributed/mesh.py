@@ -109,7 +109,7 @@ def to_sharding(mesh: Mesh, spec: Sequence[Entry], dims: Sequence[int], replicat
     """The Sharding of an array of extents `dims`; missing entries never: the specification has one per dimension.
 
     `replicated`: axes that propagation may not use for this tensor. Raises ShardingError naming `what` and the axis: wrong number of entries, unknown
-    axis, an axis used twice, more blocks than elements.
+    axis, an axis used twice. Sizes need not divide.
     """
     dims = tuple(dims)
     if isinstance(spec, str) or len(spec) != len(dims):
@@ -134,8 +134,6 @@ def to_sharding(mesh: Mesh, spec: Sequence[Entry], dims: Sequence[int], replicat
         if not isinstance(entry, Dim):
             raise ShardingError(f"{what} of shape {dims}: {entry!r} is no axis name, tuple of names, None or Dim")
         found = DimSharding(tuple(map(axis, entry.axes)), entry.open, entry.priority)
-        if found.size > max(dims[i], 1):
-            raise ShardingError(f"{what} of shape {dims}: dimension {i} of size {dims[i]} cannot be cut into {found.size} blocks by {', '.join(entry.axes)}")
         return found
 
     return Sharding(mesh.hlo, tuple(dim(i, entry) for i, entry in enumerate(spec)), tuple(map(axis, replicated)))

@@ -18,7 +18,7 @@ from torch_hlo.lazy import executor
 from torch_hlo.lazy.fingerprint import Graph
 from torch_hlo.lazy.storage import Array, Storage
 from torch_hlo.lowering.graph import lower
-from torch_hlo.lowering.sharding import SHARD, decode
+from torch_hlo.lowering.sharding import ANNOTATIONS, decode
 
 PROGRAMS: WeakSet[PartitionedProgram] = WeakSet()
 active = False  # whether anything has ever been annotated: steps of other programs pay nothing
@@ -52,7 +52,7 @@ def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placemen
 
     Raises ShardingError when annotations speak of different meshes.
     """
-    annotated = list(dict.fromkeys(node.args[1] for node in graph.nodes if node.target is SHARD))
+    annotated = list(dict.fromkeys(node.args[1] for node in graph.nodes if node.target in ANNOTATIONS))
     meshes = dict.fromkeys(decode(text).mesh for text in annotated)
     outputs: list[Sharding | None] = [None] * len(graph.outputs)
     for storage, i in storages:

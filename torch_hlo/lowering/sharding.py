@@ -12,7 +12,7 @@ import torch
 
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.sharding import Sharding
+from torch_hlo.hlo.sharding import DimSharding, Sharding
 from torch_hlo.hlo.sharding_text import mesh_from_text, parse_sharding, sharding_text
 from torch_hlo.lowering.registry import lowers
 
@@ -59,3 +59,51 @@ def annotated(x: Instruction, sharding: Sharding) -> Instruction:
 @lowers(SHARD)
 def _shard(x, text):
     return annotated(x, decode(text))
+
+
+# Regions that are written per device: between these two a tensor is one device's block, along all axes of the mesh.
+
+
+@torch.library.custom_op("torch_hlo::to_blocks", mutates_args=())
+def to_blocks(x: torch.Tensor, sharding: str) -> torch.Tensor:
+    raise NotImplementedError("enable_manual_sharding works on tensors of the hlo device")
+
+
+@to_blocks.register_fake
+def _(x: torch.Tensor, sharding: str) -> torch.Tensor:
+    return x.new_empty(decode(sharding).shard_dims(x.shape))
+
+
+@torch.library.custom_op("torch_hlo::from_blocks", mutates_args=())
+def from_blocks(x: torch.Tensor, sharding: str, dims: list[int]) -> torch.Tensor:
+    raise NotImplementedError("disable_manual_sharding works on tensors of the hlo device")
+
+
+@from_blocks.register_fake
+def _(x: torch.Tensor, sharding: str, dims: list[int]) -> torch.Tensor:
+    return x.new_empty(dims)
+
+
+def _manual(sharding: Sharding) -> Sharding:
+    mesh = sharding.mesh
+    return Sharding(mesh, (DimSharding(),) * sharding.rank, manual=tuple(mesh.axis(name) for name in mesh.names))
+
+
+def _boundary(target: str, x: Instruction, sharding: Sharding, shape: Shape) -> Instruction:
+    return instr("custom-call", (x,), shape, custom_call_target=target, sharding=sharding)
+
+
+@lowers(torch.ops.torch_hlo.to_blocks.default)
+def _to_blocks(x, text):
+    whole = decode(text)
+    return _boundary("SPMDFullToShardShape", annotated(x, whole), _manual(whole), x.shape.with_dims(whole.shard_dims(x.shape.dims)))
+
+
+@lowers(torch.ops.torch_hlo.from_blocks.default)
+def _from_blocks(x, text, dims):
+    whole = decode(text)
+    return _boundary("SPMDShardToFullShape", annotated(x, _manual(whole)), whole, x.shape.with_dims(tuple(dims)))
+
+
+# Operations whose second argument is the note.
+ANNOTATIONS = frozenset((SHARD, torch.ops.torch_hlo.to_blocks.default, torch.ops.torch_hlo.from_blocks.default))

@@ -1,0 +1,121 @@
+"""torch_xla's names and signatures (torch_xla.distributed.spmd): programs written for it run after a change of imports.
+
+    import torch_hlo.distributed.spmd as xs
+    mesh = xs.Mesh(np.arange(8), (2, 4), ("data", "model"))
+    xs.mark_sharding(t, mesh, ("data", None))            # axes by name or number
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_hlo.device import collective
+from torch_hlo.distributed import annotate, mesh
+from torch_hlo.distributed.annotate import clear_sharding
+from torch_hlo.distributed.mesh import get_1d_mesh, to_sharding
+from torch_hlo.hlo.sharding import ShardingError
+from torch_hlo.lazy import spmd
+from torch_hlo.lazy.tensor import HloTensor
+from torch_hlo.lowering.sharding import SHARD, encode
+
+_global: list[mesh.Mesh] = []
+
+
+class Mesh(mesh.Mesh):
+    """`device_ids` in row-major order of `mesh_shape`; axes without names are called "0", "1", …"""
+
+    def __init__(self, device_ids: Sequence[int], mesh_shape: Sequence[int], axis_names: Sequence[str] | None = None) -> None:
+        names = tuple(axis_names) if axis_names is not None else tuple(f"axis{i}" for i in range(len(mesh_shape)))
+        super().__init__(mesh_shape, names, [int(d) for d in device_ids])
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        return tuple(self.shape.values())
+
+    @property
+    def device_ids(self) -> tuple[int, ...]:
+        return self.devices
+
+
+def _spec(where: mesh.Mesh, spec: Sequence) -> tuple:
+    """Axis numbers as names."""
+
+    def entry(e):
+        if isinstance(e, int) and not isinstance(e, bool):
+            if not 0 <= e < len(where.axis_names):
+                raise ShardingError(f"mesh {where.hlo} has no axis number {e}; it has {len(where.axis_names)} axes")
+            return where.axis_names[e]
+        return tuple(map(entry, e)) if isinstance(e, (tuple, list)) else e
+
+    return tuple(map(entry, spec))
+
+
+def mark_sharding(t: torch.Tensor, mesh: mesh.Mesh, partition_spec: Sequence) -> torch.Tensor:
+    """See torch_hlo.distributed.mark_sharding."""
+    return annotate.mark_sharding(t, mesh, _spec(mesh, partition_spec))
+
+
+def mark_sharding_with_gradients(t: torch.Tensor, mesh: mesh.Mesh, partition_spec: Sequence) -> torch.Tensor:
+    """An annotated copy of `t` whose gradient has the same sharding."""
+    spmd.active = True
+    return SHARD(t, encode(to_sharding(mesh, _spec(mesh, partition_spec), t.shape)))
+
+
+def set_global_mesh(mesh: mesh.Mesh) -> None:
+    """What `get_global_mesh` returns from now on."""
+    _global[:] = [mesh]
+
+
+def get_global_mesh() -> mesh.Mesh | None:
+    return _global[0] if _global else None
+
+
+def num_devices() -> int:
+    """Devices that a mesh can span."""
+    return collective.device_count()
+
+
+def enable_manual_sharding(t: torch.Tensor, partition_spec: Sequence, *, mesh: mesh.Mesh | None = None) -> torch.Tensor:
+    """The block of each device as a tensor of the block's shape: what is done to it until `disable_manual_sharding` each device does alone.
+
+    Raises ShardingError for dimensions that do not divide: blocks of a program that is written per device have no padding.
+    """
+    where = _mesh(mesh)
+    found = to_sharding(where, _spec(where, partition_spec), t.shape)
+    for i, (n, k) in enumerate(zip(t.shape, found.tiles)):
+        if n % k:
+            raise ShardingError(
+                f"tensor of shape {tuple(t.shape)}: dimension {i} of size {n} does not divide into {k} blocks along {', '.join(a.name for a in found.dims[i].axes)}, which "
+                "manual sharding needs"
+            )
+    spmd.active = True
+    return torch.ops.torch_hlo.to_blocks(_on_device(t), encode(found))
+
+
+def disable_manual_sharding(t: torch.Tensor, partition_spec: Sequence, full_shape: Sequence[int], *, mesh: mesh.Mesh | None = None) -> torch.Tensor:
+    """The whole tensor of `full_shape` whose blocks are `t`. Raises ShardingError where they do not fit."""
+    where = _mesh(mesh)
+    found = to_sharding(where, _spec(where, partition_spec), full_shape)
+    if tuple(n * k for n, k in zip(t.shape, found.tiles)) != tuple(full_shape):
+        raise ShardingError(f"blocks of shape {tuple(t.shape)} do not make a tensor of shape {tuple(full_shape)} under {found}")
+    return torch.ops.torch_hlo.from_blocks(_on_device(t), encode(found), list(full_shape))
+
+
+def _mesh(given: mesh.Mesh | None) -> mesh.Mesh:
+    found = given or get_global_mesh()
+    if found is None:
+        raise ShardingError("no mesh given, and set_global_mesh was not called")
+    return found
+
+
+def _on_device(t: torch.Tensor) -> torch.Tensor:
+    if not isinstance(t, HloTensor):
+        raise TypeError(f"the tensor of shape {tuple(t.shape)} is on {t.device}, move it with .to('hlo') first")
+    return t
+
+
+__all__ = [
+    "Mesh", "clear_sharding", "disable_manual_sharding", "enable_manual_sharding", "get_1d_mesh", "get_global_mesh", "mark_sharding",
+    "mark_sharding_with_gradients", "num_devices", "set_global_mesh",
+]  # fmt: skip
