@@ -67,6 +67,7 @@ def compile_module(
         name=module.name, target=target.key, entry="entry", objects=tuple(objects), constants=program.constant_data(), arena=program.arena_size,
         parameters=tuple(p.shape for p in module.entry.params), outputs=tuple(x.shape for x in outputs(module)), aliases=module.aliases,
         symbols=module.symbols, externals=tuple(sorted(program.declarations)), host_calls=tuple(program.host_calls), image=image, kernels=kernels,
+        fetches=target.grid and program.fetches,
         exposed=program.exposed,
     )  # fmt: skip
 

@@ -24,7 +24,8 @@ class Executable:
 
     `aliases`: (output, parameter) pairs that must be given the same memory. `symbols`: (name, parameter, dimension) in block order.
     `arena`: bytes, maybe symbolic. `target`: key of the machine that the code is for. `externals`: C symbols the code calls. For a GPU,
-    `image` is the device's code (PTX, SPIR-V or an ELF object) with the entry points `kernels`, which `entry` launches by number.
+    `image` is the device's code (PTX, SPIR-V or an ELF object) with the entry points `kernels`, which `entry` launches by number;
+    `fetches`: it looks at values on the way.
     `exposed`: aliased parameters that may have been overwritten when a host call raises.
     """
 
@@ -43,6 +44,7 @@ class Executable:
     image: bytes = b""
     kernels: tuple[Kernel, ...] = ()
     exposed: tuple[int, ...] = ()
+    fetches: bool = False
 
     @property
     def words(self) -> int:
@@ -57,6 +59,7 @@ class Executable:
             "outputs": [_shape_data(s) for s in self.outputs], "aliases": self.aliases, "symbols": self.symbols, "externals": self.externals,
             "host_calls": [[c.name, c.attrs, [_shape_data(s) for s in c.outputs], [_shape_data(s) for s in c.inputs]] for c in self.host_calls],
             "image": len(self.image), "kernels": [[k.name, k.arguments, k.threads, k.label] for k in self.kernels], "exposed": self.exposed,
+            "fetches": self.fetches,
         }  # fmt: skip
         text = json.dumps(header, separators=(",", ":")).encode()
         body = b"".join([struct.pack("<Q", len(text)), text, *self.objects, self.constants, self.image])
@@ -97,7 +100,7 @@ class Executable:
             externals=tuple(map(str, h["externals"])),
             host_calls=tuple(HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i))) for n, a, o, i in h["host_calls"]),
             image=parts[-1], kernels=tuple(Kernel(str(n), str(a), int(t), str(label)) for n, a, t, label in h["kernels"]),
-            exposed=tuple(int(p) for p in h["exposed"]),
+            exposed=tuple(int(p) for p in h["exposed"]), fetches=bool(h["fetches"]),
         )  # fmt: skip
         if any(not (0 <= o < len(result.outputs) and 0 <= p < len(result.parameters)) for o, p in result.aliases):
             raise ValueError("compiled program has aliases out of range")

@@ -21,7 +21,7 @@ from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
 from torch_hlo.compiler.codegen.gpu.program import CALLS, Kernel
 from torch_hlo.compiler.codegen.gpu.target import GpuTarget
-from torch_hlo.compiler.codegen.program import HostCall
+from torch_hlo.compiler.codegen.program import FAILED, HostCall
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
 from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import compile_module
@@ -182,7 +182,7 @@ class GpuProgram:
         sizes = [inputs[i].shape.dims[d] for _, i, d in e.symbols]
         staged: list[_Device] = []
         given = [self._input(b, staged) for b in inputs]
-        saved = self._save(inputs) if e.host_calls and self.aliases else []
+        saved = self._save(inputs)
         targets = [b.memory.written() if isinstance(b.memory, DeviceMemory) else self._stage(b, staged) for b in outputs]
         for o, i in e.aliases:
             targets[o] = given[i]
@@ -220,7 +220,7 @@ class GpuProgram:
     def _save(self, inputs: Sequence[Buffer]) -> list[tuple[int, _Device, int]]:
         """Copies of what will be overwritten: Python code called on the way may raise."""
         saved = []
-        for _, i in self.aliases:
+        for i in self.executable.exposed:
             copy = _Device(self.pool, max(inputs[i].nbytes, 1))
             address = self._input(inputs[i], [])
             self.driver.copy(copy.address, address, inputs[i].nbytes)
@@ -237,6 +237,7 @@ class GpuProgram:
                     return method(*arguments)
                 except BaseException as error:  # noqa: BLE001
                     self._error = error
+                    ctypes.c_uint64.from_address(block + 8 * FAILED).value = 1
             if method == self._fetch:
                 ctypes.memset(arguments[0], 0, arguments[2])  # ends loops
 
