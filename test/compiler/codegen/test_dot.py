@@ -121,3 +121,14 @@ def test_bf16_dimensions_that_do_not_merge():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((3, 20, 4, 40)).astype("float32"), rng.standard_normal((3, 4, 40, 30)).astype("float32")
     check(lambda x, y: build.dot(x, y, (0, 3), (0, 2), (2,), (1,)), a, b, dtypes=["bf16", "bf16"])
+
+
+@pytest.mark.parametrize("k", [8192, 8195, 9001])
+@pytest.mark.parametrize(("m", "n"), [(24, 120), (33, 100)])
+def test_long_sums(m, n, k):
+    """Sums that are cut into pieces, with and without a rest, all layouts."""
+    rng = np.random.default_rng(0)
+    for transpose_a, transpose_b in ((0, 0), (1, 0), (0, 1)):
+        a = values(rng, (k, m) if transpose_a else (m, k), "float32")
+        b = values(rng, (n, k) if transpose_b else (k, n), "float32")
+        check(lambda x, y, ta=transpose_a, tb=transpose_b: build.dot(x, y, (1 - ta,), (tb,)), a, b, rtol=1e-3)

@@ -265,7 +265,51 @@ def dot(program, x: Instruction) -> None:
     p = product(x)
     if p.k == 0:
         return emit_tree(program, _zeros(x), (), x)
-    emit_product(program, p, kind, tuple(o.shape.dtype for o in x.operands), [program.pointer(o) for o in (*x.operands, x)])
+    dtypes, pointers = tuple(o.shape.dtype for o in x.operands), [program.pointer(o) for o in (*x.operands, x)]
+    if not program.target.grid and _is_long(p, x):
+        return _emit_long(program, p, kind, dtypes, pointers)
+    emit_product(program, p, kind, dtypes, pointers)
+
+
+SPLITS = 8  # pieces of a long sum: a constant, because they decide how it is rounded
+
+
+def _is_long(p: Product, x: Instruction) -> bool:
+    """A sum that is long for its few results: no cut of the results reads the operands only once."""
+    if p.batch or x.shape.kind != "f" or not all(isinstance(v, int) for v in (p.m, p.n, p.k)):
+        return False
+    operands, results = (p.m + p.n) * p.k, p.m * p.n
+    return p.k >= 1024 * SPLITS and operands * x.shape.itemsize > 1 << 22 and 8 * SPLITS * results < operands
+
+
+def _emit_long(program, p: Product, kind: str, dtypes: tuple[str, str], pointers: list[str]) -> None:
+    """A product whose sum is cut into SPLITS pieces, and perhaps a short one, that are added at the end."""
+    each, rest = divmod(p.k, SPLITS)
+    size = p.m * p.n
+    itemsize = {"float": 4, "double": 8}[kind]
+    parts = program.scratch(itemsize * size * (SPLITS + 1))
+    a, b, c = pointers
+    emit_product(program, replace(p, k=each, batch=((SPLITS, each * p.a[1], each * p.b[1], size),)), kind, dtypes, [a, b, program.at(parts)])
+    if rest:
+        starts = (program.code.gep(SOURCES[d, kind].kind, q, each * SPLITS * s[1]) for d, q, s in zip(dtypes, (a, b), (p.a, p.b), strict=True))
+        to = program.code.gep(kind, program.at(parts), SPLITS * size)
+        emit_product(program, replace(p, k=rest), kind, dtypes, [*starts, to])
+    t = gemm.tile(kind, program.target.vector_bytes)
+    name = program.once(("sum of parts", kind), lambda: program.function(f"sum_parts_{t.suffix}", _sum_parts(t).text()))
+    count = SPLITS + (rest > 0)
+    program.parallel(name, [f"ptr {program.at(parts)}", f"ptr {c}", f"i64 {size}", f"i64 {count}"], size, grain=4096, cost=0.05 * count)
+
+
+def _sum_parts(t: Tile) -> Function:
+    """void(lo, hi, parts, c, size, count): c[i] = sum_p parts[p * size + i]."""
+    f = Function(f"sum_parts_{t.suffix}", "void", [("i64", "lo"), ("i64", "hi"), ("ptr", "parts"), ("ptr", "c"), ("i64", "size"), ("i64", "count")])
+    with f.loop("%lo", "%hi", t.lanes) as i:
+        mask = gemm.lane_mask(f, t.lanes, i, "%hi")
+        with f.loop(0, "%count", carry=[(t.vector, "zeroinitializer")]) as part:
+            p = f.gep(t.kind, "%parts", f.add(f.mul(part.index, "%size"), i))
+            part.next = [f.op(f"fadd {t.vector} {part.vars[0]}, {gemm.masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)}")]
+        gemm.masked_store(f, t.kind, t.lanes, part.vars[0], f.gep(t.kind, "%c", i), mask, t.itemsize)
+    return f
 
 
 def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointers: list[str]) -> None:
@@ -285,8 +329,9 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
         cut = gemm.Partition(1, each, 1, ceildiv(p.n, each), False)
     else:
         t = replace(t, vectors=plan.vectors)
-        # Rows that are read in place cost little to read again; a transposing pack of B is the dearest.
-        b_cost = {"direct": 0.03, "copy": 0.08}.get(plan.form_b, 0.12)
+        # Rows that are read in place cost little to read again unless they come from memory; a transposing pack of B is the dearest.
+        far = _hint(p.n, 512) * _hint(p.k, 512) * t.itemsize > 1 << 24
+        b_cost = {"direct": 0.2 if far else 0.03, "copy": 0.08}.get(plan.form_b, 0.12)
         cut = gemm.partition(t, ceildiv(p.m, plan.heights[0]), p.m, p.n, p.k, batch, b_cost, all(d[1] == 0 for d in p.batch))
     key = ("dot", kind, dtypes, plan, cut.prepacked, len(p.batch), isinstance(p.m, int), isinstance(p.k, int))
     name, engine = program.once(key, lambda: _task(program, t, sources, plan, p, cut.prepacked))
