@@ -9,19 +9,18 @@ A job whose inputs come from a failed job fails with the same error. Nothing her
 from __future__ import annotations
 
 import atexit
-import contextlib
-import gc
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TypeVar
 
 from torch_hlo import config, metrics
+from torch_hlo.compiler.passes.base import collector_paused
 from torch_hlo.device.runtime import Buffer, Program
 from torch_hlo.hlo.collective import named
 
@@ -195,25 +194,13 @@ class _Compiler:
         while True:
             function, future = self.queue.get()
             try:
-                with _collector_paused():
+                with collector_paused():
                     result = function()
                 future.set_result(result)
                 del result
             except BaseException as error:  # noqa: B036 - raised where the result is wanted
                 future.set_exception(error)
             del function, future
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No garbage collection: a compiler makes many objects that stay, and looking at all of them again and again is a third of its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 _COMPILER = _Compiler()
