@@ -6,7 +6,7 @@ from test.support import HloTestCase
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.factors import arrays, factors
 from torch_hlo.hlo.ir import postorder
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.hlo.window import WindowDim
 
 
@@ -62,6 +62,12 @@ class TestFactors(HloTestCase):
         self.rule(h.sort(p(4, 5), 1, "LT"), "ij->ij {j: whole}")
         self.rule(h.topk(p(4, 5), 2), "ij->i1,i1 {j: whole}")
         self.rule(h.fft(p(4, 8, dtype="c64"), "FFT", (8,)), "i1->i1")
+
+    def test_batches_of_matrices(self):
+        results = tuple_shape(Shape("f32", (8, 6, 4)), Shape("f32", (8, 4)))
+        self.rule(h.custom_call("lapack_sgeqrf_ffi", (p(8, 6, 4),), results), "i11->i11,i1")
+        self.rule(h.custom_call("lapack_sgeqrf_ffi", (p(6, 4),), tuple_shape(Shape("f32", (6, 4)), Shape("f32", (4,)))), "11->11,1")
+        self.rule(h.custom_call("mystery", (p(8, 6, 4),), Shape("f32", (8, 6, 4))), "111->111")
 
     def test_every_rule_fits_its_instruction(self):
         """A dimension's factors divide it, each factor has one size, and no factor appears twice in one array."""

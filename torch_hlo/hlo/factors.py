@@ -465,7 +465,20 @@ def _custom_call(x: Instruction, m: _Maker) -> Factors:
     if x["custom_call_target"] in ANNOTATIONS:
         dims = m.each(x.shape.dims)
         return m.rule([dims], [dims])
+    if x["custom_call_target"].startswith("lapack_"):
+        return _matrices(x, m)
     return _opaque(x, m)
+
+
+def _matrices(x: Instruction, m: _Maker) -> Factors:
+    """One routine per matrix of a batch: the outer dimensions that all arrays have in common are free."""
+    operands, results = [o.shape for o in x.operands], arrays(x.shape)
+    shapes = [*operands, *results]
+    batch = max(0, *(s.rank for s in shapes)) - 2
+    while batch > 0 and any(s.dims[:batch] != shapes[0].dims[:batch] for s in shapes):
+        batch -= 1
+    outer = m.each(shapes[0].dims[: max(batch, 0)])
+    return m.rule([[*outer, *[()] * (s.rank - len(outer))] for s in operands], [[*outer, *[()] * (s.rank - len(outer))] for s in results])
 
 
 # Collectives inside regions that are written per device along some axes: the other axes may split what they carry
