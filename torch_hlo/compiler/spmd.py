@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from torch_hlo.compiler.partition import partition
+from torch_hlo.compiler.partition import is_per_device, partition
 from torch_hlo.compiler.passes.base import collector_paused, hlo_pass
 from torch_hlo.compiler.passes.collectives import PASSES
 from torch_hlo.compiler.passes.propagate import propagate
@@ -26,6 +26,8 @@ def spmd(module: Module, dump: Dump | None = None, update_axes: Sequence[str] = 
     """
     if dump is not None:
         dump("input", module, 0.0)
+    if is_per_device(module):
+        return module
     first = [weight_update_sharding(update_axes)] if update_axes else []
     for stage in (*first, propagate, hlo_pass(partition)):
         start = time.perf_counter()

@@ -50,12 +50,15 @@ def partition(module: Module) -> Module:
 
     A program without a mesh comes back as it is. Raises PartitionError, ShardingError.
     """
-    if module.mesh is None:
-        return module
-    if module.in_shardings or module.num_partitions > 1 and not _shardings(module.entry):
+    if is_per_device(module):
         return module
     grid = Grid(module.mesh, (a for s in _shardings(module.entry) for a in _axes(s)))
     return Partitioner(grid).module(module)
+
+
+def is_per_device(module: Module) -> bool:
+    """Whether nothing is left to partition: a program for one device, or one that says how its parameters were cut, or has no annotations."""
+    return module.mesh is None or bool(module.in_shardings) or module.num_partitions > 1 and not _shardings(module.entry)
 
 
 def _shardings(computation: Computation) -> set[Sharding]:
