@@ -98,7 +98,7 @@ def scatter(program, x: Instruction) -> None:
         return
     f = Writer(program, "scatter", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"to{i}") for i in range(count)), ("ptr", "indices"),
                                      *(("ptr", f"by{i}") for i in range(count))])
-    writer = _Scatter(f, x, operands, indices, updates, program.target.lanes(32))
+    writer = _Scatter(f, x, operands, indices, updates, program.target.strip)
     items, grain, cost = writer.write()
     name = f.define()
     pointers = [program.at(p) for p in places] + [program.pointer(o) for o in (indices, *updates)]

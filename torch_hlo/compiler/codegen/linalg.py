@@ -103,14 +103,14 @@ def cholesky(program, x: Instruction) -> None:
                 with f.when(f.op(f"xor i1 {above}, true")):
                     start = load(f, dtype, "%a", at(i, j))
                     start = start if lower else number.conj(start)
-                    if number.complex or not lower:
+                    if number.complex or not lower or program.target.strip == 1:
                         with f.loop(0, j, carry=list(zip(number.types, number.parts(start), strict=True))) as k:
                             left, right = (load(f, dtype, "%l", at(r, k.index)) for r in (i, j))
                             left, right = (left, number.conj(right)) if lower else (number.conj(left), right)
                             k.next = number.parts(number.sub(number.whole(k.vars), number.mul(left, right)))
                         value = number.whole(k.vars)
                     else:
-                        value = number.sub(start, _row_dot(f, program.target.lanes(32), number.kind, f.add(base, f.mul(i, rows)), f.add(base, f.mul(j, rows)), j))
+                        value = number.sub(start, _row_dot(f, program.target.strip, number.kind, f.add(base, f.mul(i, rows)), f.add(base, f.mul(j, rows)), j))
                     diagonal = f.icmp("eq", i, j)
                     real = number.parts(value)[0]
                     root = f.emit().typed(number.kind).sqrt(real)
@@ -174,7 +174,7 @@ def triangular_solve(program, x: Instruction) -> None:
     f = Writer(program, "triangular_solve", [("i64", "lo"), ("i64", "hi"), ("ptr", "a"), ("ptr", "x")])
     size, number = Sizes(f), _Number(f, dtype)
     rows, width = size(n), size(columns)
-    lanes = 1 if number.complex else program.target.lanes(32)
+    lanes = 1 if number.complex else program.target.strip
 
     def coefficient(base: Int, i: Int, j: Int):
         v = load(f, dtype, "%a", f.add(base, f.add(f.mul(j, rows), i) if transposed else f.add(f.mul(i, rows), j)))

@@ -37,6 +37,11 @@ class Target:
         return self.vector_bytes * 8 // bits
 
     @property
+    def strip(self) -> int:
+        """f32 elements that a loop written by hand handles at a time."""
+        return self.lanes(32)
+
+    @property
     def fuses(self) -> bool:
         """Whether multiply-add with one rounding is an instruction. Otherwise llvm.fma would be a call of libm."""
         return self.has("fma") or self.arch == "aarch64"

@@ -137,7 +137,7 @@ def _scan(program, x: Instruction, axis: int, backward: bool) -> None:
     f = Writer(program, "scan", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to"))])
     size = Sizes(f)
     real = all(STORAGE[t].parts == 1 for t in types)
-    lanes = program.target.lanes(32) if inner != 1 and real else 1
+    lanes = program.target.strip if inner != 1 and real else 1
     reducer = Reducer(x)
     wide = _WIDER.get(types[0]) if reducer.op in ("add", "multiply") and half == 1 else None
     blocks = f.ceildiv(size(inner), lanes)

@@ -46,13 +46,16 @@ class Family:
 _COMMON = """abs bswap copysign ctlz ctpop cttz fabs floor ceil trunc fma fmuladd fptosi.sat fptoui.sat masked.load masked.store maxnum memcpy
 memmove memset minnum rint round roundeven smax smin sqrt umax umin fshl fshr""".split()
 
+# Taken apart into scalar code on the way.
+_VECTORS = ("masked.gather", "masked.scatter", "vector.reduce.or")
+
 FAMILIES = {
     f.name: f
     for f in (
         Family(
             "nvptx", "nvptx64-nvidia-cuda", "ptx_kernel", "@llvm.nvvm.read.ptx.sreg.ctaid.x()", "@llvm.nvvm.read.ptx.sreg.tid.x()", "i32",
             "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)", "call i32 @llvm.nvvm.shfl.sync.bfly.i32(i32 -1, i32 {v}, i32 {m}, i32 31)",
-            (), "assembly", frozenset((*_COMMON, "nvvm")),
+            (), "assembly", frozenset((*_COMMON, *_VECTORS, "nvvm")),
         ),
         Family(
             "spirv64", "spirv64v1.4-unknown-unknown", "spir_kernel", "@_Z12get_group_idj(i32 0)", "@_Z12get_local_idj(i32 0)", "i64",
@@ -63,7 +66,7 @@ FAMILIES = {
         Family(
             "amdgcn", "amdgcn-amd-amdhsa", "amdgpu_kernel", "@llvm.amdgcn.workgroup.id.x()", "@llvm.amdgcn.workitem.id.x()", "i32",
             'fence syncscope("workgroup") release\n  call void @llvm.amdgcn.s.barrier()\n  fence syncscope("workgroup") acquire',
-            "call i32 @llvm.amdgcn.ds.bpermute(i32 {a}, i32 {v})", (), "object", frozenset((*_COMMON, "amdgcn")), stack=5, shared_bytes=64 << 10,
+            "call i32 @llvm.amdgcn.ds.bpermute(i32 {a}, i32 {v})", (), "object", frozenset((*_COMMON, *_VECTORS, "amdgcn")), stack=5, shared_bytes=64 << 10,
             attributes=' "uniform-work-group-size"="true"',
         ),
     )
@@ -86,6 +89,7 @@ class GpuTarget:
     fuses = True  # multiply-add is an instruction
     parallel_threshold_ps = 0
     threads = True
+    strip = 1  # neighbouring threads have neighbouring elements
 
     def has(self, feature: str) -> bool:
         """Conversions of f16 are instructions everywhere; nothing of what CPUs have besides is here."""
