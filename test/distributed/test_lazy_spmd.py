@@ -186,3 +186,35 @@ def test_one_process_per_device_runs_the_same_code():
 def test_four_processes():
     outputs = launch(PROCESSES, 4, "fsdp", "(2, 2)", "both", "(2, 2)", "tensor_parallel", "(1, 4)")
     assert all(out.startswith("losses") for out in outputs) and len(set(outputs)) == 1
+
+
+@pytest.mark.parametrize("how", ["torch.compile", "torch_hlo.compile"])
+def test_compiled_functions(how):
+    torch.manual_seed(0)
+    reference = Gpt()
+    model = copy.deepcopy(reference).to("hlo")
+    mesh = Mesh((2, 4), ("x", "y"))
+    both(model, mesh)
+    forward = torch.compile(model, backend="hlo") if how == "torch.compile" else model
+    o, reference_o = (torch.optim.SGD(m.parameters(), lr=0.3) for m in (model, reference))
+
+    def step(f, optimizer, tokens):
+        optimizer.zero_grad()
+        loss = f(tokens).logsumexp(-1).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    captured = torch_hlo.compile(step) if how == "torch_hlo.compile" else step
+    for i in range(4):
+        tokens = torch.randint(96, (8, 16), generator=torch.Generator().manual_seed(i))
+        got = captured(forward, o, mark_sharding(tokens.to("hlo"), mesh, ("x", None)))
+        torch_hlo.mark_step()
+        torch.testing.assert_close(got.cpu(), step(reference, reference_o, tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_an_index_out_of_range_is_an_error_also_when_it_is_sharded():
+    mesh = Mesh((8,), ("x",))
+    table = torch.randn(4, 2).to("hlo")
+    with pytest.raises(IndexError):
+        nn.functional.embedding(mark_sharding(torch.tensor([0, 9, 1, 2]).to("hlo"), mesh, ("x",)), table)

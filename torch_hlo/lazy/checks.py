@@ -149,6 +149,8 @@ def bounds(tensor: HloTensor) -> tuple[int, int] | None:
     if type(array) is not Array or array.bounds is None:
         return None
     if not array.bounds:
+        if getattr(array.data, "sharding", None) is not None:  # spread over devices: looking at it would be a collective
+            return None
         value = peek(dispatch.make(tensor._storage.meta, tensor._storage))
         if value.numel() == 0 or value.dtype.is_floating_point or value.dtype.is_complex:
             array.bounds = (0, -1)

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from weakref import WeakSet
 
 from torch_hlo.device import sharded
+from torch_hlo.device.runtime import Buffer
 from torch_hlo.device.sharded import PartitionedProgram, ShardedBuffer, gather
 from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.numeric import decode as decode_array
 from torch_hlo.hlo.sharding import Mesh, Sharding, ShardingError
 from torch_hlo.lazy import executor
 from torch_hlo.lazy.fingerprint import Graph
@@ -114,8 +116,16 @@ def place(array: Array, sharding: Sharding) -> ShardedBuffer:
         return array.data
     if not isinstance(buffer, ShardedBuffer) or buffer.sharding != sharding:
         executor.wait(buffer)
+        if array.bounds == () and isinstance(buffer, Buffer):
+            array.bounds = _bounds(buffer)
         buffer = array.data = sharded.reshard(buffer, sharding)
     return buffer
+
+
+def _bounds(buffer: Buffer) -> tuple[int, int]:
+    """Smallest and largest value of an array of integers, while this process has it whole (see checks.bounds)."""
+    values = decode_array(buffer.bytes.tobytes(), buffer.shape.dtype, buffer.shape.dims) if buffer.shape.kind in "su" and buffer.nbytes else None
+    return (0, -1) if values is None else (int(values.min()), int(values.max()))
 
 
 def unplace(array: Array) -> None:
