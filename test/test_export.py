@@ -92,3 +92,24 @@ def test_recorded_graphs_have_texts():
     torch_hlo.sync()
     with pytest.raises(ValueError, match="pending"):
         debug.hlo_text([y])
+
+
+def test_operators_of_transformers():
+    """A loop over values in Python, which is an opcode here."""
+    pytest.importorskip("transformers.integrations.moe")
+    op = torch.ops.transformers.grouped_mm_fallback
+
+    class Experts(nn.Module):
+        def forward(self, x, weight, ends):
+            return op(x, weight, ends)
+
+    x, weight, ends = torch.randn(10, 4), torch.randn(3, 4, 5), torch.tensor([3, 3, 8], dtype=torch.int32)
+    text = export.to_hlo_text(torch.export.export(Experts(), (x, weight, ends)))
+    assert "ragged-dot" in text and "custom-call" not in text
+    torch.testing.assert_close(torch_hlo.run_text(text, x, weight, ends)[0], op(x, weight, ends))
+    x.requires_grad_()
+    weight.requires_grad_()
+    want = torch.autograd.grad(op(x, weight, ends).square().sum(), (x, weight))
+    compiled = torch.compile(op, backend="hlo", options={"fallback": "error"})
+    for g, w in zip(torch.autograd.grad(compiled(x, weight, ends).square().sum(), (x, weight)), want):
+        torch.testing.assert_close(g, w)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch._higher_order_ops.effects import with_effects
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.utils import _pytree as pytree
@@ -29,11 +30,14 @@ from torch_hlo.hlo.shape import Literal
 from torch_hlo.hlo.stablehlo import stablehlo_text
 from torch_hlo.hlo.text import module_text
 from torch_hlo.lowering import export_sizes as sizes
+from torch_hlo.lowering import late
 from torch_hlo.lowering.fx import FxGraph, Input, from_fx
 from torch_hlo.lowering.fx_size import shape_of
 from torch_hlo.lowering.graph import Leaf, Out, lower
 from torch_hlo.lowering.promote import size_value
 from torch_hlo.lowering.registry import LOWERINGS, LoweringError
+
+aten = torch.ops.aten
 
 
 def to_hlo_text(ep: ExportedProgram, embed: bool = False) -> str:
@@ -86,12 +90,12 @@ def exported(ep: ExportedProgram, embed: str = "none") -> Exported:
     program does not change. Raises LoweringError, see to_hlo_text."""
     guards = sizes.guards(ep)
     ep = _functional(ep)
-    graph = from_fx(_row_major(ep.graph_module))
+    graph = from_fx(_without_checks(_row_major(ep.graph_module)))
     leaves = [i.leaf for i in graph.inputs]
     signature, values = ep.graph_signature, _weights(ep)
     changed = {s.target for s in signature.output_specs if s.kind in _STATE}
     described = [_described(x, signature.input_specs, values, changed) for x in graph.inputs]
-    constants = {i: x.value for i, x in enumerate(described) if _is_constant(graph.inputs[i], x, embed)}
+    constants = {i: x.value for i, x in enumerate(described) if _is_constant(graph.inputs[i], x, embed) or x.kind == "token"}
     tensors = [value for value, _ in graph.outputs if isinstance(value, (Out, Leaf))]
     module = lower(graph.nodes, tensors, leaves, (), "exported", _symbols(graph))
     used = set(postorder((module.entry.root,)))
@@ -102,6 +106,9 @@ def exported(ep: ExportedProgram, embed: str = "none") -> Exported:
     parts = iter(root.operands)
     roots, outs, results = [], [], []
     for (value, _), spec in zip(graph.outputs, signature.output_specs, strict=True):
+        if spec.kind == OutputKind.TOKEN:  # orders effects, of which none are left
+            next(parts)
+            continue
         if spec.kind == OutputKind.USER_OUTPUT:
             results.append((None,) if value is None else len(roots))
         if value is not None:
@@ -132,6 +139,8 @@ def _described(x: Input, specs: Sequence[InputSpec], values: dict[int, torch.Ten
     spec = specs[x.source]
     if x.source in values:
         return Value(spec.target, "state" if spec.target in changed else "weight", spec.target, values[x.source])
+    if spec.kind == InputKind.TOKEN:
+        return Value(spec.arg.name, "token", value=torch.zeros(0))
     return Value(spec.arg.name)
 
 
@@ -160,10 +169,25 @@ def inputs(ep: ExportedProgram, *args, **kwargs) -> list:
 
 def _functional(ep: ExportedProgram) -> ExportedProgram:
     """Mutations become results, and operators without a lowering what they are made of."""
+    from torch_hlo.dynamo.backend import decompositions
+
+    late.register()
     table = torch.export.default_decompositions()
     for op in [op for op in table if op in LOWERINGS]:
         del table[op]
+    table.update(decompositions())
     return ep.run_decompositions(table)
+
+
+def _without_checks(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Checks that raise errors about values (a singular matrix) are left out: a program has no way to raise."""
+    for n in module.graph.find_nodes(op="call_function", target=with_effects):
+        if n.args[1] is aten._linalg_check_errors.default:
+            for user in list(n.users):
+                user.replace_all_uses_with(n.args[0])
+                module.graph.erase_node(user)
+            module.graph.erase_node(n)
+    return module
 
 
 def _weights(ep: ExportedProgram) -> dict[int, torch.Tensor]:
@@ -197,6 +221,9 @@ def _symbols(graph: FxGraph) -> tuple[tuple[str, int, int], ...]:
     missing = sorted(set(graph.sizes) - set(found))
     if missing:
         raise LoweringError(f"size {missing[0]} is an input of its own and no dimension of a tensor: export with that number fixed")
+    used = {s: d for x in graph.inputs if isinstance(x.leaf, Leaf) for d in x.leaf.shape.dims for s in dim_symbols(d)}
+    for s in sorted(used.keys() - found.keys()):
+        raise LoweringError(f"size {s} is no dimension itself, only {used[s]} is: export with a Dim of its own for that dimension")
     return tuple((name, i, d) for name, (i, d) in sorted(found.items()))
 
 

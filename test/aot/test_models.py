@@ -225,3 +225,29 @@ def test_hugging_face(tmp_path, name):
     got = pytree.tree_leaves(aot.load(files.library)(**inputs))
     for g, w in zip(got, pytree.tree_leaves(want), strict=True):
         torch.testing.assert_close(g, w, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: torch.linalg.inv(x @ x.T + torch.eye(4)),
+    lambda x: torch.nn.functional.interpolate(x.reshape(1, 1, 4, 6), scale_factor=2, mode="bilinear"),
+    lambda x: (x[:0], x, x, torch.arange(3), None, 7),
+    lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,)),
+    lambda x: torch.complex(x, -x) * 2,
+], ids=["inverse", "interpolate", "several", "cond", "complex"])  # fmt: skip
+def test_programs(tmp_path, function):
+    class Program(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    close(aot.load(aot.compile(Program(), (x,), output=tmp_path / "p.so").library)(x), function(x))
+
+
+def test_dimensions_that_are_no_symbol(tmp_path):
+    class Pairs(nn.Module):
+        def forward(self, x):
+            return x.reshape(-1, 2).sum(1)
+
+    half = torch.export.Dim("half", max=100)
+    with pytest.raises(Exception, match=r"is no dimension itself, only 2\*\w+ is: export with a Dim of its own"):
+        aot.compile(Pairs(), (torch.randn(6),), dynamic_shapes=({0: 2 * half},), output=tmp_path / "pairs.so")

@@ -34,19 +34,6 @@ def convert_element_type(x, dtype):
     return promote.cast(promote.scalar(x, expected()[0].dtype) if not hasattr(x, "shape") else x, expected()[0].dtype)
 
 
-def register_late() -> None:
-    """Prims that Inductor's modules define when Dynamo first needs them."""
-    late = getattr(prims, "fma", None)
-    if late is not None:
-        LOWERINGS.setdefault(late.default, _fma)
-
-
-def _fma(a, b, c):
-    shape = expected()[0]
-    a, b, c = (Expr(promote.operand(v, shape.dtype, shape.dims)) for v in (a, b, c))
-    return (a * b + c).x
-
-
 @lowers(prims.div.default)
 def div(a, b):
     """Of integers: rounded towards zero."""
