@@ -85,15 +85,15 @@ def in_trouble(rank, trouble):
     return value[0][0].tolist()
 
 
-@pytest.mark.parametrize("trouble, verb, within", [(die, "does not respond any more", 8), (stop, "does not respond any more", 10), (dawdle, "did not come", 10)])
-def test_a_rank_in_trouble(trouble, verb, within):
-    """Killed, stopped, or busy with something else: all other ranks name the rank, the collective and the program in time."""
+@pytest.mark.parametrize("trouble, verb", [(die, "does not respond any more"), (stop, "does not respond any more"), (dawdle, "did not come")])
+def test_a_rank_in_trouble(trouble, verb):
+    """Killed, stopped, or busy with something else: all other ranks name the rank, the collective and the program in a few seconds (and compile time)."""
     outcomes = ranks.run(3, in_trouble, trouble, without=(1,), COLLECTIVE_TIMEOUT=2.0)
     for rank in (0, 2):
         error = outcomes[rank].error
         assert f"rank 1 {verb}" in error, error
         assert "all-reduce(f32) of sizes [2], the 3. of ranks 0,1,2, in t" in error, error
-        assert outcomes[rank].seconds < within, outcomes[rank]
+        assert outcomes[rank].seconds < 30, outcomes[rank]
 
 
 def different(rank):

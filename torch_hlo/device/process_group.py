@@ -2,10 +2,10 @@
 
     link().exchange(c, inputs, outputs)
 
-A collective is made of messages between the members of its group: everybody's block to everybody (all_gather), a block for each (all_to_all), or from
-one to one. Sums are formed here and not in the transport, in the order of ranks, so that the results are those of virtual devices, bit by bit,
-and every element type works; an all-reduce moves 2(n-1)/n of its bytes as the best algorithms do. Every message starts with a line that says which
-collective it belongs to, so that two ranks that do not run the same one find out.
+A collective is made of rounds in which each member of the group sends some arrays to each other one (`_round`). Sums are formed here and not in the
+transport, in the order of ranks, so that the results are those of virtual devices, bit by bit, and every element type works; an all-reduce
+moves 2(n-1)/n of its bytes as the best algorithms do. Every message starts with a line that says which collective it belongs to, so that two
+ranks that do not run the same one find out.
 
 The groups are the program's own (one per list of ranks, made when first used): what the user does with other groups at the same time does not
 interfere. All communication runs on one thread, in the order in which it was started; the program waits for it, or overlaps it.
@@ -34,11 +34,10 @@ from torch_hlo.hlo import collective
 from torch_hlo.hlo.collective import Collective, CollectiveError, ProgramInfo
 
 _HEADER = 192  # bytes of a message's first line
-_SMALL = 1 << 16  # bytes received up to which an all-reduce is one round of everything to everybody
+_SMALL = 1 << 16  # bytes up to which arrays travel in one message, and an all-reduce is one round of everything to everybody
 _BEAT = 1.0  # seconds between two signs of life
 _SILENT = 3.5  # seconds without one after which a rank counts as gone
 Arrays = Sequence[np.ndarray]
-_Layout = Sequence[tuple[tuple[int, ...], np.dtype]]  # shapes and types of the arrays of a message
 
 
 def link() -> ProcessLink:
@@ -101,15 +100,15 @@ class ProcessLink:
     def _agree(self, program: ProgramInfo) -> None:
         everybody = tuple(range(self.partitions))
         mine = np.frombuffer(program.fingerprint, np.uint8)
-        prints = [p.tobytes() for (p,) in self._all_gather(everybody, "program", [mine], [((len(mine),), mine.dtype)])]
+        prints = [p.tobytes() for (p,) in self._all_gather(everybody, "program", [mine])]
         if len(set(prints)) == 1:
             return
         text = np.frombuffer(program.text().encode(), np.uint8)
         length = np.array([len(text)])
-        lengths = [int(n[0]) for (n,) in self._all_gather(everybody, "length", [length], [((1,), length.dtype)])]
+        lengths = [int(n[0]) for (n,) in self._all_gather(everybody, "length", [length])]
         padded = np.zeros(max(lengths), np.uint8)
         padded[: len(text)] = text
-        found = self._all_gather(everybody, "text", [padded], [(padded.shape, padded.dtype)])
+        found = self._all_gather(everybody, "text", [padded])
         raise CollectiveError(difference(self.program, prints, [t.tobytes()[:n].decode() for (t,), n in zip(found, lengths, strict=True)]))
 
     # -- collectives
@@ -170,7 +169,7 @@ class ProcessLink:
         if self.failure is None:
             self.failure = CollectiveError(why)
 
-    # -- messages. Ranks are positions in `group`; torch numbers the members of a group in ascending order.
+    # -- messages
 
     def _torch_group(self, group: tuple[int, ...]):
         members = tuple(sorted(group))
@@ -178,50 +177,53 @@ class ProcessLink:
         if found is None:
             limit = datetime.timedelta(seconds=self.timeout)
             found = self.groups[members] = dist.new_group(list(members), limit, "gloo", use_local_synchronization=True, group_desc="torch_hlo")
-        return found, [members.index(d) for d in group]
+        return found
 
-    def _all_gather(self, group: tuple[int, ...], tag: str, arrays: Arrays, layout: _Layout) -> list[list[np.ndarray]]:
-        """Everybody's arrays, by rank; all have the same layout."""
-        found, place = self._torch_group(group)
-        mine = torch.from_numpy(_packed(tag, [arrays]))
-        rows = [torch.empty_like(mine) for _ in group]
-        dist.all_gather(rows, mine, group=found)
-        return [self._unpacked(group[rank], tag, rows[p].numpy(), layout) for rank, p in enumerate(place)]
-
-    def _all_to_all(self, group: tuple[int, ...], tag: str, arrays: Sequence[Arrays], layout: _Layout) -> list[list[np.ndarray]]:
-        """`arrays[rank]` goes to that rank; what the ranks sent here, which is of `layout`."""
-        found, place = self._torch_group(group)
-        order = sorted(range(len(group)), key=place.__getitem__)
-        out = [_HEADER + sum(a.nbytes for a in arrays[rank]) for rank in order]
-        size = _HEADER + _nbytes(layout)
-        received = torch.empty(size * len(group), dtype=torch.uint8)
-        dist.all_to_all_single(received, torch.from_numpy(_packed(tag, [arrays[rank] for rank in order])), [size] * len(group), out, group=found)
-        return [self._unpacked(group[rank], tag, received.numpy()[p * size:(p + 1) * size], layout) for rank, p in enumerate(place)]
-
-    def _one_to_one(self, group: tuple[int, ...], tag: str, targets: Sequence[int], source: int | None, arrays: Arrays, layout: _Layout):
-        """Send to these devices and receive from `source` (devices of the whole job)."""
-        found, _ = self._torch_group(group)
-        message = torch.from_numpy(_packed(tag, [arrays]))
-        received = torch.empty(_HEADER + _nbytes(layout), dtype=torch.uint8)
-        works = [dist.isend(message, target, group=found) for target in targets]
-        if source is not None:
-            works.append(dist.irecv(received, source, group=found))
+    def _round(self, group: tuple[int, ...], tag: str, sends: dict[int, Arrays], receives: dict[int, Arrays]) -> None:
+        """Send `sends[device]` to each, fill `receives[device]` (contiguous arrays) from each. What a device has for itself is copied."""
+        found = self._torch_group(group)
+        header = np.frombuffer(_header(tag), np.uint8)
+        works = []
+        kept = []  # until everything is sent
+        for device, arrays in sends.items():
+            if device != self.device:
+                for k, part in enumerate(_parts(header, arrays, _nbytes(arrays))):
+                    kept.append(torch.from_numpy(part))
+                    works.append(dist.isend(kept[-1], device, found, k))
+        incoming = []
+        for device, arrays in receives.items():
+            if device == self.device:
+                for mine, value in zip(arrays, sends[device], strict=True):
+                    mine[...] = value
+                continue
+            nbytes = _nbytes(arrays)
+            first = np.empty(_HEADER + (nbytes if nbytes <= _SMALL else 0), np.uint8)
+            parts = [first] if nbytes <= _SMALL else [first, *(_bytes(a) for a in arrays if a.nbytes)]
+            incoming.append((device, arrays, first, [dist.irecv(torch.from_numpy(p), device, found, k) for k, p in enumerate(parts)]))
+        for device, arrays, first, waits in incoming:
+            waits[0].wait()
+            self._check(device, tag, first[:_HEADER].tobytes())
+            for work in waits[1:]:
+                work.wait()
+            if len(first) > _HEADER:
+                at = _HEADER
+                for a in arrays:
+                    _bytes(a)[:] = first[at:at + a.nbytes]
+                    at += a.nbytes
         for work in works:
             work.wait()
-        return None if source is None else self._unpacked(source, tag, received.numpy(), layout)
 
-    def _unpacked(self, sender: int, tag: str, message: np.ndarray, layout: _Layout) -> list[np.ndarray]:
-        header = message[:_HEADER].tobytes()
+    def _check(self, sender: int, tag: str, header: bytes) -> None:
         if header != _header(tag):
             raise CollectiveError(f"{self.program}: the ranks do not run the same collectives: rank {self.device} is in its number {tag}; "
                                   f"rank {sender} in its number {header.rstrip(bytes(1)).decode(errors='replace')}")
-        arrays = []
-        at = _HEADER
-        for dims, dtype in layout:
-            n = int(np.prod(dims, dtype=np.int64)) * dtype.itemsize
-            arrays.append(np.frombuffer(message[at:at + n].tobytes() if at % dtype.itemsize else message[at:at + n], dtype).reshape(dims))
-            at += n
-        return arrays
+
+    def _all_gather(self, group: tuple[int, ...], tag: str, arrays: Arrays) -> list[Arrays]:
+        """Everybody's arrays, by rank; all have the same sizes."""
+        rows = [arrays if d == self.device else [np.empty(a.shape, a.dtype) for a in arrays] for d in group]
+        others = [d for d in group if d != self.device]
+        self._round(group, tag, dict.fromkeys(others, arrays), {d: row for d, row in zip(group, rows, strict=True) if d != self.device})
+        return rows
 
 
 def _header(tag: str) -> bytes:
@@ -231,25 +233,19 @@ def _header(tag: str) -> bytes:
     return data.ljust(_HEADER, b"\0")
 
 
-def _packed(tag: str, messages: Sequence[Arrays]) -> np.ndarray:
-    """Messages, each with its header, one after the other."""
-    result = np.empty(sum(_HEADER + sum(a.nbytes for a in arrays) for arrays in messages), np.uint8)
-    header = np.frombuffer(_header(tag), np.uint8)
-    at = 0
-    for arrays in messages:
-        for part in (header, *arrays):
-            flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-            result[at:at + flat.size] = flat
-            at += flat.size
-    return result
+def _parts(header: np.ndarray, arrays: Arrays, nbytes: int) -> list[np.ndarray]:
+    """What is sent for some arrays: one message when they are small, else the header and each array as it lies in memory."""
+    flat = [_bytes(a) for a in arrays if a.nbytes]
+    return [np.concatenate([header, *flat])] if nbytes <= _SMALL else [header.copy(), *flat]
 
 
-def _nbytes(layout: _Layout) -> int:
-    return sum(int(np.prod(dims, dtype=np.int64)) * dtype.itemsize for dims, dtype in layout)
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """The bytes of an array; a copy unless it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _layout(arrays: Arrays) -> _Layout:
-    return [(a.shape, a.dtype) for a in arrays]
+def _nbytes(arrays: Arrays) -> int:
+    return sum(a.nbytes for a in arrays)
 
 
 # -- the collectives: (link, collective, group, tag, inputs, outputs)
@@ -257,66 +253,80 @@ def _layout(arrays: Arrays) -> _Layout:
 
 def _whole_inputs(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
     """Everybody gets everything, and does its own part of the work."""
-    rows = link._all_gather(group, tag, inputs, _layout(inputs))
-    rank = group.index(link.device)
-    everybody = [outputs if r == rank else [np.empty_like(o) for o in outputs] for r in range(len(group))]
+    rows = link._all_gather(group, tag, inputs)
+    everybody = [outputs if d == link.device else [np.empty_like(o) for o in outputs] for d in group]
     for task in c.tasks(group, rows, everybody):
         task()
 
 
 def _all_reduce(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
     n, rank = len(group), group.index(link.device)
-    if n * sum(i.nbytes for i in inputs) <= _SMALL:
-        for k, values in enumerate(zip(*link._all_gather(group, tag, inputs, _layout(inputs)), strict=True)):
+    if n * _nbytes(inputs) <= _SMALL:
+        for k, values in enumerate(zip(*link._all_gather(group, tag, inputs), strict=True)):
             collective.fold(c.reduction, c.dtypes[k], values, outputs[k])
         return
     sizes = [-(-i.size // n) for i in inputs]  # each rank sums a part of each operand; the last parts are shorter
-    flats = [i.reshape(-1) for i in inputs]
-    parts = [[f[r * s:(r + 1) * s] for f, s in zip(flats, sizes, strict=True)] for r in range(n)]
-    received = link._all_to_all(group, tag, parts, _layout(parts[rank]))
-    sums = [np.zeros(s, i.dtype) for s, i in zip(sizes, inputs, strict=True)]
-    for k, values in enumerate(zip(*received, strict=True)):
-        collective.fold(c.reduction, c.dtypes[k], values, sums[k][: values[0].size])
-    for r, row in enumerate(link._all_gather(group, tag, sums, _layout(sums))):
-        for part, o, s in zip(row, outputs, sizes, strict=True):
-            target = o.reshape(-1)[r * s:(r + 1) * s]
-            target[...] = part[: target.size]
+
+    def parts(arrays: Arrays, r: int) -> Arrays:
+        return [a.reshape(-1)[r * s:(r + 1) * s] for a, s in zip(arrays, sizes, strict=True)]
+
+    received = {d: [np.empty_like(a) for a in parts(inputs, rank)] for d in group if d != link.device}
+    link._round(group, tag, {d: parts(inputs, r) for r, d in enumerate(group)}, received)
+    received[link.device] = parts(inputs, rank)
+    sums = parts(outputs, rank)
+    for k, total in enumerate(sums):
+        collective.fold(c.reduction, c.dtypes[k], [received[d][k] for d in group], total)
+    link._round(group, tag, dict.fromkeys(received, sums), {d: parts(outputs, r) for r, d in enumerate(group) if d != link.device})
 
 
 def _reduce_scatter(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
-    blocks = [[collective.block(i, c.dimension, r, len(group)) for i in inputs] for r in range(len(group))]
-    for k, values in enumerate(zip(*link._all_to_all(group, tag, blocks, _layout(outputs)), strict=True)):
-        collective.fold(c.reduction, c.dtypes[k], values, outputs[k])
+    blocks = {d: [collective.block(i, c.dimension, r, len(group)) for i in inputs] for r, d in enumerate(group)}
+    received = {d: [np.empty_like(o) for o in outputs] for d in group if d != link.device}
+    link._round(group, tag, blocks, received)
+    received[link.device] = blocks[link.device]
+    for k, o in enumerate(outputs):
+        collective.fold(c.reduction, c.dtypes[k], [received[d][k] for d in group], o)
+
+
+def _into(target: np.ndarray) -> np.ndarray:
+    """Where to receive what belongs in `target`: itself if it is contiguous."""
+    return target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
 
 
 def _all_gather(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
-    for r, row in enumerate(link._all_gather(group, tag, inputs, _layout(inputs))):
-        for value, o in zip(row, outputs, strict=True):
-            collective.block(o, c.dimension, r, len(group))[...] = value
+    targets = {d: [collective.block(o, c.dimension, r, len(group)) for o in outputs] for r, d in enumerate(group)}
+    _spread(link, group, tag, dict.fromkeys(group, inputs), targets)
 
 
 def _all_to_all(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
-    n = len(group)
-    send = [[collective.block(inputs[0], c.dimension, r, n)] if c.dimension is not None else [inputs[r]] for r in range(n)]
-    targets = [collective.block(outputs[0], c.dimension, r, n) if c.dimension is not None else outputs[r] for r in range(n)]
-    for target, (value,) in zip(targets, link._all_to_all(group, tag, send, _layout(targets[:1])), strict=True):
-        target[...] = value
+    def of(arrays: Arrays, r: int) -> Arrays:
+        return [arrays[r]] if c.dimension is None else [collective.block(arrays[0], c.dimension, r, len(group))]
+
+    _spread(link, group, tag, {d: of(inputs, r) for r, d in enumerate(group)}, {d: of(outputs, r) for r, d in enumerate(group)})
+
+
+def _spread(link: ProcessLink, group, tag: str, sends: dict[int, Arrays], targets: dict[int, Arrays]) -> None:
+    """A round into arrays that need not be contiguous."""
+    received = {d: [_into(a) for a in arrays] for d, arrays in targets.items()}
+    link._round(group, tag, sends, received)
+    for d, arrays in targets.items():
+        for target, value in zip(arrays, received[d], strict=True):
+            if value is not target:
+                target[...] = value
 
 
 def _collective_permute(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
     pairs = c.pairs(link.replicas, link.partitions)
-    source = next((s for s, t in pairs if t == link.device), None)
-    targets = [t for s, t in pairs if s == link.device and t != link.device]
-    received = link._one_to_one(group, tag, targets, None if source == link.device else source, inputs, _layout(outputs))
-    for k, o in enumerate(outputs):
-        o[...] = 0 if source is None else inputs[k] if received is None else received[k]
+    sources = [s for s, t in pairs if t == link.device]
+    link._round(group, tag, {t: inputs for s, t in pairs if s == link.device}, dict.fromkeys(sources, outputs))
+    if not sources:
+        for o in outputs:
+            o[...] = 0
 
 
 def _collective_broadcast(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
     first = group[0] == link.device
-    received = link._one_to_one(group, tag, group[1:] if first else (), None if first else group[0], inputs if first else (), _layout(outputs))
-    for o, value in zip(outputs, inputs if first else received, strict=True):
-        o[...] = value
+    link._round(group, tag, dict.fromkeys(group, inputs) if first else {}, {group[0]: outputs})
 
 
 _RUN = {
