@@ -42,3 +42,46 @@ def test_recording_imports_neither_dynamo_nor_dtensor() -> None:
 
 def test_dtensor_works_when_imported_later() -> None:
     assert run(DTENSOR) == "DTensor 24.0 16.0"
+
+
+INFERENCE = """
+import sys, torch, torch_hlo
+from torch.nn import functional as F
+x, w = torch.randn(4, 8).to("hlo"), torch.randn(8, 8).to("hlo")
+y = torch.softmax(F.gelu(x @ w + 1) * 2 - torch.relu(x), -1)
+y.cpu()
+print("sympy" in sys.modules)
+"""
+
+
+def test_inference_does_not_import_sympy() -> None:
+    assert run(INFERENCE) == "False"
+
+
+MEMORY = """
+import torch, torch_hlo
+from torch_hlo.device.trim import release_compiler
+
+def resident():
+    found = inside = 0
+    for line in open("/proc/self/smaps"):
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            inside = "libllvmlite" in line
+        elif inside and name == "Rss:":
+            found += int(rest.split()[0])
+    return found
+
+x = torch.randn(16, 16).to("hlo")
+for i in range(3):
+    y = (x @ x + i).softmax(-1)[i:].sum()
+    assert y.cpu().isfinite()
+    before = resident()
+    release_compiler()
+    assert resident() <= before and resident() < 60_000, (before, resident())
+print("still compiles")
+"""
+
+
+def test_memory_of_the_compiler_is_given_back() -> None:
+    assert run(MEMORY) == "still compiles"

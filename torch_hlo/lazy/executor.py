@@ -22,6 +22,7 @@ from typing import TypeVar
 from torch_hlo import config, metrics
 from torch_hlo.compiler.passes.base import collector_paused
 from torch_hlo.device.runtime import Buffer, Program
+from torch_hlo.device.trim import release_compiler
 from torch_hlo.hlo.collective import named
 
 DEPTH = 2
@@ -201,6 +202,8 @@ class _Compiler:
             except BaseException as error:  # noqa: B036 - raised where the result is wanted
                 future.set_exception(error)
             del function, future
+            if self.queue.empty():
+                release_compiler()
 
 
 _COMPILER = _Compiler()
