@@ -49,6 +49,8 @@ def reference(steps=4):
 
 COLLECTIVES = HEADER + """
 cuts = count("MarkStep")
+own = torch.device("hlo", rank); torch.hlo.set_device(own); assert torch.ones(2, device=own).to(own).tolist() == [1, 1]   # as CUDA scripts write
+cuts = count("MarkStep")
 x = t(1.0 + rank, 2.0); dist.all_reduce(x)
 m = t(1.0 + rank, 2.0); dist.all_reduce(m, op=dist.ReduceOp.MAX)
 i = torch.tensor([1, 2]).hlo() + rank; w = dist.all_reduce(i, async_op=True); w.wait()

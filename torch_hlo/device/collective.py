@@ -50,6 +50,17 @@ def process_count() -> int:
     return dist.get_world_size() if dist is not None else 1
 
 
+def is_own_index(index: int) -> bool:
+    """True if `index` in a device's name means the device of this process: 0, or its rank on this machine as in "hlo:3" after torchrun.
+
+    A Python back end has one index in PyTorch (its autograd engine knows no other), so tensors say "hlo:0"; virtual devices are addressed by meshes.
+    """
+    return index == 0 or process_count() > 1 and index == _distributed().get_node_local_rank(fallback_rank=0)
+
+
+ORDINAL = "hlo error: invalid device ordinal {}: this process has 1 hlo device; distributed.mark_sharding spreads tensors over the devices of a mesh"
+
+
 def local_devices(devices: int) -> range:
     """Which of `devices` this process runs: all of them, or its own. Raises ValueError when there is another number of processes."""
     processes = process_count()

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from torch_hlo.device import runtime
+from torch_hlo.device import collective, runtime
 from torch_hlo.lazy import engine, generator
 
 _initialized = True  # torch.utils.checkpoint looks at this before it saves the state of the generator
@@ -47,8 +47,8 @@ def _index(device=None) -> int:
         if device.type != "hlo":
             raise ValueError(f"Expected an hlo device, but got: {device}")
         index = device.index or 0
-    if index not in (-1, 0):
-        raise RuntimeError(f"hlo error: invalid device ordinal {index}: this process has 1 hlo device")
+    if index != -1 and not collective.is_own_index(index):
+        raise RuntimeError(collective.ORDINAL.format(index))
     return 0
 
 

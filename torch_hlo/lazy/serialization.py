@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from torch_hlo.device import collective
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.storage import Storage
 from torch_hlo.lazy.tensor import DEVICE, HloTensor, StorageProxy, adopt, from_cpu, make, to_cpu, user_attributes
@@ -81,7 +82,8 @@ def restore(storage: torch.UntypedStorage, where: str):
     """The storage for `map_location="hlo"` in torch.load; None for other places."""
     if not where.startswith("hlo"):
         return None
-    if torch.device(where).index:
+    index = torch.device(where).index
+    if index and not collective.is_own_index(index):
         raise RuntimeError(f"Attempting to deserialize object on {where}, but this process has 1 hlo device")
     return _tag(storage)
 
