@@ -41,19 +41,16 @@ class Question:
     extra: Callable[[Assignment], float | None] | None = None
 
 
-def choose(planner: Planner, q: Question) -> Choice:
-    """The cheapest assignment."""
+def choose(planner: Planner, q: Question) -> tuple[float, Choice]:
+    """The cheapest assignment and its price."""
     best: tuple[float, Choice] | None = None
-    candidates = _candidates(planner.grid, q)
-    for atoms in candidates:
+    for atoms in _candidates(planner.grid, q):
         choice = _choice(q.rule, atoms)
-        if len(candidates) == 1 and q.extra is None:
-            return choice
         price = _price(planner, q, choice)
         if price is not None and (best is None or price < best[0]):
             best = (price, choice)
     assert best is not None, "an assignment without any atoms is always possible"
-    return best[1]
+    return best
 
 
 def _choice(rule: Factors, atoms: Assignment) -> Choice:

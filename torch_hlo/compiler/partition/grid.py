@@ -49,6 +49,7 @@ class Grid:
         for at in np.ndindex(*self.sizes):
             self._coordinates[order[at]] = at
         self._axes: list[Axis] | None = None
+        self._layouts: dict[Sharding, Layout] = {}
         self._indices: dict[Atoms, tuple[int, ...]] = {}
         self._groups: dict[Atoms, tuple[tuple[int, ...], ...]] = {}
 
@@ -71,7 +72,10 @@ class Grid:
         return tuple(found)
 
     def layout(self, sharding: Sharding) -> Layout:
-        return tuple(self.atoms_of(d.axes) for d in sharding.dims)
+        found = self._layouts.get(sharding)
+        if found is None:
+            found = self._layouts[sharding] = tuple(self.atoms_of(d.axes) for d in sharding.dims)
+        return found
 
     def sharding(self, layout: Layout) -> Sharding:
         """The layout in terms of the mesh's axes."""
@@ -81,7 +85,7 @@ class Grid:
 
     def parts(self, atoms: Iterable[int]) -> int:
         """Number of blocks of a dimension split over `atoms`."""
-        return math.prod(self.sizes[a] for a in atoms)
+        return math.prod([self.sizes[a] for a in atoms])
 
     def block(self, dims: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
         """Extents of one device's block; uneven dimensions are padded at their end."""

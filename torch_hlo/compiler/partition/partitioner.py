@@ -24,7 +24,7 @@ from torch_hlo.compiler.partition.rules import handler, on_first
 from torch_hlo.compiler.passes import legalize
 from torch_hlo.compiler.passes.number_channels import number_channels
 from torch_hlo.hlo import build as h
-from torch_hlo.hlo.factors import arrays, factors
+from torch_hlo.hlo.factors import Factors, arrays, factors
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, _instr, called, instr, postorder
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import Shape, tuple_shape
@@ -52,6 +52,8 @@ def partition(module: Module) -> Module:
     """
     if is_per_device(module):
         return module
+    if module.symbols:
+        raise PartitionError(f"{module.name} has symbolic sizes ({', '.join(n for n, _, _ in module.symbols)}): only arrays of known sizes are cut into blocks")
     grid = Grid(module.mesh, (a for s in _shardings(module.entry) for a in _axes(s)))
     return Partitioner(grid).module(module)
 
@@ -97,7 +99,7 @@ class Partitioner:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.planner = Planner(grid)
-        self._choices: dict[tuple, Choice] = {}
+        self._choices: dict[tuple, tuple[float, Choice]] = {}
         self._computations: dict[tuple, tuple[Computation, Value]] = {}
         self._uses: dict[Instruction, int] = {}
 
@@ -226,24 +228,36 @@ class Partitioner:
     def localized(self, x: Instruction, operands: Sequence[Local], wants: Wants) -> Value:
         rule = factors(x)
         row = handler(x.op)
-        flat_operands = moves.seen_through(x, [v for o in operands for v in flat(o)])
+        flat_operands = tuple(v for o in operands for v in flat(o))
         flat_wants = tuple(_flat_wants(wants, x.shape))
-        empty = any(0 in s.dims for s in arrays(x.shape))
-        allowed = tuple(role in row.roles and (role == "free" or not empty) for role in rule.roles)
-        price = row.price
-        key = (x.op, rule, tuple((o.layout, o.x.shape, o.rate, o.source is None, o.crop, self.planner.layouts(o)) for o in flat_operands), flat_wants, x.attrs if price else None, x.shape)
-        choice = self._choices.get(key)
-        if choice is None:
-            extra = None if price is None else lambda atoms: price(self.planner, x, rule, atoms, flat_operands)
-            choice = self._choices[key] = choose(self.planner, Question(x, rule, flat_operands, flat_wants, allowed, extra))
+        price, choice = self.choice(x, rule, flat_operands, flat_wants)
+        through = moves.seen_through(x, flat_operands)
+        if through != flat_operands:
+            other, alternative = self.choice(x, rule, through, flat_wants)
+            spared = sum(o.made_for for o, t in zip(flat_operands, through, strict=True) if t is not o)
+            if other <= price + spared:
+                flat_operands, choice, price = through, alternative, other
         if not rule.sizes:
             self._complain(x, flat_operands)
         moved = [self.planner.apply(o, layout) for o, layout in zip(flat_operands, choice.operands, strict=True)]
         results = row.localize(self.planner, x, choice, moved)
         rate = max((o.rate for o in flat_operands), default=1.0)
-        if rate < 1:
-            results = [changed(r, rate=rate) for r in results]
+        if rate < 1 or results[0].view is not None:
+            results = [changed(r, rate=rate, made_for=price) for r in results]
         return _nested(x.shape, iter([self._finished(x, r, w) for r, w in zip(results, flat_wants, strict=True)]))
+
+    def choice(self, x: Instruction, rule: Factors, operands: tuple[Local, ...], wants: tuple[Layout | None, ...]) -> tuple[float, Choice]:
+        """Price and assignment for `x` on these operands."""
+        row = handler(x.op)
+        given = tuple((o.layout, o.x.shape, o.rate, o.source is None, o.crop, self.planner.layouts(o)) for o in operands)
+        key = (x.op, rule, given, wants, x.attrs if row.price else None, x.shape)
+        found = self._choices.get(key)
+        if found is None:
+            empty = any(0 in s.dims for s in arrays(x.shape))
+            allowed = tuple(role in row.roles and (role == "free" or not empty) for role in rule.roles)
+            extra = None if row.price is None else lambda atoms: row.price(self.planner, x, rule, atoms, operands)
+            found = self._choices[key] = choose(self.planner, Question(x, rule, operands, wants, allowed, extra))
+        return found
 
     def _finished(self, x: Instruction, result: Local, want: Layout | None) -> Local:
         _name(result.x, x)

@@ -34,8 +34,8 @@ class Local:
     combined value is wanted in. What lies beyond the array's end in a padded block is arbitrary. `source`, when given, is the whole array made of
     nothing but constants, iotas and broadcast scalars: any block of it can be made on the spot. `rate`: how often the value changes per run of the
     code; in a loop that runs n times, 1/n for what stays the same (its collectives move out of the loop). `view`, when given, is (another array, a
-    dimension, a start): this array is what the other has from there on; opcodes that move elements read the other one. `crop`: (dimension, start,
-    size) of the part of this array that is meant.
+    dimension, a start): this array is what the other has from there on; opcodes that move elements may read the other one, which spares the price
+    that this one is `made_for`. `crop`: (dimension, start, size) of the part of this array that is meant.
     """
 
     x: Instruction
@@ -48,6 +48,7 @@ class Local:
     rate: float = 1.0
     view: tuple[Local, int, int] | None = None
     crop: tuple[int, int, int] | None = None
+    made_for: float = 0.0
 
     @property
     def dtype(self) -> str:
@@ -327,7 +328,7 @@ class Planner:
                     x = self._emit(x, local.dims, move)
         for move in self.plan(local.dims, layout, new).moves:
             x = self._emit(x, local.dims, move)
-        return Local(x, local.dims, new, rate=local.rate, view=local.view, crop=local.crop)
+        return Local(x, local.dims, new, rate=local.rate, view=local.view, crop=local.crop, made_for=local.made_for)
 
     def block_of(self, source: Instruction, dims: tuple[int, ...], layout: Layout) -> Instruction:
         """This device's block of an array that any device can make."""

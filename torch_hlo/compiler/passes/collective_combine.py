@@ -58,7 +58,7 @@ def _combined(c: Computation, threshold: int) -> Computation:
             key = (x.op, same, x.get("channel_id") is None, x.shape.dtype)
             group = open_.get(key)
             size = x.operands[0].shape.nbytes
-            if group is None or group.bytes + size > threshold or _closure(groups, bits) >> group.number & 1:
+            if group is None or group.bytes + size > threshold or _needs(groups, bits, group.number):
                 group = open_[key] = _Group(len(groups))
                 groups.append(group)
             group.members.append(x)
@@ -70,15 +70,17 @@ def _combined(c: Computation, threshold: int) -> Computation:
     return _rebuilt(c, member) if member else c
 
 
-def _closure(groups: list[_Group], bits: int) -> int:
-    """All groups that those in `bits` depend on, themselves included."""
+def _needs(groups: list[_Group], bits: int, number: int) -> bool:
+    """Whether a group in `bits`, or one that they depend on, is the one of this number."""
+    target = 1 << number
     seen, pending = 0, bits
     while pending:
+        if pending & target:
+            return True
         low = pending & -pending
-        pending ^= low
         seen |= low
-        pending |= groups[low.bit_length() - 1].needs & ~seen
-    return seen
+        pending = (pending ^ low) | groups[low.bit_length() - 1].needs & ~seen
+    return False
 
 
 def _rebuilt(c: Computation, member: dict[Instruction, _Group]) -> Computation:
