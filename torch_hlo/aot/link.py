@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STACK_BYTES = 1 << 20  # of WebAssembly modules: kernels keep packed panels on the stack
+STACK_BYTES = 4 << 20  # of WebAssembly modules: kernels keep packed panels on the stack
 _INSTALL = {
     "elf": "install one of: ld.lld (Debian: lld), GNU ld (binutils), a C compiler, or `pip install ziglang`",
     "wasm": "install wasm-ld (Debian: lld) or `pip install ziglang`",

@@ -110,12 +110,9 @@ class Loaded:
 
 
 def _initial(a: Array) -> torch.Tensor:
-    import ctypes
-
+    """The first value of a state."""
     result = torch.empty(a.sizes, dtype=_TORCH[a.dtype])
-    if result.numel():
-        ctypes.memmove(result.data_ptr(), a.initial, result.nbytes)
-    return result
+    return torch.frombuffer(a.first_value(result.nbytes), dtype=result.dtype).reshape(result.shape) if result.numel() else result
 
 
 def _memory(t: torch.Tensor) -> tuple[int, int, torch.Size]:

@@ -68,6 +68,10 @@ class Array:
     pair: int
     initial: int | None
 
+    def first_value(self, nbytes: int) -> bytearray:
+        """A copy of the first value of a state."""
+        return bytearray(ctypes.string_at(self.initial, nbytes))
+
 
 class Library:
     """A loaded library. Its methods may be used by several threads at a time."""
