@@ -96,8 +96,8 @@ class DeviceMemory(runtime.Memory):
     """Contents that are on the device or on the host, whoever wrote last. Looking at `array` or `address` brings them to the host.
     A back end's own class says which `pool` they come from."""
 
-    __slots__ = ("nbytes", "_block", "_host", "_current", "_lock")
-    pool: Callable[[], DevicePool]
+    __slots__ = ("nbytes", "_pool", "_block", "_host", "_current", "_lock")
+    pool: Callable[[], DevicePool]  # of the device in use
 
     def __init__(self, nbytes: int) -> None:
         self.readers = self.size = 0
@@ -105,18 +105,19 @@ class DeviceMemory(runtime.Memory):
         self._host: runtime.Memory | None = None
         self._current = "none"  # where the contents are: none, host, device
         self._lock = threading.Lock()
-        self.size, self._block = type(self).pool().take(nbytes)
+        self._pool = type(self).pool()
+        self.size, self._block = self._pool.take(nbytes)
 
     def __del__(self) -> None:
         if self.size:
-            type(self).pool().give(self.size, self._block)
+            self._pool.give(self.size, self._block)
 
     @property
     def device_address(self) -> int:
         """Where a program reads the contents."""
         with self._lock:
             if self._current == "host":
-                type(self).pool().driver.upload(self._block[1], self._host.address, self.nbytes)
+                self._pool.driver.upload(self._block[1], self._host.address, self.nbytes)
                 self._current = "device"
             return self._block[1]
 
@@ -131,9 +132,9 @@ class DeviceMemory(runtime.Memory):
             if self._host is None:
                 self._host = runtime.Memory(self.nbytes)
                 if self._current == "device":
-                    type(self).pool().driver.download(self._host.address, self._block[1], self.nbytes)
+                    self._pool.driver.download(self._host.address, self._block[1], self.nbytes)
             elif self._current == "device":
-                type(self).pool().driver.download(self._host.address, self._block[1], self.nbytes)
+                self._pool.driver.download(self._host.address, self._block[1], self.nbytes)
             self._current = "host"  # the host may write now
             return self._host
 

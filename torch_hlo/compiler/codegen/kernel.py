@@ -329,7 +329,7 @@ class Kernel:
                 p = e.op(f"select i1 {mask}, ptr {p}, ptr {pointer if self.grid else ZEROS}")
             return t.load(p, align)
         stride = self.lane_stride(index)
-        if stride == 1:
+        if stride == 1 and not (self.grid and mask is not None):  # a GPU has no masked vectors: they are gathered
             return t.load(self.address(pointer, kind, index), self.alignment(index, align), mask)
         if stride == -1 and mask is None:
             raw = t.load(self.address(pointer, kind, index - (e.lanes - 1)), align)
@@ -404,7 +404,7 @@ class Kernel:
         e, kind, align = self.e, storage.memory, storage.bytes
         t = e.typed(kind)
         stride = self.lane_stride(index) if e.lanes > 1 else 1
-        if stride == 1:
+        if stride == 1 and not (self.grid and mask is not None and e.lanes > 1):
             at = self.address(pointer, kind, index)
             if e.lanes == 1 and mask is not None:
                 # A scalar store under a condition only happens in kernels that are one lane wide.

@@ -43,10 +43,10 @@ class Family:
 
 
 # Selected by every back end, on scalars and vectors of the types that kernels use. Anything else would abort the process.
-_COMMON = """abs bswap copysign ctlz ctpop cttz fabs floor ceil trunc fma fmuladd fptosi.sat fptoui.sat masked.load masked.store maxnum memcpy
+_COMMON = """abs bswap copysign ctlz ctpop cttz fabs floor ceil trunc fma fmuladd fptosi.sat fptoui.sat maxnum memcpy
 memmove memset minnum rint round roundeven smax smin sqrt umax umin fshl fshr""".split()
 
-# Taken apart into scalar code on the way.
+# Taken apart into scalar code on the way. (Masked loads are not: NVPTX has them, for constant masks only.)
 _VECTORS = ("masked.gather", "masked.scatter", "vector.reduce.or")
 
 FAMILIES = {
