@@ -1,4 +1,7 @@
 """run_text and the command line on several devices: whole arrays in and out."""
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -86,3 +89,13 @@ def test_command_line(tmp_path, capsys):
     assert "output 0 of device 3: f32[2, 3]" in capsys.readouterr().out
     assert main(["run", str(path)]) == 3
     assert "torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_command_line_under_torchrun(tmp_path):
+    """Four processes, one device each; one of them speaks."""
+    path = tmp_path / "sums.hlo"
+    path.write_text(SHARDED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "-m", "torch_hlo", "run", str(path), "--devices", "4"]
+    done = subprocess.run([*command, "--compare", "evaluator"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.strip() == "agrees with evaluator", done.stderr[-2000:]

@@ -61,6 +61,17 @@ def is_own_index(index: int) -> bool:
 ORDINAL = "hlo error: invalid device ordinal {}: this process has 1 hlo device; distributed.mark_sharding spreads tensors over the devices of a mesh"
 
 
+def join() -> bool:
+    """Meet the other processes that torchrun has started, if there are any; whether this process is the first of them (or the only one)."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_torchelastic_launched():
+        return True
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return dist.get_rank() == 0
+
+
 def local_devices(devices: int) -> range:
     """Which of `devices` this process runs: all of them, or its own. Raises ValueError when there is another number of processes."""
     processes = process_count()

@@ -16,6 +16,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -97,7 +98,10 @@ def run_host_call(call: HostCall, arguments: int, sizes: dict[str, int]) -> None
     addresses = (ctypes.c_uint64 * len(shapes)).from_address(arguments)
     arrays = [_array(a, s, sizes) for a, s in zip(addresses, shapes, strict=True)]
     n = len(call.outputs)
-    HOST_CALLS[call.name](arrays[:n], arrays[n:], **json.loads(call.attrs))
+    HOST_CALLS[call.name](arrays[:n], arrays[n:], **_attributes(call.attrs))
+
+
+_attributes = lru_cache(maxsize=4096)(json.loads)  # the text of a host call's attributes -> keywords
 
 
 def _array(address: int, shape: Shape, sizes: dict[str, int]) -> np.ndarray:
