@@ -13,6 +13,7 @@ from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import symbol
 from torch_hlo.hlo.evaluate import evaluate, evaluate_instruction
 from torch_hlo.hlo.ir import Computation, Module, outputs, postorder
+from torch_hlo.hlo.parse import parse_module
 
 
 def run_in_memory(m: Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -153,3 +154,51 @@ def test_every_step_is_scheduled_once_and_after_its_operands():
             while not is_step(o) and o.operands:
                 o = o.operands[0]
             assert o not in at or at[o] < at[x]
+
+
+def test_what_a_loop_only_reads_is_not_copied():
+    m = parse_module("""HloModule loop
+
+%body (p: (s32[], f32[64], f32[64], f32[64])) -> (s32[], f32[64], f32[64], f32[64]) {
+  %p = (s32[], f32[64], f32[64], f32[64]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %x = f32[64] get-tuple-element(%p), index=1
+  %w = f32[64] get-tuple-element(%p), index=2
+  %v = f32[64] get-tuple-element(%p), index=3
+  %y = f32[64] multiply(%x, %w)
+  %z = f32[64] add(%y, %v)
+  ROOT %t = (s32[], f32[64], f32[64], f32[64]) tuple(%next, %z, %w, %v)
+}
+
+%condition (p: (s32[], f32[64], f32[64], f32[64])) -> pred[] {
+  %p = (s32[], f32[64], f32[64], f32[64]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(5)
+  ROOT %c = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: f32[64], w: f32[64]) -> (f32[64], f32[64]) {
+  %x = f32[64] parameter(0)
+  %w = f32[64] parameter(1)
+  %zero = s32[] constant(0)
+  %v = f32[64] negate(%w)
+  %start = (s32[], f32[64], f32[64], f32[64]) tuple(%zero, %x, %w, %v)
+  %loop = (s32[], f32[64], f32[64], f32[64]) while(%start), condition=%condition, body=%body
+  %r = f32[64] get-tuple-element(%loop), index=1
+  %same = f32[64] get-tuple-element(%loop), index=2
+  %u = f32[64] get-tuple-element(%loop), index=3
+  %s = f32[64] add(%same, %u)
+  ROOT %t = (f32[64], f32[64]) tuple(%r, %s)
+}
+""")
+    a = assign(m.entry, schedule(m.entry))
+    (loop,) = [x for x in m.entry.instructions() if x.op == "while"]
+    _, x, w, v = a.slots[loop]
+    assert (w.base, w.index) == ("parameter", 1)
+    assert v == a.slots[loop.operands[0].operands[3]]
+    assert x.base != "parameter"
+    inputs = programs.inputs_for(m)
+    for got, want in zip(run_in_memory(m, inputs), evaluate(m, inputs)):
+        np.testing.assert_allclose(got.view(want.dtype), want, rtol=1e-5)

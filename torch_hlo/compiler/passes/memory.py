@@ -6,8 +6,8 @@
     a.arena         # bytes of the arena, an expression when sizes are symbolic
     print(a)        # the buffer report
 
-Views (reshape, get-tuple-element, tuple, …) share their operand's slot. A step may write over an operand that dies with it when
-it reads that operand only at the element it writes. An output is written where it belongs from the start whenever possible;
+Views (reshape, get-tuple-element, tuple, …) share their operand's slot, and so do the values that a loop only reads. A step may write over
+an operand that dies with it when it reads that operand only at the element it writes. An output is written where it belongs from the start whenever possible;
 an output aliased to a parameter is computed in the parameter's buffer if nothing reads the old value afterwards.
 """
 from __future__ import annotations
@@ -135,12 +135,21 @@ class _Assigner:
                 rest = (self._new(e, lambda s, t=t: _Buffer(s.nbytes, t, t), x) for e in x.shape.elements[1:])
                 self.held[x] = (given if x.shape.elements[0].is_tuple else given[0], *rest)
                 continue
+            if x.op == "while" and x["body"].root.op == "tuple":
+                shared = self._shared(x)
+                self.held[x] = tuple(shared[i] if i in shared else self._new(e, lambda s, t=t: _Buffer(s.nbytes, t, t), x) for i, e in enumerate(x.shape.elements))
+                continue
             self.held[x] = self._new(x.shape, lambda s, t=t: _Buffer(s.nbytes, t, t), x)
         for t, x in enumerate(self.order):
             # What a collective reads and writes is its own until it is done.
             for o in (*x.operands, *(v for s in x.operands if x.op in DONES for v in s.operands)):
                 for b in _leaves(self.held[o]):
                     b.end = max(b.end, t)
+
+    def _shared(self, x: Instruction) -> dict[int, object]:
+        """Elements of a loop's state that its body hands on as they are: index -> what holds the initial value."""
+        body, given = x["body"], self.held[x.operands[0]]
+        return {i: given[i] for i, y in enumerate(body.root.operands) if y.op == "get-tuple-element" and y.operands == body.params and y["index"] == i}
 
     def _new(self, shape: Shape, make, x: Instruction):
         if shape.is_tuple:
@@ -183,7 +192,7 @@ class _Assigner:
     def _reuse_operands(self) -> None:
         """A result takes the memory of an operand that dies with its step."""
         for t, x in enumerate(self.order):
-            results = list(_leaves(self.held[x]))
+            results = [b for b in _leaves(self.held[x]) if b.start == t]
             if not any(b.fixed is None or b.fixed.base == "output" for b in results):
                 continue
             dying = [b for b in dict.fromkeys(_root(b) for o in x.operands for b in _leaves(self.held[o]))
