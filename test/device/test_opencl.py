@@ -9,7 +9,6 @@ from torch_hlo.device import check_gpu, opencl
 from torch_hlo.device.gpu import DriverError
 from torch_hlo.hlo.parse import parse_module
 
-
 # TORCH_HLO_DEVICE=opencl:PATH names a library that is not where they are looked for.
 DEVICE = config.get("DEVICE") if config.get("DEVICE").startswith("opencl") else "opencl"
 
