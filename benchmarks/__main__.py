@@ -31,7 +31,7 @@ class Worker:
         self.log = tempfile.TemporaryFile("w+")
         command = [python, "-m", "benchmarks.worker", engine, workload, str(threads)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=env)
-        self.engine, self.failed, self.seconds, self.last = engine, None, [], {}
+        self.engine, self.failed, self.seconds, self.host, self.last = engine, None, [], [], {}
         self.ready = self._read()
 
     def _read(self) -> dict:
@@ -51,6 +51,7 @@ class Worker:
         self.process.stdin.flush()
         reply = self._read()
         self.last = reply or self.last
+        self.host = reply.get("host", self.host)
         return reply.get("seconds", [])
 
     def quit(self) -> None:
@@ -95,7 +96,9 @@ def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict
                 r["error"] = w.failed or "no samples"
             else:
                 r.update(median_s=statistics.median(w.seconds), best_s=min(w.seconds), peak_mb=w.last["peak_bytes"] / 1e6, samples=len(w.seconds))
-                r.update({k: w.last[k] for k in ("compiles", "fallbacks") if k in w.last}, flops=w.ready["flops"], bytes=w.ready["bytes"])
+                r.update({k: w.last[k] for k in ("compiles", "fallbacks", "ops") if k in w.last}, flops=w.ready["flops"], bytes=w.ready["bytes"])
+                if w.last.get("ops"):  # until step() returns: recording, and starting the step
+                    r["host_us_per_op"] = statistics.median(w.host) / w.last["ops"] * 1e6
             w.quit()
     return results
 
@@ -122,7 +125,8 @@ def table(all_results: dict[str, dict], engines: list[str], ours: str) -> str:
     for e in engines:
         mean += f"{math.exp(statistics.fmean(map(math.log, ratios[e]))):>22.2f}x " if ratios[e] else f"{'':>24s}"
     lines.append(mean)
-    for key, title in (("cold_s", "first step, empty caches, s"), ("warm_s", "first step, second process, s"), ("peak_mb", "peak memory, MB")):
+    for key, title in (("cold_s", "first step, empty caches, s"), ("warm_s", "first step, second process, s"), ("peak_mb", "peak memory, MB"),
+                       ("host_us_per_op", "host time per recorded op, us")):
         if any(key in r for results in all_results.values() for r in results.values()):
             lines += ["", title]
             for name, results in all_results.items():

@@ -80,14 +80,15 @@ def main() -> None:
         command, *rest = line.split()
         if command == "quit":
             break
-        seconds = []
+        seconds, host = [], []
         for _ in range(int(rest[0])):
             start = time.perf_counter()
             step()
+            host.append(time.perf_counter() - start)
             wait()
             seconds.append(time.perf_counter() - start)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"seconds": seconds, "peak_bytes": peak, **counters(engine)}), file=out, flush=True)
+        print(json.dumps({"seconds": seconds, "host": host, "peak_bytes": peak, **counters(engine)}), file=out, flush=True)
 
 
 def counters(engine: str) -> dict:
@@ -96,7 +97,8 @@ def counters(engine: str) -> dict:
     import torch_hlo
 
     m = torch_hlo.metrics
-    return {"compiles": m.counter_value("UncachedCompile") or 0, "fallbacks": [n for n in m.counter_names() if n.startswith("aten::")]}
+    ops = m.metric_data("TensorsGraphSize")
+    return {"ops": int(ops[2][-1][1]) if ops else 0, "compiles": m.counter_value("UncachedCompile") or 0, "fallbacks": [n for n in m.counter_names() if n.startswith("aten::")]}
 
 
 if __name__ == "__main__":

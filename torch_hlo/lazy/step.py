@@ -30,7 +30,7 @@ from torch_hlo.lazy import dump, executor, explain, generalize, log, progress, s
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.executor import Job
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
-from torch_hlo.lazy.storage import Array, Effect, Number, Storage, forget_views, must_run, pending_storages, take_effects
+from torch_hlo.lazy.storage import Array, Effect, Number, Storage, forget_bound, forget_views, must_run, pending_storages, take_effects
 from torch_hlo.lowering.graph import Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 from torch_hlo.lowering.tape import INDEX_BITS, TAPE
@@ -197,8 +197,9 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
             TAPE.restart()
 
 
-def _recorded(binding: tuple[Storage, Out]) -> tuple[int, int]:
-    return binding[1].node.serial, binding[1].index
+def _recorded(binding: tuple[Storage, Out]) -> int:
+    out = binding[1]
+    return out.node.serial << INDEX_BITS | out.index
 
 
 # Storages whose pending value cannot be lowered: the step that found out has raised. Later steps leave them out, so that one such tensor
@@ -327,11 +328,11 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
         inputs += _number_buffers(plan.numbers)
     if compiled.extra:
         inputs += compiled.extra
-    given = {o: i for o, i in compiled.aliases}
+    given = {o: inputs[i] for o, i in compiled.aliases}
     if where is None:
-        outputs = [inputs[given[o]].over(inputs[given[o]].memory) if o in given else runtime.allocate(s) for o, s in enumerate(compiled.outputs)]
+        outputs = [given[o].over(given[o].memory) if o in given else runtime.allocate(s) for o, s in enumerate(compiled.outputs)]
     else:
-        outputs = compiled.program.allocate(compiled.outputs, {o: inputs[i] for o, i in given.items()})
+        outputs = compiled.program.allocate(compiled.outputs, given)
     job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
     arrays = [Array(shape, buffer) for shape, buffer in zip(compiled.outputs, outputs)]
     donated = [(leaves[i], leaves[i].data) for _, i in compiled.aliases]
@@ -352,7 +353,7 @@ def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
                 array.data = None
             TAPE.restart()
             forget_views()
-            pending_storages()  # forgets what is bound
+            forget_bound()
             if not _IN_FLIGHT or _IN_FLIGHT[-1] is not run:
                 _IN_FLIGHT.append(run)
             executor.submit(job)

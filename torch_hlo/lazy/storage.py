@@ -156,6 +156,15 @@ def pending_storages() -> list[Storage]:
     return list(found.values())
 
 
+def forget_bound() -> None:
+    """Storages whose value has been computed are no longer pending."""
+    for _ in range(len(_PENDING)):
+        owner = _PENDING.popleft()
+        storage = owner()
+        if storage is not None and type(storage.value) is Out:
+            _PENDING.append(owner)
+
+
 def forget_views() -> None:
     """Forget the cached values of views: a step has been cut. What stays would pin that step's results as long as the base lives."""
     FILLED.clear()
