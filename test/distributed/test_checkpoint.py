@@ -95,7 +95,7 @@ checkpoint.save({"a": torch.full((4,), 2.0).hlo()}, sys.argv[1], int(sys.argv[2]
 """
 
 
-@pytest.mark.parametrize("step, moment", [(2, ".metadata"), (2, "step_00000002"), (1, "step_00000001")])
+@pytest.mark.parametrize("step, moment", [pytest.param(2, ".metadata", marks=pytest.mark.slow), (2, "step_00000002"), (1, "step_00000001")])
 def test_killed_while_saving(step, moment, tmp_path):
     """Also when the checkpoint of the same step is written once more."""
     process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(step), moment], cwd=ROOT, capture_output=True, timeout=120)

@@ -178,7 +178,7 @@ dist.destroy_process_group()
 
 
 def test_one_process_per_device_runs_the_same_code():
-    outputs = launch(PROCESSES, 2, "fsdp", "(2, 1)", "tensor_parallel", "(1, 2)")
+    outputs = launch(PROCESSES, 2, "both", "(2, 1)")
     assert all(out.startswith("losses") for out in outputs) and len(set(outputs)) == 1
 
 
