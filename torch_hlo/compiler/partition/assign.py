@@ -49,8 +49,7 @@ def choose(planner: Planner, q: Question) -> tuple[float, Choice]:
         price = _price(planner, q, choice)
         if price is not None and (best is None or price < best[0]):
             best = (price, choice)
-    assert best is not None, "an assignment without any atoms is always possible"
-    return best
+    return best or (float("inf"), _choice(q.rule, ((),) * len(q.rule.sizes)))
 
 
 def _choice(rule: Factors, atoms: Assignment) -> Choice:
@@ -78,7 +77,10 @@ def _price(planner: Planner, q: Question, choice: Choice) -> float | None:
     devices = 1
     for f, atoms in enumerate(choice.atoms):
         if q.x.op == "dot" and q.rule.roles[f] == "sum":
-            atoms = tuple(a for a in atoms if a in _held(planner.grid, q, f))
+            held = _held(planner.grid, q, f)
+            if not held <= {a for other in choice.atoms for a in other}:
+                return None  # every device would repeat products that the operands' placement has already divided among them
+            atoms = tuple(a for a in atoms if a in held)
         devices *= planner.grid.parts(atoms)
     return total + work(q.x, q.rule) / devices / FLOPS_PER_BYTE
 
