@@ -63,7 +63,6 @@ class StubCuda:
     def _cuCtxSetCurrent(self, context): return 0 if context == 7 else 201
     def _cuStreamCreate(self, out, flags): self._put(out, 8)
     def _cuStreamSynchronize(self, stream): return 900 if self.capturing is not None else 0
-    def _cuMemFreeAsync(self, address, stream): del self.blocks[address]
     def _cuGraphDestroy(self, graph): del self.graphs[graph]
     def _cuGraphExecDestroy(self, graph): del self.graphs[graph]
 
@@ -71,7 +70,14 @@ class StubCuda:
         self._text = ctypes.c_char_p(ERRORS.get(code, b"error"))
         self._put(out, ctypes.cast(self._text, ctypes.c_void_p).value)
 
+    def _cuMemFreeAsync(self, address, stream):
+        if self.capturing is not None:
+            return 900
+        del self.blocks[address]
+
     def _cuMemAllocAsync(self, out, size, stream):
+        if self.capturing is not None:
+            return 900
         if sum(b.size for b in self.blocks.values()) + size > self.memory:
             return 2
         block = np.empty(size + 256, np.uint8)

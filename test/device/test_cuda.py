@@ -1,4 +1,6 @@
 """The CUDA runtime against a stub of the driver's library: arguments, memory, graphs, and what happens when something is wrong."""
+import threading
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,27 @@ def test_second_run_is_a_graph_and_moved_buffers_update_it(stub):
     run.program.run([other, y], [result])
     assert stub.calls.count("cuGraphExecUpdate_v2") == 1 and stub.calls.count("cuGraphInstantiateWithFlags") == 1
     assert stub.launches[-1][3][1] == other.memory.device_address
+
+
+def test_memory_freed_while_capturing_is_freed_afterwards(stub):
+    driver = Cuda(0, stub)
+    address = driver.allocate(100)
+    with driver.captured():
+        driver.free(address)  # as the garbage collector may, at any time
+        assert address in stub.blocks
+    assert address not in stub.blocks
+
+
+def test_other_threads_wait_for_a_capture(stub):
+    driver = Cuda(0, stub)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(driver.allocate(100)))
+    with driver.captured():
+        thread.start()
+        thread.join(0.2)
+        assert not found
+    thread.join(10)
+    assert found[0] in stub.blocks
 
 
 def test_loops_ask_the_device(stub):

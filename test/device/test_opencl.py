@@ -1,4 +1,6 @@
 """GPU kernels executed: grids, groups, barriers and shared memory on an OpenCL device, which may be a CPU (package intel-opencl-rt)."""
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -28,6 +30,16 @@ needs_device = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @needs_device
 @pytest.mark.parametrize("name", check_gpu.PROGRAMS)
 def test_family_of_kernels(name):
+    with config.override(DEVICE=DEVICE, CACHE=""):
+        check_gpu.check(name)
+
+
+@needs_device
+@pytest.mark.parametrize("name", ["elementwise", "row sum", "column sum", "softmax", "wide softmax", "sum f64"])
+def test_vectors_of_16_bytes(name, monkeypatch):
+    """The forms that other GPUs get: several elements per thread."""
+    driver = opencl._pool(DEVICE.partition(":")[2]).driver
+    monkeypatch.setattr(driver, "target", dataclasses.replace(driver.target, vector_bytes=16))
     with config.override(DEVICE=DEVICE, CACHE=""):
         check_gpu.check(name)
 

@@ -7,8 +7,10 @@ buffers have moved. cuda driver API: https://docs.nvidia.com/cuda/cuda-driver-ap
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from torch_hlo import config
@@ -79,6 +81,10 @@ class Cuda:
         self._thread_context()
         self.stream = self._made("cuStreamCreate", _NON_BLOCKING)
         self._modules: list[_P] = []
+        # While one thread captures, others must not use the stream, and what it frees itself must not become part of the graph.
+        self._capture = threading.RLock()
+        self._capturing = False
+        self._freed_meanwhile: list[int] = []
 
     # -- calls ----------------------------------------------------------------------------------------------------
     def _check(self, function: str, *arguments, what: str = "") -> None:
@@ -112,26 +118,33 @@ class Cuda:
 
     # -- the protocol ---------------------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> int:
-        self._thread_context()
         value = _U64()
-        self._check("cuMemAllocAsync", ctypes.addressof(value), max(nbytes, 64), self.stream, what=f"{self.name}: {nbytes} bytes")
+        with self._capture:
+            self._thread_context()
+            self._check("cuMemAllocAsync", ctypes.addressof(value), max(nbytes, 64), self.stream, what=f"{self.name}: {nbytes} bytes")
         return value.value
 
     def free(self, address: int) -> None:
-        self._thread_context()
-        self._check("cuMemFreeAsync", address, self.stream)
+        with self._capture:
+            if self._capturing:
+                self._freed_meanwhile.append(address)
+                return
+            self._thread_context()
+            self._check("cuMemFreeAsync", address, self.stream)
 
     def upload(self, target: int, source: int, nbytes: int) -> None:
         if nbytes:
-            self._thread_context()
-            # from pageable memory it returns when the driver has taken its copy
-            self._check("cuMemcpyHtoDAsync_v2", target, source, nbytes, self.stream)
+            with self._capture:
+                self._thread_context()
+                # from pageable memory it returns when the driver has taken its copy
+                self._check("cuMemcpyHtoDAsync_v2", target, source, nbytes, self.stream)
 
     def download(self, target: int, source: int, nbytes: int) -> None:
-        if nbytes:
-            self._thread_context()
-            self._check("cuMemcpyDtoHAsync_v2", target, source, nbytes, self.stream)
-        self.synchronize()
+        with self._capture:
+            if nbytes:
+                self._thread_context()
+                self._check("cuMemcpyDtoHAsync_v2", target, source, nbytes, self.stream)
+            self.synchronize()
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         self._check("cuMemcpyDtoDAsync_v2", target, source, nbytes, self.stream)
@@ -169,14 +182,20 @@ class Cuda:
             raise LaunchError(f"{self._error('cuStreamSynchronize', code, self.name)}{last}")
 
     # -- graphs ---------------------------------------------------------------------------------------------------
-    def begin_capture(self) -> None:
-        self._check("cuStreamBeginCapture_v2", self.stream, _THREAD_LOCAL_CAPTURE)
-
-    def end_capture(self) -> _P:
-        """The graph of what was enqueued since begin_capture, none of which has run."""
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[_P]:
+        """Yields what becomes, at the end of the block, the graph of what was enqueued in it, none of which has run."""
         graph = _P()
-        self._check("cuStreamEndCapture", self.stream, ctypes.addressof(graph))
-        return graph
+        with self._capture:
+            self._check("cuStreamBeginCapture_v2", self.stream, _THREAD_LOCAL_CAPTURE)
+            self._capturing = True
+            try:
+                yield graph
+            finally:
+                self._capturing = False
+                self._check("cuStreamEndCapture", self.stream, ctypes.addressof(graph))
+                while self._freed_meanwhile:
+                    self.free(self._freed_meanwhile.pop())
 
     def instantiate(self, graph: _P) -> _P:
         return self._made("cuGraphInstantiateWithFlags", graph, 0)
@@ -216,11 +235,8 @@ class CudaProgram(GpuProgram):
             return super()._call(words, sizes)
         driver = self.driver
         if self._graph is None or tuple(words) != self._words:
-            driver.begin_capture()
-            try:
+            with driver.captured() as graph:
                 super()._call(words, sizes)
-            finally:
-                graph = driver.end_capture()
             if self._error is not None:
                 return driver.drop_graph(graph)
             if self._graph is None or not driver.update(self._graph, graph):
