@@ -127,6 +127,14 @@ class ProcessLink:
         job = self._start(lambda: _RUN[c.op](self, c, group, tag, inputs, outputs), f"{what}, in {self.program}")
         return lambda: self._wait(job)
 
+    def gather(self, block: np.ndarray, what: str) -> list[np.ndarray]:
+        """Every process's `block` (uint8[n]) in the order of ranks. All processes call it; `what` they do is the same and stands in errors."""
+        everybody = tuple(range(self.partitions))
+        number = self.counts[everybody] = self.counts.get(everybody, 0) + 1
+        found: list[Arrays] = []
+        self._wait(self._start(lambda: found.extend(self._all_gather(everybody, f"{number} {what}", [block])), what))
+        return [b for (b,) in found]
+
     def _start(self, do: Callable[[], None], what: str) -> _Job:
         if self.failure is not None:
             raise CollectiveError(f"{what}: this process must be started anew, since {self.failure}") from self.failure
@@ -155,7 +163,10 @@ class ProcessLink:
                 self.board.fail(str(error), soon=False)
                 self.failure = error
             except Exception as error:
-                why = self.board.culprits(job.what, error)
+                try:
+                    why = self.board.culprits(job.what, error)
+                except Exception as trouble:  # this thread has to go on: a program waits
+                    why = f"{type(error).__name__}: {error} (nobody could be named: {trouble})"
                 self.failure = CollectiveError(why)
                 job.error = CollectiveError(f"{job.what}: {why}")
                 job.error.__cause__ = error
