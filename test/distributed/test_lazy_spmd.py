@@ -218,3 +218,21 @@ def test_an_index_out_of_range_is_an_error_also_when_it_is_sharded():
     table = torch.randn(4, 2).to("hlo")
     with pytest.raises(IndexError):
         nn.functional.embedding(mark_sharding(torch.tensor([0, 9, 1, 2]).to("hlo"), mesh, ("x",)), table)
+
+
+READ_ALONE = """
+import os, torch, torch_hlo, torch.distributed as dist
+dist.init_process_group("cpu:gloo,hlo:gloo")
+from torch_hlo.distributed import Mesh, mark_sharding
+t = mark_sharding(torch.arange(6.0).hlo(), Mesh((2,), ("x",)), ("x",))
+assert t.tolist() == list(range(6)) and (t * 2).tolist() == [2.0 * i for i in range(6)]
+if dist.get_rank() == 0:
+    try: t.tolist()
+    except Exception as error: print("error:", error, flush=True); os._exit(0)
+import time; time.sleep(12)
+"""
+
+
+def test_a_sharded_tensor_is_read_by_all_or_none():
+    out = launch(READ_ALONE, 2, env={"TORCH_HLO_COLLECTIVE_TIMEOUT": "6"})[0]
+    assert out.startswith("error: reading a tensor f32[6] that is sharded as {[{x}]}, which all ranks do together") and "rank 1" in out

@@ -104,19 +104,10 @@ def gather(buffer: ShardedBuffer) -> np.ndarray:
     if sharding.is_replicated:
         return blocks[0].reshape(-1).view(np.uint8)
     if len(blocks) < sharding.mesh.size:
-        blocks = [b.view(blocks[0].dtype).reshape(buffer.block.dims) for b in _exchange(blocks[0].reshape(-1).view(np.uint8))]
+        what = f"reading a tensor {shape} that is sharded as {sharding}, which all ranks do together,"
+        whole = collective.communicator().gather(blocks[0].reshape(-1).view(np.uint8), what)
+        blocks = [b.view(blocks[0].dtype).reshape(buffer.block.dims) for b in whole]
     return np.ascontiguousarray(unshard(blocks, sharding, shape.dims)).reshape(-1).view(np.uint8)
-
-
-def _exchange(block: np.ndarray) -> list[np.ndarray]:
-    """Every process's block (uint8[n]), in the order of ranks."""
-    import torch
-    import torch.distributed as dist
-
-    mine = torch.from_numpy(block.copy())
-    blocks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(blocks, mine)
-    return [b.numpy() for b in blocks]
 
 
 def _elements(data: np.ndarray, shape: Shape) -> np.ndarray:
