@@ -212,3 +212,19 @@ def test_outputs_that_propagation_may_place(allowed, want):
     module = parse_module(f"HloModule m{allowed}, num_partitions=8\nENTRY main {{ p = f32[8] parameter(0), sharding={{devices=[8]<=[8]}}\n"
                           "ROOT t = (f32[8]) tuple(p), sharding={{replicated}} }")
     assert str(module.entry.root["sharding"][0]) == want
+
+
+@pytest.mark.parametrize("text, want", [
+    ("{mesh['x'=2,'y'=4], [{'x'}, {'y'}]}", "{[{x}, {y}]}"),
+    ("{mesh['x'=2,'y'=4], [{'x', ?}, {'y':(1)2}], replicated={'y':(2)2}}", "{[{x, ?}, {y:(1)2}], replicated={y:(2)2}}"),
+    ("{mesh['b'=4,'a'=2], device_ids=([2,4]T(1,0)), [{'b'}, {'a', ?}]}", "{[{y}, {x, ?}]}"),
+    ("{mesh['q'=8] [{'q'}, {}]}", "{[{x, y}, {}]}"),
+])
+def test_shardings_that_name_their_mesh(text, want):
+    assert str(parse_sharding(text, Shape("f32", (8, 8)), MESH)) == want
+
+
+def test_mesh_of_shardings_that_name_it():
+    assert common_mesh(["{mesh['x'=2,'y'=4], [{'x'}]}", "{replicated}"]) == MESH
+    assert str(common_mesh(["{mesh['x'=2,'y'=4], [{'x'}]}", "{mesh['z'=8], [{'z'}]}"])) == "a=2,b=4"
+    assert str(common_mesh(["{{mesh['x'=2,'y'=4], [{'x'}]}, {devices=[4,2]<=[8]}}"])) == "a=2,b=2,c=2"

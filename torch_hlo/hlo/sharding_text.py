@@ -3,6 +3,7 @@
     {[{x}, {y:(1)2, z, ?}, {}p1], replicated={w}}       # per dimension its axes; ? open; p1 priority; also unreduced={…}, manual={…}
     {maximal device=3}
 
+    {mesh['x'=2,'y'=4], [{'x'}, {?}]}                   # the same in XLA's text: the mesh is named on the spot
     {replicated}   {manual}   {devices=[2,1,4]<=[8] last_tile_dim_replicate}   {devices=[2,2]0,2,1,3}   {{replicated}, {devices=[8]<=[8]}}
 
 A tile assignment names no axes. `common_mesh` finds the coarsest mesh whose (sub-)axes express all the tile assignments of a program, and
@@ -54,7 +55,7 @@ def mesh_from_text(text: str) -> Mesh:
         raise ShardingError(f"bad mesh {text!r}; write x=2,y=4") from None
 
 
-_TOKEN = re.compile(r"\s*(<=|[A-Za-z_][\w.\-]*|\d+|[\[\]{}(),:?=])")
+_TOKEN = re.compile(r"\s*(<=|'[A-Za-z_][\w.\-]*'|[A-Za-z_][\w.\-]*|\d+|[\[\]{}(),:?=])")
 
 
 _METADATA = re.compile(r'/\*.*?\*/|\s*metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*"|\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})*\}')
@@ -71,7 +72,7 @@ class _Tokens:
             found = _TOKEN.match(text, position)
             if not found:
                 raise self.error()
-            self.items.append(found.group(1))
+            self.items.append(found.group(1).strip("'"))
             position = found.end()
 
     def error(self) -> ShardingError:
@@ -138,7 +139,10 @@ def _parsed(t: _Tokens, shape: Shape, mesh: Mesh) -> Sharding | tuple | None:
             t.at = start
             values.append(_parsed(t, leaf, mesh))
         return _grouped(iter(values), shape)
+    if t.peek(1) == "mesh":
+        return onto(_named_form(t), shape, mesh)
     if t.peek(1) == "[":
+        t.expect("{")
         value = _axis_form(t, mesh)
         value.check_rank(shape.dims)
         return value
@@ -159,7 +163,40 @@ def _grouped(values: Iterator, shape: Shape):
     return tuple(_grouped(values, e) for e in shape.elements) if shape.is_tuple else next(values)
 
 
+def onto(value: Sharding, shape: Shape, mesh: Mesh) -> Sharding:
+    """The same blocks by axes of another mesh. Raises ShardingError when it has none for them."""
+    value.check_rank(shape.dims)
+    if value.mesh == mesh:
+        return value
+    if value.maximal is not None:
+        return Sharding(mesh, maximal=value.maximal)
+    other = parse_sharding(to_xla(value), shape, mesh)
+    dims = tuple(DimSharding(a.axes, b.open, b.priority) for a, b in zip(other.dims, value.dims))
+    return Sharding(mesh, dims, unreduced=other.unreduced, manual=other.manual)
+
+
+def _named_form(t: _Tokens) -> Sharding:
+    """`{mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)), [{'x'}, {?}]}`, on its own mesh."""
+    t.expect("{")
+    t.expect("mesh")
+    axes = []
+    for _ in t.listed("[", "]"):
+        name = t.next()
+        t.expect("=")
+        axes.append((name, t.integer()))
+    t.accept(",")
+    mesh = Mesh(tuple(axes))
+    if t.accept("device_ids"):
+        t.expect("=")
+        t.expect("(")
+        mesh = Mesh(mesh.axes, _iota(t, mesh.size) if t.peek() == "[" else _numbers(t))
+        t.expect(")")
+        t.accept(",")
+    return _axis_form(t, mesh)
+
+
 def _axis_form(t: _Tokens, mesh: Mesh) -> Sharding:
+    """What follows the opening brace."""
     def axis() -> Axis:
         name = t.next()
         if not t.accept(":"):
@@ -177,7 +214,6 @@ def _axis_form(t: _Tokens, mesh: Mesh) -> Sharding:
         priority = int(t.next()[1:]) if re.fullmatch(r"p\d+", t.peek()) else 0
         return DimSharding(tuple(axes), is_open, priority)
 
-    t.expect("{")
     dims = tuple(dim() for _ in t.listed("[", "]"))
     extra: dict[str, tuple[Axis, ...]] = {}
     while t.accept(","):
@@ -246,20 +282,29 @@ def _tile_form(t: _Tokens) -> TileAssignment | None:
     return value
 
 
+def _iota(t: _Tokens, count: int) -> tuple[int, ...]:
+    """`[2,4]T(1,0)`: 0, 1, … of these sizes, transposed."""
+    source = t.integers("[", "]")
+    order = t.integers("(", ")") if t.accept("T") else tuple(range(len(source)))
+    if math.prod(source) != count or sorted(order) != list(range(len(source))) or not count:
+        raise t.error()
+    return tuple(np.arange(count).reshape(source).transpose(order).ravel().tolist())
+
+
+def _numbers(t: _Tokens) -> tuple[int, ...]:
+    numbers = [t.integer()]
+    while t.accept(","):
+        numbers.append(t.integer())
+    return tuple(numbers)
+
+
 def _tiled(t: _Tokens) -> TileAssignment:
     tiles = t.integers("[", "]")
     count = math.prod(tiles)
     if t.accept("<="):
-        source = t.integers("[", "]")
-        order = t.integers("(", ")") if t.accept("T") else tuple(range(len(source)))
-        if math.prod(source) != count or sorted(order) != list(range(len(source))) or not count:
-            raise t.error()
-        devices = tuple(np.arange(count).reshape(source).transpose(order).ravel().tolist())
+        devices = _iota(t, count)
     else:
-        numbers = [t.integer()]
-        while t.accept(","):
-            numbers.append(t.integer())
-        devices = tuple(numbers)
+        devices = _numbers(t)
     if sorted(devices) != list(range(count)):
         raise t.error()
     subgroups: tuple[str, ...] = ()
@@ -345,7 +390,12 @@ def common_mesh(texts: Iterable[str], devices: int = 1) -> Mesh:
 
     `devices`: the number of devices when no text says it. Raises ShardingError when there is none, as for `[2,3]<=[6]` next to `[3,2]<=[6]`.
     """
-    tiles = [tile for text in dict.fromkeys(texts) for tile in _all_tiles(text)]
+    found = [item for text in dict.fromkeys(texts) for item in _all_tiles(text)]
+    tiles = [item for item in found if isinstance(item, TileAssignment)]
+    named = [item for item in found if isinstance(item, Sharding)]
+    if named and len({s.mesh for s in named}) == 1 and not any(t.kind == "tiled" for t in tiles):
+        return named[0].mesh
+    tiles += [tile for s in named for tile in _all_tiles(to_xla(s))]
     counts = {len(t.devices) for t in tiles if t.kind == "tiled"}
     if len(counts | ({devices} if devices > 1 else set())) > 1:
         raise ShardingError(f"shardings over different numbers of devices: {sorted(counts | {devices})}")
@@ -369,11 +419,14 @@ def _letter(i: int) -> str:
     return chr(ord("a") + i) if i < 26 else f"a{i}"
 
 
-def _all_tiles(text: str) -> list[TileAssignment]:
+def _all_tiles(text: str) -> list[TileAssignment | Sharding]:
+    """The tile assignments in a text, and the shardings that name their mesh."""
     t = _Tokens(text)
 
-    def read() -> Iterator[TileAssignment | None]:
-        if t.peek(1) == "{":
+    def read() -> Iterator[TileAssignment | Sharding | None]:
+        if t.peek(1) == "mesh":
+            yield _named_form(t)
+        elif t.peek(1) == "{":
             for _ in t.listed("{", "}"):
                 yield from read()
         elif t.peek(1) in ("[", "}"):  # our own form names its axes; {} is of an empty tuple

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.sharding import Axis, DimSharding, Mesh, Sharding, ShardingError
-from torch_hlo.hlo.sharding_text import common_mesh, parse_sharding, to_xla
+from torch_hlo.hlo.sharding_text import common_mesh, onto, parse_sharding
 from torch_hlo.hlo.stablehlo.attributes import Dense, Raw
 from torch_hlo.hlo.stablehlo.convert import RULES, Context, Converter, rule
 from torch_hlo.hlo.stablehlo.mlir import Operation
@@ -50,11 +50,7 @@ class Shardings:
             raise ShardingError(f"mesh @{found.group(2)} is not defined")
         body = text.strip()[found.end():].strip().removeprefix(",").strip()
         value = parse_sharding("{" + body.replace('"', "") + "}", shape, mesh)
-        if mesh != self.mesh:  # the same blocks, by axes of the other mesh
-            other = parse_sharding(to_xla(value), shape, self.mesh)
-            dims = tuple(DimSharding(a.axes, b.open, b.priority) for a, b in zip(other.dims, value.dims))
-            value = Sharding(self.mesh, dims, unreduced=other.unreduced, manual=other.manual)
-        return self._inside(value)
+        return self._inside(onto(value, shape, self.mesh))
 
     def tiled(self, text: str, shape: Shape) -> Sharding | tuple | None:
         """XLA's tile assignment."""
