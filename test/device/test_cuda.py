@@ -147,6 +147,11 @@ def test_out_of_memory_leaves_arrays_usable(stub):
         run(x, y)
     stub.memory = 1 << 30
     np.testing.assert_array_equal(x.bytes.view(np.float32), np.arange(3000))
+    result = run.buffer(run.module.entry.root.shape)
+    stub.fail["cuMemAllocAsync"] = 2
+    with pytest.raises(MemoryError, match=r"no device memory for 0.0 MiB of working arrays .*TORCH_HLO_DUMP writes the buffer report"):
+        run.program.run([x, y], [result])
+    del stub.fail["cuMemAllocAsync"]
     run(x, y)
 
 

@@ -188,7 +188,11 @@ class GpuProgram:
         for o, i in e.aliases:
             targets[o] = given[i]
         (arena_bytes,) = self._arena(*sizes)
-        arena = _Device(self.pool, max(arena_bytes, 1))
+        try:
+            arena = _Device(self.pool, max(arena_bytes, 1))
+        except MemoryError as error:
+            raise MemoryError(f"{self.name}: no device memory for {arena_bytes / 2**20:.1f} MiB of working arrays ({error}); {runtime.memory_summary()}. "
+                              "TORCH_HLO_DUMP writes the buffer report; use a smaller batch or free tensors") from None
         self._call((arena.address, self._constants.address if self._constants else 0, self._table.buffer_info()[0], 0, *sizes, *given, *targets), sizes)
         if self._error is not None:
             error, self._error = self._error, None

@@ -199,8 +199,14 @@ os.register_at_fork(after_in_child=lambda: setattr(_POOL, "lock", threading.RLoc
 
 
 def memory_stats() -> dict[str, int]:
-    """Bytes and blocks in use, the peak, and bytes kept for reuse."""
-    return {"bytes": _POOL.used, "blocks": _POOL.blocks, "peak_bytes": _POOL.peak, "cached_bytes": _POOL.cached}
+    """Bytes and blocks in use, the peak, and bytes kept for reuse: of the device's memory where it has its own."""
+    pool = _pool_in_use()
+    return {"bytes": pool.used, "blocks": pool.blocks, "peak_bytes": pool.peak, "cached_bytes": pool.cached}
+
+
+def _pool_in_use() -> Pool:
+    memory = _memory_type()
+    return memory.pool() if hasattr(memory, "pool") else _POOL
 
 
 def memory_summary() -> str:
@@ -210,12 +216,14 @@ def memory_summary() -> str:
 
 def reset_peak() -> None:
     """Start to measure the peak anew."""
-    _POOL.peak = _POOL.used
+    pool = _pool_in_use()
+    pool.peak = pool.used
 
 
 def empty_cache() -> None:
     """Give the memory kept for reuse back to the system."""
     _POOL.trim()
+    _pool_in_use().trim()
 
 
 # Back ends: module holding `compile_program(module, observe) -> Program`. Loaded when first used.
