@@ -121,7 +121,7 @@ def partition_text(text: str, update_axes: Sequence[str] = ()) -> str:
 
 def __getattr__(name: str):
     """Submodules that are imported when they are first used."""
-    if name in ("aot", "debug", "export"):
+    if name in ("aot", "debug", "distributed", "export"):
         from importlib import import_module
 
         return import_module(f"torch_hlo.{name}")

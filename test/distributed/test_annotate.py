@@ -1,6 +1,8 @@
 """Meshes, partition specs and their errors; tensors with values are cut at once; pictures."""
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -113,3 +115,13 @@ def test_recorded_values_are_annotated_not_evaluated():
     h = a + 1
     assert mark_sharding(h, mesh(), ("x", None)) is h
     assert debug.hlo_text([h * 2]).count("sharding={[{x}, {}]}") == 1
+
+
+def test_copies_and_in_place_writes_keep_the_sharding():
+    t = mark_sharding(torch.arange(16.0).to("hlo"), Mesh((8,), ("x",)), ("x",))
+    t.view(4, 4)[1].add_(100)
+    assert sharding_of(copy.deepcopy(t)) == sharding_of(t)
+    want = torch.arange(16.0)
+    want[4:8] += 100
+    assert torch.equal(t.cpu(), want) and str(sharding_of(t)) == "{[{x}]}"
+    assert torch.equal(copy.deepcopy(t).mul_(2).cpu(), 2 * want) and torch.equal(t.cpu(), want)

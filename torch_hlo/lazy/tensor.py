@@ -285,6 +285,7 @@ def _deepcopy(tensor: HloTensor, memo: dict) -> HloTensor:
     if storage is None:
         # Values are immutable: the copy shares the value until either is written to.
         storage = memo["hlo storage", id(old)] = Storage(old.value, old.meta)
+        storage.sharding = old.sharding
     new = memo[id(tensor)] = make(tensor._meta, storage, tensor._view)
     if tensor.requires_grad:
         new.requires_grad_()
