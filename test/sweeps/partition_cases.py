@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from functools import partial
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
@@ -497,29 +498,30 @@ def record(mesh_name: str, fn, args: tuple, specs: tuple, outs) -> dict:
     return found
 
 
+def random_spec(rng: np.random.Generator, mesh: str, density: float, value):
+    """A sharding that divides `value`; None with probability 1 - density."""
+    sizes, axes = MESHES[mesh]
+    dims = list(np.shape(value))
+    entries: list = [()] * len(dims)
+    for axis, size in sorted(zip(axes, sizes), key=lambda _: rng.random()):
+        d = int(rng.integers(len(dims) + 1)) if dims else 0
+        if d < len(dims) and dims[d] % size == 0:
+            entries[d] += (axis,)
+            dims[d] //= size
+    return P(*entries) if rng.random() < density else None
+
+
 def varied(count: int, seed: int) -> dict[str, tuple]:
-    """Programs of CASES with other meshes and random shardings of some arguments and results."""
+    """Programs of CASES with other meshes and random shardings of some arguments."""
     rng = np.random.default_rng(seed)
     found = {}
-    names = [n for n in CASES if not n.startswith("manual") and "varied" not in n]
+    names = [n for n in CASES if not n.startswith("manual")]
     for i in range(count):
         name = names[rng.integers(len(names))]
         mesh = list(MESHES)[rng.integers(len(MESHES))]
-        sizes, axes = MESHES[mesh]
-        density = rng.random()
-
-        def spec(value):
-            dims = list(np.shape(value))
-            entries: list = [()] * len(dims)
-            for axis, size in sorted(zip(axes, sizes), key=lambda _: rng.random()):
-                d = int(rng.integers(len(dims) + 1)) if dims else 0
-                if d < len(dims) and dims[d] % size == 0:
-                    entries[d] += (axis,)
-                    dims[d] //= size
-            return P(*entries) if rng.random() < density else None
-
         _, fn, args, _, _ = CASES[name]
-        found[f"{name}_varied_{seed}_{i}"] = (mesh, fn, args, jax.tree.map(spec, args), None)
+        specs = jax.tree.map(partial(random_spec, rng, mesh, rng.random()), args)
+        found[f"{name}_varied_{seed}_{i}"] = (mesh, fn, args, specs, None)
     return found
 
 
