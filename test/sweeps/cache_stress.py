@@ -52,7 +52,7 @@ def damage(directory: Path, rng: random.Random) -> str:
     way = rng.choice(["truncate", "flip", "swap", "empty", "link", "hard link", "fifo", "directory", "foreign"])
     raw = bytearray(one.read_bytes())
     if way == "truncate":
-        one.write_bytes(raw[: rng.randrange(len(raw))])
+        one.write_bytes(raw[: rng.randrange(max(len(raw), 1))])
     elif way == "flip" and raw:
         raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
         one.write_bytes(raw)
