@@ -24,6 +24,7 @@ from torch_hlo.compiler.passes.base import collector_paused
 from torch_hlo.device.runtime import Buffer, Program
 from torch_hlo.device.trim import release_compiler
 from torch_hlo.hlo.collective import named
+from torch_hlo.lazy import log
 
 DEPTH = 2
 T = TypeVar("T")
@@ -202,8 +203,15 @@ class _Compiler:
             except BaseException as error:  # noqa: B036 - raised where the result is wanted
                 future.set_exception(error)
             del function, future
+            self._rest()
+
+    def _rest(self) -> None:
+        """Nobody waits for this: a failure must not end the thread, for which the next caller would wait without end."""
+        try:
             if self.queue.empty():
                 release_compiler()
+        except Exception as error:
+            log.warn_once("release_compiler", f"torch_hlo: memory of the compiler could not be given back: {error!r}")
 
 
 _COMPILER = _Compiler()

@@ -100,8 +100,8 @@ def lower(
 ) -> Module:
     """Lower `nodes` (in an order where operands come first). Parameter i of the module is `inputs[i]`.
 
-    `aliases`: (output, input) pairs, see Module; `placed` makes an annotated program for many devices. Raises LoweringError when an op has no lowering or the lowering does
-    not give the recorded shapes.
+    `aliases`: (output, input) pairs, see Module; `placed` makes an annotated program for many devices. Raises LoweringError when an op
+    has no lowering or the lowering does not give the recorded shapes.
     """
     mesh, leaf_shardings, output_shardings = placed or (None, (), ())
     values: dict[int, Instruction | Weak] = {}
