@@ -15,7 +15,7 @@ from torch_hlo.hlo.dim import Size, parse_dim
 from torch_hlo.hlo.shape import DTYPES, Shape
 
 MAGIC = b"torch_hlo executable\0"
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Executable:
             "constants": len(self.constants), "arena": str(self.arena), "parameters": [_shape_data(s) for s in self.parameters],
             "outputs": [_shape_data(s) for s in self.outputs], "aliases": self.aliases, "symbols": self.symbols, "externals": self.externals,
             "host_calls": [[c.name, c.attrs, [_shape_data(s) for s in c.outputs], [_shape_data(s) for s in c.inputs]] for c in self.host_calls],
-            "image": len(self.image), "kernels": [[k.name, k.arguments, k.threads, k.label] for k in self.kernels], "exposed": self.exposed,
+            "image": len(self.image), "kernels": [[k.name, k.arguments, k.threads, k.label, k.shared] for k in self.kernels], "exposed": self.exposed,
             "fetches": self.fetches,
         }  # fmt: skip
         text = json.dumps(header, separators=(",", ":")).encode()
@@ -99,7 +99,7 @@ class Executable:
             aliases=tuple((int(o), int(p)) for o, p in h["aliases"]), symbols=tuple((str(n), int(p), int(d)) for n, p, d in h["symbols"]),
             externals=tuple(map(str, h["externals"])),
             host_calls=tuple(HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i))) for n, a, o, i in h["host_calls"]),
-            image=parts[-1], kernels=tuple(Kernel(str(n), str(a), int(t), str(label)) for n, a, t, label in h["kernels"]),
+            image=parts[-1], kernels=tuple(Kernel(str(n), str(a), int(t), str(label), int(b)) for n, a, t, label, b in h["kernels"]),
             exposed=tuple(int(p) for p in h["exposed"]), fetches=bool(h["fetches"]),
         )  # fmt: skip
         if any(not (0 <= o < len(result.outputs) and 0 <= p < len(result.parameters)) for o, p in result.aliases):

@@ -26,12 +26,13 @@ _STACK_SLOT = re.compile(r"^  %[\w.$]+ = alloca [^\n]*\n", re.M)
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """An entry point on the device: `name(i64 items, arguments…)`. `arguments`: "p" for a pointer, "n" for an i64, each; `threads` of a
-    group; `label`: the HLO instruction it was first made for."""
+    group; `label`: the HLO instruction it was first made for; `shared`: bytes of shared memory per group beyond what the code declares."""
 
     name: str
     arguments: str
     threads: int
     label: str
+    shared: int = 0
 
 
 class GpuProgram(Program):
@@ -43,7 +44,7 @@ class GpuProgram(Program):
         super().__init__(module, target, None)
         self.plan: dict[str, str] = {}
         self.kernels: list[Kernel] = []
-        self.groups: dict[str, int] = {}  # functions whose threads work on one item together -> threads of a group
+        self.groups: dict[str, tuple[int, int]] = {}  # functions whose threads work on one item together -> threads of a group, Kernel.shared
         self.routines: dict[str, None] = {}  # of libm.py
         self.fetches = False  # whether the host looks at values on the way
         self._kernel_numbers: dict[str, int] = {}
@@ -61,10 +62,11 @@ class GpuProgram(Program):
         self.routines.setdefault(name)
         return name
 
-    def group_function(self, name: str, text: str, threads: int) -> str:
-        """A function one item of which is worked on by a group of `threads` threads."""
+    def group_function(self, name: str, text: str, threads: int, shared: int = 0) -> str:
+        """A function one item of which is worked on by a group of `threads` threads, with `shared` bytes of memory whose size the launch
+        gives: the text declares it as an external array of no length."""
         name = self.function(f"{name}_{threads}", text.replace(f"@{name}(", f"@{name}_{threads}(", 1))
-        self.groups[name] = threads
+        self.groups[name] = threads, shared
         return name
 
     def step(self, x: Instruction) -> None:
@@ -104,11 +106,11 @@ class GpuProgram(Program):
             kinds = [a.split(" ", 1)[0] for a in arguments]
             if any(k not in ("ptr", "i64") for k in kinds):
                 raise CodegenError(f"kernel {function}: arguments are pointers and i64, got {kinds}")
-            threads = self.groups.get(function)
+            threads, shared = self.groups.get(function, (None, 0))
             x = self._step
             label = "" if x is None else f"{x.op} {x.shape}" + (f" ({META[x].op_name})" if META.get(x) and META[x].op_name else "")
             name = f"k{found}_" + re.sub(r"\W", "_", function)
-            self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), threads or THREADS, label))
+            self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), threads or THREADS, label, shared))
             self._kernel_texts.append(kernel_text(self.functions[function], name, self.target.family, threads or THREADS, threads is not None))
         return found
 
