@@ -3,6 +3,7 @@
     python -m benchmarks                                    # everything that is installed
     python -m benchmarks --workloads gpt_train,softmax --engines eager,hlo --rounds 9
     python -m benchmarks --torch-xla OTHER_VENV/bin/python  # PyTorch/XLA from another environment
+    python -m benchmarks --jax OTHER_VENV/bin/python        # XLA as JAX ships it, on the recorded step of each workload (see xla.py)
 
 Each pair runs in a process of its own, so that cold start and peak memory are its own; rounds go A B C A B C, so that a noisy
 machine hits all alike. Quote the ratios of medians; absolute times of a shared machine mean little.
@@ -19,17 +20,24 @@ import sys
 import tempfile
 import time
 
+from benchmarks import xla
 from benchmarks.workloads import WORKLOADS
 
 
 class Worker:
-    """A running benchmarks.worker; `failed` is the reason when it died."""
+    """A running benchmarks.worker, or benchmarks.xla in another interpreter; `failed` is the reason when it died."""
 
-    def __init__(self, engine: str, workload: str, threads: int, cache: str, python: str, timeout: float) -> None:
+    def __init__(self, engine: str, workload: str, threads: int, cache: str, python: str) -> None:
         env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "inductor"), TORCH_HLO_CACHE=os.path.join(cache, "hlo"), PJRT_DEVICE="CPU")
         os.makedirs(env["TORCH_HLO_CACHE"], mode=0o700, exist_ok=True)
         self.log = tempfile.TemporaryFile("w+")
         command = [python, "-m", "benchmarks.worker", engine, workload, str(threads)]
+        if engine == "jax":
+            step = os.path.join(cache, "step")
+            if not os.path.exists(step):
+                os.mkdir(step)
+                subprocess.run([sys.executable, "-m", "benchmarks.xla", workload, step], stderr=self.log, env=env)
+            command = [python, xla.__file__, step, str(threads)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=env)
         self.engine, self.failed, self.seconds, self.host, self.last = engine, None, [], [], {}
         self.ready = self._read()
@@ -70,12 +78,12 @@ def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict
     workers = []
     with tempfile.TemporaryDirectory() as cache:
         for engine in engines:
-            python = args.torch_xla if engine == "torch_xla" else sys.executable
-            cold = Worker(engine, workload, args.threads, cache, python, args.timeout)
+            python = {"torch_xla": args.torch_xla, "jax": args.jax}.get(engine, sys.executable)
+            cold = Worker(engine, workload, args.threads, cache, python)
             results[engine] = {"cold_s": cold.ready.get("first_step")}
             if args.warm and not cold.failed:
                 cold.quit()
-                warm = Worker(engine, workload, args.threads, cache, python, args.timeout)
+                warm = Worker(engine, workload, args.threads, cache, python)
                 results[engine]["warm_s"] = warm.ready.get("first_step")
                 cold = warm
             workers.append(cold)
@@ -162,18 +170,18 @@ def plot(all_results: dict[str, dict], engines: list[str], ours: str, path: str)
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated; default: all")
-    parser.add_argument("--engines", default="eager,inductor,hlo", help="of eager, inductor, hlo, hlo_compile, torch_xla")
+    parser.add_argument("--engines", default="eager,inductor,hlo", help="of eager, inductor, hlo, hlo_compile")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=3, help="steps before measuring")
     parser.add_argument("--slice", type=float, default=0.5, help="seconds per engine and round")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--warm", action="store_true", help="also measure the first step of a second process")
-    parser.add_argument("--timeout", type=float, default=600)
     parser.add_argument("--torch-xla", metavar="PYTHON", help="interpreter of an environment with torch_xla; adds that engine")
+    parser.add_argument("--jax", metavar="PYTHON", help="interpreter of an environment with jax; adds that engine")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--plot", metavar="FILE.png", help="needs matplotlib")
     args = parser.parse_args()
-    engines = args.engines.split(",") + (["torch_xla"] if args.torch_xla else [])
+    engines = args.engines.split(",") + (["torch_xla"] if args.torch_xla else []) + (["jax"] if args.jax else [])
     names = args.workloads.split(",")
     unknown = [n for n in names if n not in WORKLOADS]
     if unknown:

@@ -4,15 +4,18 @@
     print(torch_hlo.debug.graph_text([y]))    # the recorded aten ops
     print(torch_hlo.debug.hlo_text([y]))      # lowered to HLO
     print(torch_hlo.debug.optimized_text([y]))
+    module, arrays = torch_hlo.debug.pending_step()   # all that is recorded, and its inputs
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from torch_hlo.compiler import pipeline
 from torch_hlo.hlo.ir import Module
+from torch_hlo.lazy import step
 from torch_hlo.lazy.fingerprint import Graph, collect
 from torch_hlo.lazy.storage import read
 from torch_hlo.lowering.graph import Leaf, Lift, Out, lower
@@ -50,6 +53,13 @@ def module(tensors: Sequence[torch.Tensor]) -> Module:
     """The HLO module of pending hlo tensors, before any pass."""
     g = graph(tensors)
     return lower(g.nodes, g.outputs, [*g.leaves, *g.numbers])
+
+
+def pending_step() -> tuple[Module, list[np.ndarray]]:
+    """The program that the next `mark_step()` would run, before any pass (`aliases`: results that overwrite inputs), and the bytes of each of its
+    parameters (u8[nbytes], a copy). Raises ValueError when nothing is recorded."""
+    found, buffers = step.pending_step()
+    return found, [buffer.bytes.copy() for buffer in buffers]
 
 
 def hlo_text(tensors: Sequence[torch.Tensor]) -> str:

@@ -25,6 +25,7 @@ import torch
 from torch_hlo import config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.device.runtime import Buffer, Memory
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import dump, executor, explain, generalize, log, progress, spmd
 from torch_hlo.lazy import meta as metas
@@ -294,14 +295,7 @@ def _plan(bindings: list[tuple[Storage, Out]], donate: bool) -> _Plan:
             if compiled is not None:
                 metrics.count("CachedCompile")
                 return _Plan(compiled, leaves, [inputs[place]() for place in known.numbers], known.places, known.size, None)
-    distinct: dict[int, Out] = {}
-    for root, (_, out) in zip(roots, bindings):
-        distinct.setdefault(root, out)
-    order = {root: place for place, root in enumerate(distinct)}
-    places = [order[root] for root in roots]
-    graph = collect(list(distinct.values()))
-    dead = tuple([i for i, leaf in enumerate(graph.leaves) if not leaf.held()]) if donate else ()
-    aliases = _aliases(graph, dead, bindings, places)
+    graph, places, dead, aliases = _cut(bindings, donate)
     where = spmd.placement(graph, [(s, place) for (s, _), place in zip(bindings, places)]) if spmd.active else None
     compiled = _program(graph, aliases, dead, where)
     if key is not None and TAPE.exact:
@@ -312,6 +306,31 @@ def _plan(bindings: list[tuple[Storage, Out]], donate: bool) -> _Plan:
             known = _KNOWN.setdefault(key, _Known(leaves, numbers, places, len(graph.nodes)))
             known.programs[dead] = compiled
     return _Plan(compiled, graph.leaves, graph.numbers, places, len(graph.nodes), where)
+
+
+def _cut(bindings: list[tuple[Storage, Out]], donate: bool) -> tuple[Graph, list[int], tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """(the graph, which of its outputs each binding gets, leaves that die with the step, donations) of pending values in the order of recording."""
+    distinct: dict[int, Out] = {}
+    for binding in bindings:
+        distinct.setdefault(_recorded(binding), binding[1])
+    order = {value: place for place, value in enumerate(distinct)}
+    places = [order[_recorded(binding)] for binding in bindings]
+    graph = collect(list(distinct.values()))
+    dead = tuple([i for i, leaf in enumerate(graph.leaves) if not leaf.held()]) if donate else ()
+    return graph, places, dead, _aliases(graph, dead, bindings, places)
+
+
+def pending_step() -> tuple[Module, list[Buffer]]:
+    """What `mark_step()` would run now: the module before any pass, with its donations, and the arrays and numbers that it takes. Nothing is run but
+    what was under way. Raises ValueError when nothing is pending."""
+    _wait_all()
+    with LOCK:
+        bindings = sorted([(s, s.value) for s in pending_storages() if s.value.array is None], key=_recorded)
+        if not bindings:
+            raise ValueError("nothing is recorded")
+        graph, _, _, aliases = _cut(bindings, donate=True)
+        module = executor.call_compiler(lambda: lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases))
+        return module, [_leaf_buffer(leaf) for leaf in graph.leaves] + (_number_buffers(graph.numbers) if graph.numbers else [])
 
 
 def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
