@@ -42,8 +42,8 @@ PIPELINE: list[Pass] = [
 
 
 def passes_for(target) -> list[Pass]:
-    """The passes for a target: attention is one kernel where there is one for it."""
-    return [p for p in enabled(PIPELINE) if not (target.grid and p is attention)]
+    """The enabled passes for a target: the same for all of them."""
+    return enabled(PIPELINE)
 
 
 class PassError(RuntimeError):

@@ -68,6 +68,57 @@ def _dot(a: str, out: str, m: int, k: int, n: int) -> str:
 }}"""
 
 
+def _attention(kind: str, dtype: str, heads: int, rows: int, columns: int, size: int, width: int) -> str:
+    """A call that says what it is (compiler/passes/attention.py), with its meaning."""
+    row, tile = f"f32[{heads},{rows}]", f"f32[{heads},{rows},{columns}]"
+    q, k, v, out = (f"[{heads},{n},{w}]" for n, w in ((rows, size), (columns, size), (columns, width), (rows, width)))
+    names = {"q": dtype + q, "k": dtype + k, "v": dtype + v}
+    body = f"""  s0 = {tile} dot(q, k), lhs_batch_dims={{0}}, rhs_batch_dims={{0}}, lhs_contracting_dims={{2}}, rhs_contracting_dims={{2}}
+  c = f32[] constant(0.25)
+  cb = {tile} broadcast(c), dimensions={{}}
+  s = {tile} multiply(s0, cb)
+  zero = f32[] constant(0)
+"""
+    if kind == "forward":
+        results = f"f32{out}", row
+        body += f"""  low = f32[] constant(-inf)
+  m = {row} reduce(s, low), dimensions={{2}}, to_apply=max
+  mb = {tile} broadcast(m), dimensions={{0,1}}
+  d = {tile} subtract(s, mb)
+  e = {tile} exponential(d)
+  t = {row} reduce(e, zero), dimensions={{2}}, to_apply=add
+  tb = {tile} broadcast(t), dimensions={{0,1}}
+  p = {tile} divide(e, tb)
+  r0 = f32{out} dot(p, v), lhs_batch_dims={{0}}, rhs_batch_dims={{0}}, lhs_contracting_dims={{2}}, rhs_contracting_dims={{1}}
+  l = {row} log(t)
+  r1 = {row} add(m, l)
+"""
+    else:
+        names = {"g": dtype + out, **names, "o": dtype + out, "l": row}
+        results = f"f32{q}", f"f32{k}", f"f32{v}"
+        body += f"""  lb = {tile} broadcast(l), dimensions={{0,1}}
+  d = {tile} subtract(s, lb)
+  p = {tile} exponential(d)
+  go = {dtype}{out} multiply(g, o)
+  gf = f32{out} convert(go)
+  h = {row} reduce(gf, zero), dimensions={{2}}, to_apply=add
+  hb = {tile} broadcast(h), dimensions={{0,1}}
+  dp = {tile} dot(g, v), lhs_batch_dims={{0}}, rhs_batch_dims={{0}}, lhs_contracting_dims={{2}}, rhs_contracting_dims={{2}}
+  x = {tile} subtract(dp, hb)
+  y = {tile} multiply(p, x)
+  ds = {tile} multiply(y, cb)
+  r0 = f32{q} dot(ds, k), lhs_batch_dims={{0}}, rhs_batch_dims={{0}}, lhs_contracting_dims={{2}}, rhs_contracting_dims={{1}}
+  r1 = f32{k} dot(ds, q), lhs_batch_dims={{0}}, rhs_batch_dims={{0}}, lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
+  r2 = f32{v} dot(p, g), lhs_batch_dims={{0}}, rhs_batch_dims={{0}}, lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
+"""
+    params = "".join(f"  {n} = {shape} parameter({i})\n" for i, (n, shape) in enumerate(names.items()))
+    shape, roots = f"({', '.join(results)})", ", ".join(f"r{i}" for i in range(len(results)))
+    gtes = "".join(f"  r{i} = {r} get-tuple-element(a), index={i}\n" for i, r in enumerate(results))
+    config = json.dumps({"attention": kind, "causal": False, "scale": 0.25}, separators=(",", ":"))
+    return (f"{_ADD}{_MAX}attention {{\n{params}{body}  ROOT t9 = {shape} tuple({roots})\n}}\nENTRY main {{\n{params}"
+            f"  a = {shape} call({', '.join(names)}), to_apply=attention, backend_config={config}\n{gtes}  ROOT t = {shape} tuple({roots})\n}}")
+
+
 # One program per family of kernels: HLO text after "HloModule name".
 PROGRAMS: dict[str, str] = {
     "elementwise": "ENTRY main {\n  x = f32[128,768] parameter(0)\n  y = f32[768] parameter(1)\n  b = f32[128,768] broadcast(y), dimensions={1}\n"
@@ -75,6 +126,10 @@ PROGRAMS: dict[str, str] = {
     "odd sizes": "ENTRY main {\n  x = bf16[7,31] parameter(0)\n  c = f32[7,31] convert(x)\n  ROOT r = f32[7,31] multiply(c, c)\n}",
     "functions": _unary("exponential", "tanh", "sine", "cosine", "erf", "cbrt", "logistic"),
     "transpose": "ENTRY main {\n  x = f32[64,96] parameter(0)\n  ROOT r = f32[96,64] transpose(x), dimensions={1,0}\n}",
+    "batched transpose": "ENTRY main {\n  x = bf16[3,40,100] parameter(0)\n  ROOT r = bf16[3,100,40] transpose(x), dimensions={0,2,1}\n}",
+    "fused transpose": "ENTRY main {\n  x = f32[70,64] parameter(0)\n  y = f32[64,70] parameter(1)\n  t = f32[64,70] transpose(x), dimensions={1,0}\n"
+    "  ROOT r = f32[64,70] multiply(t, y)\n}",
+    "attention": _attention("forward", "f32", 2, 70, 130, 24, 20), "attention gradient": _attention("backward", "f32", 2, 70, 130, 24, 20),
     "row sum": _reduce("f32", "64,1000", "64", "1"), "short rows": _reduce("f32", "500,7", "500", "1"),
     "column sum": _reduce("f32", "300,70", "70", "0"), "whole sum": _reduce("f32", "40000", "", "0"), "sum f64": _reduce("f64", "9,333", "9", "1"),
     "softmax": _softmax(64, 1000), "wide softmax": _softmax(3, 20000),

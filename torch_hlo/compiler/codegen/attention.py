@@ -70,27 +70,27 @@ def emit_attention(program, x: Instruction) -> None:
     rows, columns = (n if isinstance(n, int) else _USUAL for n in (a.rows, a.columns))
     work = (min(rows, block) if forward else 2.5 * rows) * columns * (a.size + a.width) / (2 if a.causal else 1)
     items = a.heads * (ceildiv(a.rows, block) if forward else 1)
-    arguments = [f"ptr {program.at(p)}" for p in places] + [f"i64 {program.size(n)}" for n in _symbolic(a)]
+    arguments = [f"ptr {program.at(p)}" for p in places] + [f"i64 {program.size(n)}" for n in symbolic_sizes(a)]
     program.parallel(name, arguments, program.size(items), cost=work * _FMA_NS)
 
 
-def _symbolic(a: Attention) -> list[Dim]:
+def symbolic_sizes(a: Attention) -> list[Dim]:
     """The distinct symbolic sizes and strides of `a`, in the order of the kernel's arguments."""
     strides = [] if a.bias is None else [n for pair in (*a.bias.batch, (a.bias.row, a.bias.column)) for n in pair]
     return list(dict.fromkeys(n for n in (a.rows, a.columns, *strides) if isinstance(n, Dim)))
 
 
-def _named(a: Attention) -> Attention:
+def named(a: Attention) -> Attention:
     """`a` as the kernel sees it: symbolic sizes are its arguments."""
-    names = {n: f"%n{i}" for i, n in enumerate(_symbolic(a))}
+    names = {n: f"%n{i}" for i, n in enumerate(symbolic_sizes(a))}
 
-    def named(size):
+    def name(size):
         return names.get(size, size)
 
     bias = a.bias
     if bias is not None:
-        bias = Bias(tuple((named(n), named(s)) for n, s in bias.batch), named(bias.row), named(bias.column))
-    return replace(a, rows=named(a.rows), columns=named(a.columns), bias=bias)
+        bias = Bias(tuple((name(n), name(s)) for n, s in bias.batch), name(bias.row), name(bias.column))
+    return replace(a, rows=name(a.rows), columns=name(a.columns), bias=bias)
 
 
 def _block_rows(a: Attention, high: int) -> int:
@@ -117,11 +117,11 @@ class _Kernel:
     outputs: tuple[str, ...] = ()
 
     def __init__(self, program, a: Attention, t: Tile) -> None:
-        self.program, self.a, self.t = program, _named(a), t
+        self.program, self.a, self.t = program, named(a), t
         names = [*self.inputs, *(["bias"] if a.bias is not None else []), *self.outputs]
         heap = [] if program.target.threads else ["heap"]
         self.f = Writer(program, f"attention_{a.kind}", [("i64", "lo"), ("i64", "hi"), *(("ptr", n) for n in (*names, *heap)),
-                         *(("i64", f"n{i}") for i in range(len(_symbolic(a))))])
+                         *(("i64", f"n{i}") for i in range(len(symbolic_sizes(a))))])
         self.e = self.f.emit(t.lanes)
         self.v = self.e.typed("float")
         self.on_tiles = _on_tiles(a, program.target)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen.gpu import tile
 from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.plan import Loops, Planner, plan_loops, widest_bits
@@ -89,7 +90,8 @@ def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_p
         extents, index_of = (ix.product(extents),), lambda parts: loops.index(ix.delinear(parts[0], loops.extents))
     else:
         index_of = loops.index
-    kernel = Kernel(target, lanes, leaves, outputs=len(stores))
+    turns = target.grid and tile.fits(loops, lanes, in_place)
+    kernel = (tile.TileKernel if turns else Kernel)(target, lanes, leaves, outputs=len(stores))
     nbytes = sum(s.value.shape.size * s.value.shape.itemsize for s in stores if isinstance(s.value.shape.size, int))
     if not target.grid and not in_place and nbytes >= STREAM_BYTES and all(s.at is None for s in stores) and _aligned(extents, stores, target):
         kernel.nontemporal.update(kernel.outputs)
@@ -107,7 +109,9 @@ def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_p
         return write
 
     unroll = 4 if loops.cost <= 2 else 2 if loops.cost <= 40 else 1
-    if target.grid:
+    if turns:
+        items, grain, elements = kernel.nest(loops, body), 1, lanes
+    elif target.grid:
         items, grain, elements = _grid_nest(kernel, extents, body)
     elif _tiles(loops, extents, lanes, in_place):
         items, grain, elements = _tiled_nest(kernel, loops, body)

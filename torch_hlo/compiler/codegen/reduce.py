@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.attention import emit_attention
+from torch_hlo.compiler.codegen.dot import emit_output
+from torch_hlo.compiler.codegen.gpu.attention import emit_attention as grid_attention
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
 from torch_hlo.compiler.codegen.loop import Store, emit_fusion_loop, run_loop
 from torch_hlo.compiler.codegen.program import CodegenError
@@ -46,16 +48,16 @@ class _Code:
 def fusion(program, x: Instruction) -> None:
     """A fused computation. kind=loop without values per row is loop.py's; anything with reductions is a row kernel."""
     kind = x.get("kind", "loop")
-    if kind == "custom" and attention_of(x) is not None and not program.target.grid:
-        emit_attention(program, x)
-    elif kind == "custom" and attention_of(x) is not None:  # its meaning, step by step
-        program.call(program.computation(x["calls"], [program.places(o) for o in x.operands], program.places(x)), ["ptr %block"])
+    if kind == "custom" and attention_of(x) is not None:
+        (grid_attention if program.target.grid else emit_attention)(program, x)
+    elif kind == "output":
+        emit_output(program, x, x["calls"])
     elif any(y.op == "reduce" for y in x["calls"].instructions()):
         _run(program, x, x["calls"])
     elif kind in ("loop", "reduce", "row"):
         _run_loops(program, x)
     else:
-        raise CodegenError(f"fusion of kind {kind!r} {x.shape}: kinds are loop, reduce, row, and custom for what a backend_config names")
+        raise CodegenError(f"fusion of kind {kind!r} {x.shape}: kinds are loop, reduce, row, output, and custom for what a backend_config names")
 
 
 @emits_step("reduce")
