@@ -77,7 +77,7 @@ FAMILIES = {
 class GpuTarget:
     """What code is generated for: looks like codegen.target.Target to emitters, and is compiled together with a plan for the host.
 
-    `vector_bytes`: one access of a thread. `warp`: threads that run in step.
+    `vector_bytes`: one access of a thread. `warp`: threads that run in step. `tf32`: products of f32 may round their operands to 11 bits.
     """
 
     family: Family
@@ -85,6 +85,7 @@ class GpuTarget:
     features: str = ""
     warp: int = 32
     vector_bytes: int = 16
+    tf32: bool = False
     grid = True  # kernels run on a grid of threads
     fuses = True  # multiply-add is an instruction
     parallel_threshold_ps = 0
@@ -109,8 +110,13 @@ class GpuTarget:
         return f"{self.family.name}:{self.cpu}" if self.cpu else self.family.name
 
     @property
+    def capability(self) -> int:
+        """Compute capability times ten, of NVIDIA's devices."""
+        return int(self.cpu[3:].rstrip("a")) if self.family.name == "nvptx" else 0
+
+    @property
     def key(self) -> str:
-        return f"{self.name} {self.features} llvm{llvm.llvm_version_info[0]} + {host().key}"
+        return f"{self.name} {self.features}{' tf32' * self.tf32} llvm{llvm.llvm_version_info[0]} + {host().key}"
 
 
 @lru_cache(1)
@@ -119,8 +125,8 @@ def initialize() -> None:
         getattr(llvm, setup)()
 
 
-# What is accepted after the family's name. PTX versions: the oldest that knows the architecture, so that old drivers take the text.
-_PTX = {"sm_80": "+ptx70", "sm_86": "+ptx71", "sm_89": "+ptx78", "sm_90": "+ptx78", "sm_90a": "+ptx80", "sm_100": "+ptx86", "sm_100a": "+ptx86",
+# What is accepted after the family's name. PTX versions: the oldest that knows the architecture and its matrix units, so that old drivers take the text.
+_PTX = {"sm_80": "+ptx70", "sm_86": "+ptx71", "sm_89": "+ptx84", "sm_90": "+ptx84", "sm_90a": "+ptx84", "sm_100": "+ptx86", "sm_100a": "+ptx86",
         "sm_120": "+ptx87"}  # fmt: skip
 _WAVES = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}
 

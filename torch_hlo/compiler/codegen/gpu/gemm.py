@@ -1,0 +1,217 @@
+"""Matrix products on the matrix units of NVIDIA GPUs: a group computes a block of C, k in slices that are copied ahead of their use.
+
+    C[m, n] = sum_k A[m, k] B[k, n]        any of the four combinations of contiguous dimensions, sizes as arguments, any edges
+
+A ring of `stages` slices of both operands is in shared memory (panel.py): while the warps multiply one, asynchronous copies fill the others. What
+is outside of the matrices is copied as zeros, so nothing else knows of edges. Finished sums pass through shared memory once more, so that a
+lane has neighbouring elements of a row, and go to `store`: conversion, or whatever has been fused with the product.
+
+Cut in k (`split`): groups of one block each sum a part of k to an array of their own, and their results are added in a fixed order.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen.function import Int
+from torch_hlo.compiler.codegen.gpu import ptx
+from torch_hlo.compiler.codegen.gpu.panel import FRAGMENT, STEPS, Operand, Panel
+from torch_hlo.compiler.codegen.gpu.words import Words
+from torch_hlo.compiler.codegen.inline import Writer
+
+BAND = 8  # rows of blocks that neighbouring groups share columns in: what they read stays in the second-level cache
+PADDING = 8  # sums between rows of a warp's results in shared memory: rows begin in different banks
+Store = Callable[[Int, Int, int, str], None]  # (row, first column, columns, sums: a vector of them, or a scalar)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A block of C: `m` x `n` of a group, `warp_m` x `warp_n` of a warp; `stages` slices in shared memory."""
+
+    m: int
+    n: int
+    warp_m: int
+    warp_n: int
+    stages: int
+
+    @property
+    def warps(self) -> int:
+        return self.m // self.warp_m * (self.n // self.warp_n)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.n}_{self.stages}"
+
+    @property
+    def slice_bytes(self) -> int:
+        """Shared memory of one slice of both operands: 128 bytes per row or column."""
+        return 128 * (self.m + self.n)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory; the results' way out uses the same."""
+        return max(self.stages * self.slice_bytes, self.warps * FRAGMENT * (self.warp_n + PADDING) * 4)
+
+    @property
+    def registers(self) -> int:
+        """Sums that a thread holds."""
+        return self.warp_m * self.warp_n // 32
+
+    @property
+    def intensity(self) -> float:
+        """Multiply-adds per byte that a group reads, at one byte per element."""
+        return self.m * self.n / (self.m + self.n)
+
+
+def place_of_group(f: Writer, tile: Tile, item: str, batch: int, split: bool) -> tuple[Int, Int, Int, list[Int]]:
+    """(first row, first column, part of k, element offsets of A, B, C) of group `item`; the function's arguments give the sizes (`parameters`)."""
+    w = Words(f)
+    rest, number = f.div(item, "%tiles"), w.narrow(f.rem(item, "%tiles"))
+    across, down = w.narrow("%across"), w.narrow("%down")
+    band = w.mul(across, BAND)
+    top = w.mul(w.div(number, band), BAND)
+    inside, height = w.rem(number, band), w.min(w.minus(down, top), BAND)
+    row, column = w.add(top, w.rem(inside, height)), w.div(inside, height)
+    part: Int = 0
+    if split:
+        rest, part = f.div(rest, "%parts"), f.rem(rest, "%parts")
+    offsets: list[Int] = [0, 0, 0]
+    for i in reversed(range(batch)):
+        index = f.rem(rest, f"%size{i}") if i else rest
+        rest = f.div(rest, f"%size{i}") if i else rest
+        offsets = [f.add(o, f.mul(index, f"%batch_{q}{i}")) for o, q in zip(offsets, "abc", strict=True)]
+    return f.mul(w.wide(row), tile.m), f.mul(w.wide(column), tile.n), part, offsets
+
+
+def parameters(batch: int, split: bool) -> list[str]:
+    """Names of the i64 arguments of a product's kernel. `a_line`, `b_line`: elements between lines of the operands (Operand); `k_each`, `c_part`: depth
+    of a part of k, and elements between the parts' results."""
+    names = ["m", "n", "k", "a_line", "b_line", "c_m", "across", "down", "tiles"] + ["parts", "k_each", "c_part"] * split
+    return names + [f"{q}{i}" for i in range(batch) for q in ("size", "batch_a", "batch_b", "batch_c")]
+
+
+class Product:
+    """Writes one group's block of C into `f`, a group function. The arguments are `parameters`; shared memory is @SELF.shared."""
+
+    def __init__(self, f: Writer, tile: Tile, a: Operand, b: Operand, lanes: int) -> None:
+        """`lanes`: neighbouring columns that `store` is called with; the number of columns is a multiple."""
+        self.f, self.tile, self.a, self.b, self.lanes = f, tile, a, b, lanes
+        self.w = Words(f)
+        self.kind = a.unit.accumulator
+
+    @staticmethod
+    def declarations() -> str:
+        return "@SELF.shared = external addrspace(3) global [0 x i8], align 1024\n"
+
+    def write(self, a: str, b: str, k: Int, row: Int, column: Int, store: Store) -> None:
+        """The block at (row, column) of the product of the matrices at pointers `a` and `b`."""
+        f, w, t = self.f, self.w, self.tile
+        shared = ptx.shared_address(f, "@SELF.shared")
+        warp = w.div(w.narrow("%kernel.t"), 32)
+        down = t.m // t.warp_m
+        self.warp_row, self.warp_column = w.mul(w.rem(warp, down), t.warp_m), w.mul(w.div(warp, down), t.warp_n)
+        panels = []
+        for operand, base, line, first, size in ((self.a, a, "%a_line", row, "%m"), (self.b, b, "%b_line", column, "%n")):
+            panels.append(Panel(f, operand, t.threads, base, f.mul(line, operand.unit.itemsize), first, size, k))
+        panels[0].prepare(self.warp_row)
+        panels[1].prepare(self.warp_column)
+        sums = self._multiply(shared, panels, k)
+        self._give(shared, sums, row, column, store)
+
+    def _multiply(self, shared: str, panels: list[Panel], k: Int) -> list[str]:
+        """The loop over k: the warp's sums by [fragment of rows][half fragment of columns][four]."""
+        f, w, t = self.f, self.w, self.tile
+        depth, ahead = self.a.depth, t.stages - 1
+        places = (0, self.a.nbytes)  # of the operands in a slice
+        size = self.a.nbytes + self.b.nbytes
+        pointers = [p.start for p in panels]
+        for stage in range(ahead):
+            pointers = [p.bring(w.add(shared, stage * size + q), at, stage * depth) for p, q, at in zip(panels, places, pointers, strict=True)]
+            ptx.commit_copies(f)
+        zero = "0.0" if self.kind == "float" else "0"
+        end = w.add(shared, t.stages * size)
+        carry = [("i32", shared), ("i32", w.add(shared, ahead * size)), *(("ptr", p) for p in pointers), *[(self.kind, zero)] * t.registers]
+        with f.loop(0, k, depth, carry=carry) as loop:
+            now, to, *rest = loop.vars
+            pointers, sums = rest[:2], rest[2:]
+            ptx.wait_copies(f, ahead - 1)
+            self._barrier()  # the slice is complete, and all warps are done with the one that is overwritten now
+            pointers = [p.bring(w.add(to, q), at, f.add(loop.index, ahead * depth)) for p, q, at in zip(panels, places, pointers, strict=True)]
+            ptx.commit_copies(f)
+            for step in range(STEPS):
+                left = [panels[0].fragment(w.add(now, places[0]), i, step) for i in range(t.warp_m // FRAGMENT)]
+                right = [panels[1].fragment(w.add(now, places[1]), j, step) for j in range(t.warp_n // FRAGMENT)]
+                sums = self._step(left, right, sums)
+            loop.next = [self._next(now, size, end, shared), self._next(to, size, end, shared), *pointers, *sums]
+        ptx.wait_copies(f, 0)
+        self._barrier()
+        return loop.vars[4:]
+
+    def _step(self, left: list[list[str]], right: list[list[str]], sums: list[str]) -> list[str]:
+        result = []
+        numbers = iter(range(0, len(sums), 4))
+        for a in left:
+            for b in right:
+                for half in range(2):
+                    at = next(numbers)
+                    result += ptx.matrix_multiply(self.f, self.a.unit, self.b.unit, a, (b[half], b[half + 2]), sums[at:at + 4])
+        return result
+
+    def _next(self, slot: str, size: int, end: Int, start: str) -> Int:
+        after = self.w.add(slot, size)
+        return self.f.select(self.f.icmp("eq", after, end, "i32"), "i32", start, after)
+
+    def _barrier(self) -> None:
+        self.f.lines.append(f"  {self.f.program.target.family.barrier}")
+
+    # -- results ---------------------------------------------------------------------------------------------------
+    def _give(self, shared: str, sums: list[str], row: Int, column: Int, store: Store) -> None:
+        """Warp by warp and fragment by fragment through shared memory, to lanes that have neighbouring columns."""
+        f, w, t = self.f, self.w, self.tile
+        pitch = 4 * (t.warp_n + PADDING)
+        thread = w.narrow("%kernel.t")
+        lane, warp = w.rem(thread, 32), w.div(thread, 32)
+        patch = w.add(shared, w.mul(warp, FRAGMENT * pitch))
+        g, q = w.div(lane, 4), w.rem(lane, 4)
+        offset, runs = self.b.runs(w, q)
+        own = w.add(patch, w.mul(g, pitch), w.mul(offset, 4))
+        columns = min(self.lanes * 32, t.warp_n)  # that a warp reads at a time
+        height = self.lanes * 32 // columns  # rows
+        each = columns // self.lanes
+        line, across = w.div(lane, each), w.mul(w.rem(lane, each), self.lanes)
+        theirs = w.add(patch, w.mul(line, pitch), w.mul(across, 4))
+        first_row, first_column = f.add(row, w.wide(self.warp_row)), f.add(column, w.wide(w.add(self.warp_column, across)))
+        fragments = t.warp_n // FRAGMENT
+        for i in range(t.warp_m // FRAGMENT):
+            mine = sums[i * 8 * fragments:]
+            for j in range(fragments):
+                base = self.b.row(w, j, 0)
+                for high in range(2):  # rows g, g + 8
+                    for place, members in runs:
+                        values = [mine[8 * j + 4 * half + 2 * high + c] for half, c in members]
+                        ptx.store_shared(f, self.kind, values, w.add(own, 8 * high * pitch + 4 * (base + place)))
+            ptx.meet_warp(f)
+            for down in range(0, FRAGMENT, height):
+                at_row = f.add(first_row, w.wide(self.a.row(w, i, w.add(line, down))))
+                ok_row = f.icmp("slt", at_row, "%m")
+                for right in range(0, t.warp_n, columns):
+                    at_column = f.add(first_column, right)
+                    with f.when(f.op(f"and i1 {ok_row}, {f.icmp('slt', at_column, '%n')}")):
+                        store(at_row, at_column, self.lanes, self._read(w.add(theirs, down * pitch + 4 * right)))
+            ptx.meet_warp(f)
+
+    def _read(self, address: Int) -> str:
+        """The lane's neighbouring sums, as a vector."""
+        f, n = self.f, self.lanes
+        if n == 1:
+            return ptx.load_shared(f, [self.kind], address)[0]
+        each = min(n, 4)
+        values = [v for part in range(0, n, each) for v in ptx.load_shared(f, [self.kind] * each, self.w.add(address, 4 * part))]
+        vector = "poison"
+        for i, v in enumerate(values):
+            vector = f.op(f"insertelement <{n} x {self.kind}> {vector}, {self.kind} {v}, i64 {i}")
+        return vector

@@ -1,0 +1,217 @@
+"""Dots on the matrix units of NVIDIA GPUs: which ones, with which blocks, and their launch.
+
+| operands | unit | sums |
+|---|---|---|
+| bf16, f16 | m16n8k16 | f32 |
+| f32, where the target allows TF32 | m16n8k8 | f32 |
+| f8e4m3fn, f8e5m2, mixed (8.9 and later) | m16n8k32 | f32 |
+| s8, u8, mixed | m16n8k32 | s32 |
+
+Everything else, and operands without a contiguous dimension, goes to the scalar kernels (dot.py).
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen import scalar
+from torch_hlo.compiler.codegen.dot import Product as Strided
+from torch_hlo.compiler.codegen.dot import product
+from torch_hlo.compiler.codegen.function import Int
+from torch_hlo.compiler.codegen.gpu import gemm
+from torch_hlo.compiler.codegen.gpu.gemm import Tile
+from torch_hlo.compiler.codegen.gpu.panel import LINE, Operand
+from torch_hlo.compiler.codegen.gpu.ptx import MATRIX_UNITS, MatrixUnit
+from torch_hlo.compiler.codegen.index import exact
+from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen.scalar import STORAGE
+from torch_hlo.hlo.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.shape import DTYPES
+
+# (block, share of the matrix rate that its warps reach when nothing else is in the way: larger warps read less shared memory per product)
+TILES: tuple[tuple[Tile, float], ...] = (
+    (Tile(128, 256, 64, 64, 3), 1.0), (Tile(256, 128, 64, 64, 3), 1.0), (Tile(128, 128, 64, 32, 4), 0.9), (Tile(128, 128, 64, 32, 3), 0.88),
+    (Tile(128, 64, 64, 32, 4), 0.75), (Tile(64, 128, 32, 64, 4), 0.75), (Tile(64, 64, 32, 32, 4), 0.6), (Tile(32, 128, 32, 32, 4), 0.5),
+    (Tile(32, 64, 32, 32, 4), 0.4),
+)  # fmt: skip
+USUAL = 512  # a size that is not known
+SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts that k is cut into
+LEAST_DEPTH = 512  # bytes of k per part
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What blocks are chosen by. `cores`: multiprocessors; `shared`: bytes of shared memory that a group may have; `rate`: bytes of k times elements of C
+    that a multiprocessor's matrix units go through per nanosecond; `bandwidth`: bytes per nanosecond of the whole device."""
+
+    cores: int
+    shared: int
+    rate: float
+    bandwidth: float
+
+
+# A100, A10, L4/L40, H100, B200, RTX 50: data sheets (dense rates, sums in f32). mma.sync reaches 60 % of Hopper's rate, a part of Blackwell's.
+MACHINES = {
+    "sm_80": Machine(108, 163 << 10, 2890, 1555), "sm_86": Machine(84, 99 << 10, 830, 600), "sm_89": Machine(128, 99 << 10, 1290, 860),
+    "sm_90": Machine(132, 227 << 10, 4500, 3350), "sm_100": Machine(148, 227 << 10, 4500, 8000), "sm_120": Machine(170, 99 << 10, 1230, 1790),
+}  # fmt: skip
+
+
+def machine(target) -> Machine:
+    return MACHINES[target.cpu.rstrip("a")]
+
+
+def units(target, dtypes: Sequence[str], result: str) -> tuple[MatrixUnit, MatrixUnit] | None:
+    """The matrix units for operands of these types and a result, or None."""
+    if target.family.name != "nvptx":
+        return None
+    names = ["tf32" if d == "f32" and target.tf32 else d for d in dtypes]
+    if any(d not in MATRIX_UNITS for d in names):
+        return None
+    a, b = (MATRIX_UNITS[d] for d in names)
+    if a.itemsize != b.itemsize or a.accumulator != b.accumulator or a.itemsize > 1 and a != b or target.capability < max(a.oldest, b.oldest):
+        return None
+    kind = DTYPES[result].kind
+    fits = kind == "f" and DTYPES[result].bits <= 32 if a.accumulator == "float" else kind in "su" and DTYPES[result].bits in (8, 16, 32)
+    return (a, b) if fits else None
+
+
+def divides(number: int, sizes: Sequence[Size]) -> bool:
+    return all(exact(s, number) is not None for s in sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a product is cut: its block, the operands' forms, parts of k."""
+
+    tile: Tile
+    a: Operand
+    b: Operand
+    parts: int
+
+
+def plan(target, p: Strided, pair: tuple[MatrixUnit, MatrixUnit], batch: int) -> Plan | None:
+    """The plan with the least estimated time; None when an operand has no contiguous dimension. `batch`: number of products."""
+    forms = []
+    for unit, strides, own in zip(pair, (p.a, p.b), (1, 2), strict=True):
+        if 1 not in strides:
+            return None
+        along_k = strides[1] == 1
+        others = [strides[0] if along_k else strides[1], *(entry[own] for entry in p.batch)]
+        width = next(w for w in (16, 8, 4, 2, 1) if divides(w, [s * unit.itemsize for s in others]))
+        forms.append((unit, along_k, max(width, unit.itemsize)))
+    best: tuple[float, Plan] | None = None
+    m, n, k = (s if isinstance(s, int) else USUAL for s in (p.m, p.n, p.k))
+    depth = k * pair[0].itemsize
+    have = machine(target)
+    for tile, share in TILES:
+        if tile.shared > have.shared or not _fits(tile, forms):
+            continue
+        across, down = -(-n // tile.n), -(-m // tile.m)
+        for parts in (1, *(s for s in SPLITS if all(isinstance(v, int) for v in (p.m, p.n, p.k)) and depth >= s * LEAST_DEPTH)):
+            groups = across * down * batch * parts
+            resident = min(max(1, have.shared // tile.shared), max(1, 1024 // tile.threads), max(1, 65536 // (tile.threads * (tile.registers + 64))))
+            each = -(-groups // have.cores)  # blocks that a core goes through; those resident together hide each other's start and end
+            slices = -(-depth // (parts * LINE))
+            compute = each * (tile.m * tile.n * slices * LINE / (have.rate * share) + 1500 / min(resident, each))
+            moved = (min(across, 8) * m + min(down, 8) * n) * depth / have.bandwidth + m * n * 8 * (parts > 1) * (parts + 1) / have.bandwidth
+            time = max(compute, batch * moved) + (3000 if parts > 1 else 0)
+            if best is None or time < best[0] * 0.999:
+                best = time, Plan(tile, *(Operand(u, along, rows, width) for (u, along, width), rows in zip(forms, (tile.m, tile.n), strict=True)), parts)
+    return best[1] if best else None
+
+
+def _fits(tile: Tile, forms) -> bool:
+    """Whether operands whose rows are contiguous fill lines of shared memory, and warps whole fragments of reordered rows."""
+    return all(along or rows * unit.itemsize % LINE == 0 and (unit.itemsize != 4 or warp % 32 == 0)
+               for (unit, along, _), rows, warp in zip(forms, (tile.m, tile.n), (tile.warp_m, tile.warp_n), strict=True))
+
+
+def emit(program, x: Instruction) -> bool:
+    """Launch the kernel of a dot; False when it is not for matrix units."""
+    pair = units(program.target, [o.shape.dtype for o in x.operands], x.shape.dtype)
+    p = product(x)
+    if pair is None or p is None or p.k == 0:
+        return False
+    count: Size = 1
+    for size, *_ in p.batch:
+        count = count * size
+    found = plan(program.target, p, pair, count if isinstance(count, int) else 8)
+    if found is None:
+        return False
+    dtype, kind = x.shape.dtype, pair[0].accumulator
+    wide = {"float": "f32", "i32": "s32"}[kind]
+    pointers = [program.pointer(o) for o in x.operands]
+    if found.parts == 1:
+        _launch(program, p, found, dtype, count, [*pointers, program.pointer(x)])
+        return True
+    total = x.shape.size
+    parts = program.at(program.scratch(4 * total * found.parts))
+    _launch(program, p, found, wide, count, [*pointers, parts], total)
+    lanes = 4 if divides(4, [total]) else 1
+    name = program.once(("sum of parts", wide, dtype, lanes), lambda: _sum_parts(program, wide, dtype, lanes))
+    program.parallel(name, [f"ptr {parts}", f"ptr {program.pointer(x)}", f"i64 {program.size(total)}", f"i64 {found.parts}"], program.size(total // lanes))
+    return True
+
+
+def _launch(program, p: Strided, found: Plan, dtype: str, count: Size, pointers: list[str], part: Size = 0) -> None:
+    tile, split = found.tile, found.parts > 1
+    lanes = next(n for n in (8, 4, 2, 1) if n * STORAGE[dtype].bytes <= 16 and divides(n, [p.n, p.c_m, *(entry[3] for entry in p.batch)]))
+    key = ("matrix product", tile, found.a, found.b, dtype, lanes, len(p.batch), split)
+    name = program.once(key, lambda: _write(program, tile, found.a, found.b, dtype, lanes, len(p.batch), split))
+    across, down = ceildiv(p.n, tile.n), ceildiv(p.m, tile.m)
+    lines = [strides[0] if o.along_k else strides[1] for o, strides in ((found.a, p.a), (found.b, p.b))]
+    sizes = [p.m, p.n, p.k, *lines, p.c_m, across, down, across * down]
+    if split:
+        sizes += [found.parts, ceildiv(ceildiv(p.k, found.parts), found.a.depth) * found.a.depth, part]
+    sizes += [v for entry in p.batch for v in entry]
+    program.parallel(name, [f"ptr {q}" for q in pointers] + [f"i64 {program.size(s)}" for s in sizes], program.size(across * down * count * found.parts))
+
+
+def _write(program, tile: Tile, a: Operand, b: Operand, dtype: str, lanes: int, batch: int, split: bool) -> str:
+    """The group function of a product (A, B, C, gemm.parameters)."""
+    names = gemm.parameters(batch, split)
+    f = Writer(program, f"dot_{tile.name}_{a.name}_{b.name}_{dtype}_{lanes}_{batch}{'_split' * split}",
+               [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "ABC"), *(("i64", q) for q in names)])
+    row, column, part, offsets = gemm.place_of_group(f, tile, "%lo", batch, split)
+    k: Int = "%k"
+    if split:
+        before = f.mul(part, "%k_each")
+        k = f.min(f.sub("%k", before), "%k_each")
+        for i, (o, line) in enumerate(((a, "%a_line"), (b, "%b_line"))):
+            offsets[i] = f.add(offsets[i], before if o.along_k else f.mul(before, line))
+        offsets[2] = f.add(offsets[2], f.mul(part, "%c_part"))
+    bases = [f.gep("i8", f"%{q}", f.mul(offset, o.unit.itemsize)) for q, offset, o in zip("AB", offsets[:2], (a, b), strict=True)]
+    kind = a.unit.accumulator
+
+    def store(i: Int, j: Int, width: int, sums: str) -> None:
+        store_sums(f, dtype, kind, width, sums, "%C", f.add(offsets[2], f.add(f.mul(i, "%c_m"), j)))
+
+    gemm.Product(f, tile, a, b, lanes).write(*bases, k, row, column, store)
+    f.unit.declare(program)
+    return program.group_function(f.name, gemm.Product.declarations() + f.text(), tile.threads, tile.shared)
+
+
+def store_sums(f: Writer, dtype: str, kind: str, lanes: int, sums: str, pointer: str, index: Int) -> None:
+    """`lanes` neighbouring accumulators as elements of `dtype` at `index`, aligned to their total."""
+    storage, e = STORAGE[dtype], f.emit(lanes)
+    if kind == "i32":
+        value = e.cast("trunc", sums, "i32", storage.memory)
+    else:
+        value = scalar.encode(e, dtype, sums)
+    e.typed(storage.memory).store(value, f.gep(storage.memory, pointer, index), storage.bytes * lanes)
+
+
+def _sum_parts(program, wide: str, dtype: str, lanes: int) -> str:
+    """void(lo, hi, parts, c, size, count): c[i] = sum_p parts[p * size + i], in order, by vectors of `lanes`."""
+    f = Writer(program, f"sum_parts_{wide}_{dtype}_{lanes}", [("i64", "lo"), ("i64", "hi"), ("ptr", "parts"), ("ptr", "c"), ("i64", "size"), ("i64", "count")])
+    kind = STORAGE[wide].memory
+    t = f.emit(lanes).typed(kind)
+    with f.loop("%lo", "%hi") as vector:
+        i = f.mul(vector, lanes)
+        with f.loop(0, "%count", carry=[(t.type, t.const(0))]) as part:
+            value = t.load(f.gep(kind, "%parts", f.add(f.mul(part.index, "%size"), i)), 4 * lanes)
+            part.next = [t.add(part.vars[0], value)]
+        store_sums(f, dtype, kind, lanes, part.vars[0], "%c", i)
+    return f.define()

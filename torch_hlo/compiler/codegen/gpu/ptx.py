@@ -1,0 +1,124 @@
+"""PTX instructions that LLVM's text has no operation for, as functions of a Writer: asynchronous copies, matrix fragments, matrix units.
+
+Each is one line of inline assembly, spelled as in NVIDIA's PTX ISA (https://docs.nvidia.com/cuda/parallel-thread-execution); sections are
+named below. Addresses of shared memory are i32 values (`shared_address`), those of global memory pointers.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen.function import Function
+
+_REGISTER = {"i16": "h", "i32": "r", "i64": "l", "ptr": "l", "float": "f", "double": "d"}  # LLVM type -> constraint
+
+
+def assembly(f: Function, text: str, results: Sequence[str] = (), operands: Sequence[tuple[str, object]] = (), effect: bool = True) -> list[str]:
+    """Emit `text`, in which $0… are results (of LLVM types `results`), then `operands`, (type, value) pairs. `effect`: it does more than give
+    its results, so that its place among memory accesses matters."""
+    constraints = [f"={_REGISTER[kind]}" for kind in results] + [_REGISTER[kind] for kind, _ in operands] + ["~{memory}"] * effect
+    kind = "void" if not results else results[0] if len(results) == 1 else f"{{ {', '.join(results)} }}"
+    arguments = ", ".join(f"{k} {v}" for k, v in operands)
+    call = f'call {kind} asm {"sideeffect " if effect else ""}"{text}", "{",".join(constraints)}"({arguments})'
+    if not results:
+        f.do(call)
+        return []
+    value = f.op(call)
+    return [value] if len(results) == 1 else [f.op(f"extractvalue {kind} {value}, {i}") for i in range(len(results))]
+
+
+def shared_address(f: Function, name: str) -> str:
+    """i32 address of a shared variable inside the group's shared memory."""
+    return f.op(f"ptrtoint ptr {name} to i32")
+
+
+# -- asynchronous copies (cp.async) ----------------------------------------------------------------------------------------
+COPY_WIDTHS = (16, 8, 4)  # bytes of one cp.async
+
+
+def copy_async(f: Function, width: int, to: str, source: str, nbytes: str) -> None:
+    """`width` bytes from global to shared memory, of which those from `nbytes` (an i32) on are zeros and not read. Both sides are aligned to
+    `width`. 16 bytes go past the first-level cache."""
+    cached = "cg" if width == 16 else "ca"
+    assembly(f, f"cp.async.{cached}.shared.global [$0], [$1], {width}, $2;", (), [("i32", to), ("ptr", source), ("i32", nbytes)])
+
+
+def commit_copies(f: Function) -> None:
+    """The copies since the last call become a group."""
+    assembly(f, "cp.async.commit_group;")
+
+
+def wait_copies(f: Function, pending: int) -> None:
+    """Wait until at most `pending` of this thread's youngest groups are under way."""
+    assembly(f, f"cp.async.wait_group {pending};")
+
+
+# -- fragments (ldmatrix, prmt) --------------------------------------------------------------------------------------------
+def load_matrices(f: Function, address: str, transposed: bool = False) -> list[str]:
+    """ldmatrix.x4: four 8 x 8 matrices of 16-bit elements. Lane 8q + r gives the address of row r (16 bytes) of matrix q; lane 4g + t gets
+    elements 2t and 2t + 1 of row g of every matrix, or with `transposed` of column g, as an i32 per matrix."""
+    how = ".trans" if transposed else ""
+    return assembly(f, f"ldmatrix.sync.aligned.m8n8.x4{how}.shared.b16 {{$0, $1, $2, $3}}, [$4];", ["i32"] * 4, [("i32", address)])
+
+
+def load_shared(f: Function, kinds: Sequence[str], address: str) -> list[str]:
+    """Consecutive 32-bit words, one, two or four, aligned to their total."""
+    vector = {1: "", 2: ".v2", 4: ".v4"}[len(kinds)]
+    names = ", ".join(f"${i}" for i in range(len(kinds)))
+    where = names if len(kinds) == 1 else f"{{{names}}}"
+    return assembly(f, f"ld.shared{vector}.b32 {where}, [${len(kinds)}];", kinds, [("i32", address)])
+
+
+def store_shared(f: Function, kind: str, values: Sequence[str], address: str) -> None:
+    """Consecutive 32-bit words, one, two or four, aligned to their total."""
+    vector = {1: "", 2: ".v2", 4: ".v4"}[len(values)]
+    names = ", ".join(f"${i + 1}" for i in range(len(values)))
+    assembly(f, f"st.shared{vector}.b32 [$0], {names if len(values) == 1 else f'{{{names}}}'};", (), [("i32", address), *((kind, v) for v in values)])
+
+
+def permute_bytes(f: Function, a: str, b: str, selector: int) -> str:
+    """prmt: hexadecimal digit i of `selector` says which byte of b:a (0 … 7, a's first) becomes byte i."""
+    return assembly(f, f"prmt.b32 $0, $1, $2, {selector:#x};", ["i32"], [("i32", a), ("i32", b)], effect=False)[0]
+
+
+def meet_warp(f: Function) -> None:
+    """All lanes of the warp see each other's shared memory."""
+    assembly(f, "bar.warp.sync 0xffffffff;")
+
+
+# -- matrix units (mma.sync) -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class MatrixUnit:
+    """mma.sync.m16n8k(32 bytes) on operands of one HLO type. `name`: PTX type; `itemsize`: bytes; `accumulator`: LLVM type of the four sums;
+    `oldest`: compute capability from which on there is one.
+
+    Lane 4g + t holds, with `each` = 4 / itemsize elements per i32 register: of A (16 x k) rows g, g + 8 at k = each * t …, then the same rows
+    half of k later; of B (k x 8) column g at the same two k; of C and D (16 x 8) row g columns 2t, 2t + 1, then row g + 8.
+    PTX ISA, "Matrix Fragments for mma.m16n8k*".
+    """
+
+    name: str
+    itemsize: int
+    accumulator: str = "float"
+    oldest: int = 80
+
+    @property
+    def k(self) -> int:
+        """Depth of one instruction."""
+        return 32 // self.itemsize
+
+
+MATRIX_UNITS: dict[str, MatrixUnit] = {
+    "bf16": MatrixUnit("bf16", 2), "f16": MatrixUnit("f16", 2), "tf32": MatrixUnit("tf32", 4),
+    "s8": MatrixUnit("s8", 1, "i32"), "u8": MatrixUnit("u8", 1, "i32"),
+    "f8e4m3fn": MatrixUnit("e4m3", 1, oldest=89), "f8e5m2": MatrixUnit("e5m2", 1, oldest=89),
+}  # fmt: skip
+
+
+def matrix_multiply(f: Function, a: MatrixUnit, b: MatrixUnit, left: Sequence[str], right: Sequence[str], sums: Sequence[str]) -> list[str]:
+    """mma.sync: D = A B + C on fragments: `left` four, `right` two registers, `sums` and the result four. `a` and `b` have one itemsize; 16-bit
+    and tf32 operands one type."""
+    kind, out = a.accumulator, "s32" if a.accumulator == "i32" else "f32"
+    text = (f"mma.sync.aligned.m16n8k{a.k}.row.col.{out}.{a.name}.{b.name}.{out} "
+            "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};")
+    return assembly(f, text, [kind] * 4, [*(("i32", v) for v in (*left, *right)), *((kind, v) for v in sums)], effect=False)
