@@ -42,7 +42,7 @@ def sort(program, x: Instruction) -> None:
         first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))
         memory = f.gep("i8", "%scratch", f.mul(slot, size(n * 32)))
         with f.loop(first, last) as row:
-            base = _row_offset(f, size, shape.dims, axis, row)
+            base = row_offset(f, size, shape.dims, axis, row)
             stride = size(row_major_strides(shape.dims)[axis])
             if key is None:
                 order = _merge_sort(f, x["to_apply"], types, base, stride, size(n), memory)
@@ -61,7 +61,7 @@ def sort(program, x: Instruction) -> None:
     program.parallel(name, [f"ptr {p}" for p in pointers] + size.arguments(program), slots, cost=cost)
 
 
-def _row_offset(f: Writer, size: Sizes, dims, axis: int, row: Int) -> Int:
+def row_offset(f: Writer, size: Sizes, dims, axis: int, row: Int) -> Int:
     """Element offset of row number `row` (row-major over the other dimensions)."""
     inner: Size = 1
     for d in dims[axis + 1:]:
@@ -92,13 +92,13 @@ def sort_key(comparator: Computation, types: list[str]) -> tuple[int, bool, bool
     return a // 2, (root["direction"] == "GT") != (a % 2 == 1), True
 
 
-def _key(f: Writer, key: tuple[int, bool, bool], dtype: str, base: Int, at: Int) -> tuple[str, int]:
-    """(i64 unsigned key of an element, number of significant bytes)."""
+def key_of(f: Writer, key: tuple[int, bool, bool], dtype: str, at: Int) -> str:
+    """The unsigned key, as wide as the element, of element `at` of the array %from{operand}; `key` as sort_key gives it."""
     operand, descending, total = key
     row = DTYPES[dtype]
     bits = row.itemsize * 8
     kind = f"i{bits}"
-    v = f.load(kind, f.gep(kind, f"%from{operand}", f.add(base, at)), row.itemsize)
+    v = f.load(kind, f.gep(kind, f"%from{operand}", at), row.itemsize)
     sign = -(1 << (bits - 1))
     if row.kind == "s":
         v = f.op(f"xor {kind} {v}, {sign}")
@@ -111,9 +111,7 @@ def _key(f: Writer, key: tuple[int, bool, bool], dtype: str, base: Int, at: Int)
         turned = f.op(f"or {kind} {negative}, {sign}")
         flipped = f.op(f"xor {kind} {v}, {turned}")
         v = flipped if total else f.select(nan, kind, -1, flipped)
-    if descending:
-        v = f.op(f"xor {kind} {v}, -1")
-    return (v if bits == 64 else f.op(f"zext {kind} {v} to i64")), row.itemsize
+    return f.op(f"xor {kind} {v}, -1") if descending else v
 
 
 def _infinity(dtype: str) -> int:
@@ -136,7 +134,8 @@ def _radix_sort(f: Writer, key, dtype: str, base: Int, stride: Int, n: Int, memo
     counts = f.alloca("i64", 256 * itemsize, 64)
     f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 {2048 * itemsize}, i1 false)")
     with f.loop(0, n) as i:
-        k, _ = _key(f, key, dtype, base, f.mul(i, stride))
+        k = key_of(f, key, dtype, f.add(base, f.mul(i, stride)))
+        k = k if itemsize == 8 else f.op(f"zext i{8 * itemsize} {k} to i64")
         f.store("i64", k, f.gep("i64", keys, i))
         f.store("i64", i, f.gep("i64", order, i))
         for byte in range(itemsize):
