@@ -229,7 +229,7 @@ def empty_cache() -> None:
 # Back ends: module holding `compile_program(module, observe) -> Program`. Loaded when first used.
 BACKENDS = {
     "cpu": "torch_hlo.device.native", "evaluator": "torch_hlo.device.evaluator", "pjrt": "torch_hlo.device.pjrt",
-    "opencl": "torch_hlo.device.opencl", "cuda": "torch_hlo.device.cuda",
+    "opencl": "torch_hlo.device.opencl", "cuda": "torch_hlo.device.cuda", "ptx": "torch_hlo.device.ptx.driver",
 }  # fmt: skip
 Observe = Callable[[str, object], None]
 
@@ -239,7 +239,7 @@ def backend_name() -> str:
     name = config.get("DEVICE")
     kind, _, path = name.partition(":")
     if kind not in BACKENDS or (kind == "pjrt") > bool(path) or path and kind in ("cpu", "evaluator"):
-        raise ValueError(f"TORCH_HLO_DEVICE={name!r}: choose cpu, cuda, cuda:NUMBER, opencl, opencl:PATH of its library, evaluator, "
+        raise ValueError(f"TORCH_HLO_DEVICE={name!r}: choose cpu, cuda, cuda:NUMBER, opencl, opencl:PATH of its library, ptx, ptx:sm_80, evaluator, "
                          "or pjrt:PATH with the path of a PJRT plugin")
     return name
 

@@ -1,0 +1,427 @@
+"""Runs PTX kernels with NumPy, many groups of threads at a time; a debugger's view of what a GPU would do.
+
+    memory = GlobalMemory(); memory.add(address, nbytes)
+    Image(text).launch("kernel", groups=4, threads=128, words=[100, address], memory=memory, shared_bytes=0)
+
+Threads with the same program counter are a *frame*: one NumPy operation does an instruction for all of them. A branch splits a frame, frames that
+meet are merged, and the frame that is furthest behind runs first, so threads meet again. Errors (PtxError) name the kernel, the instruction and
+the first threads: accesses outside of arrays or of shared variables, misaligned vectors, threads that wait for others that never come.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import import_module
+
+import numpy as np
+
+from torch_hlo.device.ptx.memory import Fault, GlobalMemory, Local, Shared
+from torch_hlo.device.ptx.syntax import Function, Instruction, Module, PtxError, Reg, Sym, parse
+from torch_hlo.device.ptx.table import RENDEZVOUS, SPECIAL, TABLE, Code, Run, bits
+
+THREADS_AT_ONCE = 1 << 14
+SHARED_AT_ONCE = 32 << 20  # bytes of shared memory of the groups that run together
+STEPS = 20_000_000  # blocks of instructions of one launch: more is a loop without end
+_FAMILIES = ("arithmetic", "floats", "convert", "movement", "warp")
+_SHARED_START = 1024  # the first bytes belong to the system (sm_90), and a null address is an error
+
+
+class Frame:
+    """Threads at one place. `threads`: their numbers in the run, ascending; `registers`: name -> array of one value per thread, or a scalar."""
+
+    __slots__ = ("run", "threads", "registers", "group", "tid", "ctaid")
+
+    def __init__(self, run: GridRun, threads: np.ndarray, registers: dict) -> None:
+        self.run, self.threads, self.registers = run, threads, registers
+        self.group = threads // run.threads
+        self.tid = (threads - self.group * run.threads).astype(np.uint32)
+        self.ctaid = (self.group + run.first_group).astype(np.uint32)
+
+    def __len__(self) -> int:
+        return len(self.threads)
+
+    def select(self, which: np.ndarray, names=None) -> Frame:
+        """Some of the threads (a mask), with the registers `names`."""
+        registers = self.registers
+        kept = registers if names is None else [n for n in names if n in registers]
+        part = Frame.__new__(Frame)
+        part.run = self.run
+        part.threads, part.group, part.tid, part.ctaid = self.threads[which], self.group[which], self.tid[which], self.ctaid[which]
+        part.registers = {n: v[which] if np.ndim(v := registers[n]) else v for n in kept}
+        return part
+
+    def run_of_warps(self) -> np.ndarray | tuple:
+        """The threads, if they are whole warps one after another; else nothing."""
+        first = self.threads[::32]
+        return self.threads if len(self.threads) % 32 == 0 and (self.threads[31::32] - first == 31).all() and not (first & 31).any() else ()
+
+    def spread(self, value) -> np.ndarray:
+        """A value as an array with an element per thread."""
+        return value if np.ndim(value) else np.broadcast_to(value, len(self.threads))
+
+
+def merge(frames: list[Frame], names) -> Frame:
+    """Threads that have met, with the registers that matter from here on."""
+    if len(frames) == 1:
+        return frames[0]
+    run = frames[0].run
+    threads = np.concatenate([f.threads for f in frames])
+    order = np.argsort(threads, kind="stable")
+    registers = {}
+    for name in names:
+        values = [f.registers.get(name) for f in frames]
+        known = [v for v in values if v is not None]
+        if not known:
+            continue
+        values = [bits(known[0].dtype.type(0)) if v is None else bits(v) for v in values]
+        if all(not np.ndim(v) for v in values) and all(v == values[0] for v in values):
+            registers[name] = values[0]
+        else:
+            registers[name] = np.concatenate([np.broadcast_to(v, (len(f.threads), *np.shape(v)[1:])) for v, f in zip(values, frames, strict=True)])[order]
+    return Frame(run, threads[order], registers)
+
+
+@dataclass(slots=True)
+class Block:
+    """Instructions without a branch into or out of the middle. `after`: "next", "branch", "ret". `wait`: threads meet before it."""
+
+    steps: list[tuple[Instruction, Run]] = field(default_factory=list)
+    after: str = "next"
+    target: int = 0
+    condition: object = None
+    live: frozenset[str] = frozenset()
+    wait: object = None
+    last: Instruction | None = None
+    used: set[str] = field(default_factory=set)
+    defined: set[str] = field(default_factory=set)
+
+
+class Routine:
+    """A function decoded: blocks with their live registers."""
+
+    def __init__(self, module: Module, function: Function) -> None:
+        for family in _FAMILIES:
+            import_module(f"torch_hlo.device.ptx.{family}")
+        self.function = function
+        self.code = code = Code(module, function)
+        starts = {0, *function.labels.values()}
+        for i, x in enumerate(function.body):
+            if x.opcode in ("bra", "ret", "exit"):
+                starts.add(i + 1)
+            if x.opcode in ("bar", "barrier"):  # who meets there runs only this
+                starts.add(i + 1)
+            if x.opcode in RENDEZVOUS:
+                starts.add(i)
+        order = sorted(s for s in starts if s <= len(function.body))
+        number = {s: n for n, s in enumerate(order)}
+        self.blocks: list[Block] = []
+        for start, end in zip(order, [*order[1:], len(function.body)], strict=True):
+            block = Block()
+            for x in function.body[start:end]:
+                self._decode(code, block, x, number)
+            self.blocks.append(block)
+        if self.blocks[-1].after == "next":
+            self.blocks[-1].after = "ret"
+        self._find_live()
+
+    def _decode(self, code: Code, block: Block, x: Instruction, number: dict[int, int]) -> None:
+        block.last = x
+        block.used |= code.uses(x) - block.defined
+        block.defined |= code.results(x)
+        if x.opcode == "bra":
+            label = x.operands[0]
+            if not isinstance(label, Sym) or label.name not in self.function.labels:
+                raise code.fail(x, "a branch to a label that is not there")
+            block.after, block.target = "branch", number[self.function.labels[label.name]]
+        elif x.opcode in ("ret", "exit"):
+            block.after = "ret"
+        else:
+            if x.opcode not in TABLE and x.opcode not in RENDEZVOUS:
+                raise code.fail(x, f"{x.opcode} is not evaluated")
+            if x.opcode in RENDEZVOUS:
+                block.wait = RENDEZVOUS[x.opcode](code, x)
+            if x.opcode in TABLE:
+                run = TABLE[x.opcode](code, x)
+                if run is not None:
+                    block.steps.append((x, guarded(code, x, run)))
+            return
+        if x.guard is not None:
+            block.condition = code.read(x, x.guard, "pred")
+
+    def _find_live(self) -> None:
+        """Backward data flow: which registers a block's successors may read. Parameters and variables are named there too, which does no harm."""
+        changed = True
+        while changed:
+            changed = False
+            for i in range(len(self.blocks) - 1, -1, -1):
+                b = self.blocks[i]
+                out: set[str] = set()
+                if b.after == "branch":
+                    out |= self.blocks[b.target].live
+                if (b.after == "next" or b.condition is not None) and i + 1 < len(self.blocks):
+                    out |= self.blocks[i + 1].live
+                if b.after == "ret":
+                    out |= {r.name for r in self.function.results}
+                live = frozenset(b.used | (out - b.defined))
+                if live != b.live:
+                    b.live, changed = live, True
+
+    def execute(self, frame: Frame) -> Frame | None:
+        """Runs until every thread has returned; the threads with what they return."""
+        return _Execution(self, frame).run()
+
+
+def guarded(code: Code, x: Instruction, run: Run) -> Run:
+    """`@p instruction`: for the threads whose predicate is true."""
+    if x.guard is None:
+        return run
+    condition = code.read(x, x.guard, "pred")
+    names = code.uses(x)
+
+    def some(frame: Frame) -> None:
+        which = condition(frame)
+        if which.all():
+            run(frame)
+        elif which.any():
+            part = frame.select(which, names)
+            before = {n: part.registers.get(n) for n in names}
+            try:
+                run(part)
+            except Fault as fault:
+                raise Fault(str(fault), None if fault.threads is None else np.flatnonzero(which)[fault.threads]) from None
+            for n in names:
+                new = part.registers.get(n)
+                if new is not before[n]:
+                    old = frame.registers.get(n)
+                    new = bits(new)
+                    whole = np.zeros((len(frame), *np.shape(new)[1:]), new.dtype)
+                    if old is not None:
+                        whole[:] = bits(old)
+                    whole[which] = new
+                    frame.registers[n] = whole
+
+    return some
+
+
+class _Execution:
+    """One function for one frame: frames wait at their blocks."""
+
+    def __init__(self, routine: Routine, frame: Frame) -> None:
+        self.routine, self.blocks, self.grid = routine, routine.blocks, frame.run
+        self.pending: dict[int, list[Frame]] = {0: [frame]}
+        self.stuck: dict[int, tuple[int, int]] = {}  # block -> (threads, events) when nobody could go on
+        self.done: list[Frame] = []
+
+    def run(self) -> Frame | None:
+        while self.pending:
+            pc = self._next()
+            block = self.blocks[pc]
+            frame = merge(self.pending.pop(pc), block.live)
+            if block.wait is not None:
+                frame = self._meet(pc, block, frame)
+            while frame is not None:
+                pc, frame = self._block(pc, frame)
+                if frame is not None and (self.blocks[pc].wait is not None or self.pending):
+                    self.pending.setdefault(pc, []).append(frame)
+                    frame = None
+        self._check_barriers()
+        return merge(self.done, [r.name for r in self.routine.function.results]) if self.done else None
+
+    def _next(self) -> int:
+        for pc in sorted(self.pending):
+            if self.blocks[pc].wait is None or self.stuck.get(pc) != (sum(map(len, self.pending[pc])), self.grid.events):
+                return pc
+        pc = min(self.pending)
+        frame = self.pending[pc][0]
+        rest = sum(map(len, self.done))
+        raise self.error(self.blocks[pc].steps[0][0] if self.blocks[pc].steps else self.blocks[pc].last, frame, Fault(
+            f"{sum(sum(map(len, f)) for f in self.pending.values())} threads wait here or elsewhere for others that never come"
+            + (f" ({rest} have ended)" if rest else ""), np.arange(len(frame))))
+
+    def _meet(self, pc: int, block: Block, frame: Frame) -> Frame | None:
+        try:
+            ready = block.wait(self, pc, frame)
+        except Fault as fault:
+            raise self.error(block.last, frame, fault) from None
+        if ready is None:
+            return None
+        if ready is True or ready.all():
+            self.stuck.pop(pc, None)
+            return frame
+        rest = frame.select(~ready)
+        self.pending[pc] = [rest]
+        self.stuck[pc] = (len(rest), self.grid.events)
+        return frame.select(ready) if ready.any() else None
+
+    def _block(self, pc: int, frame: Frame) -> tuple[int, Frame | None]:
+        block = self.blocks[pc]
+        self.grid.steps += 1
+        if self.grid.steps > STEPS:
+            raise self.error(block.last, frame, Fault(f"still running after {STEPS} blocks of instructions"))
+        x = block.last
+        try:
+            for x, run in block.steps:  # noqa: B007 - x is what an error names
+                run(frame)
+            if block.after == "next":
+                return pc + 1, frame
+            if block.after == "branch":
+                if block.condition is None:
+                    return block.target, frame
+                taken = block.condition(frame)
+                if taken.all():
+                    return block.target, frame
+                if not taken.any():
+                    return pc + 1, frame
+                self.pending.setdefault(pc + 1, []).append(frame.select(~taken, self.blocks[pc + 1].live))
+                return block.target, frame.select(taken, self.blocks[block.target].live)
+            if block.condition is not None:
+                leaving = frame.spread(block.condition(frame))
+                if not leaving.all():
+                    self._end(frame.select(leaving))
+                    return pc + 1, frame.select(~leaving, self.blocks[pc + 1].live)
+            self._end(frame)
+            return pc, None
+        except Fault as fault:
+            raise self.error(x, frame, fault) from None
+        except PtxError:
+            raise
+        except Exception as error:
+            raise self.error(x, frame, Fault(f"{type(error).__name__}: {error}")) from error
+
+    def release(self, pc: int, frame: Frame) -> None:
+        """Threads that waited before block `pc` go on; they have met, so they run it without asking again."""
+        pc, rest = self._block(pc, frame)
+        if rest is not None:
+            self.pending.setdefault(pc, []).append(rest)
+
+    def _end(self, frame: Frame) -> None:
+        if len(frame):
+            self.done.append(frame)
+
+    def _check_barriers(self) -> None:
+        for barrier in self.grid.barriers.values():
+            if barrier.parked:
+                pc, frame = barrier.parked[0]
+                raise self.error(self.blocks[pc].last, frame, Fault(f"{sum(len(f) for _, f in barrier.parked)} threads wait at the barrier for others that "
+                                 "never come, because they have ended or wait elsewhere", np.arange(len(frame))))
+
+    def error(self, x: Instruction | None, frame: Frame, fault: Fault) -> PtxError:
+        where = f"line {x.line}: `{x.text}`: " if x else ""
+        who = ""
+        if fault.threads is not None and len(np.atleast_1d(fault.threads)):
+            some = np.atleast_1d(fault.threads)
+            some = some if len(frame.threads) > 1 else np.zeros(1, int)
+            first = int(some[0])
+            who = f" [{len(some)} of {len(frame)} threads; the first is thread {int(frame.tid[first])} of group {int(frame.ctaid[first])}]"
+        return PtxError(f"kernel {self.grid.kernel}{'' if self.grid.kernel == self.routine.function.name else ' in ' + self.routine.function.name}, {where}{fault}{who}")
+
+
+class GridRun:
+    """Some groups of a launch that run together: their memory, barriers and special registers."""
+
+    def __init__(self, image: Image, routine: Routine, first_group: int, groups_here: int, groups: int, threads: int, words: np.ndarray,
+                 memory: GlobalMemory, dynamic_bytes: int) -> None:
+        self.image, self.kernel, self.memory = image, routine.function.name, memory
+        self.first_group, self.groups_here, self.groups, self.threads = first_group, groups_here, groups, threads
+        self.dynamic_bytes, self.parameters = dynamic_bytes, words
+        self.steps = self.events = 0
+        self.barriers: dict[int, object] = {}
+        self.addresses = dict(image.addresses)
+        start = local = _SHARED_START
+        extern = None
+        variables = {**image.module.variables, **{k: v for r in image.called(routine) for k, v in r.function.variables.items()}}
+        for v in variables.values():
+            if v.space == "shared" and v.nbytes:
+                start = _place(start, v.align)
+                self.addresses[v.name] = start
+                start += v.nbytes
+            elif v.space == "shared":
+                extern = v
+            elif v.space == "local":
+                local = _place(local, v.align)
+                self.addresses[v.name] = local
+                local += v.nbytes
+        if extern is not None:
+            start = _place(start, max(extern.align, 16))
+            self.addresses[extern.name] = start
+            start += dynamic_bytes
+        self.shared = Shared(groups_here, _SHARED_START, start - _SHARED_START)
+        self.local = Local(groups_here * threads, local)
+        self.spaces: dict[str, object] = {"global": memory, "const": memory, "shared": self.shared, "local": self.local}
+
+
+    def synchronized(self, frames: list[Frame] | None) -> None:
+        """A barrier was completed, by the threads of these frames or by all."""
+        self.events += 1
+
+
+def _place(at: int, align: int) -> int:
+    """The next address that is a multiple of `align` and, to find what counts on more, of nothing larger."""
+    at = -(-at // align) * align
+    return at if at // align % 2 or align < 16 else at + align
+
+
+class Image:
+    """PTX text, ready to launch. Raises PtxError for text with instructions that have no meaning here, when a function with them is first used."""
+
+    def __init__(self, text: str | bytes) -> None:
+        self.module = parse(text.decode() if isinstance(text, bytes) else text)
+        self.routines: dict[str, Routine] = {}
+        self.addresses: dict[str, int] = {}
+        self._data: list[np.ndarray] = []
+        self.blocks: list[tuple[int, int]] = []
+        for v in self.module.variables.values():
+            if v.space in ("global", "const"):
+                raw = np.zeros(v.nbytes + v.align, np.uint8)
+                skip = -raw.ctypes.data % v.align
+                raw[skip:skip + v.nbytes] = np.frombuffer(v.data, np.uint8)
+                self._data.append(raw)
+                self.addresses[v.name] = raw.ctypes.data + skip
+                self.blocks.append((raw.ctypes.data + skip, v.nbytes))
+
+    def routine(self, name: str) -> Routine:
+        if name not in self.routines:
+            if name not in self.module.functions:
+                raise PtxError(f"there is no function {name}")
+            self.routines[name] = Routine(self.module, self.module.functions[name])
+        return self.routines[name]
+
+    def called(self, routine: Routine) -> list[Routine]:
+        """The routine and everything that it may call."""
+        found, stack = {}, [routine]
+        while stack:
+            r = stack.pop()
+            if r.function.name not in found:
+                found[r.function.name] = r
+                stack += [self.routine(o.name) for x in r.function.body if x.opcode == "call" for o in x.operands
+                          if isinstance(o, Sym) and o.name in self.module.functions]
+        return list(found.values())
+
+    def launch(self, kernel: str, groups: int, threads: int, words, memory: GlobalMemory, shared_bytes: int = 0) -> None:
+        """Runs a kernel to its end. `words`: one 64-bit word per parameter (or an array of bytes for one that is longer); `shared_bytes`: dynamic
+        shared memory of a group. Raises PtxError."""
+        routine = self.routine(kernel)
+        function = routine.function
+        if not function.entry:
+            raise PtxError(f"{kernel} is no kernel")
+        if len(words) != len(function.params):
+            raise PtxError(f"kernel {kernel} has {len(function.params)} parameters, {len(words)} are given")
+        if threads > function.max_threads:
+            raise PtxError(f"kernel {kernel} is launched with {threads} threads, and written for {function.max_threads}")
+        parameters = {p.name: np.frombuffer(bytes(w) if isinstance(w, (bytes, bytearray)) else int(w & (1 << 64) - 1).to_bytes(8, "little"), np.uint8)
+                      for p, w in zip(function.params, words, strict=True)}
+        for address, nbytes in self.blocks:
+            memory.add(address, nbytes)
+        try:
+            static = sum(v.nbytes for v in (*self.module.variables.values(), *function.variables.values()) if v.space == "shared")
+            at_once = max(1, min(THREADS_AT_ONCE // threads, SHARED_AT_ONCE // (static + shared_bytes + 1024)))
+            with np.errstate(all="ignore"):
+                for first in range(0, groups, at_once):
+                    here = min(at_once, groups - first)
+                    run = GridRun(self, routine, first, here, groups, threads, parameters, memory, shared_bytes)
+                    routine.execute(Frame(run, np.arange(here * threads), {}))
+        finally:
+            for address, _ in self.blocks:
+                memory.remove(address)
+
+
+__all__ = ["GlobalMemory", "Image", "PtxError", "Reg", "SPECIAL"]
