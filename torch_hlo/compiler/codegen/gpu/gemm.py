@@ -5,23 +5,19 @@
 A ring of `stages` slices of both operands is in shared memory (panel.py): while the warps multiply one, asynchronous copies fill the others. What
 is outside of the matrices is copied as zeros, so nothing else knows of edges. Finished sums pass through shared memory once more, so that a
 lane has neighbouring elements of a row, and go to `store`: conversion, or whatever has been fused with the product.
-
-Cut in k (`split`): groups of one block each sum a part of k to an array of their own, and their results are added in a fixed order.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import ptx
+from torch_hlo.compiler.codegen.gpu.blocks import Store
 from torch_hlo.compiler.codegen.gpu.panel import FRAGMENT, STEPS, Operand, Panel
 from torch_hlo.compiler.codegen.gpu.words import Words
 from torch_hlo.compiler.codegen.inline import Writer
 
-BAND = 8  # rows of blocks that neighbouring groups share columns in: what they read stays in the second-level cache
 PADDING = 8  # sums between rows of a warp's results in shared memory: rows begin in different banks
-Store = Callable[[Int, Int, int, str], None]  # (row, first column, columns, sums: a vector of them, or a scalar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +63,8 @@ class Tile:
         return self.m * self.n / (self.m + self.n)
 
 
-def place_of_group(f: Writer, tile: Tile, item: str, batch: int, split: bool) -> tuple[Int, Int, Int, list[Int]]:
-    """(first row, first column, part of k, element offsets of A, B, C) of group `item`; the function's arguments give the sizes (`parameters`)."""
-    w = Words(f)
-    rest, number = f.div(item, "%tiles"), w.narrow(f.rem(item, "%tiles"))
-    across, down = w.narrow("%across"), w.narrow("%down")
-    band = w.mul(across, BAND)
-    top = w.mul(w.div(number, band), BAND)
-    inside, height = w.rem(number, band), w.min(w.minus(down, top), BAND)
-    row, column = w.add(top, w.rem(inside, height)), w.div(inside, height)
-    part: Int = 0
-    if split:
-        rest, part = f.div(rest, "%parts"), f.rem(rest, "%parts")
-    offsets: list[Int] = [0, 0, 0]
-    for i in reversed(range(batch)):
-        index = f.rem(rest, f"%size{i}") if i else rest
-        rest = f.div(rest, f"%size{i}") if i else rest
-        offsets = [f.add(o, f.mul(index, f"%batch_{q}{i}")) for o, q in zip(offsets, "abc", strict=True)]
-    return f.mul(w.wide(row), tile.m), f.mul(w.wide(column), tile.n), part, offsets
-
-
-def parameters(batch: int, split: bool) -> list[str]:
-    """Names of the i64 arguments of a product's kernel. `a_line`, `b_line`: elements between lines of the operands (Operand); `k_each`, `c_part`: depth
-    of a part of k, and elements between the parts' results."""
-    names = ["m", "n", "k", "a_line", "b_line", "c_m", "across", "down", "tiles"] + ["parts", "k_each", "c_part"] * split
-    return names + [f"{q}{i}" for i in range(batch) for q in ("size", "batch_a", "batch_b", "batch_c")]
-
-
 class Product:
-    """Writes one group's block of C into `f`, a group function. The arguments are `parameters`; shared memory is @SELF.shared."""
+    """Writes one group's block of C into `f`, a group function made by blocks.writer; shared memory is @SELF.shared."""
 
     def __init__(self, f: Writer, tile: Tile, a: Operand, b: Operand, lanes: int) -> None:
         """`lanes`: neighbouring columns that `store` is called with; the number of columns is a multiple."""
@@ -115,7 +84,8 @@ class Product:
         down = t.m // t.warp_m
         self.warp_row, self.warp_column = w.mul(w.rem(warp, down), t.warp_m), w.mul(w.div(warp, down), t.warp_n)
         panels = []
-        for operand, base, line, first, size in ((self.a, a, "%a_line", row, "%m"), (self.b, b, "%b_line", column, "%n")):
+        for operand, base, strides, first, size in ((self.a, a, ("%a_m", "%a_k"), row, "%m"), (self.b, b, ("%b_n", "%b_k"), column, "%n")):
+            line = strides[0 if operand.along_k else 1]
             panels.append(Panel(f, operand, t.threads, base, f.mul(line, operand.unit.itemsize), first, size, k))
         panels[0].prepare(self.warp_row)
         panels[1].prepare(self.warp_column)
@@ -195,13 +165,14 @@ class Product:
                         values = [mine[8 * j + 4 * half + 2 * high + c] for half, c in members]
                         ptx.store_shared(f, self.kind, values, w.add(own, 8 * high * pitch + 4 * (base + place)))
             ptx.meet_warp(f)
-            for down in range(0, FRAGMENT, height):
+            with f.loop(0, FRAGMENT, height, known_nonempty=True) as step:  # a loop, because what is fused may be long
+                down = w.narrow(step)
                 at_row = f.add(first_row, w.wide(self.a.row(w, i, w.add(line, down))))
                 ok_row = f.icmp("slt", at_row, "%m")
                 for right in range(0, t.warp_n, columns):
                     at_column = f.add(first_column, right)
                     with f.when(f.op(f"and i1 {ok_row}, {f.icmp('slt', at_column, '%n')}")):
-                        store(at_row, at_column, self.lanes, self._read(w.add(theirs, down * pitch + 4 * right)))
+                        store(at_row, at_column, self.lanes, self._read(w.add(theirs, w.mul(down, pitch), 4 * right)))
             ptx.meet_warp(f)
 
     def _read(self, address: Int) -> str:

@@ -14,18 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen import scalar
 from torch_hlo.compiler.codegen.dot import Product as Strided
 from torch_hlo.compiler.codegen.dot import product
 from torch_hlo.compiler.codegen.function import Int
-from torch_hlo.compiler.codegen.gpu import gemm
+from torch_hlo.compiler.codegen.gpu import blocks, gemm
+from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, divides
 from torch_hlo.compiler.codegen.gpu.gemm import Tile
 from torch_hlo.compiler.codegen.gpu.panel import LINE, Operand
 from torch_hlo.compiler.codegen.gpu.ptx import MATRIX_UNITS, MatrixUnit
-from torch_hlo.compiler.codegen.index import exact
-from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.codegen.scalar import STORAGE
-from torch_hlo.hlo.dim import Size, ceildiv
+from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import DTYPES
 
@@ -36,7 +34,6 @@ TILES: tuple[tuple[Tile, float], ...] = (
     (Tile(32, 64, 32, 32, 4), 0.4),
 )  # fmt: skip
 USUAL = 512  # a size that is not known
-SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts that k is cut into
 LEAST_DEPTH = 512  # bytes of k per part
 
 
@@ -75,10 +72,6 @@ def units(target, dtypes: Sequence[str], result: str) -> tuple[MatrixUnit, Matri
     kind = DTYPES[result].kind
     fits = kind == "f" and DTYPES[result].bits <= 32 if a.accumulator == "float" else kind in "su" and DTYPES[result].bits in (8, 16, 32)
     return (a, b) if fits else None
-
-
-def divides(number: int, sizes: Sequence[Size]) -> bool:
-    return all(exact(s, number) is not None for s in sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,84 +127,40 @@ def emit(program, x: Instruction) -> bool:
     p = product(x)
     if pair is None or p is None or p.k == 0:
         return False
-    count: Size = 1
-    for size, *_ in p.batch:
-        count = count * size
-    found = plan(program.target, p, pair, count if isinstance(count, int) else 8)
+    batch = blocks.count(p)
+    found = plan(program.target, p, pair, batch if isinstance(batch, int) else 8)
     if found is None:
         return False
-    dtype, kind = x.shape.dtype, pair[0].accumulator
-    wide = {"float": "f32", "i32": "s32"}[kind]
-    pointers = [program.pointer(o) for o in x.operands]
+    dtype = x.shape.dtype
+    wide = {"float": "f32", "i32": "s32"}[pair[0].accumulator]
+    pointers, result, total = [program.pointer(o) for o in x.operands], program.pointer(x), x.shape.size
     if found.parts == 1:
-        _launch(program, p, found, dtype, count, [*pointers, program.pointer(x)])
-        return True
-    total = x.shape.size
-    parts = program.at(program.scratch(4 * total * found.parts))
-    _launch(program, p, found, wide, count, [*pointers, parts], total)
-    lanes = 4 if divides(4, [total]) else 1
-    name = program.once(("sum of parts", wide, dtype, lanes), lambda: _sum_parts(program, wide, dtype, lanes))
-    program.parallel(name, [f"ptr {parts}", f"ptr {program.pointer(x)}", f"i64 {program.size(total)}", f"i64 {found.parts}"], program.size(total // lanes))
+        _launch(program, p, found, dtype, [*pointers, result], 0)
+    else:
+        sums = program.at(program.scratch(4 * total * found.parts))
+        _launch(program, p, found, wide, [*pointers, sums], total)
+        blocks.add_parts(program, sums, result, total, found.parts, wide, dtype)
     return True
 
 
-def _launch(program, p: Strided, found: Plan, dtype: str, count: Size, pointers: list[str], part: Size = 0) -> None:
-    tile, split = found.tile, found.parts > 1
-    lanes = next(n for n in (8, 4, 2, 1) if n * STORAGE[dtype].bytes <= 16 and divides(n, [p.n, p.c_m, *(entry[3] for entry in p.batch)]))
-    key = ("matrix product", tile, found.a, found.b, dtype, lanes, len(p.batch), split)
-    name = program.once(key, lambda: _write(program, tile, found.a, found.b, dtype, lanes, len(p.batch), split))
-    across, down = ceildiv(p.n, tile.n), ceildiv(p.m, tile.m)
-    lines = [strides[0] if o.along_k else strides[1] for o, strides in ((found.a, p.a), (found.b, p.b))]
-    sizes = [p.m, p.n, p.k, *lines, p.c_m, across, down, across * down]
-    if split:
-        sizes += [found.parts, ceildiv(ceildiv(p.k, found.parts), found.a.depth) * found.a.depth, part]
-    sizes += [v for entry in p.batch for v in entry]
-    program.parallel(name, [f"ptr {q}" for q in pointers] + [f"i64 {program.size(s)}" for s in sizes], program.size(across * down * count * found.parts))
+def _launch(program, p: Strided, found: Plan, dtype: str, pointers: list[str], part: Size) -> None:
+    lanes = blocks.lanes_of(p, STORAGE[dtype].bytes)
+    cut = Blocks(found.tile.m, found.tile.n, found.parts, found.a.depth)
+    key = ("matrix product", found, dtype, lanes, len(p.batch))
+    name = program.once(key, lambda: _write(program, found, cut, dtype, lanes, len(p.batch)))
+    blocks.launch(program, name, p, cut, pointers, part)
 
 
-def _write(program, tile: Tile, a: Operand, b: Operand, dtype: str, lanes: int, batch: int, split: bool) -> str:
-    """The group function of a product (A, B, C, gemm.parameters)."""
-    names = gemm.parameters(batch, split)
-    f = Writer(program, f"dot_{tile.name}_{a.name}_{b.name}_{dtype}_{lanes}_{batch}{'_split' * split}",
-               [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "ABC"), *(("i64", q) for q in names)])
-    row, column, part, offsets = gemm.place_of_group(f, tile, "%lo", batch, split)
-    k: Int = "%k"
-    if split:
-        before = f.mul(part, "%k_each")
-        k = f.min(f.sub("%k", before), "%k_each")
-        for i, (o, line) in enumerate(((a, "%a_line"), (b, "%b_line"))):
-            offsets[i] = f.add(offsets[i], before if o.along_k else f.mul(before, line))
-        offsets[2] = f.add(offsets[2], f.mul(part, "%c_part"))
-    bases = [f.gep("i8", f"%{q}", f.mul(offset, o.unit.itemsize)) for q, offset, o in zip("AB", offsets[:2], (a, b), strict=True)]
-    kind = a.unit.accumulator
+def _write(program, found: Plan, cut: Blocks, dtype: str, lanes: int, batch: int) -> str:
+    """The group function of a product (see blocks.writer)."""
+    tile, a, b = found.tile, found.a, found.b
+    f = blocks.writer(program, f"dot_{tile.name}_{a.name}_{b.name}_{dtype}_{lanes}", batch, cut.parts)
+    at = blocks.place(f, cut, batch)
+    bases = [f.gep("i8", f"%{q}", f.mul(offset, o.unit.itemsize)) for q, offset, o in (("A", at.a, a), ("B", at.b, b))]
 
     def store(i: Int, j: Int, width: int, sums: str) -> None:
-        store_sums(f, dtype, kind, width, sums, "%C", f.add(offsets[2], f.add(f.mul(i, "%c_m"), j)))
+        blocks.store_sums(f, dtype, a.unit.accumulator, width, sums, "%C", f.add(at.c, f.add(f.mul(i, "%c_m"), j)))
 
-    gemm.Product(f, tile, a, b, lanes).write(*bases, k, row, column, store)
+    gemm.Product(f, tile, a, b, lanes).write(*bases, at.k, at.row, at.column, store)
     f.unit.declare(program)
     return program.group_function(f.name, gemm.Product.declarations() + f.text(), tile.threads, tile.shared)
-
-
-def store_sums(f: Writer, dtype: str, kind: str, lanes: int, sums: str, pointer: str, index: Int) -> None:
-    """`lanes` neighbouring accumulators as elements of `dtype` at `index`, aligned to their total."""
-    storage, e = STORAGE[dtype], f.emit(lanes)
-    if kind == "i32":
-        value = e.cast("trunc", sums, "i32", storage.memory)
-    else:
-        value = scalar.encode(e, dtype, sums)
-    e.typed(storage.memory).store(value, f.gep(storage.memory, pointer, index), storage.bytes * lanes)
-
-
-def _sum_parts(program, wide: str, dtype: str, lanes: int) -> str:
-    """void(lo, hi, parts, c, size, count): c[i] = sum_p parts[p * size + i], in order, by vectors of `lanes`."""
-    f = Writer(program, f"sum_parts_{wide}_{dtype}_{lanes}", [("i64", "lo"), ("i64", "hi"), ("ptr", "parts"), ("ptr", "c"), ("i64", "size"), ("i64", "count")])
-    kind = STORAGE[wide].memory
-    t = f.emit(lanes).typed(kind)
-    with f.loop("%lo", "%hi") as vector:
-        i = f.mul(vector, lanes)
-        with f.loop(0, "%count", carry=[(t.type, t.const(0))]) as part:
-            value = t.load(f.gep(kind, "%parts", f.add(f.mul(part.index, "%size"), i)), 4 * lanes)
-            part.next = [t.add(part.vars[0], value)]
-        store_sums(f, dtype, kind, lanes, part.vars[0], "%c", i)
-    return f.define()
