@@ -1,6 +1,8 @@
 """Puts the device together, in the order that PyTorch needs. Imported once, by `import torch_hlo`."""
 from __future__ import annotations
 
+from torch_hlo.device.trim import release_code
+
 _done = False
 
 
@@ -21,4 +23,5 @@ def register() -> None:
     optimizer_state.register()
     backend.spare_dynamo()
     assert dispatch.TABLE
+    release_code()
     _done = True
