@@ -21,7 +21,10 @@ import tempfile
 import time
 
 from benchmarks import xla
+from benchmarks.models import MODELS
 from benchmarks.workloads import WORKLOADS
+
+GROUPS = {"models": MODELS, "core": [name for name in WORKLOADS if name not in MODELS]}
 
 
 class Worker:
@@ -169,7 +172,7 @@ def plot(all_results: dict[str, dict], engines: list[str], ours: str, path: str)
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated; default: all")
+    parser.add_argument("--workloads", default="core", help="comma-separated names, or core, models")
     parser.add_argument("--engines", default="eager,inductor,hlo", help="of eager, inductor, hlo, hlo_compile")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=3, help="steps before measuring")
@@ -182,7 +185,7 @@ def main() -> int:
     parser.add_argument("--plot", metavar="FILE.png", help="needs matplotlib")
     args = parser.parse_args()
     engines = args.engines.split(",") + (["torch_xla"] if args.torch_xla else []) + (["jax"] if args.jax else [])
-    names = args.workloads.split(",")
+    names = [name for given in args.workloads.split(",") for name in GROUPS.get(given, [given])]
     unknown = [n for n in names if n not in WORKLOADS]
     if unknown:
         parser.error(f"unknown workloads {unknown}; there are {', '.join(WORKLOADS)}")

@@ -68,6 +68,7 @@ def main() -> None:
     torch.set_num_threads(threads)
     if engine.startswith("hlo"):
         import torch_hlo  # noqa: F401  (an import is no part of the first step)
+    import benchmarks.models  # noqa: F401  (its rows)
     from benchmarks.workloads import WORKLOADS
 
     step, wait, w = ENGINES[engine](WORKLOADS[name])
