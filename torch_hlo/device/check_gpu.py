@@ -142,6 +142,11 @@ PROGRAMS: dict[str, str] = {
     "scatter": _ADD + "ENTRY main {\n  x = f32[50,16] parameter(0)\n  i = s32[20,1] parameter(1)\n  u = f32[20,16] parameter(2)\n"
     "  ROOT r = f32[50,16] scatter(x, i, u), update_window_dims={1}, inserted_window_dims={0}, scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=add\n}",
     "sort": _LESS + "ENTRY main {\n  x = f32[5,400] parameter(0)\n  ROOT r = f32[5,400] sort(x), dimensions={1}, is_stable=true, to_apply=less\n}",
+    "long sort": "more { a = s32[] parameter(0)\n b = s32[] parameter(1)\n c = s32[] parameter(2)\n d = s32[] parameter(3)\n"
+    " ROOT r = pred[] compare(a, b), direction=GT }\n"
+    "ENTRY main {\n  x = s32[2,2500] parameter(0)\n  i = s32[2,2500] iota(), iota_dimension=1\n"
+    "  s = (s32[2,2500], s32[2,2500]) sort(x, i), dimensions={1}, is_stable=true, to_apply=more\n  a = s32[2,2500] get-tuple-element(s), index=0\n"
+    "  b = s32[2,2500] get-tuple-element(s), index=1\n  ROOT t = (s32[2,2500], s32[2,2500]) tuple(a, b)\n}",
     "scan": _ADD + "ENTRY main {\n  x = f32[6,100] parameter(0)\n  zero = f32[] constant(0)\n"
     "  ROOT r = f32[6,100] reduce-window(x, zero), window={size=1x100 pad=0_0x99_0}, to_apply=add\n}",
     "random bits": "ENTRY main {\n  s = u64[2] parameter(0)\n  g = (u64[2], u32[1000]) rng-bit-generator(s), algorithm=rng_philox\n"
