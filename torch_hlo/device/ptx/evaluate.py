@@ -15,8 +15,9 @@ from importlib import import_module
 import numpy as np
 
 from torch_hlo.device.ptx.memory import Fault, GlobalMemory, Local, Shared
-from torch_hlo.device.ptx.syntax import Function, Instruction, Module, PtxError, Reg, Sym, parse
-from torch_hlo.device.ptx.table import RENDEZVOUS, SPECIAL, TABLE, Code, Run, bits
+from torch_hlo.device.ptx.races import Races
+from torch_hlo.device.ptx.syntax import SIZES, Function, Instruction, Module, PtxError, Sym, parse
+from torch_hlo.device.ptx.table import RENDEZVOUS, TABLE, Code, Run, bits
 
 THREADS_AT_ONCE = 1 << 14
 SHARED_AT_ONCE = 32 << 20  # bytes of shared memory of the groups that run together
@@ -53,6 +54,11 @@ class Frame:
         """The threads, if they are whole warps one after another; else nothing."""
         first = self.threads[::32]
         return self.threads if len(self.threads) % 32 == 0 and (self.threads[31::32] - first == 31).all() and not (first & 31).any() else ()
+
+    def warps(self) -> tuple[np.ndarray, np.ndarray]:
+        """(group, warp) of every warp with a thread here, each once."""
+        per = -(-self.run.threads // 32)
+        return np.divmod(np.unique(self.group * per + (self.tid >> np.uint32(5)).astype(np.int64)), per)
 
     def spread(self, value) -> np.ndarray:
         """A value as an array with an element per thread."""
@@ -300,8 +306,8 @@ class _Execution:
     def _check_barriers(self) -> None:
         for barrier in self.grid.barriers.values():
             if barrier.parked:
-                pc, frame = barrier.parked[0]
-                raise self.error(self.blocks[pc].last, frame, Fault(f"{sum(len(f) for _, f in barrier.parked)} threads wait at the barrier for others that "
+                pc, frame, _ = barrier.parked[0]
+                raise self.error(self.blocks[pc].last, frame, Fault(f"{sum(len(f) for _, f, _ in barrier.parked)} threads wait at the barrier for others that "
                                  "never come, because they have ended or wait elsewhere", np.arange(len(frame))))
 
     def error(self, x: Instruction | None, frame: Frame, fault: Fault) -> PtxError:
@@ -344,7 +350,10 @@ class GridRun:
             start = _place(start, max(extern.align, 16))
             self.addresses[extern.name] = start
             start += dynamic_bytes
-        self.shared = Shared(groups_here, _SHARED_START, start - _SHARED_START)
+        warps = -(-threads // 32)
+        self.shared = Shared(groups_here, _SHARED_START, start - _SHARED_START,
+                             (lambda nbytes: Races(groups_here, warps, nbytes, image.unit)) if start > _SHARED_START else None)
+        self.races = self.shared.races
         self.local = Local(groups_here * threads, local)
         self.spaces: dict[str, object] = {"global": memory, "const": memory, "shared": self.shared, "local": self.local}
 
@@ -352,6 +361,14 @@ class GridRun:
     def synchronized(self, frames: list[Frame] | None) -> None:
         """A barrier was completed, by the threads of these frames or by all."""
         self.events += 1
+        if self.races is None:
+            return
+        warps = -(-self.threads // 32)
+        if frames is None:
+            self.races.barrier(*np.divmod(np.arange(self.groups_here * warps), warps))
+        else:
+            met = np.unique(np.concatenate([f.group * warps + (f.tid >> np.uint32(5)) for f in frames]).astype(np.int64))
+            self.races.barrier(*np.divmod(met, warps))
 
 
 def _place(at: int, align: int) -> int:
@@ -368,6 +385,9 @@ class Image:
         self.routines: dict[str, Routine] = {}
         self.addresses: dict[str, int] = {}
         self._data: list[np.ndarray] = []
+        sizes = [SIZES[m] for f in self.module.functions.values() for x in f.body if x.opcode in ("ld", "st", "atom", "red") for m in x.modifiers if m in SIZES
+                 and ("shared" in "".join(x.modifiers) or not set(x.modifiers) & {"global", "local", "param", "const"})]
+        self.unit = min([4, *sizes])  # bytes that the accesses to shared memory are watched in
         self.blocks: list[tuple[int, int]] = []
         for v in self.module.variables.values():
             if v.space in ("global", "const"):
@@ -424,4 +444,4 @@ class Image:
                 memory.remove(address)
 
 
-__all__ = ["GlobalMemory", "Image", "PtxError", "Reg", "SPECIAL"]
+__all__ = ["Frame", "GlobalMemory", "Image", "PtxError"]

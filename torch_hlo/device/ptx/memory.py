@@ -151,8 +151,24 @@ class Window:
 
 
 class Shared(Window):
-    def __init__(self, groups: int, first: int, nbytes: int) -> None:
+    """`races`: who may see what, see races.py."""
+
+    def __init__(self, groups: int, first: int, nbytes: int, races=None) -> None:
         super().__init__("shared", groups, first, nbytes)
+        self.races = races(groups * self.stride) if races else None
+
+    def load(self, frame, address, size: int, count: int, lanes: int | None = None) -> list:
+        """`lanes`: see Races.read."""
+        place = self.place(frame, address, size * count)
+        if self.races:
+            self.races.read(frame, place, size * count, lanes)
+        return self.bytes.take(place, size, count)
+
+    def store(self, frame, address, values: list, size: int, lanes: int | None = None) -> None:
+        place = self.place(frame, address, size * len(values))
+        if self.races:
+            self.races.write(frame, place, size * len(values), lanes)
+        self.bytes.put(place, values, size)
 
     def owner(self, frame):
         return frame.group

@@ -190,9 +190,28 @@ RENDEZVOUS["elect"] = together(1)
 class Barrier:
     """One of a group's 16 barriers, for all groups: who has arrived."""
 
-    def __init__(self, groups: int) -> None:
-        self.count = np.zeros(groups, np.int64)
-        self.parked: list = []  # (block, frame)
+    def __init__(self, grid) -> None:
+        self.grid = grid
+        self.count = np.zeros(grid.groups_here, np.int64)
+        self.parked: list = []  # (block, frame, execution): they wait
+        self.arrived: list = []  # frames that have gone on (bar.arrive)
+
+    def complete(self, want: int) -> None:
+        """Groups of which `want` threads are here go on. Raises Fault when there are more."""
+        if (self.count > want).any():
+            raise Fault(f"more than {want} threads of a group come to a barrier")
+        complete = self.count == want
+        if not complete.any():
+            return
+        released = [(at, f.select(complete[f.group]), e) for at, f, e in self.parked]
+        left = [(at, f.select(~complete[f.group]), e) for at, f, e in self.parked]
+        self.grid.synchronized([f for _, f, _ in released] + [f.select(complete[f.group], ()) for f in self.arrived])
+        self.arrived = [p for f in self.arrived if len(p := f.select(~complete[f.group], ()))]
+        self.parked = [p for p in left if len(p[1])]
+        self.count[complete] = 0
+        for at, f, execution in released:
+            if len(f):
+                execution.release(at, f)
 
 
 @instruction("bar", "barrier")
@@ -200,14 +219,18 @@ def barrier(code: Code, x: Instruction) -> Run | None:
     """The waiting is `meet_at_barrier`'s; bar.red would have a value too."""
     if "red" in x.modifiers:
         raise code.fail(x, "bar.red is not evaluated")
+    if x.modifiers[:1] == ("warp",):
+        return lambda frame: frame.run.races and frame.run.races.tick(*frame.warps())
     if "arrive" in x.modifiers:
         number, expected = code.read(x, 0, "u32"), code.read(x, 1, "u32")
 
         def arrive(frame):
+            want = int(np.max(expected(frame)))
             barrier = _barrier(frame, number(frame))
             barrier.count += np.bincount(frame.group, minlength=frame.run.groups_here)
+            barrier.arrived.append(frame)
             frame.run.events += 1
-            barrier.expected = int(np.max(expected(frame)))
+            barrier.complete(want)
 
         return arrive
     return None
@@ -219,16 +242,14 @@ def _barrier(frame, number) -> Barrier:
         raise Fault("threads that run together give different barriers")
     if int(values[0]) > 15:
         raise Fault(f"there is no barrier {int(values[0])}")
-    return frame.run.barriers.setdefault(int(values[0]), Barrier(frame.run.groups_here))
+    return frame.run.barriers.setdefault(int(values[0]), Barrier(frame.run))
 
 
 def meet_at_barrier(code: Code, x: Instruction):
     if x.modifiers[:1] == ("warp",):
-        return together(0)(code, x)
-    if "cluster" in x.modifiers or x.opcode == "barrier" and "cluster" in x.modifiers[:1]:
+        return together(0)(code, x)  # `barrier` does the rest
+    if "cluster" in x.modifiers or "arrive" in x.modifiers:
         return None  # clusters have one group
-    if "arrive" in x.modifiers:
-        return None
     number = code.read(x, 0, "u32")
     expected = code.read(x, 1, "u32") if len(x.operands) > 1 else None
     if expected is not None and isinstance(x.operands[1], Imm) and x.operands[1].value % 32:
@@ -238,32 +259,13 @@ def meet_at_barrier(code: Code, x: Instruction):
         grid = frame.run
         barrier = _barrier(frame, number(frame))
         everybody = expected is None
-        if everybody and len(frame) == grid.threads * grid.groups_here and not barrier.parked:
+        if everybody and len(frame) == grid.threads * grid.groups_here and not barrier.count.any():
             grid.synchronized(None)
             return True
         want = grid.threads if everybody else int(np.max(expected(frame)))
         barrier.count += np.bincount(frame.group, minlength=grid.groups_here)
-        barrier.parked.append((pc, frame))
-        complete = barrier.count == want
-        if (barrier.count > want).any():
-            raise Fault(f"more than {want} threads of a group come to barrier {int(np.max(number(frame)))}")
-        if not complete.any():
-            return None
-        released, kept = [], []
-        for at, f in barrier.parked:
-            which = complete[f.group]
-            if which.all():
-                released.append((at, f))
-            elif which.any():
-                released.append((at, f.select(which)))
-                kept.append((at, f.select(~which)))
-            else:
-                kept.append((at, f))
-        barrier.parked = kept
-        barrier.count[complete] = 0
-        grid.synchronized([f for _, f in released])
-        for at, f in released:
-            execution.release(at, f)
+        barrier.parked.append((pc, frame, execution))
+        barrier.complete(want)
         return None
 
     return wait

@@ -1,0 +1,166 @@
+"""Who has written and read shared memory, and what the others may know of it: data races, unwritten values and copies in flight are errors.
+
+Every warp counts its time; a synchronization tells the time of some warps to others (vector clocks, as in FastTrack, Flanagan and Freund 2009).
+An access is in order when the warp knows a time of the other's access at or after it happened. Within a warp, lanes are ordered by
+bar.warp.sync and group barriers only (PTX ISA, section 9.7.13.3), not by running together.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from torch_hlo.device.ptx.memory import Fault
+
+IN_FLIGHT = np.iinfo(np.int32).max  # the time of a copy that nobody has waited for
+NOBODY, MANY, COPY = -1, -2, -3  # lanes: never written; several, or the whole warp; an asynchronous copy
+
+
+class Races:
+    """Of the groups of a run. `first access sizes`: memory is watched in units of `unit` bytes, the smallest access of the kernel."""
+
+    def __init__(self, groups: int, warps: int, nbytes: int, unit: int) -> None:
+        self.groups, self.warps, self.unit = groups, warps, unit
+        n = nbytes // unit + 1
+        self.write_warp = np.full(n, NOBODY, np.int16)
+        self.write_lane = np.full(n, NOBODY, np.int16)
+        self.write_time = np.zeros(n, np.int32)
+        self.read_time = np.zeros((n, warps), np.int32)
+        self.read_lane = np.zeros((n, warps), np.int16)
+        self.known = np.zeros((groups, warps, warps), np.int32)  # known[g, w, v]: the time of v that w knows
+        self.known[:, range(warps), range(warps)] = 1
+        self.fenced = np.zeros((groups, warps), np.int32)  # what fence.proxy.async has shown to asynchronous copies and wgmma
+
+    # -- accesses -------------------------------------------------------------------------------------------------
+    def _units(self, place, nbytes: int) -> np.ndarray:
+        """[access, unit]"""
+        return (np.asarray(place) // self.unit)[:, None] + np.arange(max(nbytes // self.unit, 1))
+
+    @staticmethod
+    def _who(frame, lanes):
+        group = frame.group
+        warp = (frame.tid >> np.uint32(5)).astype(np.int64)
+        return group, warp, (frame.tid & np.uint32(31)).astype(np.int64) if lanes is None else np.full(len(group), lanes)
+
+    def _written_before(self, units, group, warp, lane):
+        """Whether the last write is known to the warp."""
+        writer, time = self.write_warp[units], self.write_time[units]
+        own = self.known[group, warp, warp][:, None]
+        seen = self.known[group[:, None], warp[:, None], np.maximum(writer, 0)] >= time
+        same = writer == warp[:, None]
+        return np.where(same, (self.write_lane[units] == lane[:, None]) | (time < own), seen) | (writer == NOBODY)
+
+    def read(self, frame, place, nbytes: int, lanes: int | None = None, quiet: bool = False) -> None:
+        """`lanes`: MANY when the warp reads as a whole. Raises Fault."""
+        units = self._units(place, nbytes)
+        group, warp, lane = self._who(frame, lanes)
+        wrong = (self.write_warp[units] == NOBODY).any(1)
+        if wrong.any():
+            raise Fault("reads shared memory that nobody has written", np.flatnonzero(wrong))
+        ordered = self._written_before(units, group, warp, lane)
+        if not ordered.all():
+            self._race("reads", units, ordered, frame)
+        now = np.broadcast_to(self.known[group, warp, warp][:, None], units.shape)
+        column = np.broadcast_to(warp[:, None], units.shape)
+        lanes_ = np.broadcast_to(lane[:, None], units.shape)
+        again = (self.read_time[units, column] == now) & (self.read_lane[units, column] != lanes_)
+        self.read_time[units, column] = now
+        self.read_lane[units, column] = np.where(again, MANY, lanes_)
+        several = self.read_lane[units, column] != lanes_
+        if several.any():
+            self.read_lane[units[several], column[several]] = MANY
+
+    def write(self, frame, place, nbytes: int, lanes: int | None = None) -> None:
+        """Raises Fault."""
+        units = self._units(place, nbytes)
+        group, warp, lane = self._who(frame, lanes)
+        self._check_write(frame, units, group, warp, lane)
+        self._set(units, warp, lane, self.known[group, warp, warp])
+
+    def _check_write(self, frame, units, group, warp, lane) -> None:
+        ordered = self._written_before(units, group, warp, lane)
+        if not ordered.all():
+            self._race("writes", units, ordered, frame)
+        times = self.read_time[units]  # [access, unit, warp]
+        if not times.any():
+            return
+        known = self.known[group, warp].copy()
+        at = np.arange(len(group))
+        own = known[at, warp].copy()
+        known[at, warp] = IN_FLIGHT  # its own reads are looked at below
+        late = times > known[:, None, :]
+        mine = times[at[:, None], np.arange(units.shape[1]), warp[:, None]]
+        lane_of = self.read_lane[units, warp[:, None]]
+        late_mine = (mine >= own[:, None]) & (lane_of != lane[:, None])
+        wrong = late.any(2) | late_mine
+        if wrong.any():
+            first = np.argwhere(wrong)[0]
+            reader = int(np.argmax(late[tuple(first)])) if late[tuple(first)].any() else int(warp[first[0]])
+            flight = (times[tuple(first)] == IN_FLIGHT).any()
+            raise Fault(f"writes shared memory that warp {reader} " + ("is still reading asynchronously" if flight else "has read, with no barrier in between"),
+                        np.flatnonzero(wrong.any(1)))
+
+    def _set(self, units, warp, lane, time) -> None:
+        shape = units.shape
+        self.write_warp[units] = np.broadcast_to(warp[:, None], shape)
+        self.write_lane[units] = np.broadcast_to(lane[:, None], shape)
+        self.write_time[units] = np.broadcast_to(np.asarray(time)[:, None], shape)
+        self.read_time[units] = 0
+
+    def _race(self, what: str, units, ordered, frame) -> None:
+        access, unit = np.argwhere(~ordered)[0]
+        at = units[access, unit]
+        threads = np.flatnonzero(~ordered.all(1))
+        if self.write_time[at] == IN_FLIGHT:
+            raise Fault(f"{what} shared memory that an asynchronous copy is still writing: nobody has waited for it", threads)
+        lane = int(self.write_lane[at])
+        who = f"thread {32 * int(self.write_warp[at]) + lane}" if lane >= 0 else f"warp {int(self.write_warp[at])}"
+        raise Fault(f"{what} shared memory that {who} has written, with no barrier in between", threads)
+
+    # -- asynchronous copies --------------------------------------------------------------------------------------
+    def start_write(self, frame, place, nbytes: int) -> None:
+        """A copy begins to write; until `finish_write` nobody may touch the memory."""
+        units = self._units(place, nbytes)
+        group, warp, lane = self._who(frame, None)
+        self._check_write(frame, units, group, warp, lane)
+        self._set(units, warp, np.full(len(warp), COPY), np.full(len(warp), IN_FLIGHT))
+
+    def finish_write(self, frame, place, nbytes: int) -> None:
+        """The threads of the frame have waited: it is as if they had written."""
+        group, warp, lane = self._who(frame, None)
+        self._set(self._units(place, nbytes), warp, lane, self.known[group, warp, warp])
+
+    def start_read(self, frame, place, nbytes: int) -> None:
+        """Something asynchronous begins to read: what it sees must be known to the thread, and fenced."""
+        units = self._units(place, nbytes)
+        group, warp, lane = self._who(frame, None)
+        self.read(frame, place, nbytes)
+        fenced = (self.write_time[units] <= self.fenced[group[:, None], self.write_warp[units]]) | (self.write_lane[units] == COPY)
+        if not fenced.all():
+            raise Fault("is read asynchronously, and was written without a fence.proxy.async since", np.flatnonzero(~fenced.all(1)))
+        column = np.broadcast_to(warp[:, None], units.shape)
+        self.read_time[units, column] = IN_FLIGHT
+        self.read_lane[units, column] = MANY
+
+    def finish_read(self, group: int, warp: int, units: np.ndarray) -> None:
+        mine = units[self.read_time[units, warp] == IN_FLIGHT]
+        self.read_time[mine, warp] = self.known[group, warp, warp]
+
+    # -- synchronization ------------------------------------------------------------------------------------------
+    def barrier(self, group: np.ndarray, warp: np.ndarray) -> None:
+        """These warps (pairs of numbers, each once) of every group have met."""
+        if len(group) == self.groups * self.warps:
+            self.known[:] = self.known.max(axis=1, keepdims=True)
+            self.known[:, range(self.warps), range(self.warps)] += 1
+            return
+        for g in np.unique(group):
+            w = warp[group == g]
+            self.known[g, w] = self.known[g, w].max(axis=0)
+            self.known[g, w, w] += 1
+
+    def tick(self, group: np.ndarray, warp: np.ndarray) -> None:
+        """The lanes of these warps have met."""
+        self.known[group, warp, warp] += 1
+
+    def fence(self, group: np.ndarray, warp: np.ndarray) -> None:
+        """fence.proxy.async by threads of these warps: what they know of is visible to asynchronous accesses."""
+        np.maximum.at(self.fenced, group, self.known[group, warp])
+        self.tick(group, warp)
