@@ -7,7 +7,8 @@ from __future__ import annotations
 from torch_hlo.compiler.codegen.conv import Labels, _typed
 from torch_hlo.compiler.codegen.dot import ACCUMULATORS, emit_tree
 from torch_hlo.compiler.codegen.function import Int
-from torch_hlo.compiler.codegen.gpu.dot import THREADS, TILE, Tile, element
+from torch_hlo.compiler.codegen.gpu import fma
+from torch_hlo.compiler.codegen.gpu.dot import element
 from torch_hlo.compiler.codegen.indexing import Sizes
 from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.codegen.registry import emits_step
@@ -15,6 +16,8 @@ from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import row_major_strides
+
+SIDE = 64  # of a block
 
 
 @emits_step("convolution", grid=True)
@@ -65,18 +68,18 @@ def _write(program, x: Instruction, kind: str):
     m, images = features // groups, d_o[at.out[0]]
     out_sizes, taps = [d_o[d] for d in at.out[2:]], [w.size for w in window]
     n, k = images * _product(out_sizes), channels * _product(taps)
-    across, down = ceildiv(n, TILE), ceildiv(m, TILE)
-    rest, column = f.div("%lo", size(across)), f.mul(f.rem("%lo", size(across)), TILE)
-    group, row = f.div(rest, size(down)), f.mul(f.rem(rest, size(down)), TILE)
+    across, down = ceildiv(n, SIDE), ceildiv(m, SIDE)
+    rest, column = f.div("%lo", size(across)), f.mul(f.rem("%lo", size(across)), SIDE)
+    group, row = f.div(rest, size(down)), f.mul(f.rem(rest, size(down)), SIDE)
 
-    def weight(i: Int, deep: Int) -> str:
+    def weight(i: Int, deep: Int, lanes: int) -> list[str]:
         channel, *tap = _digits(f, deep, [size(v) for v in (channels, *taps)])
         place = f.add(f.mul(f.add(i, f.mul(group, size(m))), s_r[at.rhs[0]]), f.mul(channel, s_r[at.rhs[1]]))
         for d, t, w in zip(at.rhs[2:], tap, window, strict=True):
             place = f.add(place, f.mul(f.sub(size(w.size - 1), t) if w.reversal else t, s_r[d]))
         return element(f, rhs.shape.dtype, kind, "%B", place)
 
-    def patch(j: Int, deep: Int) -> str:
+    def patch(j: Int, deep: Int, lanes: int) -> list[str]:
         channel, *tap = _digits(f, deep, [size(v) for v in (channels, *taps)])
         image, *where = _digits(f, j, [size(v) for v in (images, *out_sizes)])
         if batch_groups > 1:
@@ -96,16 +99,16 @@ def _write(program, x: Instruction, kind: str):
             inside = f.op(f"and i1 {inside}, {f.icmp('ult', p, size(d_l[d]))}")
             place = f.add(place, f.mul(p, s_l[d]))
         zero = f.emit().typed(kind).const(0)
-        return f.choose(inside, lambda: [element(f, lhs.shape.dtype, kind, "%A", place)], lambda: [zero], [kind])[0]
+        return f.choose(inside, lambda: element(f, lhs.shape.dtype, kind, "%A", place), lambda: [zero], [kind])
 
-    def store(i: Int, j: Int, value: str) -> None:
+    def store(i: Int, j: Int, lanes: int, value: str) -> None:
         image, *where = _digits(f, j, [size(v) for v in (images, *out_sizes)])
         place = f.add(f.mul(image, s_o[at.out[0]]), f.mul(f.add(i, f.mul(group, size(m))), s_o[at.out[1]]))
         for d, o in zip(at.out[2:], where, strict=True):
             place = f.add(place, f.mul(o, s_o[d]))
         f.store(kind, value, f.gep(kind, "%C", place))
 
-    tile = Tile(f, kind)
-    tile.write(size(m), size(n), size(k), row, column, weight, patch, True, False, store)
+    block = fma.Block(f, kind, SIDE)
+    block.write(fma.Operand(weight, size(m), row, True), fma.Operand(patch, size(n), column, False), size(k), store)
     f.unit.declare(program)
-    return program.group_function("conv", tile.declarations() + f.text(), THREADS), list(size.names), across * down * groups
+    return program.group_function("conv", block.declarations() + f.text(), fma.THREADS), list(size.names), across * down * groups

@@ -22,6 +22,7 @@ from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, divides
 from torch_hlo.compiler.codegen.gpu.gemm import Tile
 from torch_hlo.compiler.codegen.gpu.panel import LINE, Operand
 from torch_hlo.compiler.codegen.gpu.ptx import MATRIX_UNITS, MatrixUnit
+from torch_hlo.compiler.codegen.gpu.target import machine
 from torch_hlo.compiler.codegen.scalar import STORAGE
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction
@@ -35,28 +36,6 @@ TILES: tuple[tuple[Tile, float], ...] = (
 )  # fmt: skip
 USUAL = 512  # a size that is not known
 LEAST_DEPTH = 512  # bytes of k per part
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What blocks are chosen by. `cores`: multiprocessors; `shared`: bytes of shared memory that a group may have; `rate`: bytes of k times elements of C
-    that a multiprocessor's matrix units go through per nanosecond; `bandwidth`: bytes per nanosecond of the whole device."""
-
-    cores: int
-    shared: int
-    rate: float
-    bandwidth: float
-
-
-# A100, A10, L4/L40, H100, B200, RTX 50: data sheets (dense rates, sums in f32). mma.sync reaches 60 % of Hopper's rate, a part of Blackwell's.
-MACHINES = {
-    "sm_80": Machine(108, 163 << 10, 2890, 1555), "sm_86": Machine(84, 99 << 10, 830, 600), "sm_89": Machine(128, 99 << 10, 1290, 860),
-    "sm_90": Machine(132, 227 << 10, 4500, 3350), "sm_100": Machine(148, 227 << 10, 4500, 8000), "sm_120": Machine(170, 99 << 10, 1230, 1790),
-}  # fmt: skip
-
-
-def machine(target) -> Machine:
-    return MACHINES[target.cpu.rstrip("a")]
 
 
 def units(target, dtypes: Sequence[str], result: str) -> tuple[MatrixUnit, MatrixUnit] | None:

@@ -125,6 +125,29 @@ def initialize() -> None:
         getattr(llvm, setup)()
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What blocks are chosen by. `cores`: multiprocessors; `shared`: bytes of shared memory that a group may have; `rate`: bytes of k times elements of C
+    that a multiprocessor's matrix units go through per nanosecond; `bandwidth`: bytes per nanosecond of the whole device."""
+
+    cores: int
+    shared: int
+    rate: float
+    bandwidth: float
+
+
+# A100, A10, L4/L40, H100, B200, RTX 50: data sheets (dense rates, sums in f32). mma.sync reaches 60 % of Hopper's rate, a part of Blackwell's.
+MACHINES = {
+    "sm_80": Machine(108, 163 << 10, 2890, 1555), "sm_86": Machine(84, 99 << 10, 830, 600), "sm_89": Machine(128, 99 << 10, 1290, 860),
+    "sm_90": Machine(132, 227 << 10, 4500, 3350), "sm_100": Machine(148, 227 << 10, 4500, 8000), "sm_120": Machine(170, 99 << 10, 1230, 1790),
+}  # fmt: skip
+
+
+def machine(target: GpuTarget) -> Machine:
+    """What is known of a device by its architecture; other families get a middling one."""
+    return MACHINES.get(target.cpu.rstrip("a"), Machine(64, target.family.shared_bytes, 1000, 1000))
+
+
 # What is accepted after the family's name. PTX versions: the oldest that knows the architecture and its matrix units, so that old drivers take the text.
 _PTX = {"sm_80": "+ptx70", "sm_86": "+ptx71", "sm_89": "+ptx84", "sm_90": "+ptx84", "sm_90a": "+ptx84", "sm_100": "+ptx86", "sm_100a": "+ptx86",
         "sm_120": "+ptx87"}  # fmt: skip
