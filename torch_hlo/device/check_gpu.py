@@ -149,6 +149,10 @@ PROGRAMS: dict[str, str] = {
     "  b = s32[2,2500] get-tuple-element(s), index=1\n  ROOT t = (s32[2,2500], s32[2,2500]) tuple(a, b)\n}",
     "scan": _ADD + "ENTRY main {\n  x = f32[6,100] parameter(0)\n  zero = f32[] constant(0)\n"
     "  ROOT r = f32[6,100] reduce-window(x, zero), window={size=1x100 pad=0_0x99_0}, to_apply=add\n}",
+    "long scan": _ADD + "ENTRY main {\n  x = f32[2,9000] parameter(0)\n  zero = f32[] constant(0)\n"
+    "  ROOT r = f32[2,9000] reduce-window(x, zero), window={size=1x9000 pad=0_0x8999_0}, to_apply=add\n}",
+    "scan from the end": _MAX + "ENTRY main {\n  x = f32[3,777] parameter(0)\n  low = f32[] constant(-inf)\n"
+    "  ROOT r = f32[3,777] reduce-window(x, low), window={size=1x777 pad=0_0x0_776}, to_apply=max\n}",
     "random bits": "ENTRY main {\n  s = u64[2] parameter(0)\n  g = (u64[2], u32[1000]) rng-bit-generator(s), algorithm=rng_philox\n"
     "  a = u64[2] get-tuple-element(g), index=0\n  b = u32[1000] get-tuple-element(g), index=1\n  ROOT t = (u64[2], u32[1000]) tuple(a, b)\n}",
     "loop": "body { s = f32[16] parameter(0)\n ROOT n = f32[16] add(s, s) }\n"

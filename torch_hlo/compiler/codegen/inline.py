@@ -75,26 +75,26 @@ def apply(f: Writer, computation: Computation, values: Sequence[Value], lanes: i
 
 
 
-def load(f: Writer, dtype: str, pointer: str, index: Int, lanes: int = 1, mask: str | None = None) -> Value:
-    """Element `index` (and the following lanes) of an array of `dtype`, as register operands."""
+def load(f: Writer, dtype: str, pointer: str, index: Int, lanes: int = 1, mask: str | None = None, align: int = 0) -> Value:
+    """Element `index` (and the following lanes) of an array of `dtype`, as register operands. `align`: of the first, when more than an element's."""
     storage, e = STORAGE[dtype], f.emit(lanes)
     t = e.typed(storage.memory)
     if storage.parts == 2:
         assert lanes == 1, "complex elements are handled one at a time"
         raw = [t.load(f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)), storage.bytes) for i in range(2)]
         return tuple(scalar.decode(e, dtype, r) for r in raw)
-    return scalar.decode(e, dtype, t.load(f.gep(storage.memory, pointer, index), storage.bytes, mask))
+    return scalar.decode(e, dtype, t.load(f.gep(storage.memory, pointer, index), align or storage.bytes, mask))
 
 
-def store(f: Writer, dtype: str, value: Value, pointer: str, index: Int, lanes: int = 1, mask: str | None = None) -> None:
-    """Write register operands to element `index` (and the following lanes)."""
+def store(f: Writer, dtype: str, value: Value, pointer: str, index: Int, lanes: int = 1, mask: str | None = None, align: int = 0) -> None:
+    """Write register operands to element `index` (and the following lanes). `align`: as for load."""
     storage, e = STORAGE[dtype], f.emit(lanes)
     t = e.typed(storage.memory)
     if storage.parts == 2:
         for i, v in enumerate(value):
             t.store(scalar.encode(e, dtype, v), f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)), storage.bytes)
     else:
-        t.store(scalar.encode(e, dtype, value), f.gep(storage.memory, pointer, index), storage.bytes, mask)
+        t.store(scalar.encode(e, dtype, value), f.gep(storage.memory, pointer, index), align or storage.bytes, mask)
 
 
 def move(f: Function, dtype: str, target: str, target_index: Int, source: str, source_index: Int) -> None:
