@@ -44,7 +44,7 @@ class _AddingAmx(AmxGemm):
     """C += A B, C in f32."""
 
     def __init__(self, form_a: str, form_b: str) -> None:
-        super().__init__(form_a, form_b, False, False)
+        super().__init__(form_a, form_b, prepacked=False)
         self.name += "_add"
 
     def _multiply(self, f: Function, *args) -> None:
@@ -167,7 +167,7 @@ class _Kernel:
         f = self.f
         if self.on_tiles:
             forms = ["k" if p[3] == 1 else "lane" if p[2] == 1 else "none" for p in (a, b)]
-            engine = _AddingAmx(*forms) if adding else AmxGemm(*forms, False, False)
+            engine = _AddingAmx(*forms) if adding else AmxGemm(*forms, prepacked=False)
         else:
             forms = [gemm.Strides(*p[2:]).form for p in (a, b)]
             sources = [SOURCES[p[1], "float"] for p in (a, b)]

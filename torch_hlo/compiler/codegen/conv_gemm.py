@@ -167,7 +167,9 @@ class TapColumns(Gemm):
             self.image = image
             with f.loop(0, "%k", depth) as k0:
                 more = f.op(f"or i1 {f.icmp('ne', image, 0)}, {f.icmp('ne', k0, 0)}")
-                yield Depth(f.min(depth, f.sub("%k", k0)), k0, more)
+                size = f.min(depth, f.sub("%k", k0))
+                last = f.op(f"and i1 {f.icmp('eq', f.add(image, 1), '%images')}, {f.icmp('eq', f.add(k0, size), '%k')}")
+                yield Depth(size, k0, more, last)
 
     def total_k(self, f: Function) -> Int:
         return f.mul("%images", "%k")

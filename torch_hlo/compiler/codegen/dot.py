@@ -10,18 +10,21 @@ Complex products, f8 and 4-bit types are rewritten to HLO on types that have ker
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen import gemm
+from torch_hlo.compiler.codegen.epilogue import Epilogue, epilogue, on_sums, results_of
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gemm import Gemm, Source, Tile
 from torch_hlo.compiler.codegen.gemm_amx import B_ELEMENTS, BLOCK, K_SINGLE, K_TRANSPOSED, AmxGemm
 from torch_hlo.compiler.codegen.gemv import STRIP, gemv_columns, gemv_rows
-from torch_hlo.compiler.codegen.program import CodegenError
+from torch_hlo.compiler.codegen.loop import Store, run_loop
+from torch_hlo.compiler.codegen.program import CodegenError, Place
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Dim, Size, ceildiv
-from torch_hlo.hlo.ir import Instruction, instr, postorder
+from torch_hlo.hlo.ir import Computation, Instruction, instr, postorder
 from torch_hlo.hlo.shape import row_major_strides
 
 # The upper half of a float. (LLVM's own bfloat needs library functions on machines without AVX512-BF16.)
@@ -193,22 +196,21 @@ def emit_tree(program, root: Instruction, known: tuple[Instruction, ...], result
             program.step(x)
 
 
-def _takes_amx(program, x: Instruction) -> bool:
+def _takes_amx(program, x: Instruction, pointers: list[str], finish: Finish | None) -> bool:
     """Emit a bf16 dot on AMX tiles where there are some and it has enough rows and depth to pay; False when it is not for them."""
-    if not program.target.has("amx-bf16") or [o.shape.dtype for o in x.operands] != ["bf16", "bf16"] or x.shape.dtype not in ("f32", "bf16"):
+    if program.target.grid or not program.target.has("amx-bf16") or [o.shape.dtype for o in x.operands] != ["bf16", "bf16"]:
         return False
     p = product(x)
     if not isinstance(p.k, int) or p.k < 16 or isinstance(p.m, int) and p.m <= 8:
         return False
-    narrow, prepacked = x.shape.dtype == "bf16", not p.batch
-    if narrow and p.k > K_SINGLE and not prepacked:
-        return False  # sums of several blocks of K need an f32 array: dot() makes one
+    prepacked = not p.batch
+    if finish is not None and p.k > K_SINGLE and not prepacked:
+        return False  # sums of several blocks of K need an array
     forms = ["k" if k == 1 else "lane" if free == 1 else "none" for free, k in (p.a, p.b)]
     transposed = prepacked and forms[1] == "k" and p.k <= K_TRANSPOSED and isinstance(p.n, int) and _hint(p.m, 512) * p.k <= B_ELEMENTS
-    operands = [*x.operands]
     if transposed:
-        p, forms, operands = replace(p, m=p.n, n=p.m, a=p.b, b=p.a), forms[::-1], operands[::-1]
-    engine = AmxGemm(*forms, narrow, prepacked, transposed)
+        p, forms, pointers = replace(p, m=p.n, n=p.m, a=p.b, b=p.a), forms[::-1], [pointers[1], pointers[0], pointers[2]]
+    engine = AmxGemm(*forms, prepacked, transposed, finish and finish.epilogue)
     batch: Size = 1
     for size, *_ in p.batch:
         batch = batch * size
@@ -218,7 +220,6 @@ def _takes_amx(program, x: Instruction) -> bool:
         cut = gemm.Partition(each, p.n, ceildiv(tiles, each), 1, False)
     else:
         cut = gemm.partition(Tile("float", 4, 16, BLOCK, 2), tiles, p.m, p.n, p.k, batch, 0.05, False, 1 << 24)
-    pointers = [program.pointer(o) for o in (*operands, x)]
     for side, (lanes, strides) in enumerate(((p.m, p.a), (p.n, p.b))):
         if not prepacked or transposed and side == 0:
             continue
@@ -226,10 +227,9 @@ def _takes_amx(program, x: Instruction) -> bool:
         name = program.once(("prepack", engine.forms[side], side), lambda side=side: _prepack_amx(program, engine, side))
         arguments = [f"ptr {pointers[side]}", f"ptr {packed}", *(f"i64 {program.size(v)}" for v in (lanes, *strides, p.k))]
         program.parallel(name, arguments, program.size(ceildiv(lanes, BLOCK)), cost=0.06 * BLOCK * p.k)
-        pointers[side] = packed
-    kinds = ("bfloat", "bfloat", "bfloat" if narrow else "float")
-    name = program.once(("dot", engine.name, len(p.batch)), lambda: _engine_task(program, engine, kinds, len(p.batch), True))
-    _call(program, name, p, batch, cut, pointers, 0.0008)
+        pointers = [packed if i == side else q for i, q in enumerate(pointers)]
+    name = program.once(("dot", engine.name, len(p.batch)), lambda: _engine_task(program, engine, ("bfloat", "bfloat", "float"), len(p.batch), True))
+    _call(program, name, p, batch, cut, pointers, finish, 0.0008)
     return True
 
 
@@ -239,44 +239,101 @@ def _prepack_amx(program, engine: AmxGemm, side: int) -> str:
     return name
 
 
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """An epilogue and the arguments that its engine is called with for it. `sums()`: an array for the accumulators, for engines that need one."""
+
+    epilogue: Epilogue
+    arguments: tuple[str, ...]
+    sums: Callable[[], str]
+
+
 @emits_step("dot")
 def dot(program, x: Instruction) -> None:
     """Emit a dot as calls of matrix kernels. Raises CodegenError (through `step`) for element types without a kernel."""
-    dtype = x.shape.dtype
+    rewritten = _rewritten(x)
     if x.shape.size == 0:
         return
+    if rewritten is not None:
+        return emit_tree(program, rewritten, x.operands, x)
+    kind, wide = ACCUMULATORS[x.shape.dtype]
+    if wide != x.shape.dtype:
+        params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+        return emit_output(program, x, Computation("narrow", params, instr("dot", params, x.shape, **dict(x.attrs))))
+    pointers = [program.pointer(o) for o in (*x.operands, x)]
+    if not program.target.grid and _is_long(x):
+        return _emit_long(program, product(x), kind, tuple(o.shape.dtype for o in x.operands), pointers)
+    _emit(program, x, pointers, None)
+
+
+def _rewritten(x: Instruction) -> Instruction | None:
+    """A dot that no kernel takes, as instructions that have kernels; None when one does."""
+    dtype = x.shape.dtype
+    if x.shape.size == 0:
+        return None
     if product(x) is None:
-        return emit_tree(program, canonical(x), x.operands, x)
+        return canonical(x)
     if x.shape.kind == "c":
-        return emit_tree(program, _complex(x), x.operands, x)
+        return _complex(x)
     if dtype not in ACCUMULATORS:
-        narrow = "f32" if x.shape.kind == "f" else "s32"
-        return emit_tree(program, build.convert(_retyped(x, narrow, list(x.operands)), dtype), x.operands, x)
-    if _takes_amx(program, x):
-        return
+        return build.convert(_retyped(x, "f32" if x.shape.kind == "f" else "s32", list(x.operands)), dtype)
     kind, wide = ACCUMULATORS[dtype]
     if any((o.shape.dtype, kind) not in SOURCES for o in x.operands):
-        operands = [o if (o.shape.dtype, kind) in SOURCES else build.convert(o, wide) for o in x.operands]
-        return emit_tree(program, _retyped(x, dtype, operands), x.operands, x)
-    if wide != dtype:
-        accumulated = _retyped(x, wide, list(x.operands))
-        narrowed = build.compare(accumulated, _zeros(accumulated), "NE") if dtype == "pred" else build.convert(accumulated, dtype)
-        return emit_tree(program, narrowed, x.operands, x)
-    p = product(x)
-    if p.k == 0:
-        return emit_tree(program, _zeros(x), (), x)
-    dtypes, pointers = tuple(o.shape.dtype for o in x.operands), [program.pointer(o) for o in (*x.operands, x)]
-    if not program.target.grid and _is_long(p, x):
-        return _emit_long(program, p, kind, dtypes, pointers)
-    emit_product(program, p, kind, dtypes, pointers)
+        return _retyped(x, dtype, [o if (o.shape.dtype, kind) in SOURCES else build.convert(o, wide) for o in x.operands])
+    return _zeros(x) if product(x).k == 0 else None
+
+
+def _emit(program, x: Instruction, pointers: list[str], finish: Finish | None) -> None:
+    """A dot that a kernel takes; `pointers`: A, B and C, an array of accumulators."""
+    if not _takes_amx(program, x, pointers, finish):
+        emit_product(program, product(x), ACCUMULATORS[x.shape.dtype][0], tuple(o.shape.dtype for o in x.operands), pointers, finish)
+
+
+def emit_output(program, x: Instruction, body: Computation) -> None:
+    """A step with the value of `body` on the operands of `x`: a dot of parameters, and elementwise instructions on its result."""
+    inner = next(y for y in postorder((body.root,)) if y.op == "dot")
+    outer = instr("dot", tuple(x.operands[o["index"]] for o in inner.operands), inner.shape, **dict(inner.attrs))
+    if outer.shape.size == 0:
+        return
+    wide = ACCUMULATORS.get(outer.shape.dtype, (None, outer.shape.dtype))[1]
+    results = [program.place(x, i) for i in range(len(x.shape.elements))] if x.shape.is_tuple else [program.place(x)]
+    operands = [program.place(o) for o in x.operands]
+    found = None
+    if not program.target.grid and _rewritten(outer) is None and not _is_long(outer):
+        found = epilogue(program, body, inner, len(_roles(outer)[2][1]), wide)
+    if found is None:
+        return _emit_apart(program, body, inner, _retyped(outer, wide, list(outer.operands)), operands, results)
+
+    def sums() -> str:
+        """The first result's memory where it can hold them."""
+        taken = {(p.word, p.offset) for p in operands}
+        free = results_of(body)[0].shape.dtype == wide and (results[0].word, results[0].offset) not in taken
+        return program.at(results[0] if free else program.scratch(outer.shape.with_dtype(wide).nbytes))
+
+    read = [operands[i] for i in found.leaves]
+    arguments = (*(f"ptr {program.at(p)}" for p in (*read, *results)), *(f"i64 {program.size(n)}" for n in found.sizes))
+    _emit(program, outer, [*(program.pointer(o) for o in outer.operands), "null"], Finish(found, arguments, sums))
+
+
+def _emit_apart(program, body: Computation, inner: Instruction, outer: Instruction, operands: list[Place], results: list[Place]) -> None:
+    """The product into an array, then a loop."""
+    rest, sums = on_sums(body, inner, outer.shape.dtype)
+    with program.rebound():
+        place = program.allocate_shape(outer.shape)
+        program.bind(outer, place)
+        program.step(outer)
+        read = set(postorder((rest.root,)))
+        used = [(p, q) for p, q in zip(rest.params, (*operands, place), strict=True) if p in read]
+        run_loop(program, [Store(r) for r in results_of(rest)], [p for p, _ in used], [q for _, q in used], results, key=("output", body, sums))
 
 
 SPLITS = 8  # pieces of a long sum: a constant, because they decide how it is rounded
 
 
-def _is_long(p: Product, x: Instruction) -> bool:
+def _is_long(x: Instruction) -> bool:
     """A sum that is long for its few results: no cut of the results reads the operands only once."""
-    if p.batch or x.shape.kind != "f" or not all(isinstance(v, int) for v in (p.m, p.n, p.k)):
+    p, wide = product(x), ACCUMULATORS[x.shape.dtype][1]
+    if p.batch or x.shape.dtype != wide or x.shape.kind != "f" or not all(isinstance(v, int) for v in (p.m, p.n, p.k)):
         return False
     operands, results = (p.m + p.n) * p.k, p.m * p.n
     return p.k >= 1024 * SPLITS and operands * x.shape.itemsize > 1 << 22 and 8 * SPLITS * results < operands
@@ -312,7 +369,12 @@ def _sum_parts(t: Tile) -> Function:
     return f
 
 
-def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointers: list[str]) -> None:
+def _is_local(plan: Plan, p: Product) -> bool:
+    """Whether the sums of a row tile are finished before the next one's are begun."""
+    return plan.kernel != "tiles" or isinstance(p.k, int) and p.k <= (gemm.KC_DIRECT if plan.form_b == "direct" else gemm.KC)
+
+
+def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointers: list[str], finish: Finish | None = None) -> None:
     """Call the kernels for one strided product; `pointers` are A, B, C."""
     if program.target.grid:
         from torch_hlo.compiler.codegen.gpu import dot as grid
@@ -333,20 +395,25 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
         far = _hint(p.n, 512) * _hint(p.k, 512) * t.itemsize > 1 << 24
         b_cost = {"direct": 0.2 if far else 0.03, "copy": 0.08}.get(plan.form_b, 0.12)
         cut = gemm.partition(t, ceildiv(p.m, plan.heights[0]), p.m, p.n, p.k, batch, b_cost, all(d[1] == 0 for d in p.batch))
-    key = ("dot", kind, dtypes, plan, cut.prepacked, len(p.batch), isinstance(p.m, int), isinstance(p.k, int))
-    name, engine = program.once(key, lambda: _task(program, t, sources, plan, p, cut.prepacked))
+    local = finish is not None and _is_local(plan, p)
+    if finish is not None and not local:
+        pointers = [*pointers[:2], finish.sums()]
+    key = ("dot", kind, dtypes, plan, cut.prepacked, len(p.batch), isinstance(p.m, int), isinstance(p.k, int), finish and (finish.epilogue, local))
+    name, engine = program.once(key, lambda: _task(program, t, sources, plan, p, cut.prepacked, finish and finish.epilogue, local))
     if cut.prepacked:
         pointers = [_prepack(program, engine, pointers[0], p), *pointers[1:]]
-    _call(program, name, p, batch, cut, pointers, 1 / (1.5 * t.lanes))
+    _call(program, name, p, batch, cut, pointers, finish, 1 / (1.5 * t.lanes))
 
 
-def _call(program, name: str, p: Product, batch: Size, cut: gemm.Partition, pointers: list[str], cost: float) -> None:
+def _call(program, name: str, p: Product, batch: Size, cut: gemm.Partition, pointers: list[str], finish: Finish | None, cost: float) -> None:
     """Call a task on all its items; `cost`: nanoseconds of one multiply-add."""
     sizes = [p.m, p.n, p.k, *p.a, *p.b, p.c_m, cut.tiles_each, cut.columns_each, cut.blocks_m, cut.blocks_n]
     for entry in p.batch:
         sizes += entry
     work = _hint(p.m, 512) * _hint(p.n, 512) * _hint(p.k, 512) / max(1, _hint(cut.blocks_m, 1) * _hint(cut.blocks_n, 1))
     arguments = [f"ptr {q}" for q in pointers] + [f"i64 {program.size(s)}" for s in sizes]
+    if finish is not None:
+        arguments += finish.arguments
     program.parallel(name, arguments, program.size(batch * cut.blocks_m * cut.blocks_n), cost=50 + work * cost)
 
 
@@ -409,45 +476,54 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
     return Plan("tiles", form_a, form_b, heights, min(t.vectors, ceildiv(_hint(p.n, t.columns), t.lanes)))
 
 
-def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Product, prepacked: bool) -> tuple[str, Gemm | None]:
+def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Product, prepacked: bool, epilogue: Epilogue | None,
+          local: bool) -> tuple[str, Gemm | None]:  # fmt: skip
     """The function of parallel items for a plan, and the engine it uses."""
     kinds = (t.kind if prepacked else sources[0].kind, sources[1].kind, t.kind)
     if plan.kernel == "tiles":
-        engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int), prepacked, plan.even)
+        engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int), prepacked, plan.even, epilogue, local)
         return _engine_task(program, engine, kinds, len(p.batch), isinstance(p.k, int)), engine
     kernel = f"gemv_{plan.kernel}_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}"
     make = {"rows": gemv_rows, "columns": gemv_columns}[plan.kernel]
     kernel = program.function(kernel, make(kernel, t, sources, plan.heights[0]).text())
 
-    def call(f: Function, a: str, b: str, c: str, row_block: Int, n0: Int, n1: Int) -> None:
-        strides = {"rows": (["a_m"], ["b_n"], ["ldc"]), "columns": (["a_m", "a_k"], ["b_k"], ["ldc"])}[plan.kernel]
-        arguments = [text for p, names in zip((a, b, c), strides, strict=True) for text in (f"ptr {p}", *(f"i64 %{n}" for n in names))]
+    def call(f: Function, a: str, b: str, c: str, row_block: Int, n0: Int, n1: Int, first_row: Int) -> None:
+        ldc: Int = "%ldc"
+        if epilogue is not None:
+            sums, ldc = f.alloca(t.kind, plan.heights[0] * 2 * STRIP, 64), 2 * STRIP
+            c = f.gep(t.kind, sums, f.sub(0, n0))
+        strides = {"rows": (["%a_m"], ["%b_n"], [ldc]), "columns": (["%a_m", "%a_k"], ["%b_k"], [ldc])}[plan.kernel]
+        arguments = [text for q, values in zip((a, b, c), strides, strict=True) for text in (f"ptr {q}", *(f"i64 {v}" for v in values))]
         f.call("void", kernel, *arguments, *["i64 1"] * (plan.kernel == "rows"), f"i64 {n0}", f"i64 {n1}", "i64 %k")
+        if epilogue is not None:
+            epilogue.call(f, first_row, "%m", n0, f.sub(n1, n0), sums, ldc)
 
-    return _items(program, kernel, kinds, len(p.batch), isinstance(p.k, int), call), None
+    return _items(program, kernel, kinds, len(p.batch), isinstance(p.k, int), epilogue, call), None
 
 
 def _engine_task(program, engine: Gemm | AmxGemm, kinds: tuple[str, str, str], batch: int, static_k: bool) -> str:
     kernel = engine.block()
     _define(program, engine)
 
-    def call(f: Function, a: str, b: str, c: str, row_block: Int, n0: Int, n1: Int) -> None:
-        scratch = f.alloca("i8", (engine if isinstance(engine, AmxGemm) else engine.t).scratch_bytes, 64)
+    def call(f: Function, a: str, b: str, c: str, row_block: Int, n0: Int, n1: Int, first_row: Int) -> None:
+        scratch = f.alloca("i8", engine.scratch_bytes, 64)
         first = f.mul(row_block, "%tiles_each")
         last = f.min(f.add(first, "%tiles_each"), f.ceildiv("%m", engine.heights[0]))
         strides = ["i64 %a_m", "i64 %a_k", f"ptr {b}", "i64 %b_n", "i64 %b_k", f"ptr {c}", "i64 %ldc"]
-        f.call("void", kernel, f"ptr {a}", *strides, *(f"i64 {v}" for v in (first, last, "%m", n0, n1, "%k")), f"ptr {scratch}")
+        extra = [f"i64 {first_row}", *(f"{kind} %{name}" for kind, name in engine.epilogue.parameters)] if engine.epilogue is not None else []
+        f.call("void", kernel, f"ptr {a}", *strides, *(f"i64 {v}" for v in (first, last, "%m", n0, n1, "%k")), f"ptr {scratch}", *extra)
 
-    return _items(program, kernel, kinds, batch, static_k, call)
+    return _items(program, kernel, kinds, batch, static_k, engine.epilogue, call)
 
 
-def _items(program, kernel: str, kinds: tuple[str, str, str], batch: int, static_k: bool, call) -> str:
+def _items(program, kernel: str, kinds: tuple[str, str, str], batch: int, static_k: bool, epilogue: Epilogue | None, call) -> str:
     """The function of parallel items: (lo, hi, A, B, C, m, n, k, a_m, a_k, b_n, b_k, ldc, tiles_each, columns_each, blocks_m,
-    blocks_n, then four sizes per batch dimension). `call` writes the call of the kernel for one block."""
+    blocks_n, then four sizes per batch dimension, then the epilogue's). `call` writes the call of the kernel for one block."""
     params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "ABC")]
     params += [("i64", q) for q in ("m", "n", "k", "a_m", "a_k", "b_n", "b_k", "ldc", "tiles_each", "columns_each", "blocks_m", "blocks_n")]
     params += [("i64", f"{q}{i}") for i in range(batch) for q in ("size", "batch_a", "batch_b", "batch_c")]
-    f = Function(f"dot_{kernel}_{batch}{'' if static_k else 'k'}", "void", params)
+    params += epilogue.parameters if epilogue is not None else ()
+    f = Function(f"dot_{kernel}_{batch}{'' if static_k else 'k'}{'' if epilogue is None else f'_{epilogue.name}'}", "void", params)
     with f.loop("%lo", "%hi") as item:
         rest, column_block = f.div(item, "%blocks_n"), f.rem(item, "%blocks_n")
         rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")
@@ -457,12 +533,21 @@ def _items(program, kernel: str, kinds: tuple[str, str, str], batch: int, static
             rest = f.div(rest, f"%size{i}") if i else rest
             offsets = [f.add(o, f.mul(index, f"%batch_{q}{i}")) for o, q in zip(offsets, "abc", strict=True)]
         a, b, c = (f.gep(kind, f"%{q}", o) for kind, q, o in zip(kinds, "ABC", offsets, strict=True))
+        first_row = f.div(offsets[2], "%ldc") if epilogue is not None and batch else 0
         n0 = f.mul(column_block, "%columns_each")
         n1 = f.min(f.add(n0, "%columns_each"), "%n")
-        if not static_k:  # an empty sum: no block of K would write anything
-            itemsize = {"float": 4, "double": 8, "i32": 4, "i64": 8, "bfloat": 2}[kinds[2]]
-            with f.when(f.icmp("eq", "%k", 0)), f.loop(0, "%m") as i:
-                row = f.gep(kinds[2], c, f.add(f.mul(i, "%ldc"), n0))
-                f.do(f"call void @llvm.memset.p0.i64(ptr {row}, i8 0, i64 {f.mul(f.sub(n1, n0), itemsize)}, i1 false)")
-        call(f, a, b, c, row_block, n0, n1)
+        if not static_k:
+            _empty_sum(f, kinds[2], c, n0, n1, first_row, epilogue)
+        call(f, a, b, c, row_block, n0, n1, first_row)
     return program.function(f.name, f.text())
+
+
+def _empty_sum(f: Function, kind: str, c: str, n0: Int, n1: Int, first_row: Int, epilogue: Epilogue | None) -> None:
+    """Where K turns out to be 0, no block of K writes anything: zeros, and what the epilogue makes of them."""
+    itemsize = {"float": 4, "double": 8, "i32": 4, "i64": 8}[kind]
+    with f.when(f.icmp("eq", "%k", 0)):
+        with f.loop(0, "%m") as i:
+            row = f.gep(kind, c, f.add(f.mul(i, "%ldc"), n0))
+            f.do(f"call void @llvm.memset.p0.i64(ptr {row}, i8 0, i64 {f.mul(f.sub(n1, n0), itemsize)}, i1 false)")
+        if epilogue is not None:
+            epilogue.call(f, first_row, "%m", n0, f.sub(n1, n0), f.gep(kind, c, n0), "%ldc")

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.hlo.dim import Size, ceildiv
 
 KC = 384  # depth of a packed block: A tile 24 KB in L1
+LOCAL_GAP = 16  # elements between the rows of a tile of sums: rows 2 KB apart would share a few sets of L1
 KC_DIRECT = 256  # the same when B is read in place
 PREFETCH = 16  # rows of B that are asked for in advance
 NC = 512  # columns of a packed block: 768 KB of B in L2
@@ -58,6 +59,11 @@ class Tile:
     def scratch_bytes(self) -> int:
         """Packing space of one chunk: a block of B panels and a tile of A."""
         return self.itemsize * (KC * (NC + self.columns) + KC * self.lanes + 2 * self.lanes * self.lanes) + 256
+
+    @property
+    def sums_bytes(self) -> int:
+        """Space of a row tile's sums over a block of columns."""
+        return self.itemsize * self.lanes * (NC + LOCAL_GAP)
 
 
 def tile(kind: str, vector_bytes: int) -> Tile:
@@ -319,11 +325,17 @@ def tile_heights(t: Tile, m: Int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """One block of K inside a kernel: its `size`, where it starts (`first`, an element of K), and whether C already holds a sum."""
+    """One block of K inside a kernel: its `size`, where it starts (`first`, an element of K), whether C already holds a sum, and whether it
+    is the `last`."""
 
     size: Int
     first: Int
     more: str
+    last: str
+
+
+BLOCK_PARAMETERS = (("ptr", "A"), ("i64", "a_free"), ("i64", "a_k"), ("ptr", "B"), ("i64", "b_free"), ("i64", "b_k"), ("ptr", "C"), ("i64", "ldc"),
+                    ("i64", "tile0"), ("i64", "tile1"), ("i64", "m"), ("i64", "n0"), ("i64", "n1"), ("i64", "k"), ("ptr", "scratch"))  # fmt: skip
 
 
 class Gemm:
@@ -331,19 +343,30 @@ class Gemm:
 
     Subclasses read operands that are not plain matrices: they override `k_blocks`, `pack_a` and `pack_b` and name their
     parameters in `extra`. `even`: every range of columns is a multiple of the tile's.
+
+    `epilogue` (epilogue.py) is called on every row tile of a block of columns that is finished. C then holds sums; with `local`, which is
+    for a K of a single block, it is not used: the sums of a row tile stay in scratch memory.
     """
 
     extra: tuple[tuple[str, str], ...] = ()
     label = "gemm"
 
     def __init__(self, t: Tile, source_a: Source, source_b: Source, form_a: str, form_b: str, heights: tuple[int, ...], static_m: bool,
-                 prepacked: bool = False, even: bool = False) -> None:  # fmt: skip
+                 prepacked: bool = False, even: bool = False, epilogue=None, local: bool = False) -> None:  # fmt: skip
         self.t, self.heights, self.static_m, self.prepacked = t, heights, static_m, prepacked
+        self.epilogue, self.local = epilogue, local
         self.direct, self.even = form_b == "direct", even
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
         self.functions: dict[str, str] = {}
         height = "_".join(map(str, heights)) + "p" * (not static_m) + "q" * prepacked + "e" * even
         self.name = f"{self.label}_{t.suffix}_{source_a.name}{form_a[0]}_{source_b.name}{form_b[0]}_{height}_{t.vectors}"
+        if epilogue is not None:
+            self.extra = (*self.extra, ("i64", "first_row"), *epilogue.parameters)
+            self.name += f"{'l' * local}_{epilogue.name}"
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.t.scratch_bytes + self.t.sums_bytes * self.local
 
     def function(self, make, name: str, *args) -> str:
         """Name of the function `make(name, *args)`, written once."""
@@ -364,7 +387,8 @@ class Gemm:
         """The loop over blocks of K."""
         depth = f.ceildiv("%k", f.max(f.ceildiv("%k", KC_DIRECT if self.direct else KC), 1))
         with f.loop(0, "%k", depth) as k0:
-            yield Depth(f.min(depth, f.sub("%k", k0)), k0, f.icmp("ne", k0, 0))
+            size = f.min(depth, f.sub("%k", k0))
+            yield Depth(size, k0, f.icmp("ne", k0, 0), f.icmp("eq", f.add(k0, size), "%k"))
 
     def pack_a(self, f: Function, depth: Depth, row: Int, height: Int, to: str) -> None:
         """Write rows [row, row + height) of the block of A as [depth][lanes]."""
@@ -426,11 +450,10 @@ class Gemm:
     def block(self) -> str:
         """Define and return the name of: void(A, a_free, a_k, B, b_free, b_k, C, ldc, tile0, tile1, m, n0, n1, k, scratch, extra…).
 
-        Computes the columns [n0, n1) of the row tiles [tile0, tile1) of C.
+        Computes the columns [n0, n1) of the row tiles [tile0, tile1) of C. `first_row`: what number row 0 has for the epilogue.
         """
         t = self.t
-        params = [("ptr", "A"), ("i64", "a_free"), ("i64", "a_k"), ("ptr", "B"), ("i64", "b_free"), ("i64", "b_k"), ("ptr", "C"), ("i64", "ldc"),
-                  ("i64", "tile0"), ("i64", "tile1"), ("i64", "m"), ("i64", "n0"), ("i64", "n1"), ("i64", "k"), ("ptr", "scratch"), *self.extra]
+        params = [*BLOCK_PARAMETERS, *self.extra]
         if self.name in self.functions:
             return self.name
         f = Function(self.name, "void", params, attrs="noinline #0")
@@ -458,7 +481,10 @@ class Gemm:
             a_panel = f.gep(self.t.kind, "%A", f.mul(f.add(f.mul(i, f.add(self.total_k(f), self.t.lanes)), self.k_number(f, depth)), self.t.lanes))
         else:
             self.pack_a(f, depth, row, height, a_panel)
-        c_row = f.gep(self.t.kind, "%C", f.mul(row, "%ldc"))
+        if self.local:
+            c_row, ldc = f.gep("i8", "%scratch", self.t.scratch_bytes), NC + LOCAL_GAP
+        else:
+            c_row, ldc = f.gep(self.t.kind, "%C", f.add(f.mul(row, "%ldc"), j0)), "%ldc"
 
         def kernel(rows: int, partial: bool, whole: bool) -> str:
             name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}"
@@ -471,8 +497,8 @@ class Gemm:
                     b = f.gep(self.t.kind, "%B", f.add(j, f.mul(depth.first, "%b_k")))
                 else:
                     b = f.gep(self.t.kind, "%scratch", f.mul(f.div(f.sub(j, j0), self.t.lanes), panel))
-                c, cols = f.gep(self.t.kind, c_row, j), f.sub(j1, j)
-                arguments = [f"ptr {a_panel}", f"ptr {b}", f"i64 {depth.size}", f"ptr {c}", "i64 %ldc", f"i64 {cols}", f"i1 {depth.more}", *rest]
+                c, cols = f.gep(self.t.kind, c_row, f.sub(j, j0)), f.sub(j1, j)
+                arguments = [f"ptr {a_panel}", f"ptr {b}", f"i64 {depth.size}", f"ptr {c}", f"i64 {ldc}", f"i64 {cols}", f"i1 {depth.more}", *rest]
 
                 def run(whole: bool, arguments=arguments) -> None:
                     f.call("void", kernel(rows, partial, whole), *arguments)
@@ -488,3 +514,6 @@ class Gemm:
             multiply(high)
         else:
             f.choose(f.icmp("eq", height, high), lambda: multiply(high), lambda: multiply(high, True))
+        if self.epilogue is not None:
+            with nullcontext() if self.local else f.when(depth.last):
+                self.epilogue.call(f, f.add("%first_row", row), height, j0, f.sub(j1, j0), c_row, ldc)

@@ -1,4 +1,4 @@
-"""bf16 products on AMX tiles: C[m, n] = sum_k A[m, k] B[k, n] with f32 accumulators; C is f32, or bf16 when K fits one block.
+"""bf16 products on AMX tiles: C[m, n] = sum_k A[m, k] B[k, n] with f32 accumulators. Other results are an epilogue's affair.
 
 A register tile is 16 rows of 64 bytes. The micro-kernel holds 32 x 32 of C in four tiles and takes 32 elements of K per step: two
 tiles of A ([16 rows][32 k]) and two of B ([16 pairs of k][16 columns][2]). Packing brings any operand into a sequence of such
@@ -13,7 +13,7 @@ ones and on very wide ones. The micro-kernel alone runs at the tile units' peak;
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.function import Function, Int
-from torch_hlo.compiler.codegen.gemm import Tile, lane_mask, masked_load, masked_store, transposed
+from torch_hlo.compiler.codegen.gemm import BLOCK_PARAMETERS, Tile, lane_mask, masked_load, masked_store, transposed
 from torch_hlo.hlo.dim import Size, ceildiv
 
 BLOCK = 32  # rows and columns of a micro-kernel, and K per step
@@ -23,6 +23,7 @@ K_BLOCK = 1024
 K_TRANSPOSED = 8192  # up to here C may be written transposed
 B_ELEMENTS = 1 << 19  # packed elements of a block of B: 1 MB of L2
 COLUMNS = 512
+LOCAL_LD = COLUMNS + 16  # elements between the rows of a tile of sums in scratch memory
 _PAIRS = Tile("i32", 4, 16, 16, 1)
 _FLOATS = Tile("float", 4, 16, 16, 1)
 
@@ -101,7 +102,7 @@ def _accumulate(f: Function) -> None:
             f.do(f"call void @llvm.x86.tdpbf16ps(i8 {t}, i8 {4 + t // 2}, i8 {6 + t % 2})")
 
 
-def micro(name: str, narrow: bool) -> Function:
+def micro(name: str) -> Function:
     """void(A, B, steps, C, ldc, rows, cols, more): up to 32 x 32 of C from packed panels."""
     params = [("ptr", "A"), ("ptr", "B"), ("i64", "steps"), ("ptr", "C"), ("i64", "ldc"), ("i64", "rows"), ("i64", "cols"), ("i1", "more")]
     f = Function(name, "void", params, attrs="noinline #0")
@@ -112,18 +113,19 @@ def micro(name: str, narrow: bool) -> Function:
         below = f.gep("float", "%C", f.mul("%ldc", 16))
         return ["%C", f.gep("float", "%C", 16), below, f.gep("float", below, 16)]
 
+    def load() -> None:
+        for t, p in enumerate(corners()):
+            f.do(f"call void @llvm.x86.tileloadd64(i8 {t}, ptr {p}, i64 {row_bytes})")
+
     def zero() -> None:
         for t in range(4):
             f.do(f"call void @llvm.x86.tilezero(i8 {t})")
 
-    if narrow:
-        zero()
-    else:
-        def load() -> None:
-            for t, p in enumerate(corners()):
-                f.do(f"call void @llvm.x86.tileloadd64(i8 {t}, ptr {p}, i64 {row_bytes})")
+    def direct() -> None:
+        for t, p in enumerate(corners()):
+            f.do(f"call void @llvm.x86.tilestored64(i8 {t}, ptr {p}, i64 {row_bytes})")
 
-        f.choose(f.op(f"and i1 {whole}, %more"), load, zero)
+    f.choose(f.op(f"and i1 {whole}, %more"), load, zero)
     _accumulate(f)
     temporary = f.alloca("float", BLOCK * BLOCK, 64)
 
@@ -131,36 +133,24 @@ def micro(name: str, narrow: bool) -> Function:
         for t in range(4):
             p = f.gep("float", temporary, t // 2 * 16 * BLOCK + t % 2 * 16)
             f.do(f"call void @llvm.x86.tilestored64(i8 {t}, ptr {p}, i64 {4 * BLOCK})")
-        _store_rows(f, temporary, narrow)
+        _store_rows(f, temporary)
 
-    def direct() -> None:
-        for t, p in enumerate(corners()):
-            f.do(f"call void @llvm.x86.tilestored64(i8 {t}, ptr {p}, i64 {row_bytes})")
-
-    if narrow:
-        spill()
-    else:
-        f.choose(whole, direct, spill)
+    f.choose(whole, direct, spill)
     return f
 
 
-def _store_rows(f: Function, temporary: str, narrow: bool) -> None:
-    """Copy the valid part of a 32 x 32 block of sums to C, adding what is there when %more, or rounding to bf16."""
+def _store_rows(f: Function, temporary: str) -> None:
+    """Copy the valid part of a 32 x 32 block of sums to C, adding what is there when %more."""
     masks = [lane_mask(f, 16, 16 * j, "%cols") for j in range(2)]
-    kind = "bfloat" if narrow else "float"
     with f.loop(0, f.min("%rows", BLOCK), known_nonempty=True) as r:
         for j, mask in enumerate(masks):
             v = f.load("<16 x float>", f.gep("float", temporary, f.add(f.mul(r, BLOCK), 16 * j)), 64)
-            to = f.gep(kind, "%C", f.add(f.mul(r, "%ldc"), 16 * j))
-            if narrow:
-                masked_store(f, "bfloat", 16, f.op(f"fptrunc <16 x float> {v} to <16 x bfloat>"), to, mask, 2)
-            else:
-                keep = f.op(f"select i1 %more, <16 x i1> {mask}, <16 x i1> zeroinitializer")
-                old = masked_load(f, "float", 16, to, keep, 4)
-                masked_store(f, "float", 16, f.op(f"fadd <16 x float> {v}, {old}"), to, mask, 4)
+            to = f.gep("float", "%C", f.add(f.mul(r, "%ldc"), 16 * j))
+            keep = f.op(f"select i1 %more, <16 x i1> {mask}, <16 x i1> zeroinitializer")
+            masked_store(f, "float", 16, f.op(f"fadd <16 x float> {v}, {masked_load(f, 'float', 16, to, keep, 4)}"), to, mask, 4)
 
 
-def micro_transposed(name: str, narrow: bool) -> Function:
+def micro_transposed(name: str) -> Function:
     """void(A, B, steps, C, ldc, rows, cols): C[j, i] = sum_k A[i, k] B[k, j] for up to 32 i and j, from packed panels."""
     params = [("ptr", "A"), ("ptr", "B"), ("i64", "steps"), ("ptr", "C"), ("i64", "ldc"), ("i64", "rows"), ("i64", "cols")]
     f = Function(name, "void", params, attrs="noinline #0")
@@ -170,25 +160,22 @@ def micro_transposed(name: str, narrow: bool) -> Function:
     temporary = f.alloca("float", 4 * 256, 64)
     for t in range(4):
         f.do(f"call void @llvm.x86.tilestored64(i8 {t}, ptr {f.gep('float', temporary, 256 * t)}, i64 64)")
-    kind = "bfloat" if narrow else "float"
     with f.loop(0, 4) as t:  # [16 i][16 j] -> [16 j][16 i]
         tile = f.gep("float", temporary, f.mul(t, 256))
         block = transposed(f, _FLOATS, [f.load("<16 x float>", f.gep("float", tile, 16 * i), 64) for i in range(16)])
         first = f.mul(f.rem(t, 2), 16)
         row = f.mul(f.div(t, 2), 16)
-        corner = f.gep(kind, "%C", f.add(f.mul(first, "%ldc"), row))
+        corner = f.gep("float", "%C", f.add(f.mul(first, "%ldc"), row))
         valid = lane_mask(f, 16, row, "%rows")
         for j, v in enumerate(block):
-            if narrow:
-                v = f.op(f"fptrunc <16 x float> {v} to <16 x bfloat>")
             inside = f.icmp("slt", f.add(first, j), "%cols")
             mask = f.op(f"select i1 {inside}, <16 x i1> {valid}, <16 x i1> zeroinitializer")
-            masked_store(f, kind, 16, v, f.gep(kind, corner, f.mul("%ldc", j)), mask, 2 if narrow else 4)
+            masked_store(f, "float", 16, v, f.gep("float", corner, f.mul("%ldc", j)), mask, 4)
     return f
 
 
 class AmxGemm:
-    """The same interface as gemm.Gemm, for bf16 operands. `narrow`: C is bf16, and K at most K_SINGLE unless `prepacked`.
+    """The same interface as gemm.Gemm, for bf16 operands. With an `epilogue`, K is at most K_SINGLE unless `prepacked`, and C is not used.
 
     `prepacked`: both operands were packed as a whole by `prepack` functions, [panel of 32 lanes][step][2048 bytes].
     `transposed`: only B was, and C is written transposed, element (i, j) at j * ldc + i.
@@ -196,11 +183,19 @@ class AmxGemm:
 
     heights = (BLOCK,)
 
-    def __init__(self, form_a: str, form_b: str, narrow: bool, prepacked: bool, transposed: bool = False) -> None:
-        self.forms, self.narrow, self.prepacked, self.transposed = (form_a, form_b), narrow, prepacked, transposed
+    def __init__(self, form_a: str, form_b: str, prepacked: bool, transposed: bool = False, epilogue=None) -> None:
+        self.forms, self.prepacked, self.transposed, self.epilogue = (form_a, form_b), prepacked, transposed, epilogue
         self.functions: dict[str, str] = {}
-        self.name = f"gemm_amx_{f'{form_a}_transposed' if transposed else 'packed' if prepacked else f'{form_a}_{form_b}'}{'_narrow' * narrow}"
-        self.scratch_bytes = 2 * BLOCK * K_TRANSPOSED if transposed else 64 if prepacked else 2 * (B_ELEMENTS + BLOCK * K_SINGLE) + BLOCK * K_SINGLE * 2 + 256
+        self.name = f"gemm_amx_{f'{form_a}_transposed' if transposed else 'packed' if prepacked else f'{form_a}_{form_b}'}"
+        self.extra: tuple[tuple[str, str], ...] = ()
+        if epilogue is not None:
+            self.extra = (("i64", "first_row"), *epilogue.parameters)
+            self.name += f"_{epilogue.name}"
+        self.packing_bytes = 2 * BLOCK * K_TRANSPOSED if transposed else 64 if prepacked else 2 * (B_ELEMENTS + BLOCK * K_SINGLE) + BLOCK * K_SINGLE * 2 + 256
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.packing_bytes + (4 * BLOCK * LOCAL_LD if self.epilogue is not None else 0)
 
     def _function(self, make, name: str, *args) -> str:
         if name not in self.functions:
@@ -218,9 +213,7 @@ class AmxGemm:
 
     def block(self) -> str:
         """See Gemm.block; a tile is 32 rows."""
-        params = [("ptr", "A"), ("i64", "a_free"), ("i64", "a_k"), ("ptr", "B"), ("i64", "b_free"), ("i64", "b_k"), ("ptr", "C"), ("i64", "ldc"),
-                  ("i64", "tile0"), ("i64", "tile1"), ("i64", "m"), ("i64", "n0"), ("i64", "n1"), ("i64", "k"), ("ptr", "scratch")]
-        f = Function(self.name, "void", params, attrs="noinline #0")
+        f = Function(self.name, "void", [*BLOCK_PARAMETERS, *self.extra], attrs="noinline #0")
         self._configure(f)
         (self._transposed_blocks if self.transposed else self._packed_blocks if self.prepacked else self._blocks)(f)
         f.do("call void @llvm.x86.tilerelease()")
@@ -229,13 +222,19 @@ class AmxGemm:
 
     def _multiply(self, f: Function, a_panel: str, b_base: str, panel: Int, steps: Int, i: Int, j0: Int, j1: Int, more: str) -> None:
         """One row tile times the panels of columns [j0, j1), which start at `b_base`."""
-        kernel = self._function(micro, f"micro_amx{'_narrow' * self.narrow}", self.narrow)
+        kernel = self._function(micro, "micro_amx")
         row = f.mul(i, BLOCK)
+        rows = f.sub("%m", row)
+        local = self.epilogue is not None
+        c_row = f.gep("i8", "%scratch", self.packing_bytes) if local else f.gep("float", "%C", f.add(f.mul(row, "%ldc"), j0))
+        ldc = LOCAL_LD if local else "%ldc"
         with f.loop(j0, j1, BLOCK) as j:
-            b = f.gep("i8", b_base, f.mul(f.div(f.sub(j, j0), BLOCK), panel))
-            c = f.gep("bfloat" if self.narrow else "float", "%C", f.add(f.mul(row, "%ldc"), j))
-            f.call("void", kernel, f"ptr {a_panel}", f"ptr {b}", f"i64 {steps}", f"ptr {c}", "i64 %ldc", f"i64 {f.sub('%m', row)}", f"i64 {f.sub(j1, j)}",
-                   f"i1 {more}")
+            done = f.sub(j, j0)
+            b = f.gep("i8", b_base, f.mul(f.div(done, BLOCK), panel))
+            c = f.gep("float", c_row, done)
+            f.call("void", kernel, f"ptr {a_panel}", f"ptr {b}", f"i64 {steps}", f"ptr {c}", f"i64 {ldc}", f"i64 {rows}", f"i64 {f.sub(j1, j)}", f"i1 {more}")
+        if local:
+            self.epilogue.call(f, f.add("%first_row", row), f.min(rows, BLOCK), j0, f.sub(j1, j0), c_row, ldc)
 
     def _columns(self, f: Function, depth: Int, most: int = COLUMNS) -> Int:
         """How many columns of a packed B of this depth stay in L2."""
@@ -243,11 +242,11 @@ class AmxGemm:
         return f.max(f.min(fits, most), BLOCK)
 
     def _transposed_blocks(self, f: Function) -> None:
-        kernel = self._function(micro_transposed, f"micro_amx_transposed{'_narrow' * self.narrow}", self.narrow)
-        kind = "bfloat" if self.narrow else "float"
+        kernel = self._function(micro_transposed, "micro_amx_transposed")
         steps = f.ceildiv("%k", BLOCK)
         panel = f.mul(steps, STEP_BYTES)
         columns = self._columns(f, "%k", 1 << 20)
+        sums = f.gep("i8", "%scratch", self.packing_bytes)
         with f.loop("%n0", "%n1", columns) as j0:
             j1 = f.min(f.add(j0, columns), "%n1")
             with f.loop("%tile0", "%tile1") as i:
@@ -256,8 +255,14 @@ class AmxGemm:
                 self._pack(f, 0, f.gep("i16", "%A", f.mul(row, "%a_free")), "%a_free", "%a_k", "%k", rows, "%scratch")
                 with f.loop(j0, j1, BLOCK) as j:
                     b = f.gep("i8", "%B", f.mul(f.div(j, BLOCK), panel))
-                    c = f.gep(kind, "%C", f.add(f.mul(j, "%ldc"), row))
-                    f.call("void", kernel, "ptr %scratch", f"ptr {b}", f"i64 {steps}", f"ptr {c}", "i64 %ldc", f"i64 {rows}", f"i64 {f.sub(j1, j)}")
+                    left = f.sub(j1, j)
+                    if self.epilogue is None:
+                        c, ldc = f.gep("float", "%C", f.add(f.mul(j, "%ldc"), row)), "%ldc"
+                    else:
+                        c, ldc = sums, BLOCK
+                    f.call("void", kernel, "ptr %scratch", f"ptr {b}", f"i64 {steps}", f"ptr {c}", f"i64 {ldc}", f"i64 {rows}", f"i64 {left}")
+                    if self.epilogue is not None:
+                        self.epilogue.call(f, f.add("%first_row", j), f.min(left, BLOCK), row, f.min(rows, BLOCK), sums, BLOCK)
 
     def _packed_blocks(self, f: Function) -> None:
         steps = f.ceildiv("%k", BLOCK)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.attention import emit_attention
+from torch_hlo.compiler.codegen.dot import emit_output
 from torch_hlo.compiler.codegen.gpu.attention import emit_attention as grid_attention
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
 from torch_hlo.compiler.codegen.loop import Store, emit_fusion_loop, run_loop
@@ -49,12 +50,14 @@ def fusion(program, x: Instruction) -> None:
     kind = x.get("kind", "loop")
     if kind == "custom" and attention_of(x) is not None:
         (grid_attention if program.target.grid else emit_attention)(program, x)
+    elif kind == "output":
+        emit_output(program, x, x["calls"])
     elif any(y.op == "reduce" for y in x["calls"].instructions()):
         _run(program, x, x["calls"])
     elif kind in ("loop", "reduce", "row"):
         _run_loops(program, x)
     else:
-        raise CodegenError(f"fusion of kind {kind!r} {x.shape}: kinds are loop, reduce, row, and custom for what a backend_config names")
+        raise CodegenError(f"fusion of kind {kind!r} {x.shape}: kinds are loop, reduce, row, output, and custom for what a backend_config names")
 
 
 @emits_step("reduce")

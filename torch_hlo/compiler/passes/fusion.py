@@ -6,11 +6,13 @@ Before, the entry computation is a graph of primitive opcodes; after, it holds o
     f = (f32[8,768], f32[8]) fusion(x, y), kind=row, calls=fused_0
     m = f32[8] get-tuple-element(f), index=1
 
-kind=loop: no reduction. kind=reduce: results of reductions are not read back. kind=row: they are (softmax, layernorm).
+kind=loop: no reduction. kind=reduce: results of reductions are not read back. kind=row: they are (softmax, layernorm). kind=output: a
+product and elementwise instructions on its result (fusion_output.py).
 What loops, conditionals and calls run is fused in the same way.
 """
 from __future__ import annotations
 
+from torch_hlo.compiler.passes.fusion_output import PRODUCTS, absorb
 from torch_hlo.compiler.passes.fusion_plan import FULL, Group, Plan
 from torch_hlo.compiler.passes.fusion_prepare import prepare
 from torch_hlo.compiler.passes.fusion_table import FREE, REDUCE
@@ -34,7 +36,9 @@ def _fused(computation: Computation) -> Computation:
         parts = tuple(instr("get-tuple-element", (root,), e, index=i) for i, e in enumerate(root.shape.elements))
         root = instr("tuple", parts, root.shape)
     computation = Computation(computation.name, computation.params, prepare(root))
-    return Computation(computation.name, computation.params, _Builder(Plan(computation)).root(computation.root))
+    plan = Plan(computation)
+    absorb(plan)
+    return Computation(computation.name, computation.params, _Builder(plan).root(computation.root))
 
 
 def _step(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
@@ -160,6 +164,7 @@ class _Body:
         self.inputs: list[Instruction] = []
         self.params: list[Instruction] = []
         self.inside: dict[Instruction, Instruction] = {}
+        self.arrays = {o for i in g.roles if plan.order[i].op in PRODUCTS for o in plan.order[i].operands}  # a product reads memory
         for i in sorted(g.roles):
             self._copy(plan, g, plan.order[i])
 
@@ -169,7 +174,7 @@ class _Body:
             x = stack[-1]
             if x in self.inside:
                 stack.pop()
-            elif not self._is_inside(plan, g, x):
+            elif x in self.arrays or not self._is_inside(plan, g, x):
                 parameter = instr("parameter", (), x.shape, index=len(self.params))
                 self.inputs.append(x)
                 self.params.append(parameter)
@@ -196,13 +201,15 @@ class _Body:
 
 
 def _kind(plan: Plan, g: Group) -> str:
+    if any(plan.order[i].op in PRODUCTS for i in g.roles):
+        return "output"
     reduces = {i for i in g.roles if plan.kind[i] == REDUCE}
     if not reduces:
         return "loop"
     # Members are in postorder: find out whether anything with one element per point depends on a reduction.
     late = set(reduces)
     for i in sorted(g.roles):
-        if any(s in late for s, _ in plan._sources[i]):
+        if any(s in late for s, _ in plan.sources[i]):
             if g.roles[i] is FULL or i in reduces:
                 return "row"
             late.add(i)

@@ -68,7 +68,7 @@ class Plan:
             for o in x.operands:
                 self.users[self.number[o]].append(i)
         self._group: list[Group | None] = [None] * len(self.order)
-        self._sources: list[list[tuple[int, Edge]]] = []
+        self.sources: list[list[tuple[int, Edge]]] = []  # what an instruction reads that is not FREE
         self._cuts: list[frozenset] = []
         self.free_cost = [0] * len(self.order)
         for i in inlined(self.order, self.kind, self.users, self.root):
@@ -122,7 +122,7 @@ class Plan:
                 sources += [(s, () if scalar and e is SAME else e) for s, e in self._reaches(o)]
                 cuts |= self._free_cuts(o)
         merged: dict[tuple[int, Edge], None] = dict.fromkeys(sources)
-        self._sources.append(list(merged))
+        self.sources.append(list(merged))
         self._cuts.append(cuts)
         if kind == FREE:
             self.free_cost[i] = table.cost(x) + sum(self._cost_of_free(o) for o in x.operands)
@@ -136,11 +136,11 @@ class Plan:
         if x.shape.is_tuple or x.op == "get-tuple-element" or sum(self._cost_of_free(o) for o in x.operands) > 16:
             return False
         if x.shape.size == 1:
-            return all(self.kind[s] == STEP for s, _ in self._sources[i])
+            return all(self.kind[s] == STEP for s, _ in self.sources[i])
         if x.op == "convert":
             before = DTYPES[x.operands[0].shape.dtype]
             return before.bits < DTYPES[x.shape.dtype].bits and before.kind != "c" and self.kind[self.number[x.operands[0]]] in (FREE, STEP)
-        return not self._sources[i]
+        return not self.sources[i]
 
     def _cost_of_free(self, o: Instruction) -> int:
         return self.free_cost[self.number[o]]
@@ -148,7 +148,7 @@ class Plan:
     def _reaches(self, o: Instruction) -> list[tuple[int, Edge]]:
         """The non-FREE instructions that an operand is computed from, with the edge from the operand's own index."""
         i = self.number[o]
-        return self._sources[i] if self.kind[i] == FREE else [(i, SAME)]
+        return self.sources[i] if self.kind[i] == FREE else [(i, SAME)]
 
     def _in_memory(self, o: Instruction) -> list[int]:
         """What a step waits for to read `o`: a FREE value is put in memory for it by a group of its own."""
@@ -168,6 +168,10 @@ class Plan:
         while g is not None and g.merged_into is not None:
             g = g.merged_into
         return g
+
+    def put(self, i: int, group: Group) -> None:
+        """Make instruction number `i` a member of another group."""
+        self._group[i] = group
 
     def _needs_memory(self, i: int) -> bool:
         """True when a step or the program's result reads this FREE instruction (views of arrays in memory excepted)."""
@@ -192,7 +196,7 @@ class Plan:
         if kind == FREE and not (x.op != "reshape" and self._needs_memory(i)):
             return
         reads: dict[int, set[Edge]] = {}
-        for s, edge in self._sources[i]:
+        for s, edge in self.sources[i]:
             reads.setdefault(s, set()).add(edge)
         for s in reads:
             source = self.group(s)
@@ -216,7 +220,7 @@ class Plan:
         if kind == FREE:
             return
         candidates: dict[int, tuple[Group, Size, int, Edge]] = {}
-        for s, edge in self._sources[i]:
+        for s, edge in self.sources[i]:
             h = self.group(s)
             if edge is OTHER or h is None or h.step:
                 continue
@@ -294,9 +298,9 @@ class Plan:
             return False
         if not self._edges_fit(g, h, roles, chosen) or not self._edges_fit(h, g, roles, chosen):
             return False
-        if self._depends(g, h) or self._depends(h, g):
+        if self.depends(g, h) or self.depends(h, g):
             return False
-        raised = self._below(g, h)
+        raised = self.below(g, h)
         if raised is None:
             return False
         reads = {s: set(e) for s, e in g.reads.items()}
@@ -322,7 +326,7 @@ class Plan:
             has = roles[s]
             for u in self._readers(s, user):
                 at: Role = FULL if self.kind[u] == REDUCE else roles[u]
-                for found, edge in self._sources[u]:
+                for found, edge in self.sources[u]:
                     if found != s:
                         continue
                     if edge is SAME:
@@ -344,7 +348,7 @@ class Plan:
                     stack.append(u)
         return found
 
-    def _depends(self, g: Group, h: Group) -> bool:
+    def depends(self, g: Group, h: Group) -> bool:
         """True when `g` depends on `h` through a third group, or the search is too long to tell."""
         seen: set[int] = {id(g), id(h)}
         stack: list[Group] = []
@@ -371,7 +375,7 @@ class Plan:
                 return True
         return False
 
-    def _below(self, g: Group, h: Group) -> list[Group] | None:
+    def below(self, g: Group, h: Group) -> list[Group] | None:
         """The groups whose reach a merge of the two would raise; None when they are too many to keep track of."""
         reach = max(g.reach, h.reach)
         seen: dict[int, Group] = {id(g): g, id(h): h}
@@ -391,7 +395,7 @@ class Plan:
         readers: dict[int, list[int]] = {}
         for i in range(len(self.order)):
             if self.kind[i] in (LIGHT, HEAVY, REDUCE, MOVE):
-                for s, edge in self._sources[i]:
+                for s, edge in self.sources[i]:
                     if edge is SAME:
                         readers.setdefault(s, []).append(i)
         for s, members in readers.items():
