@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from test.device.stub_cuda import StubCuda
-from torch_hlo.device import cuda, gpu, runtime
-from torch_hlo.device.cuda import Cuda, CudaProgram, LaunchError
-from torch_hlo.device.gpu import DevicePool, DriverError
+from torch_hlo import config
+from torch_hlo.device import cuda, cuda_program, native, runtime
+from torch_hlo.device.cuda import Cuda, CudaPool, LaunchError
+from torch_hlo.device.gpu import DriverError
+from torch_hlo.hlo.evaluate import evaluate
 from torch_hlo.hlo.parse import parse_module
 from torch_hlo.hlo.shape import Shape
 
@@ -27,8 +29,8 @@ def stub(monkeypatch, tmp_path):
     return StubCuda()
 
 
-def memory_type(pool: DevicePool):
-    class Memory(gpu.DeviceMemory):
+def memory_type(pool: CudaPool):
+    class Memory(cuda.Memory):
         __slots__ = ()
 
     Memory.pool = staticmethod(lambda: pool)
@@ -39,10 +41,10 @@ class Run:
     """A program and buffers for it."""
 
     def __init__(self, stub: StubCuda, text: str = TEXT) -> None:
-        self.stub, self.pool = stub, DevicePool(Cuda(0, stub))
+        self.stub, self.pool = stub, CudaPool(Cuda(0, stub))
         self.memory = memory_type(self.pool)
         self.module = parse_module(text)
-        self.program = gpu.compile_program(self.pool, self.module, None, CudaProgram)
+        self.program = cuda_program.compile_program(self.pool, self.module)
 
     def buffer(self, shape: Shape, data: np.ndarray | None = None) -> runtime.Buffer:
         made = runtime.Buffer(shape, self.memory(shape.nbytes))
@@ -55,36 +57,55 @@ class Run:
         self.program.run(buffers, [result])
         return result
 
+    def finish(self) -> None:
+        """The stub works when somebody waits."""
+        self.pool.driver.synchronize()
+
 
 def inputs(run: Run) -> list[runtime.Buffer]:
     return [run.buffer(p.shape, np.arange(p.shape.size, dtype=np.float32)) for p in run.module.entry.params]
+
+
+SUM = np.arange(3000, dtype=np.float32).reshape(100, 30) + np.arange(30, dtype=np.float32)
+
+
+def values(buffer: runtime.Buffer) -> np.ndarray:
+    return buffer.bytes.view(np.float32).reshape(buffer.shape.dims)
 
 
 def test_a_launch_gets_sizes_and_addresses(stub):
     run = Run(stub)
     x, y = inputs(run)
     result = run(x, y)
+    run.finish()
     (name, grid, threads, words), = stub.launches
     kernel, = run.program.executable.kernels
     assert name == kernel.name and threads == kernel.threads
     items = words[0]
     assert grid == -(-items // threads) and items in (3000, 750)  # a thread per element, or per four
     assert words[1:] == [x.memory.device_address, y.memory.device_address, result.memory.device_address]
+    np.testing.assert_array_equal(values(result), SUM)
 
 
 def test_contents_travel_only_when_needed(stub):
     run = Run(stub)
     x, y = inputs(run)
     run(x, y)
-    copies = [c for c in stub.calls if "Htod" in c or "HtoD" in c]
+    copies = stub.calls.count("cuMemcpyHtoDAsync_v2")
     run(x, y)
-    assert [c for c in stub.calls if "HtoD" in c] == copies  # still on the device
-    x.bytes[:4] = 7  # the host looked at it and may have written
+    assert stub.calls.count("cuMemcpyHtoDAsync_v2") == copies  # still on the device
+    x.memory.readers += 1
+    np.testing.assert_array_equal(x.bytes[:8].view(np.float32), [0, 1])
+    x.memory.readers -= 1
     run(x, y)
-    assert len([c for c in stub.calls if "HtoD" in c]) == len(copies) + 1
+    assert stub.calls.count("cuMemcpyHtoDAsync_v2") == copies  # somebody has read it
+    x.bytes.view(np.float32)[:] = 7  # the host looked at it and may have written
+    result = run(x, y)
+    assert stub.calls.count("cuMemcpyHtoDAsync_v2") == copies + 1
+    np.testing.assert_array_equal(values(result), np.broadcast_to(7 + np.arange(30, dtype=np.float32), (100, 30)))
 
 
-def test_second_run_is_a_graph_and_moved_buffers_update_it(stub):
+def test_later_runs_are_graphs_one_per_set_of_addresses(stub):
     run = Run(stub)
     x, y = inputs(run)
     result = run.buffer(run.module.entry.root.shape)
@@ -92,11 +113,106 @@ def test_second_run_is_a_graph_and_moved_buffers_update_it(stub):
         run.program.run([x, y], [result])
     assert stub.calls.count("cuLaunchKernel") == 2  # at once, and while capturing
     assert stub.calls.count("cuGraphInstantiateWithFlags") == 1 and stub.calls.count("cuGraphLaunch") == 3
+    run.finish()
     assert len(stub.launches) == 4 and len({tuple(w[3]) for w in stub.launches}) == 1
-    other = run.buffer(x.shape, np.zeros(x.shape.size, np.float32))
-    run.program.run([other, y], [result])
-    assert stub.calls.count("cuGraphExecUpdate_v2") == 1 and stub.calls.count("cuGraphInstantiateWithFlags") == 1
-    assert stub.launches[-1][3][1] == other.memory.device_address
+    others = [run.buffer(x.shape, np.full(x.shape.size, k, np.float32)) for k in range(cuda_program.GRAPHS)]
+    for k, other in enumerate(others):
+        run.program.run([other, y], [result])
+        run.finish()
+        assert stub.launches[-1][3][1] == other.memory.device_address
+        np.testing.assert_array_equal(values(result)[0], k + np.arange(30))
+    assert stub.calls.count("cuGraphExecUpdate_v2") == 1 and stub.calls.count("cuGraphInstantiateWithFlags") == cuda_program.GRAPHS
+    captures = stub.calls.count("cuStreamBeginCapture_v2")
+    for other in others * 2:  # in turns, as batches come
+        run.program.run([other, y], [result])
+    assert stub.calls.count("cuStreamBeginCapture_v2") == captures
+
+
+BRANCHES = """HloModule b
+ENTRY main {
+  x = f32[64,40] parameter(0)
+  y = f32[90,40] parameter(1)
+  w = f32[40,24] parameter(2)
+  a = f32[64,24] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  b = f32[90,24] dot(y, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT d = f32[64,90] dot(a, b), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+"""
+
+
+def test_independent_steps_are_branches_of_the_graph(stub):
+    """The stub runs a graph in the latest order that its edges allow, on memory whose old contents are garbage."""
+    run = Run(stub, BRANCHES)
+    rng = np.random.default_rng(0)
+    data = [rng.standard_normal(p.shape.dims).astype(np.float32) for p in run.module.entry.params]
+    given = [run.buffer(p.shape, d) for p, d in zip(run.module.entry.params, data, strict=True)]
+    expected = evaluate(run.module, data)[0]
+    for _ in range(3):
+        np.testing.assert_allclose(values(run(*given)), expected, rtol=2e-5, atol=1e-3)
+    nodes = next(iter(stub.graphs.values()))
+    assert len([n for n in nodes if not n.before]) == 2, "the first two products do not depend on each other"
+    assert any(len(n.before) == 2 for n in nodes)
+
+
+def test_an_upload_does_not_wait_for_programs_that_do_not_use_its_block(stub):
+    run = Run(stub)
+    x, y = inputs(run)
+    run(x, y)
+    run.finish()
+    block = x.memory.device_address
+    del x
+    z = run.buffer(Shape("f32", (100, 30)), np.ones(3000, np.float32))
+    result = run(z, y)  # under way: z has another block, or that of x with nobody using it
+    driver = run.pool.driver
+    before = stub.done[driver.main.value]
+    w = run.buffer(Shape("f32", (100, 30)), np.ones(3000, np.float32))
+    w.memory.device_address  # noqa: B018
+    stub._advance(driver.uploads.value)
+    assert stub.done[driver.main.value] == before or w.memory.device_address != block
+    np.testing.assert_array_equal(values(result)[0], 1 + np.arange(30))
+
+
+def test_page_locked_memory_is_not_reused_while_it_is_read(stub):
+    run = Run(stub)
+    y = run.buffer(Shape("f32", (30,)), np.zeros(30, np.float32))
+    results = []
+    for k in range(4):  # nothing has been executed when the next batch is written
+        x = run.buffer(Shape("f32", (100, 30)), np.full(3000, k, np.float32))
+        results.append(run(x, y))
+    for k, result in enumerate(results):
+        np.testing.assert_array_equal(values(result), np.full((100, 30), k))
+    assert len(stub.pinned) > 4 and len(run.pool.driver._sending) > 0
+    run(x, y)
+    x.bytes[:4] = 0
+    x.memory.device_address  # noqa: B018 - what has been read by now is given back
+    assert len(run.pool.driver._sending) == 1
+
+
+def test_programs_run_on_the_stream_and_memory_of_others(stub):
+    run = Run(stub)
+    x, y, out = (np.arange(n, dtype=np.float32) for n in (3000, 30, 3000))
+    for a in (x, y, out):
+        stub.own(a.ctypes.data, a.nbytes)
+    before = [len(stub.queues[s]) for s in (0, run.pool.driver.main.value)]
+    for _ in range(3):
+        out[:] = 0
+        run.program.launch((x.ctypes.data, y.ctypes.data, out.ctypes.data), 0, 0)
+        assert not out.any()
+        stub._advance(0)
+        np.testing.assert_array_equal(out.reshape(100, 30), SUM)
+    assert [len(stub.queues[s]) for s in (0, run.pool.driver.main.value)] == [before[0] + 3, before[1]]
+
+
+def test_steps_are_timed_by_events(stub, monkeypatch):
+    with config.override(PROFILE="wall"):
+        run = Run(stub, BRANCHES)
+    monkeypatch.setattr(native, "PROFILED", [])
+    for _ in range(2):
+        run(*[run.buffer(p.shape, np.ones(p.shape.size, np.float32)) for p in run.module.entry.params])
+    steps, counts = run.program.profile.steps, run.program.counts()
+    assert len(steps) == len(counts) > 2 and all(calls == 2 and total >= 2 * best > 0 for calls, total, best in counts)
+    assert sum(s.matrix_flops for s in steps) == 2 * 24 * (64 * 40 + 90 * 40 + 64 * 90)
+    assert "cuGraphLaunch" not in stub.calls
 
 
 def test_memory_freed_while_capturing_is_freed_afterwards(stub):
@@ -104,7 +220,8 @@ def test_memory_freed_while_capturing_is_freed_afterwards(stub):
     address = driver.allocate(100)
     with driver.captured():
         driver.free(address)  # as the garbage collector may, at any time
-        assert address in stub.blocks
+        assert "cuMemFreeAsync" not in stub.calls
+    driver.synchronize()
     assert address not in stub.blocks
 
 
@@ -147,12 +264,29 @@ def test_out_of_memory_leaves_arrays_usable(stub):
         run(x, y)
     stub.memory = 1 << 30
     np.testing.assert_array_equal(x.bytes.view(np.float32), np.arange(3000))
+    np.testing.assert_array_equal(values(run(x, y)), SUM)
+
+
+def test_out_of_memory_names_the_largest_buffers(stub):
+    run = Run(stub, BRANCHES)
+    given = [run.buffer(p.shape, np.ones(p.shape.size, np.float32)) for p in run.module.entry.params]
     result = run.buffer(run.module.entry.root.shape)
-    stub.fail["cuMemAllocAsync"] = 2
-    with pytest.raises(MemoryError, match=r"no device memory for 0.0 MiB of working arrays .*TORCH_HLO_DUMP writes the buffer report"):
-        run.program.run([x, y], [result])
-    del stub.fail["cuMemAllocAsync"]
-    run(x, y)
+    stub.memory = sum(b.size for b in stub.blocks.values())
+    with pytest.raises(MemoryError, match=r"no device memory for 0.0 MiB of working arrays (?s:.)*largest buffers:\n +0.0 MiB  \w+(?s:.)*TORCH_HLO_DUMP writes"):
+        run.program.run(given, [result])
+    stub.memory = 1 << 30
+    run.program.run(given, [result])
+    assert (values(result) > 0).all()
+
+
+def test_memory_kept_for_reuse_is_given_back_before_giving_up(stub):
+    run = Run(stub)
+    run.buffer(Shape("f32", (100, 30))).memory.written()  # and freed: the pool keeps the block
+    stub.memory = sum(b.size for b in stub.blocks.values()) + 1000
+    assert run.pool.cached
+    big = run.buffer(Shape("f32", (3200,)), np.arange(3200, dtype=np.float32))
+    assert not run.pool.cached and "cuMemPoolTrimTo" in stub.calls
+    np.testing.assert_array_equal(values(big), np.arange(3200))
 
 
 def test_a_failed_launch_names_the_instruction(stub):
@@ -170,8 +304,18 @@ def test_a_failure_while_running_names_the_last_kernel(stub):
         result.bytes  # noqa: B018
 
 
+def test_a_fault_inside_a_kernel_is_found_when_somebody_waits(stub):
+    """The launch gives no error; the context is lost, as on a device, and the message says so."""
+    run = Run(stub)
+    x, y = inputs(run)
+    run.program.launch((8, y.memory.device_address, x.memory.device_address), 0, run.pool.driver.main.value)
+    with pytest.raises(LaunchError, match=r"illegal memory access.*start the process anew; the last kernel started was k0_\w+ of fusion"):
+        run.finish()
+    assert "8" in stub.problems[0]
+
+
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda: StubCuda(version=11040), r"supports CUDA 11\.4; 12\.0 or later is needed: update it"),
+    (lambda: StubCuda(version=11040), r"supports CUDA 11\.4; 12\.4 or later is needed: update it"),
     (lambda: StubCuda(devices=0), "the driver sees 0 devices"),
     (lambda: StubCuda(capability=(7, 5)), r"compute capability 7\.5 is not supported"),
 ])  # fmt: skip

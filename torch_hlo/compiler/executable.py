@@ -15,7 +15,7 @@ from torch_hlo.hlo.dim import Size, parse_dim
 from torch_hlo.hlo.shape import DTYPES, Shape
 
 MAGIC = b"torch_hlo executable\0"
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Executable:
     `arena`: bytes, maybe symbolic. `target`: key of the machine that the code is for. `externals`: C symbols the code calls. For a GPU,
     `image` is the device's code (PTX, SPIR-V or an ELF object) with the entry points `kernels`, which `entry` launches by number;
     `fetches`: it looks at values on the way.
-    `exposed`: aliased parameters that may have been overwritten when a host call raises.
+    `exposed`: aliased parameters that may have been overwritten when a host call raises. `buffers`: lines about the largest arrays of the arena.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Executable:
     kernels: tuple[Kernel, ...] = ()
     exposed: tuple[int, ...] = ()
     fetches: bool = False
+    buffers: str = ""
 
     @property
     def words(self) -> int:
@@ -59,7 +60,7 @@ class Executable:
             "outputs": [_shape_data(s) for s in self.outputs], "aliases": self.aliases, "symbols": self.symbols, "externals": self.externals,
             "host_calls": [[c.name, c.attrs, [_shape_data(s) for s in c.outputs], [_shape_data(s) for s in c.inputs]] for c in self.host_calls],
             "image": len(self.image), "kernels": [[k.name, k.arguments, k.threads, k.label, k.shared] for k in self.kernels], "exposed": self.exposed,
-            "fetches": self.fetches,
+            "fetches": self.fetches, "buffers": self.buffers,
         }  # fmt: skip
         text = json.dumps(header, separators=(",", ":")).encode()
         body = b"".join([struct.pack("<Q", len(text)), text, *self.objects, self.constants, self.image])
@@ -100,7 +101,7 @@ class Executable:
             externals=tuple(map(str, h["externals"])),
             host_calls=tuple(HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i))) for n, a, o, i in h["host_calls"]),
             image=parts[-1], kernels=tuple(Kernel(str(n), str(a), int(t), str(label), int(b)) for n, a, t, label, b in h["kernels"]),
-            exposed=tuple(int(p) for p in h["exposed"]), fetches=bool(h["fetches"]),
+            exposed=tuple(int(p) for p in h["exposed"]), fetches=bool(h["fetches"]), buffers=str(h["buffers"]),
         )  # fmt: skip
         if any(not (0 <= o < len(result.outputs) and 0 <= p < len(result.parameters)) for o, p in result.aliases):
             raise ValueError("compiled program has aliases out of range")

@@ -7,20 +7,22 @@ Everything of one device runs on one stream in order, so a block that is freed m
 """
 from __future__ import annotations
 
-import atexit
 import ctypes
 import json
 import threading
+import time
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
-from torch_hlo.compiler.codegen.gpu.program import CALLS, Kernel
+from torch_hlo.compiler.codegen.gpu.program import CALLS, GpuProfile, Kernel
 from torch_hlo.compiler.codegen.gpu.target import GpuTarget
+from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.program import FAILED, HostCall
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
 from torch_hlo.compiler.codegen.target import host
@@ -28,7 +30,8 @@ from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.pipeline import optimize, passes_for
 from torch_hlo.device import cpu, runtime
-from torch_hlo.device.runtime import Buffer, Observe
+from torch_hlo.device.native import PROFILED
+from torch_hlo.device.runtime import Buffer, Observe, exiting
 from torch_hlo.hlo.dim import function, substitute
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
@@ -73,28 +76,39 @@ class Driver(Protocol):
 
 # -- memory --------------------------------------------------------------------------------------------------------------
 class DevicePool(runtime.Pool):
-    """Free blocks of one device by size class."""
+    """Free blocks of one device by size class, and the arena that its programs work in one after the other."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__()
         self.driver = driver
+        self._arena: _Device | None = None
+
+    def arena(self, nbytes: int) -> _Device:
+        """Working memory of at least `nbytes`, to be held while a program is started: everybody gets the same block until it is too small."""
+        with self.lock:
+            arena = self._arena
+            if arena is None or arena.size < nbytes:
+                self._arena = None  # what it is replaced by may need the room
+                del arena
+                arena = self._arena = _Device(self, nbytes)
+            return arena
+
+    def trim(self) -> None:
+        self._arena = None
+        super().trim()
 
     def _allocate(self, size: int):
         return None, self.driver.allocate(size)
 
     def _release(self, block) -> None:
         # Not a finalizer of the block: the collector would call it for blocks that their owner's finalizer has just given back.
-        if not _exiting:
+        if not exiting():
             self.driver.free(block[1])
 
 
-_exiting: list[bool] = []  # drivers are taken apart before the interpreter's last objects: what is left then dies with the process
-atexit.register(_exiting.append, True)
-
-
 class DeviceMemory(runtime.Memory):
-    """Contents that are on the device or on the host, whoever wrote last. Looking at `array` or `address` brings them to the host.
-    A back end's own class says which `pool` they come from."""
+    """Contents that are on the device, on the host, or on both. Looking at `array` or `address` brings them to the host, and counts as writing
+    there unless `readers` says that somebody only reads. A back end's own class says which `pool` they come from."""
 
     __slots__ = ("nbytes", "_pool", "_block", "_host", "_current", "_lock")
     pool: Callable[[], DevicePool]  # of the device in use
@@ -103,7 +117,7 @@ class DeviceMemory(runtime.Memory):
         self.readers = self.size = 0
         self.nbytes = nbytes
         self._host: runtime.Memory | None = None
-        self._current = "none"  # where the contents are: none, host, device
+        self._current = "none"  # where the contents are: none, host, device, both
         self._lock = threading.Lock()
         self._pool = type(self).pool()
         self.size, self._block = self._pool.take(nbytes)
@@ -117,8 +131,10 @@ class DeviceMemory(runtime.Memory):
         """Where a program reads the contents."""
         with self._lock:
             if self._current == "host":
-                self._pool.driver.upload(self._block[1], self._host.address, self.nbytes)
-                self._current = "device"
+                self._upload()
+                self._current = "both" if self.readers else "device"
+                if not self.readers:
+                    self._host = None
             return self._block[1]
 
     def written(self) -> int:
@@ -130,13 +146,28 @@ class DeviceMemory(runtime.Memory):
     def _to_host(self) -> runtime.Memory:
         with self._lock:
             if self._host is None:
-                self._host = runtime.Memory(self.nbytes)
-                if self._current == "device":
-                    self._pool.driver.download(self._host.address, self._block[1], self.nbytes)
-            elif self._current == "device":
+                self._host = self._host_memory()
+            if self._current == "device":
                 self._pool.driver.download(self._host.address, self._block[1], self.nbytes)
-            self._current = "host"  # the host may write now
+                self._current = "both"
+            if not self.readers:
+                if self._current == "both":
+                    self._pool.driver.synchronize()  # it may be on its way to the device
+                self._current = "host"
             return self._host
+
+    def _host_memory(self) -> runtime.Memory:
+        return runtime.Memory(self.nbytes)
+
+    def _upload(self) -> None:
+        """Bring the host's contents to the device."""
+        self._pool.driver.upload(self._block[1], self._host.address, self.nbytes)
+
+    def copy(self, nbytes: int) -> DeviceMemory:
+        other = type(self)(nbytes)
+        source = self.device_address
+        other._pool.driver.copy(other.written(), source, nbytes)
+        return other
 
     @property
     def array(self) -> np.ndarray:
@@ -153,14 +184,18 @@ _P, _N = ctypes.c_void_p, ctypes.c_int64
 _CALLS = {
     "host_call": ctypes.CFUNCTYPE(None, _P, _N, _P), "launch": ctypes.CFUNCTYPE(None, _P, _N, _N, _P), "copy": ctypes.CFUNCTYPE(None, _P, _P, _P, _N),
     "fetch": ctypes.CFUNCTYPE(None, _P, _P, _P, _N), "fill": ctypes.CFUNCTYPE(None, _P, _P, ctypes.c_int32, _N),
+    "branch": ctypes.CFUNCTYPE(None, _P, _N, _N), "mark": ctypes.CFUNCTYPE(None, _P, _N),
 }  # fmt: skip
 
 
 class GpuProgram:
     """A loaded Executable for a GPU; see runtime.Program. `run` is used by one thread at a time."""
 
-    def __init__(self, executable: Executable, pool: DevicePool) -> None:
+    def __init__(self, executable: Executable, pool: DevicePool, profile: Profile | None = None) -> None:
         driver = pool.driver
+        self.profile = profile
+        self._counts = [[0, 0, 0] for _ in profile.steps] if profile is not None else []
+        self._stamps: list[tuple[int, object]] = []
         if executable.target != driver.target.key:
             raise ValueError(f"{executable.name} was compiled for {executable.target}, the device is {driver.target.key}")
         if executable.host_calls:
@@ -181,53 +216,76 @@ class GpuProgram:
     def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         e = self.executable
         sizes = [inputs[i].shape.dims[d] for _, i, d in e.symbols]
-        staged: list[_Device] = []
-        given = [self._input(b, staged) for b in inputs]
-        saved = self._save(inputs)
-        targets = [b.memory.written() if isinstance(b.memory, DeviceMemory) else self._stage(b, staged) for b in outputs]
+        try:
+            arena = self.pool.arena(max(self.arena_bytes(*sizes), 1))
+            staged: dict[int, _Device] = {}
+            given = [self._input(b, staged) for b in inputs]
+            saved = self._save(inputs)
+            own = {o for o, _ in e.aliases}
+            targets = [b.memory.written() if isinstance(b.memory, DeviceMemory) else 0 if o in own else self._stage(b.memory, b.nbytes, staged)
+                       for o, b in enumerate(outputs)]
+        except MemoryError as error:
+            raise self._out_of_memory(sizes, error) from None
         for o, i in e.aliases:
             targets[o] = given[i]
-        (arena_bytes,) = self._arena(*sizes)
         try:
-            arena = _Device(self.pool, max(arena_bytes, 1))
-        except MemoryError as error:
-            raise MemoryError(f"{self.name}: no device memory for {arena_bytes / 2**20:.1f} MiB of working arrays ({error}); {runtime.memory_summary()}. "
-                              "TORCH_HLO_DUMP writes the buffer report; use a smaller batch or free tensors") from None
-        self._call((arena.address, self._constants.address if self._constants else 0, self._table.buffer_info()[0], 0, *sizes, *given, *targets), sizes)
-        if self._error is not None:
-            error, self._error = self._error, None
+            self._start(arena.address, (*sizes, *given, *targets))
+        except BaseException:
             for target, copy, nbytes in saved:
                 self.driver.copy(target, copy.address, nbytes)
-            raise error
+            raise
         for b, target in zip(outputs, targets, strict=True):
             if not isinstance(b.memory, DeviceMemory) and b.nbytes:
                 self.driver.download(b.address, target, b.nbytes)
+
+    def arena_bytes(self, *sizes: int) -> int:
+        """Bytes of working memory that a run with these sizes needs."""
+        return self._arena(*sizes)[0]
+
+    def _out_of_memory(self, sizes: Sequence[int], error: MemoryError) -> MemoryError:
+        return MemoryError(f"{self.name}: no device memory for {self.arena_bytes(*sizes) / 2**20:.1f} MiB of working arrays ({error}); "
+                           f"{runtime.memory_summary()}. Its largest buffers:\n{self.executable.buffers}\nTORCH_HLO_DUMP writes the whole buffer report; "
+                           "use a smaller batch or free tensors")
+
+    def _start(self, arena: int, words: Sequence[int]) -> None:
+        """Enqueue a run. `words`: the sizes, the addresses of the parameters, those of the outputs. Raises what went wrong on the way."""
+        n = len(self.executable.symbols)
+        self._call((arena, self._constants.address if self._constants else 0, self._table.buffer_info()[0], 0, *words), words[:n])
+        if self.profile is not None:
+            self._count()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     def _call(self, words: Sequence[int], sizes: Sequence[int]) -> None:
         block = array("Q", words)
         self._sizes = {name: n for (name, _, _), n in zip(self.executable.symbols, sizes, strict=True)}
         self._entry(block.buffer_info()[0])
 
-    def _input(self, buffer: Buffer, staged: list[_Device]) -> int:
+    def _input(self, buffer: Buffer, staged: dict[int, _Device]) -> int:
         memory = buffer.memory
         if isinstance(memory, DeviceMemory):
             return memory.device_address
-        address = self._stage(buffer, staged)
-        if buffer.nbytes:
-            self.driver.upload(address, memory.address, buffer.nbytes)
-        return address
+        if not buffer.nbytes:
+            return 0
+        whole, offset, nbytes = memory.within(buffer.nbytes)
+        if id(whole) in staged:
+            return staged[id(whole)].address + offset
+        address = self._stage(whole, nbytes, staged)
+        self.driver.upload(address, whole.address, nbytes)
+        return address + offset
 
-    def _stage(self, buffer: Buffer, staged: list[_Device]) -> int:
-        """Device memory for the time of a run, for an array that lives on the host."""
-        staged.append(_Device(self.pool, max(buffer.nbytes, 1)))
-        return staged[-1].address
+    def _stage(self, memory: runtime.Memory, nbytes: int, staged: dict[int, _Device]) -> int:
+        """Device memory for the time of a run, for what lives on the host."""
+        staged[id(memory)] = block = _Device(self.pool, max(nbytes, 1))
+        return block.address
 
     def _save(self, inputs: Sequence[Buffer]) -> list[tuple[int, _Device, int]]:
         """Copies of what will be overwritten: Python code called on the way may raise."""
         saved = []
         for i in self.executable.exposed:
             copy = _Device(self.pool, max(inputs[i].nbytes, 1))
-            address = self._input(inputs[i], [])
+            address = self._input(inputs[i], {})
             self.driver.copy(copy.address, address, inputs[i].nbytes)
             saved.append((address, copy, inputs[i].nbytes))
         return saved
@@ -261,6 +319,33 @@ class GpuProgram:
 
     def _fill(self, target: int, value: int, count: int) -> None:
         self.driver.fill(target, value, count)
+
+    def _branch(self, number: int, after: int) -> None:
+        """Devices without graphs run steps in order."""
+
+    def _mark(self, step: int) -> None:
+        self._stamps.append((step, self._stamp()))
+
+    # -- the times of a profiled program's steps --------------------------------------------------------------------
+    def counts(self) -> list[tuple[int, int, int]]:
+        """(calls, total ns, least ns) of each of `profile.steps`."""
+        return [tuple(c) for c in self._counts]
+
+    def _stamp(self) -> object:
+        """A point in the order of the device's work; `_elapsed` gives the seconds between two."""
+        self.driver.synchronize()
+        return time.perf_counter()
+
+    def _elapsed(self, start, end) -> float:
+        return end - start
+
+    def _count(self) -> None:
+        self._mark(len(self._counts))
+        self.driver.synchronize()
+        for (step, start), (_, end) in pairwise(self._stamps):
+            ns, count = int(self._elapsed(start, end) * 1e9), self._counts[step]
+            count[:] = count[0] + 1, count[1] + ns, min(count[2] or ns, ns)
+        self._stamps = []
 
     def _host_call(self, number: int, words: int) -> None:
         call = self.executable.host_calls[number]
@@ -306,6 +391,12 @@ class _Device:
 def compile_program(pool: DevicePool, module: Module, observe: Observe | None = None, program: type[GpuProgram] = GpuProgram) -> GpuProgram:
     """Compile `module` for the pool's device, or load it from the disk cache. What is observed or checked is always compiled anew."""
     target = pool.driver.target
+    if config.get("PROFILE"):
+        profile = GpuProfile(config.get("PROFILE"))
+        made = program(compile_module(module, target, profile=profile), pool, profile)
+        made.name = f"{made.name}.{len(PROFILED)}"
+        PROFILED.append(made)
+        return made
     key = cache.fingerprint(module_text(module), target.key, config.get("DISABLE"))
     if observe is None and not config.get("CHECK"):
         data = cache.load(key)

@@ -7,6 +7,7 @@ Every array is dense and row-major. Memory is pooled: a step that frees what the
 """
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import threading
@@ -48,6 +49,10 @@ class Memory:
         """A block inside this one, which stays alive as long."""
         return _Part(self, offset, nbytes)
 
+    def within(self, nbytes: int) -> tuple[Memory, int, int]:
+        """The block that the first `nbytes` of this one are a part of, where they start in it, and its bytes: what to move at once."""
+        return self, 0, nbytes
+
 
 class _Part(Memory):
     __slots__ = ("whole",)
@@ -57,6 +62,9 @@ class _Part(Memory):
         self.whole = whole
         self.array = whole.array[offset : offset + nbytes]
         self.address = whole.address + offset
+
+    def within(self, nbytes: int) -> tuple[Memory, int, int]:
+        return self.whole, self.address - self.whole.address, len(self.whole.array)
 
 
 class Buffer:
@@ -171,11 +179,15 @@ class Pool:
             return self._allocate(size)
         except MemoryError:
             self.trim()
+            self._reclaim()
             return self._allocate(size)
 
     def _allocate(self, size: int) -> _Block:
         array = map_pages(size)
         return array, array.ctypes.data
+
+    def _reclaim(self) -> None:
+        """Make room beside what this pool holds back."""
 
     def _release(self, block: _Block) -> None:
         """A block that is not kept. Pages go back to the system with their array."""
@@ -186,6 +198,15 @@ class Pool:
                 self._release(block)
         self.free = OrderedDict()
         self.cached = 0
+
+
+_exiting: list[bool] = []
+atexit.register(_exiting.append, True)
+
+
+def exiting() -> bool:
+    """Whether the interpreter is being taken apart: drivers are gone before its last objects, and what is left dies with the process."""
+    return bool(_exiting)
 
 
 def _size_class(nbytes: int) -> int:

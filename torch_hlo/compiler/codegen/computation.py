@@ -45,6 +45,7 @@ def emit_entry(program: Program) -> str:
             if program.calling and name != names[-1]:
                 program.return_if_failed()
     program.plan_function("entry", f.text())
+    program.largest = assignment.largest()
     return str(assignment)
 
 

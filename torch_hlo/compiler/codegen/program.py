@@ -71,6 +71,7 @@ class Program:
         self.host_calls: list[HostCall] = []
         self.calling: set[Instruction] = set()  # steps that call the host
         self.exposed: tuple[int, ...] = ()  # see executable.py
+        self.largest = ""  # see Executable.buffers
         self.memo: dict = {}  # for emitters: see `once`
         self._by_text: dict[tuple[str, str], str] = {}
         self._constants: dict[bytes, int] = {}

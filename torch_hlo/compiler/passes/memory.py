@@ -66,6 +66,12 @@ class Assignment:
         rows = [f"  {str(b.slot):>20}  {str(b.slot.nbytes):>12}  [{b.start:>4},{b.end:>4}]  {', '.join(b.names)}" for b in self.lines]
         return "\n".join([head, *rows, *(f"  copy {s} -> {t}" for s, t in self.copies)])
 
+    def largest(self, rows: int = 6) -> str:
+        """The buffers of the arena that take most, a line each, for who has too little memory."""
+        found = [b for b in self.lines if b.slot.base == "arena" and isinstance(b.slot.nbytes, int)]
+        found.sort(key=lambda b: -b.slot.nbytes)
+        return "\n".join(f"  {b.slot.nbytes / 2**20:10.1f} MiB  {', '.join(b.names)[:150]}" for b in found[:rows])
+
 
 @dataclass(eq=False, slots=True)
 class _Buffer:

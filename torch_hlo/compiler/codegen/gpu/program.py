@@ -7,16 +7,24 @@ points to a table of the host's functions (see CALLS), which device/gpu.py fills
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch_hlo.compiler.aot import libm
+from torch_hlo.compiler.codegen.gpu.branches import Branches, Span
 from torch_hlo.compiler.codegen.gpu.spaces import Spaces
 from torch_hlo.compiler.codegen.gpu.target import Family
-from torch_hlo.compiler.codegen.program import HOST, CodegenError, Place, Program
+from torch_hlo.compiler.codegen.profile import Profile, describe
+from torch_hlo.compiler.codegen.program import CONSTANTS, HOST, CodegenError, Place, Program
+from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import META, Instruction
 
-CALLS = ("host_call", "launch", "copy", "fetch", "fill")
+# What the plan asks of the host: run a host call, start a kernel, copy, read a value, fill words; go on in another branch of the graph
+# being made, once others have come to their ends (a bit each); a step of a profiled program begins.
+CALLS = ("host_call", "launch", "copy", "fetch", "fill", "branch", "mark")
+_WORK = frozenset(("host_call", "launch", "copy", "fetch", "fill"))
+TURN = 1 << 20  # bytes of scratch memory that steps use in turns
 THREADS = 128  # of a group, where threads do not work together
 _NAME = re.compile(r"@(?!llvm\.)([\w.$]+)")
 _HEAD = re.compile(r"define (?:internal )?void @(?P<name>[\w.$]+)\((?P<params>[^\n]*)\) #0 \{\nentry:\n")
@@ -35,13 +43,24 @@ class Kernel:
     shared: int = 0
 
 
+class GpuProfile(Profile):
+    """The plan says where a step begins; who runs it takes the time there (device/gpu.py)."""
+
+    def start(self, program, count: int) -> None:
+        self.program = program
+
+    @contextmanager
+    def step(self, x: Instruction) -> Iterator[None]:
+        self.program._host("mark", f"i64 {len(self.steps)}")
+        yield
+        self.steps.append(describe(x, len(self.steps)))
+
+
 class GpuProgram(Program):
     """See Program. `function` adds device code, `plan_function` host code."""
 
     def __init__(self, module, target, profile=None) -> None:
-        if profile is not None:
-            raise CodegenError("step times are not measured on GPUs: use the vendor's profiler")
-        super().__init__(module, target, None)
+        super().__init__(module, target, profile)
         self.plan: dict[str, str] = {}
         self.kernels: list[Kernel] = []
         self.groups: dict[str, tuple[int, int]] = {}  # functions whose threads work on one item together -> threads of a group, Kernel.shared
@@ -50,6 +69,13 @@ class GpuProgram(Program):
         self._kernel_numbers: dict[str, int] = {}
         self._kernel_texts: list[str] = []
         self._step: Instruction | None = None
+        self._depth = 0  # steps inside steps
+        self._work = 0  # calls that start something
+        self._written: list[Span] = []  # scratch memory of the step being emitted
+        self._turn: Size = 0  # where that of the next step begins: a little further each time, lest steps wait for nothing but it
+        self._branches = Branches()
+        self._branch = 0  # the plan goes on in
+        self._same = {self.first_output + o: self._first_parameter + p for o, p in module.aliases}
 
     def plan_function(self, name: str, text: str) -> str:
         self.plan[name] = text
@@ -70,11 +96,50 @@ class GpuProgram(Program):
         return name
 
     def step(self, x: Instruction) -> None:
-        self._step = x
-        super().step(x)
+        outer, self._step = self._step, x
+        self._depth += 1
+        lines, work = self.code.lines, self._work
+        start, top = len(lines), self._top
+        if self._depth == 1 and isinstance(top, int) and isinstance(self._turn, int) and top <= self._turn < top + TURN:
+            self._top = self._turn
+        try:
+            super().step(x)
+        finally:
+            self._depth -= 1
+            self._step, self._top = outer, top
+        if self._depth == 0:
+            if self._work > work:
+                self._place_step(x, lines, start)
+            self._turn = self._written[-1].end if self._written else self._turn
+            self._written = []
+
+    def _place_step(self, x: Instruction, lines: list[str], start: int) -> None:
+        """Say, before what a step has written to the plan, in which branch it runs."""
+        reads = [s for o in x.operands for s in self._spans(self.places(o))]
+        branch, waits = self._branches.place(reads, [*self._spans(self.places(x)), *self._written])
+        if branch != self._branch or waits:
+            self._branch = branch
+            tail = lines[start:]
+            del lines[start:]
+            self._host("branch", f"i64 {branch}", f"i64 {sum(1 << b for b in waits)}")
+            lines += tail
+
+    def _spans(self, places) -> Iterator[Span]:
+        if isinstance(places, tuple):
+            for p in places:
+                yield from self._spans(p)
+        elif places.word != CONSTANTS:
+            yield Span(self._same.get(places.word, places.word), places.offset, places.offset + places.nbytes)
+
+    def _allocate(self, nbytes: Size, align: int) -> Place:
+        place = super()._allocate(nbytes, align)
+        if self._depth:
+            self._written += self._spans(place)
+        return place
 
     # -- calls of the host ----------------------------------------------------------------------------------------
     def _host(self, call: str, *arguments: str) -> None:
+        self._work += call in _WORK
         table = self._base(HOST)
         slot = self._prologue_once(("slot", call), f"getelementptr ptr, ptr {table}, i64 {CALLS.index(call)}")
         function = self._prologue_once(("call", call), f"load ptr, ptr {slot}")
@@ -117,6 +182,8 @@ class GpuProgram(Program):
     def copy(self, target: Place, source: Place) -> None:
         if (target.word, target.offset) == (source.word, source.offset) or source.nbytes == 0:
             return
+        if self._depth == 0 and self._branches.count > 1:  # at the end of the program: after all steps
+            self._host("branch", "i64 0", f"i64 {(1 << self._branches.count) - 2}")
         to, by, n = self.at(target), self.at(source), self.size(source.nbytes)
         self._host("copy", f"ptr {to}", f"ptr {by}", f"i64 {n}")
 

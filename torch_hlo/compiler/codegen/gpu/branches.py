@@ -1,0 +1,88 @@
+"""Which steps of a program may run at the same time: branches for the graph that the steps become.
+
+    branches = Branches()
+    branch, waits = branches.place(reads, writes)      # of the next step in order; the memory it touches
+
+A step comes after another when both touch the same bytes and one of them writes; memory that is used again counts like data. Each branch is a
+queue in order; a step goes to the end of a branch whose last step it needs, else to a branch of its own while there are some left. `waits` are the
+branches whose present end it has to wait for besides. What is already known to be done, directly or through others, is not waited for.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch_hlo.hlo.dim import Size
+
+LIMIT = 4  # branches: kernels of models seldom leave room on the device for more
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes [start, end) behind a word of the program's block. A symbolic bound means all of the word's bytes."""
+
+    word: int
+    start: Size
+    end: Size
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether a byte is in both; true when sizes decide."""
+        if any(not isinstance(x, int) for x in (self.start, self.end, other.start, other.end)):
+            return True
+        return self.start < other.end and other.start < self.end
+
+    def covers(self, other: Span) -> bool:
+        """Whether every byte of `other` is in this one for certain."""
+        return all(isinstance(x, int) for x in (self.start, self.end, other.start, other.end)) and self.start <= other.start and other.end <= self.end
+
+
+class Branches:
+    """Places the steps of a program, one after the other."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self._uses: dict[int, list[tuple[Span, int, bool]]] = {}  # word -> (span, step, whether it writes) that later steps may depend on
+        self._branch: list[int] = []  # of each step
+        self._last: list[int] = []  # step at the end of each branch
+        self._known: list[dict[int, int]] = []  # per branch: other branch -> the step of it up to which all is done
+
+    @property
+    def count(self) -> int:
+        """Branches in use."""
+        return len(self._last)
+
+    def place(self, reads: Iterable[Span], writes: Iterable[Span]) -> tuple[int, tuple[int, ...]]:
+        """(branch, branches to wait for) of the next step."""
+        step = len(self._branch)
+        needed: set[int] = set()
+        accesses = [*((r, False) for r in reads), *((w, True) for w in writes)]
+        for span, writing in accesses:
+            for other, earlier, wrote in self._uses.get(span.word, ()):
+                if (writing or wrote) and earlier != step and span.overlaps(other):
+                    needed.add(earlier)
+        for span, writing in accesses:
+            uses = self._uses.setdefault(span.word, [])
+            if writing:  # whoever comes after this step comes after what it covers
+                uses[:] = [u for u in uses if not span.covers(u[0])]
+            uses.append((span, step, writing))
+        branch = self._choose(needed)
+        known = self._known[branch]
+        behind = {self._branch[d] for d in needed if self._branch[d] != branch and known.get(self._branch[d], -1) < d}
+        waits = tuple(sorted(behind))
+        for other in waits:
+            for b, s in self._known[other].items():
+                known[b] = max(known.get(b, -1), s)
+            known[other] = self._last[other]
+        self._branch.append(branch)
+        self._last[branch] = step
+        return branch, waits
+
+    def _choose(self, needed: set[int]) -> int:
+        ends = [b for b, s in enumerate(self._last) if s in needed]
+        if ends:
+            return max(ends, key=self._last.__getitem__)
+        if len(self._last) < self.limit:
+            self._last.append(-1)
+            self._known.append({})
+            return len(self._last) - 1
+        return min(range(self.limit), key=self._last.__getitem__)

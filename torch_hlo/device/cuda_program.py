@@ -1,0 +1,103 @@
+"""Programs on an NVIDIA GPU: the launches of a run become a CUDA graph, which later runs replay.
+
+    program.run(inputs, outputs)                        # on the device's own stream; see runtime.Program
+    program.launch(words, arena, stream)                # on anybody's stream and memory: what torch.compile does with CUDA tensors
+
+The first run enqueues kernel by kernel. From the second on there is a graph per set of addresses, of which a few are kept: batches that arrive
+in turns in two buffers have a graph each. A new set gives its arguments to the graph that was not used for longest. Steps that do not depend on each
+other are branches of the graph (codegen/gpu/branches.py). Programs whose plan looks at values (while, conditional, host calls) are launched
+step by step.
+"""
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch_hlo.compiler.codegen.profile import Profile
+from torch_hlo.compiler.executable import Executable
+from torch_hlo.device import gpu, runtime
+from torch_hlo.device.cuda import CudaPool, LaunchError
+from torch_hlo.device.gpu import DriverError, GpuProgram
+from torch_hlo.device.runtime import Buffer, Observe
+from torch_hlo.hlo.ir import Module
+
+GRAPHS = 4  # per program
+
+
+class CudaProgram(GpuProgram):
+    """See the module's docstring."""
+
+    def __init__(self, executable: Executable, pool: CudaPool, profile: Profile | None = None) -> None:
+        super().__init__(executable, pool, profile)
+        if self._constants is not None:
+            pool.driver.synchronize()  # whatever stream reads them
+        self._runs = 0
+        self._timers = pool.driver.timers(len(profile.steps) + 1) if profile is not None else []
+        self._graphs: OrderedDict[tuple[int, ...], object] = OrderedDict()  # words of the block -> executable graph
+
+    def __del__(self) -> None:
+        if not runtime.exiting():
+            for graph in getattr(self, "_graphs", {}).values():
+                self.driver.drop_graph(None, graph)
+
+    def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        with self.driver:
+            super().run(inputs, outputs)
+            self.driver.mark()
+
+    def launch(self, words: Sequence[int], arena: int, stream: int) -> None:
+        """Enqueue a run on `stream` (a CUstream). `words`: sizes, then addresses of parameters and outputs; `arena`: address of `arena_bytes`
+        bytes. Everything is used in the stream's order. A program whose host call raises may leave aliased parameters half written."""
+        with self.driver.on(stream):
+            self._start(arena, words)
+
+    def _call(self, words: Sequence[int], sizes: Sequence[int]) -> None:
+        self._runs += 1
+        if self._runs == 1 or self.executable.fetches or not self.executable.kernels or self.profile is not None:
+            return super()._call(words, sizes)
+        graph = self._graph(tuple(words), sizes)
+        if graph is None:
+            return
+        try:
+            self.driver.run_graph(graph)
+        except DriverError as error:
+            self._error = LaunchError(f"{self.name}: {error}")
+
+    def _graph(self, words: tuple[int, ...], sizes: Sequence[int]):
+        """The executable graph for these addresses; None when a call on the way failed."""
+        found = self._graphs.get(words)
+        if found is not None:
+            self._graphs.move_to_end(words)
+            return found
+        driver = self.driver
+        with driver.captured() as graph:
+            super()._call(words, sizes)
+        if self._error is not None:
+            return driver.drop_graph(graph)
+        if len(self._graphs) >= GRAPHS:
+            _, found = self._graphs.popitem(last=False)
+            if not driver.update(found, graph):
+                driver.drop_graph(None, found)
+                found = None
+        if found is None:
+            found = driver.instantiate(graph)
+        driver.drop_graph(graph)
+        self._graphs[words] = found
+        return found
+
+    # -- called by the plan ---------------------------------------------------------------------------------------
+    def _branch(self, number: int, after: int) -> None:
+        self.driver.branch(number, after)
+
+    def _stamp(self) -> object:
+        timer = self._timers[len(self._stamps)]
+        self.driver.reach(timer)
+        return timer
+
+    def _elapsed(self, start, end) -> float:
+        return self.driver.elapsed(start, end)
+
+
+def compile_program(pool: CudaPool, module: Module, observe: Observe | None = None) -> CudaProgram:
+    """Compile `module` for the pool's device, or load it from the disk cache."""
+    return gpu.compile_program(pool, module, observe, CudaProgram)
