@@ -30,22 +30,24 @@ def _dot(x, a, b):
 
 @meaning("ragged-dot")
 def _ragged_dot(x, a, b, sizes):
-    """Rows of `a` in consecutive groups; group g is multiplied with b[g]. Only the mode with a ragged free dimension."""
-    if x.get("lhs_batch_dims", ()) or x["lhs_ragged_dims"][0] in x["lhs_contracting_dims"] or len(x["rhs_group_dims"]) != 1:
-        raise EvaluateError(f"ragged-dot of {x.operands[0].shape} and {x.operands[1].shape}: only a ragged free dimension, no batch")
+    """Groups of consecutive indices along the ragged dimension of `a`: rows (group g is multiplied with b[g]), or the contracted dimension
+    (a product for each group). No batch dimensions."""
     ragged, contract = x["lhs_ragged_dims"][0], x["lhs_contracting_dims"]
-    group_dim = x["rhs_group_dims"][0]
-    b_contract = [d - (d > group_dim) for d in x["rhs_contracting_dims"]]
+    if x.get("lhs_batch_dims", ()) or ragged not in contract and len(x["rhs_group_dims"]) != 1:
+        raise EvaluateError(f"ragged-dot of {x.operands[0].shape} and {x.operands[1].shape}: batch dimensions are not supported here")
     a, b = _accumulated(a, x.operands[0].shape, x.shape), _accumulated(b, x.operands[1].shape, x.shape)
     result = np.zeros(x.shape.dims, np.result_type(a, b))
-    out_axis = [d for d in range(a.ndim) if d not in contract].index(ragged)
-    begin = 0
-    for g, size in enumerate(sizes):
-        end = min(begin + int(size), a.shape[ragged])
-        rows = a[(slice(None),) * ragged + (slice(begin, end),)]
-        part = np.tensordot(rows, np.take(b, g, group_dim), (contract, b_contract))
-        result[(slice(None),) * out_axis + (slice(begin, end),)] = part
-        begin = end
+    ends = np.minimum(np.cumsum(np.maximum(sizes, 0)), a.shape[ragged])
+    for g, (begin, end) in enumerate(zip((0, *ends), ends)):
+        part = np.take(a, range(begin, end), ragged)
+        if ragged in contract:
+            other = np.take(b, range(begin, end), x["rhs_contracting_dims"][contract.index(ragged)])
+            result[g] = np.tensordot(part, other, (contract, x["rhs_contracting_dims"]))
+        else:
+            (group,) = x["rhs_group_dims"]
+            axis = [d for d in range(a.ndim) if d not in contract].index(ragged)
+            kept = [d - (d > group) for d in x["rhs_contracting_dims"]]
+            result[(slice(None),) * axis + (slice(begin, end),)] = np.tensordot(part, np.take(b, g, group), (contract, kept))
     return result
 
 

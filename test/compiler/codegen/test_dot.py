@@ -94,13 +94,6 @@ def test_nan_and_infinity_stay_in_their_row():
     check(lambda x, y: build.dot(x, y, (1,), (0,)), a, np.ones((40, 35), "float32"))
 
 
-@pytest.mark.parametrize("sizes", [(3, 0, 5), (8, 0, 0), (2, 2, 2)])
-def test_ragged(sizes):
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((8, 5)).astype("float32"), rng.standard_normal((3, 5, 7)).astype("float32")
-    check(lambda x, y, s: build.ragged_dot(x, y, s, lhs_contract=(1,), rhs_contract=(1,), lhs_ragged=(0,), rhs_group=(0,)), a, b, np.array(sizes, "int32"), optimize=True)
-
-
 @pytest.mark.parametrize("m,n,k", [(9, 1, 16), (33, 70, 31), (64, 64, 64), (100, 33, 4200), (31, 600, 130)])
 @pytest.mark.parametrize("out", ["bf16", "f32"])
 @pytest.mark.parametrize("batch", [(), (3,)])

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Function
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, step_emitter
-from torch_hlo.hlo.dim import Dim, Size, dim_max
+from torch_hlo.hlo.dim import Dim, Size, dim_max, substitute, symbol
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, outputs
 from torch_hlo.hlo.shape import Literal, Shape
 
@@ -84,6 +84,7 @@ class Program:
         self._arena: Size = 0  # its largest value
         self._places: list[dict[Instruction, object]] = [{}]
         self.code: Function = None  # type: ignore[assignment]
+        self._locals: dict[str, tuple[Place, Size]] = {}  # sizes that the program computes: where they are, their limits
         self._sizes: dict[Size, str] = {}
         self._bases: dict[int, str] = {}
         self._arguments = 0
@@ -180,7 +181,21 @@ class Program:
     def _size(self, size: Dim) -> str:
         return emit_size(size, self._prologue, self._symbol)
 
+    @contextmanager
+    def local_size(self, name: str, place: Place, limit: Size):
+        """Yields a size that the program computes itself, an i64 in `place`, at most `limit` (what is allocated is made for that).
+        For functions that are begun and ended in the `with` block: they read it when they are entered."""
+        self._locals[name] = (place, limit)
+        try:
+            yield symbol(name)
+        finally:
+            del self._locals[name]
+
     def _symbol(self, name: str) -> str:
+        if name in self._locals:
+            place = self._locals[name][0]
+            address = self._prologue(f"getelementptr i8, ptr {self._base(place.word)}, i64 {self.size(place.offset)}")
+            return self._prologue(f"load i64, ptr {address}")
         if name not in self._symbols:
             raise CodegenError(f"size symbol {name} is used in {self.module.name} but no parameter defines it (module.symbols)")
         address = self._prologue(f"getelementptr i64, ptr %block, i64 {self._symbols[name]}")
@@ -366,6 +381,8 @@ class Program:
         return self._allocate(shape.nbytes, ALIGNMENT)
 
     def _allocate(self, nbytes: Size, align: int) -> Place:
+        if self._locals:
+            nbytes = substitute(nbytes, {name: limit for name, (_, limit) in self._locals.items()})
         align = max(align, ALIGNMENT)
         start = (self._top + (align - 1)) // align * align if align > ALIGNMENT else self._top
         end = start + (nbytes + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT

@@ -4,12 +4,14 @@
     dot(x, broadcast(w)) batched    -> dot(x, w): one large product instead of many with the same matrix
     dot(f32[1,64], f32[64,8])       -> reshape(dot(f32[64], f32[64,8]))
     dot without contraction         -> multiply(broadcast(x), broadcast(y))
+    ragged-dot(transpose(x), y)     -> ragged-dot(x, y) with other dimension numbers
 
 Dimensions of the result: batch, free of lhs, free of rhs. Contracting dimensions are sorted by lhs. The sign of a zero that a dot gives is not
 defined: its sum may start from either zero.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.passes.base import hlo_pass
@@ -175,6 +177,25 @@ def _without(x: Instruction, dropped: list[int]) -> Instruction:
     return h.broadcast(x.operands[0], [x.shape.dims[d] for d in kept], [kept.index(d) for d in x["dimensions"]])
 
 
+def ragged_transpose(out: Instruction) -> Instruction | None:
+    """ragged-dot(transpose(x), transpose(y)) -> ragged-dot(x, y) where each operand has one dimension that the result shows"""
+    x, y, sizes = out.operands
+    (ragged,) = out["lhs_ragged_dims"]
+    if out["lhs_batch_dims"] or (x.shape.rank, y.shape.rank) != ((2, 2) if ragged in out["lhs_contracting_dims"] else (2, 3)):
+        return None
+    if "transpose" not in (x.op, y.op):
+        return None
+    x, of_x = _untransposed(x)
+    y, of_y = _untransposed(y)
+    lhs, rhs = ([of[d] for d in out[f"{side}_contracting_dims"]] for side, of in (("lhs", of_x), ("rhs", of_y)))
+    return h.ragged_dot(x, y, sizes, lhs_contract=lhs, rhs_contract=rhs, lhs_ragged=[of_x[ragged]], rhs_group=[of_y[d] for d in out["rhs_group_dims"]], dtype=out.shape.dtype)
+
+
+def _untransposed(x: Instruction) -> tuple[Instruction, Sequence[int]]:
+    """The operand of a transpose, and which of its dimensions each dimension of `x` is."""
+    return (x.operands[0], x["dimensions"]) if x.op == "transpose" else (x, range(x.shape.rank))
+
+
 RULES = rules(
     (op("dot", where=plain), no_elements),
     (op("dot", where=plain), sort_contraction),
@@ -183,6 +204,7 @@ RULES = rules(
     (op("dot", where=plain), either_side(fold_transpose)),
     (op("dot", where=plain), both_broadcast),
     (op("dot", where=plain), rhs_broadcast),
+    (op("ragged-dot", where=plain), ragged_transpose),
 )
 
 

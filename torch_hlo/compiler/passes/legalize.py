@@ -183,7 +183,17 @@ def get_dimension_size(out: Instruction) -> Instruction | None:
 # Ragged dot
 
 
-def ragged_dot(out: Instruction) -> Instruction:
+def ragged_dot(out: Instruction) -> Instruction | None:
+    """Stays when it is a matrix product for each group, which has a kernel."""
+    x, y, _ = out.operands
+    (ragged,) = out["lhs_ragged_dims"]
+    ranks = (2, 2) if ragged in out["lhs_contracting_dims"] else (2, 3)
+    if (x.shape.rank, y.shape.rank) == ranks and not out["lhs_batch_dims"] and len(out["lhs_contracting_dims"]) == 1 and out.shape.dtype in ("f32", "f64"):
+        return None
+    return expand_ragged_dot(out)
+
+
+def expand_ragged_dot(out: Instruction) -> Instruction:
     """One dot per group; a ragged batch is an ordinary batched dot.
 
     Ragged rows: every group multiplies all rows with its matrix, and its own rows are kept.
