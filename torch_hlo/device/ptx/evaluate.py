@@ -22,7 +22,7 @@ from torch_hlo.device.ptx.table import RENDEZVOUS, TABLE, Code, Run, bits
 THREADS_AT_ONCE = 1 << 14
 SHARED_AT_ONCE = 32 << 20  # bytes of shared memory of the groups that run together
 STEPS = 20_000_000  # blocks of instructions of one launch: more is a loop without end
-_FAMILIES = ("arithmetic", "floats", "convert", "movement", "warp")
+_FAMILIES = ("arithmetic", "floats", "convert", "movement", "warp", "matrix", "async_copy")
 _SHARED_START = 1024  # the first bytes belong to the system (sm_90), and a null address is an error
 
 
@@ -96,6 +96,7 @@ class Block:
     condition: object = None
     live: frozenset[str] = frozenset()
     wait: object = None
+    guard: object = None  # of the instruction that threads wait for
     last: Instruction | None = None
     used: set[str] = field(default_factory=set)
     defined: set[str] = field(default_factory=set)
@@ -145,6 +146,7 @@ class Routine:
                 raise code.fail(x, f"{x.opcode} is not evaluated")
             if x.opcode in RENDEZVOUS:
                 block.wait = RENDEZVOUS[x.opcode](code, x)
+                block.guard = code.read(x, x.guard, "pred") if x.guard is not None and block.wait is not None else None
             if x.opcode in TABLE:
                 run = TABLE[x.opcode](code, x)
                 if run is not None:
@@ -244,6 +246,13 @@ class _Execution:
             + (f" ({rest} have ended)" if rest else ""), np.arange(len(frame))))
 
     def _meet(self, pc: int, block: Block, frame: Frame) -> Frame | None:
+        if block.guard is not None:
+            waits = frame.spread(block.guard(frame))
+            if not waits.all():
+                self.release(pc, frame.select(~waits))
+                if not waits.any():
+                    return None
+                frame = frame.select(waits)
         try:
             ready = block.wait(self, pc, frame)
         except Fault as fault:
@@ -331,6 +340,8 @@ class GridRun:
         self.dynamic_bytes, self.parameters = dynamic_bytes, words
         self.steps = self.events = 0
         self.barriers: dict[int, object] = {}
+        self.mbarriers: dict[int, object] = {}  # by address
+        self.queues: dict[str, object] = {}  # of asynchronous copies
         self.addresses = dict(image.addresses)
         start = local = _SHARED_START
         extern = None
@@ -351,7 +362,8 @@ class GridRun:
             self.addresses[extern.name] = start
             start += dynamic_bytes
         warps = -(-threads // 32)
-        self.shared = Shared(groups_here, _SHARED_START, start - _SHARED_START,
+        first = min((a for n, a in self.addresses.items() if n in variables and variables[n].space == "shared"), default=start)
+        self.shared = Shared(groups_here, first, start - first,
                              (lambda nbytes: Races(groups_here, warps, nbytes, image.unit)) if start > _SHARED_START else None)
         self.races = self.shared.races
         self.local = Local(groups_here * threads, local)

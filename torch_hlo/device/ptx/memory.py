@@ -140,7 +140,8 @@ class Window:
         if int(address.min()) < self.first or int(address.max()) + nbytes > self.first + self.nbytes:
             a = np.atleast_1d(address)
             wrong = np.flatnonzero((a < self.first) | (a + nbytes > self.first + self.nbytes))
-            raise Fault(f"access of {nbytes} bytes at {self.what} address {int(a[wrong[0]]) - self.first}, which has {self.nbytes} bytes", wrong)
+            raise Fault(f"access of {nbytes} bytes at {self.what} address {int(a[wrong[0]]):#x}, {int(a[wrong[0]]) - self.first} bytes after the first "
+                        f"variable; there are {self.nbytes}", wrong)
         return address - self.first + self.owner(frame) * self.stride
 
     def load(self, frame, address, size: int, count: int) -> list:

@@ -226,6 +226,8 @@ def map_rank(code: Code, x: Instruction) -> Run:
 @instruction("prefetch", "prefetchu", "nanosleep", "membar", "fence", "discard", "applypriority", "pmevent", "createpolicy", "griddepcontrol", "setmaxnreg")
 def nothing(code: Code, x: Instruction) -> Run | None:
     """Hints, and orderings that one instruction at a time gives anyway."""
+    if x.opcode == "fence" and "proxy" in x.modifiers and any(m.startswith("async") for m in x.modifiers):
+        return lambda frame: frame.run.races and frame.run.races.fence(*frame.warps())
     if x.opcode == "createpolicy":
         write = code.write(x, 0, "b64")
         return lambda frame: write(frame, np.uint64(0))

@@ -128,17 +128,20 @@ class Races:
         group, warp, lane = self._who(frame, None)
         self._set(self._units(place, nbytes), warp, lane, self.known[group, warp, warp])
 
-    def start_read(self, frame, place, nbytes: int) -> None:
-        """Something asynchronous begins to read: what it sees must be known to the thread, and fenced."""
-        units = self._units(place, nbytes)
+    def start_read(self, frame, units: np.ndarray) -> None:
+        """The one thread of the frame begins an asynchronous read of units: what it sees must be known to the thread, and fenced. Raises Fault."""
         group, warp, lane = self._who(frame, None)
-        self.read(frame, place, nbytes)
+        units = units[None]
+        if (self.write_warp[units] == NOBODY).any():
+            raise Fault("reads shared memory that nobody has written", np.array([0]))
+        ordered = self._written_before(units, group, warp, lane)
+        if not ordered.all():
+            self._race("reads", units, ordered, frame)
         fenced = (self.write_time[units] <= self.fenced[group[:, None], self.write_warp[units]]) | (self.write_lane[units] == COPY)
         if not fenced.all():
-            raise Fault("is read asynchronously, and was written without a fence.proxy.async since", np.flatnonzero(~fenced.all(1)))
-        column = np.broadcast_to(warp[:, None], units.shape)
-        self.read_time[units, column] = IN_FLIGHT
-        self.read_lane[units, column] = MANY
+            raise Fault("reads asynchronously what was written without a fence.proxy.async since", np.array([0]))
+        self.read_time[units, warp[0]] = IN_FLIGHT
+        self.read_lane[units, warp[0]] = MANY
 
     def finish_read(self, group: int, warp: int, units: np.ndarray) -> None:
         mine = units[self.read_time[units, warp] == IN_FLIGHT]

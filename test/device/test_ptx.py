@@ -1,0 +1,352 @@
+"""The PTX evaluator: what instructions do, by the formulas of the PTX ISA document, and that mistakes are found."""
+import numpy as np
+import pytest
+
+from torch_hlo.device.ptx.evaluate import GlobalMemory, Image, PtxError
+
+
+def run(body: str, arrays, threads: int = 32, groups: int = 1, target: str = "sm_90a", declarations: str = "", shared_bytes: int = 0) -> None:
+    """Runs a kernel with a pointer %rdA0, %rdA1, … per array, the thread's number in %tid and in %rdT; arrays change in place."""
+    parameters = ",\n".join(f".param .u64 k_param_{i}" for i in range(len(arrays)))
+    loads = "\n".join(f"ld.param.b64 %rdA{i}, [k_param_{i}];" for i in range(len(arrays)))
+    text = f""".version 8.6
+.target {target}
+.address_size 64
+{declarations}
+.visible .entry k({parameters})
+{{
+.reg .pred %p<50>; .reg .b16 %rs<50>; .reg .b32 %r<100>; .reg .b64 %rd<100>; .reg .b64 %rdA<10>; .reg .b64 %rdT; .reg .b32 %tid; .reg .b32 %lane;
+{loads}
+mov.u32 %tid, %tid.x;
+and.b32 %lane, %tid, 31;
+cvt.u64.u32 %rdT, %tid;
+{body}
+ret;
+}}
+"""
+    memory = GlobalMemory()
+    for a in arrays:
+        memory.add(a.ctypes.data, a.nbytes)
+    Image(text).launch("k", groups, threads, [a.ctypes.data for a in arrays], memory, shared_bytes)
+
+
+def of(kind, *values):
+    """A copy that is aligned to 16 bytes."""
+    values = np.asarray(values[0] if len(values) == 1 else values, kind)
+    raw = np.zeros(values.nbytes + 16, np.uint8)
+    skip = -raw.ctypes.data % 16
+    out = raw[skip:skip + values.nbytes].view(values.dtype).reshape(values.shape)
+    out[...] = values
+    return out
+
+
+def each(instruction: str, kind: str, result: str, *inputs):
+    """The results of an instruction whose operands are %r1…/%rd1… (b32, b64) loaded from arrays: `instruction` uses {d}, {a}, {b}, {c}."""
+    width = {1: "rs", 2: "rs", 4: "r", 8: "rd"}
+    n = len(inputs[0])
+    out = of(result, np.zeros(n))
+    arrays = [of(i.dtype, i) for i in inputs] + [out]
+    lines, names = [], {}
+    for i, (a, letter) in enumerate(zip(inputs, "abc")):
+        size = a.dtype.itemsize
+        names[letter] = f"%{width[size]}{i + 1}"
+        lines += [f"mad.lo.u64 %rd9{i}, %rdT, {size}, %rdA{i};", f"ld.global.b{8 * size} {names[letter]}, [%rd9{i}];"]
+    size = out.dtype.itemsize
+    names["d"] = f"%{width[size]}9"
+    body = "\n".join([*lines, instruction.format(**names), f"mad.lo.u64 %rd99, %rdT, {size}, %rdA{len(inputs)};", f"st.global.b{8 * size} [%rd99], {names['d']};"])
+    run(body, arrays, threads=n)
+    return out
+
+
+F32, F64, U32, S32, U64, S64, U16 = np.float32, np.float64, np.uint32, np.int32, np.uint64, np.int64, np.uint16
+NAN, INF = np.nan, np.inf
+
+
+def f(*values):
+    return np.array(values, F32)
+
+
+def u(*values):
+    return np.array([v & 0xFFFFFFFF for v in values], U32)
+
+
+def q(*values):
+    return np.array([v & (1 << 64) - 1 for v in values], U64)
+
+
+@pytest.mark.parametrize(("instruction", "inputs", "expected"), [
+    ("mul.hi.s32 {d}, {a}, {b};", (u(-3, 1 << 31), u(1 << 30, 1 << 31)), u(-1, 1 << 30)),
+    ("mul.hi.u64 {d}, {a}, {b};", (q(-1, 1 << 40), q(-1, 1 << 40)), q(-2, 1 << 16)),
+    ("mul.hi.s64 {d}, {a}, {b};", (q(-1, -5), q(7, -(1 << 63))), q(-1, (5 << 63) >> 64)),
+    ("mul.wide.s32 {d}, {a}, {b};", (u(-2, 5), u(3, -7)), q(-6, -35)),
+    ("div.s32 {d}, {a}, {b};", (u(-7, 7), u(2, -2)), u(-3, -3)),
+    ("rem.s32 {d}, {a}, {b};", (u(-7, 7), u(2, -2)), u(-1, 1)),
+    ("shl.b32 {d}, {a}, {b};", (u(1, 3), u(31, 40)), u(1 << 31, 0)),
+    ("shr.s32 {d}, {a}, {b};", (u(-8, -8), u(1, 99)), u(-4, -1)),
+    ("bfe.s32 {d}, {a}, {b}, 4;", (u(0xF0, 0x70), u(4, 4)), u(-1, 7)),
+    ("bfe.u32 {d}, {a}, {b}, 8;", (u(0xABCD1234, -1), u(8, 28)), u(0x12, 0xF)),
+    ("bfi.b32 {d}, {a}, {b}, 4, 8;", (u(0xFF, 0x12), u(0, -1)), u(0xFF0, 0xFFFFF12F)),
+    ("clz.b32 {d}, {a};", (u(0, 1, 1 << 31),), u(32, 31, 0)),
+    ("popc.b32 {d}, {a};", (u(0, -1, 5),), u(0, 32, 2)),
+    ("brev.b32 {d}, {a};", (u(1, 0x80000001),), u(1 << 31, 0x80000001)),
+    ("prmt.b32 {d}, {a}, {b}, 0x7210;", (u(0x33221100, 0x33221100), u(0x77665544, 0xFF665544)), u(0x77221100, 0xFF221100)),
+    ("prmt.b32 {d}, {a}, {b}, 0x9810;", (u(0x0080FF7F, 1), u(0, 0)), u(0xFF00FF7F, 1)),
+    ("shf.l.wrap.b32 {d}, {a}, {b}, 8;", (u(0x11223344, 0), u(0x55667788, 1)), u(0x66778811, 0x100)),
+    ("lop3.b32 {d}, {a}, {b}, {c}, 0xE8;", (u(0b1100, 1), u(0b1010, 1), u(0b0110, 0)), u(0b1110, 1)),
+    ("add.sat.s32 {d}, {a}, {b};", (u((1 << 31) - 1, -(1 << 31)), u(5, -5)), u((1 << 31) - 1, -(1 << 31))),
+    ("min.f32 {d}, {a}, {b};", (f(NAN, 1, -0.0), f(2, NAN, 0.0)), f(2, 1, -0.0)),
+    ("max.NaN.f32 {d}, {a}, {b};", (f(NAN, 1), f(2, 3)), f(NAN, 3)),
+    ("fma.rn.f32 {d}, {a}, {b}, {c};", (f(1 + 2**-12, 3e38), f(1 + 2**-12, 2), f(-1, -3e38)), f(2**-11 + 2**-24, 3e38)),
+    ("fma.rn.f32 {d}, {a}, {b}, {c};", (f(1 + 2**-12), f(1 + 2**-12), f(2**-60)), f(1 + 2**-11 + 2**-23)),  # rounding to float64 first would make it a tie
+    ("add.rz.f32 {d}, {a}, {b};", (f(1, -1), f(2**-24 + 2**-26, -(2**-24) - 2**-26)), f(1, -1)),
+    ("add.rp.f32 {d}, {a}, {b};", (f(1, -1), f(2**-30, -(2**-30))), f(1 + 2**-23, -1)),
+    ("add.ftz.f32 {d}, {a}, {b};", (f(1e-40, 1), f(1e-40, 1e-40)), f(0, 1)),
+    ("mul.sat.f32 {d}, {a}, {b};", (f(3, NAN, -1), f(3, 1, 1)), f(1, 0, 0)),
+    ("copysign.f32 {d}, {a}, {b};", (f(-1, 1), f(5, -6)), f(-5, 6)),
+    ("ex2.approx.ftz.f32 {d}, {a};", (f(3, -1),), f(8, 0.5)),
+    ("rsqrt.approx.f32 {d}, {a};", (f(4, 0),), f(0.5, INF)),
+    ("cvt.rni.s32.f32 {d}, {a};", (f(2.5, -3.5, 1e20, NAN, -1e20),), u(2, -4, (1 << 31) - 1, 0, 1 << 31)),
+    ("cvt.rzi.u32.f32 {d}, {a};", (f(2.9, -1, 1e20, NAN),), u(2, 0, -1, 0)),
+    ("cvt.rmi.f32.f32 {d}, {a};", (f(2.5, -2.5),), f(2, -3)),
+    ("cvt.rn.f32.u64 {d}, {a};", (q((1 << 40) + (1 << 16) + 1, -1),), f((1 << 40) + (1 << 17), 2.0**64)),
+    ("cvt.rzi.s64.f64 {d}, {a};", (np.array([-1.5, 1e30, NAN]),), q(-1, (1 << 63) - 1, 1 << 63)),
+    ("cvt.rn.bf16x2.f32 {d}, {a}, {b};", (f(1, 1 + 2**-8), f(2, 1 + 3 * 2**-8)), u(0x3F804000, 0x3F803F82)),
+    ("cvt.rn.f16x2.f32 {d}, {a}, {b};", (f(1, -2), f(0.5, 65536)), u(0x3C003800, 0xC0007C00)),
+    ("cvt.rna.tf32.f32 {d}, {a};", (f(1 + 2**-11, 1 + 2**-12),), f(1 + 2**-10, 1)),
+    ("cvt.rn.satfinite.e4m3x2.f32 %rs1, {a}, {b}; cvt.u32.u16 {d}, %rs1;", (f(1, 1000), f(-2, 2**-9)), u(0x38C0, 0x7E01)),
+    ("setp.lt.f32 %p1, {a}, {b}; selp.b32 {d}, 1, 0, %p1;", (f(NAN, 1, 2), f(1, 2, 1)), u(0, 1, 0)),
+    ("setp.ltu.f32 %p1, {a}, {b}; selp.b32 {d}, 1, 0, %p1;", (f(NAN, 1, 2), f(1, 2, 1)), u(1, 1, 0)),
+    ("setp.ne.f32 %p1, {a}, {b}; selp.b32 {d}, 1, 0, %p1;", (f(NAN, 1), f(1, 1)), u(0, 0)),
+    ("setp.neu.f32 %p1, {a}, {b}; selp.b32 {d}, 1, 0, %p1;", (f(NAN, 1), f(1, 1)), u(1, 0)),
+    ("setp.gt.or.u32 %p2|%p3, {a}, {b}, false; selp.b32 {d}, 1, 0, %p3;", (u(-1, 1), u(1, 2)), u(0, 1)),
+    ("fma.rn.f16x2 {d}, {a}, {b}, {a};", (u(0x3C004000), u(0x40003800)), u(0x42004200)),
+    ("add.rn.bf16x2 {d}, {a}, {b};", (u(0x3F803F80), u(0x40003B80)), u(0x40403F80)),
+    ("mov.b64 {d}, {{{a}, {b}}};", (u(1, 2), u(3, 4)), q(3 << 32 | 1, 4 << 32 | 2)),
+    ("slct.s32.s32 {d}, {a}, {b}, {c};", (u(1, 1), u(2, 2), u(-1, 0)), u(2, 1)),
+    ("dp4a.s32.s32 {d}, {a}, {b}, {c};", (u(0x01020304, 0xFF000000), u(0x01010101, 0x02000000), u(5, 0)), u(15, -2)),
+])  # fmt: skip
+def test_instruction(instruction, inputs, expected):
+    got = each(instruction, "", expected.dtype, *inputs)
+    np.testing.assert_array_equal(got, expected)
+    if expected.dtype == F32:
+        np.testing.assert_array_equal(np.signbit(got), np.signbit(expected))
+
+
+def test_fma_is_rounded_once():
+    """Against exact rational arithmetic, with many cancellations."""
+    from fractions import Fraction
+
+    g = np.random.default_rng(0)
+    a, b = ((1 + g.integers(0, 1 << 23, 60) * 2.0**-23).astype(F32) for _ in range(2))
+    c = (-(a.astype(F64) * b)).astype(F32)
+    c[::3] = (g.standard_normal(20) * 2.0**-24).astype(F32)
+    got = each("fma.rn.f32 {d}, {a}, {b}, {c};", "", F32, a, b, c)
+    double = [v.astype(F64) * np.float64(1 + 2**-30) for v in (a, b, c)]
+    got64 = each("fma.rn.f64 {d}, {a}, {b}, {c};", "", F64, *double)
+    for values, results, dtype in (((a, b, c), got, F32), (double, got64, F64)):
+        for x, y, z, r in zip(*values, results):
+            exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
+            near = [dtype(r), np.nextafter(dtype(r), dtype(-np.inf)), np.nextafter(dtype(r), dtype(np.inf))]
+            assert min(near, key=lambda v: abs(Fraction(float(v)) - exact)) == r
+
+
+# -- threads -------------------------------------------------------------------------------------------------------------------
+LOOP = """
+mov.b32 %r1, 0;
+mov.b32 %r2, %tid;
+AGAIN:
+setp.eq.s32 %p1, %r2, 0;
+@%p1 bra DONE;
+add.s32 %r1, %r1, %r2;
+sub.s32 %r2, %r2, 1;
+bra AGAIN;
+DONE:
+mad.lo.u64 %rd1, %rdT, 4, %rdA0;
+st.global.b32 [%rd1], %r1;
+"""
+
+
+def test_threads_leave_a_loop_one_by_one():
+    out = of(U32, np.zeros(70))
+    run(LOOP, [out], threads=70)
+    np.testing.assert_array_equal(out, [n * (n + 1) // 2 for n in range(70)])
+
+
+@pytest.mark.parametrize(("mode", "b", "c", "source"), [
+    ("bfly", 5, 0x1F, lambda i: i ^ 5), ("up", 3, 0, lambda i: i - 3 if i >= 3 else i), ("down", 3, 0x1F, lambda i: i + 3 if i + 3 < 32 else i),
+    ("idx", 7, 0x1F, lambda i: 7), ("idx", 1, 0x181F, lambda i: i & 24 | 1), ("down", 2, 0x1807, lambda i: i + 2 if i % 8 < 6 else i),
+])  # fmt: skip
+def test_shuffle(mode, b, c, source):
+    """c: limit in bits 0-4, segment mask in bits 8-12."""
+    out = of(U32, np.zeros(64))
+    run(f"shfl.sync.{mode}.b32 %r1|%p1, %tid, {b}, {c}, -1; mad.lo.u64 %rd1, %rdT, 4, %rdA0; st.global.b32 [%rd1], %r1;", [out], threads=64)
+    np.testing.assert_array_equal(out, [w + source(i) for w in (0, 32) for i in range(32)])
+
+
+def test_shuffles_wait_for_lanes_that_took_another_way():
+    out = of(U32, np.zeros(32))
+    run("""setp.lt.u32 %p1, %tid, 10; mov.b32 %r1, 1;
+@%p1 bra SHUFFLE;
+mov.b32 %r1, 2;
+SHUFFLE:
+shfl.sync.bfly.b32 %r2, %r1, 16, 31, -1; mad.lo.u64 %rd1, %rdT, 4, %rdA0; st.global.b32 [%rd1], %r2;""", [out])
+    np.testing.assert_array_equal(out, [1 if (i ^ 16) < 10 else 2 for i in range(32)])
+
+
+def test_votes():
+    out = of(U32, np.zeros(32))
+    run("""setp.lt.u32 %p1, %tid, 5; vote.sync.ballot.b32 %r1, %p1, -1; vote.sync.any.pred %p2, %p1, -1; vote.sync.all.pred %p3, %p1, -1;
+selp.b32 %r2, 256, 0, %p2; selp.b32 %r3, 512, 0, %p3; or.b32 %r1, %r1, %r2; or.b32 %r1, %r1, %r3; mad.lo.u64 %rd1, %rdT, 4, %rdA0; st.global.b32 [%rd1], %r1;""", [out])
+    assert (out == 0x1F + 256).all()
+
+
+def test_atomics_take_every_thread():
+    out = of(U32, np.zeros(4))
+    run("""and.b32 %r1, %tid, 3; cvt.u64.u32 %rd1, %r1; mad.lo.u64 %rd1, %rd1, 4, %rdA0; atom.global.add.u32 %r2, [%rd1], %tid;""", [out], threads=64, groups=2)
+    np.testing.assert_array_equal(out, [2 * sum(range(k, 64, 4)) for k in range(4)])
+
+
+# -- what hardware would not say -----------------------------------------------------------------------------------------------------
+SHARED = ".shared .align 16 .b8 buffer[256];"
+WRITE = "mov.b32 %r1, buffer; mad.lo.u32 %r2, %tid, 4, %r1; st.shared.b32 [%r2], %tid;"
+READ = "xor.b32 %r3, %tid, {0}; mad.lo.u32 %r3, %r3, 4, %r1; ld.shared.b32 %r4, [%r3];"
+
+
+@pytest.mark.parametrize(("body", "threads", "message"), [
+    ("mad.lo.u64 %rd1, %rdT, 4, %rdA0; ld.global.b32 %r1, [%rd1];", 65, r"line \d+: `ld.global.b32 %r1, \[%rd1\];`: .*outside of every array: 0 bytes after.*the first is thread 64 of group 0"),
+    ("mad.lo.u64 %rd1, %rdT, 4, %rdA0; ld.global.v2.b32 {%r1, %r2}, [%rd1];", 32, r"not a multiple of 8.*thread 1"),
+    ("st.global.b32 [%rdA0], %tid;", 32, "several threads write different values to one address"),
+    (WRITE + READ.format(32), 64, "thread 0 has written, with no barrier in between|thread 32 has written"),
+    (WRITE + READ.format(1), 64, "has written, with no barrier"),
+    (WRITE + "bar.sync 0;" + READ.format(32) + WRITE, 64, "has read, with no barrier in between"),
+    ("mov.b32 %r1, buffer;" + READ.format(0), 64, "nobody has written"),
+    ("mov.b32 %r1, buffer; st.shared.b32 [%r1+256], %tid;", 1, "shared address 0x[0-9a-f]+, 256 bytes after the first variable; there are 256"),
+    ("setp.lt.u32 %p1, %tid, 32; @%p1 bra L; bar.sync 0; L:", 64, "32 threads wait at the barrier for others that never come"),
+    ("setp.lt.u32 %p1, %tid, 7; @%p1 ret; shfl.sync.bfly.b32 %r1, %tid, 1, 31, -1;", 32, "wait here or elsewhere for others"),
+    ("frob.b32 %r1, %r2;", 32, r"line \d+: frob is not evaluated: frob.b32 %r1, %r2;"),
+    ("add.rn.f32.wobbly %r1, %r2, %r3;", 32, "is not evaluated"),
+    ("trap;", 32, "the kernel traps"),
+])  # fmt: skip
+def test_mistakes_are_found(body, threads, message):
+    with pytest.raises(PtxError, match=message):
+        run(body, [of(U32, np.zeros(64))], threads=threads, declarations=SHARED)
+
+
+@pytest.mark.parametrize("body", [WRITE + "bar.sync 0;" + READ.format(32), WRITE + READ.format(0), WRITE + "bar.warp.sync -1;" + READ.format(1),
+                                  WRITE + "bar.sync 0;" + READ.format(32) + "bar.sync 0;" + WRITE])  # fmt: skip
+def test_ordered_accesses_are_not_mistakes(body):
+    run(body, [of(U32, np.zeros(64))], threads=64, declarations=SHARED)
+
+
+# -- matrices -----------------------------------------------------------------------------------------------------------------------
+def group_of(lane):
+    return lane >> 2
+
+
+def t_of(lane):
+    return lane % 4
+
+
+# Section 9.7.14.5: (row of A, column of A, row of B) of element i in a lane, as the document has them.
+FRAGMENTS = {
+    ("m16n8k16", 2): (lambda n, i: group_of(n) + (0 if i < 2 or 4 <= i < 6 else 8), lambda n, i: t_of(n) * 2 + (i & 1) + (0 if i < 4 else 8),
+                      lambda n, i: t_of(n) * 2 + (i & 1) + (0 if i < 2 else 8)),
+    ("m16n8k8", 2): (lambda n, i: group_of(n) + (0 if i < 2 else 8), lambda n, i: t_of(n) * 2 + (i & 1), lambda n, i: t_of(n) * 2 + i),
+    ("m16n8k8", 4): (lambda n, i: group_of(n) + (0 if i in (0, 2) else 8), lambda n, i: t_of(n) + (0 if i < 2 else 4), lambda n, i: t_of(n) + 4 * i),
+    ("m16n8k4", 4): (lambda n, i: group_of(n) + 8 * i, lambda n, i: t_of(n), lambda n, i: t_of(n)),
+    ("m16n8k16", 1): (lambda n, i: group_of(n) + (0 if i < 4 else 8), lambda n, i: t_of(n) * 4 + (i & 3), lambda n, i: t_of(n) * 4 + i),
+    ("m16n8k32", 1): (lambda n, i: group_of(n) + (0 if i < 4 or 8 <= i < 12 else 8), lambda n, i: t_of(n) * 4 + (i & 3) + (0 if i < 8 else 16),
+                      lambda n, i: t_of(n) * 4 + (i & 3) + (0 if i < 4 else 16)),
+}  # fmt: skip
+
+
+def encode(values, kind):
+    from torch_hlo.hlo.numeric import encode as bits
+
+    name = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "e4m3": "f8e4m3fn", "e5m2": "f8e5m2", "s8": "s8"}[kind]
+    return np.frombuffer(bits(values, name), np.uint8)
+
+
+@pytest.mark.parametrize(("shape", "kind"), [
+    ("m16n8k16", "bf16"), ("m16n8k16", "f16"), ("m16n8k8", "f16"), ("m16n8k8", "bf16"), ("m16n8k8", "tf32"), ("m16n8k4", "tf32"), ("m16n8k32", "s8"),
+    ("m16n8k16", "s8"), ("m16n8k32", "e4m3"), ("m16n8k32", "e5m2"),
+])  # fmt: skip
+def test_matrix_product(shape, kind):
+    """A and B are random; a fragment in a wrong place gives a wrong product."""
+    size = {"bf16": 2, "f16": 2, "tf32": 4}.get(kind, 1)
+    k = int(shape[shape.index("k") + 1:])
+    rows, columns, deep = FRAGMENTS[shape, size]
+    g = np.random.default_rng(0)
+    a, b = g.integers(-3, 4, (16, k)), g.integers(-3, 4, (k, 8))
+    c = g.integers(-100, 100, (16, 8))
+    integer = kind == "s8"
+    per_a, per_b = 16 * k // 32, 8 * k // 32
+    lanes = range(32)
+    fa = np.array([[a[rows(n, i), columns(n, i)] for i in range(per_a)] for n in lanes], F32 if not integer else np.int8)
+    fb = np.array([[b[deep(n, i), group_of(n)] for i in range(per_b)] for n in lanes], F32 if not integer else np.int8)
+    at = [[(group_of(n) + (0 if i < 2 else 8), t_of(n) * 2 + (i & 1)) for i in range(4)] for n in lanes]
+    dtype = S32 if integer else F32
+    fc = of(dtype, np.array([[c[p] for p in row] for row in at], dtype))
+    ra, rb = of(U32, encode(fa, kind).view(U32).reshape(32, -1)), of(U32, encode(fb, kind).view(U32).reshape(32, -1))
+    out = of(dtype, np.zeros((32, 4)))
+    na, nb = ra.shape[1], rb.shape[1]
+    load = "".join(f"mad.lo.u64 %rd{j}, %rdT, {4 * n}, %rdA{j};" + "".join(f"ld.global.b32 %r{10 * j + i}, [%rd{j}+{4 * i}];" for i in range(n)) for j, n in enumerate((na, nb, 4)))
+    reg = lambda j, n: "{" + ", ".join(f"%r{10 * j + i}" for i in range(n)) + "}"  # noqa: E731
+    result = "s32" if integer else "f32"
+    body = load + f"mma.sync.aligned.{shape}.row.col.{result}.{kind}.{kind}.{result} {reg(3, 4)}, {reg(0, na)}, {reg(1, nb)}, {reg(2, 4)};"
+    body += "mad.lo.u64 %rd3, %rdT, 16, %rdA3; st.global.v4.b32 [%rd3], {%r30, %r31, %r32, %r33};"
+    run(body, [ra, rb, fc, out])
+    expected = a @ b + c
+    np.testing.assert_array_equal(out, [[expected[p] for p in row] for row in at])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_from_shared_memory(count, transposed):
+    """ldmatrix: element (r, c) of matrix m is 64 m + 8 r + c; rows lie 32 bytes apart. stmatrix puts them back."""
+    out, back = of(U16, np.zeros((32, count, 2))), of(U16, np.zeros((count * 8, 8)))
+    trans = ".trans" if transposed else ""
+    reg = "{" + ", ".join(f"%r{20 + i}" for i in range(count)) + "}"
+    fill = "".join(f"shl.b32 %r2, %tid, 3; add.u32 %r2, %r2, {i}; cvt.u16.u32 %rs1, %r2; st.shared.b16 [%r1+{2 * i}], %rs1;" for i in range(8))
+    body = f"""mov.b32 %r0, memory; shl.b32 %r1, %tid, 5; add.u32 %r1, %r1, %r0; {fill} bar.warp.sync -1;
+ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {reg}, [%r1];
+mad.lo.u64 %rd1, %rdT, {4 * count}, %rdA0;""" + "".join(f"st.global.b32 [%rd1+{4 * i}], %r{20 + i};" for i in range(count))
+    body += f"""bar.warp.sync -1; add.u32 %r1, %r1, 16; stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r1], {reg}; bar.warp.sync -1;
+setp.lt.u32 %p1, %tid, {8 * count}; mad.lo.u64 %rd2, %rdT, 16, %rdA1; @%p1 ld.shared.v4.b32 {{%r40, %r41, %r42, %r43}}, [%r1]; @%p1 st.global.v4.b32 [%rd2], {{%r40, %r41, %r42, %r43}};"""
+    run(body, [out, back], declarations=".shared .align 16 .b8 memory[1024];")
+    for n in range(32):
+        for m in range(count):
+            places = [(2 * (n % 4) + i, n // 4) if transposed else (n // 4, 2 * (n % 4) + i) for i in range(2)]
+            assert list(out[n, m]) == [64 * m + 8 * r + c for r, c in places]
+    np.testing.assert_array_equal(back, np.arange(count * 64).reshape(-1, 8))
+
+
+# -- asynchronous copies ---------------------------------------------------------------------------------------------------------------
+COPY = "mov.b32 %r1, memory; shl.b32 %r2, %tid, 4; add.u32 %r1, %r1, %r2; mad.lo.u64 %rd1, %rdT, 16, %rdA0; mad.lo.u64 %rd2, %rdT, 16, %rdA1;"
+BACK = "ld.shared.v4.b32 {{%r3, %r4, %r5, %r6}}, [%r1+{0}]; st.global.v4.b32 [%rd2], {{%r3, %r4, %r5, %r6}};".format
+
+
+def copies(body):
+    source, out = of(U32, np.arange(128)), of(U32, np.zeros(128))
+    run(COPY + body, [source, out], declarations=".shared .align 16 .b8 memory[1024];")
+    return source, out
+
+
+def test_copies_in_groups():
+    source, out = copies("cp.async.cg.shared.global [%r1], [%rd1], 16; cp.async.commit_group; cp.async.ca.shared.global [%r1+512], [%rd1], 16, 4; cp.async.commit_group;"
+                         "cp.async.wait_group 1;" + BACK(0))
+    np.testing.assert_array_equal(out, source)
+    source, out = copies("cp.async.ca.shared.global [%r1+512], [%rd1], 16, 4; cp.async.wait_all;" + BACK(512))
+    np.testing.assert_array_equal(out.reshape(32, 4), source.reshape(32, 4) * [1, 0, 0, 0])  # the rest is zeros
+
+
+@pytest.mark.parametrize(("body", "message"), [
+    ("cp.async.cg.shared.global [%r1], [%rd1], 16; cp.async.commit_group;" + BACK(0), "asynchronous copy is still writing"),
+    ("cp.async.cg.shared.global [%r1], [%rd1], 16; cp.async.commit_group; cp.async.wait_group 1;" + BACK(0), "asynchronous copy is still writing"),
+    ("cp.async.cg.shared.global [%r1], [%rd1], 16; cp.async.wait_group 0;" + BACK(0), "asynchronous copy is still writing"),
+    ("cp.async.cg.shared.global [%r1], [%rd1], 16; cp.async.wait_all; sub.u32 %r1, %r1, %r2; xor.b32 %r2, %r2, 16; add.u32 %r1, %r1, %r2;" + BACK(0), "has written, with no barrier in between"),
+    ("cp.async.cg.shared.global [%r1], [%rd1], 8;", "4, 8 or 16 bytes"),
+])  # fmt: skip
+def test_copies_nobody_waits_for(body, message):
+    with pytest.raises(PtxError, match=message):
+        copies(body)
