@@ -471,7 +471,7 @@ def test_python_runs_ahead_but_not_far(monkeypatch):
     for _ in range(4):
         x = x + 1
         step.mark_step()
-        assert len([j for j in executor._EXECUTOR.in_flight if not j.done.is_set()]) <= executor.DEPTH
+        assert len([j for j in executor._EXECUTOR.in_flight if not j.is_done()]) <= executor.DEPTH
     assert x.tolist() == [5] * 4
 
 

@@ -43,7 +43,8 @@ class Program:
     def __init__(self, executable: Executable, engine: llvm.ExecutionEngine) -> None:
         self.executable = executable
         self.engine = engine  # owns the machine code
-        self.entry = _ENTRY(engine.get_function_address(executable.entry))
+        self.address = engine.get_function_address(executable.entry)
+        self.entry = _ENTRY(self.address)
         self.constants = _copy_aligned(executable.constants)
         self.errors: dict[int, BaseException] = {}
         self.static_arena = executable.arena if isinstance(executable.arena, int) else None
@@ -63,20 +64,27 @@ class Program:
 
     def launch(self, words: tuple[int, ...]) -> None:
         """`call` without checks: the sizes, the addresses of the parameters, those of the outputs."""
-        if threads() != _POOL.active:
-            _pool()
-        arena_bytes = self.static_arena
-        if arena_bytes is None:
-            (arena_bytes,) = self.symbolic_arena(*words[: len(self.executable.symbols)])
-        arena = Arena.borrow(arena_bytes)
+        arena = Arena.borrow(self.prepare(words))
         try:
-            block = array("Q", (arena.address, *self._head, 0, *words))
+            block = self.block(words, arena)
             at = block.buffer_info()[0]
             self.entry(at)
         finally:
             arena.give_back()
         if self.errors and (error := self.errors.pop(at, None)) is not None:
             raise error
+
+    def prepare(self, words: Sequence[int]) -> int:
+        """Before a run: have the threads it wants. Returns the bytes of scratch memory that it needs; `words` as for `launch`."""
+        if threads() != _POOL.active:
+            _pool()
+        if self.static_arena is not None:
+            return self.static_arena
+        return self.symbolic_arena(*words[: len(self.executable.symbols)])[0]
+
+    def block(self, words: Sequence[int], arena: Arena) -> array:
+        """What the entry takes the address of."""
+        return array("Q", (arena.address, *self._head, 0, *words))
 
     def _host_call(self, block: int, number: int, arguments: int) -> None:
         """Called from native code; an exception is kept until the program has returned."""

@@ -1,7 +1,9 @@
 """The CPU back end (TORCH_HLO_DEVICE=cpu): modules become machine code, kept on disk between processes."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
@@ -11,6 +13,7 @@ from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.device import collective, cpu
+from torch_hlo.device.buffer import Arena
 from torch_hlo.device.runtime import Buffer, Memory, Observe
 from torch_hlo.hlo.collective import current
 from torch_hlo.hlo.ir import Module
@@ -41,6 +44,15 @@ class NativeProgram:
     def _run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
         self._loaded.call([b.memory.address for b in inputs], [b.memory.address for b in outputs], sizes)
+
+    def prepare(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> tuple[int, int, Callable[[Arena], array]] | None:
+        """For a thread without Python: the entry's address, the bytes of scratch memory it needs, and what makes its block. None if it calls Python."""
+        loaded = self._loaded
+        if loaded.callback is not None:
+            return None
+        sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
+        words = (*sizes, *[b.memory.address for b in inputs], *[b.memory.address for b in outputs])
+        return loaded.address, loaded.prepare(words), partial(loaded.block, words)
 
     def counts(self) -> list[tuple[int, int, int]]:
         """(calls, total ns, least ns) of each of `profile.steps`."""

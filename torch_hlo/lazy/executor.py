@@ -1,10 +1,11 @@
-"""Runs programs in order on one background thread, so that Python can trace the next step meanwhile; and compiles on another.
+"""Runs programs in order in the background, so that Python can trace the next step meanwhile; and compiles on another thread.
 
     throttle()                                          # waits while DEPTH jobs are in flight
     submit(Job("step", program, inputs, outputs, donated))
     wait(buffer)                                        # afterwards buffer.job is None, or a job with an error
     compiled = call_compiler(function)                  # on the compiler's thread: Ctrl-C ends the waiting, not the work
-A job whose inputs come from a failed job fails with the same error. Nothing here takes the step's lock.
+Native programs run on a native thread (device/stream.py), which needs no turn of the interpreter; programs that call Python, and other back ends,
+on a Python thread. A job whose inputs come from a failed job fails with the same error. Nothing here takes the step's lock.
 """
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -21,7 +23,9 @@ from typing import TypeVar
 
 from torch_hlo import config, metrics
 from torch_hlo.compiler.passes.base import collector_paused
+from torch_hlo.device.buffer import Arena
 from torch_hlo.device.runtime import Buffer, Program
+from torch_hlo.device.stream import Stream
 from torch_hlo.device.trim import release_compiler
 from torch_hlo.hlo.collective import named
 from torch_hlo.lazy import log
@@ -31,16 +35,39 @@ T = TypeVar("T")
 
 
 class Job:
-    """One run of a program. `donated`: (output, input) pairs that share memory. `error` is set before `done`."""
+    """One run of a program. `donated`: (output, input) pairs that share memory. `error` is set before it is done.
 
-    __slots__ = ("name", "program", "inputs", "outputs", "donated", "done", "error")
+    On the stream it has a `number` and a `block`; on the Python thread it waits for the job `after` it comes, and `ended` is locked until it is done.
+    """
+
+    __slots__ = ("name", "program", "inputs", "outputs", "donated", "error", "closed", "number", "block", "after", "ended")
 
     def __init__(
         self, name: str, program: Program, inputs: Sequence[Buffer], outputs: Sequence[Buffer], donated: Sequence[tuple[int, int]] = ()
     ) -> None:
         self.name, self.program, self.inputs, self.outputs, self.donated = name, program, inputs, outputs, donated
-        self.done = threading.Event()
         self.error: BaseException | None = None
+        self.closed = False
+        self.number: int | None = None
+        self.block: array | None = None
+        self.after: Job | None = None
+        self.ended: threading.Lock | None = None
+
+    def is_done(self) -> bool:
+        """True when it has run, or failed."""
+        if not self.closed and self.number is not None and _EXECUTOR.stream.is_done(self.number):
+            self._close(_EXECUTOR.stream.seconds(self.number))
+        return self.closed
+
+    def wait(self) -> None:
+        """Until it is done, as the jobs before it are."""
+        if self.closed:
+            return
+        if self.number is None:
+            with self.ended:
+                return
+        _EXECUTOR.stream.wait(self.number)
+        self.is_done()
 
     def run(self) -> None:
         """Run here. Never raises: the error is kept."""
@@ -55,14 +82,26 @@ class Job:
                 error.add_note(f"while running {self.name}")
                 self.error = error
                 _FAILED.append(self)
-        else:
-            for buffer in self.outputs:
-                buffer.job = None
         finally:
+            self._close(time.perf_counter() - start)
+
+    def _close(self, seconds: float) -> None:
+        """It has run: its results are there, and what it only needed is let go."""
+        executor = _EXECUTOR
+        with executor.lock:
+            if self.closed:
+                return
+            if self.error is None:
+                for buffer in self.outputs:
+                    buffer.job = None
             self.inputs = ()
-            self.program = None
-            metrics.record("ExecuteTime", time.perf_counter() - start)
-            self.done.set()
+            self.program = self.block = self.after = None
+            if self.number is not None:
+                executor.release()
+            self.closed = True
+        metrics.record("ExecuteTime", seconds)
+        if self.ended is not None:
+            self.ended.release()
 
     def _check_inputs(self) -> None:
         for buffer in self.inputs:
@@ -91,12 +130,16 @@ _state_lock = threading.Lock()
 
 
 class _Executor:
-    """The thread and its queue. Made on first use; anew in a forked child."""
+    """The threads and what is in flight. Made anew in a forked child; threads start on first use."""
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[Job] = SimpleQueue()
         self.in_flight: deque[Job] = deque()
         self.thread: threading.Thread | None = None
+        self.stream: Stream | None = None
+        self.lock = threading.RLock()
+        self.arena: Arena | None = None  # scratch memory of the jobs on the stream, one at a time; None while there are none
+        self.streaming = 0  # how many there are
 
     def start(self) -> None:
         with _state_lock:
@@ -107,9 +150,45 @@ class _Executor:
     def _loop(self) -> None:
         while True:
             job = self.queue.get()
-            if not job.done.is_set():  # submitted twice, after Ctrl-C
+            if not job.closed:  # else submitted twice, after Ctrl-C
+                if job.after is not None:
+                    _await(job.after)
                 job.run()
             del job  # no reference while waiting for the next
+
+    def prepare(self, job: Job) -> bool:
+        """Give a job its place on the stream. False for one that has to run on the Python thread."""
+        prepare = getattr(job.program, "prepare", None)
+        if prepare is None or any(j.number is None for j in self.in_flight):
+            return False
+        for _, i in job.donated:
+            if job.inputs[i].memory.readers:
+                return False
+        for buffer in job.inputs:
+            if buffer.job is not None and buffer.job.error is not None:
+                return False
+        prepared = prepare(job.inputs, job.outputs)
+        if prepared is None:
+            return False
+        entry, nbytes, block = prepared
+        if self.stream is None:
+            self.stream = Stream()
+        with self.lock:
+            if self.arena is not None and self.arena.nbytes < nbytes:
+                drain()  # it is in use
+            if self.arena is None:
+                self.arena = Arena.borrow(nbytes)
+            job.block = block(self.arena)
+            self.streaming += 1
+            job.number = self.stream.add(entry, job.block)
+        return True
+
+    def release(self) -> None:
+        """A job on the stream is done."""
+        self.streaming -= 1
+        if not self.streaming:
+            self.arena.give_back()
+            self.arena = None
 
 
 _EXECUTOR = _Executor()
@@ -123,26 +202,40 @@ def throttle() -> None:
             oldest = in_flight[0]
         except IndexError:  # another thread was faster
             return
-        oldest.done.wait()
+        oldest.wait()
         _forget_done(in_flight)
 
 
 def submit(job: Job) -> None:
-    """Queue a job; its output buffers are pending until it has run. With TORCH_HLO_ASYNC=0 it runs here."""
+    """Queue a job; its output buffers are pending until it has run. With TORCH_HLO_ASYNC=0 it runs here. May be repeated, after Ctrl-C."""
     executor = _EXECUTOR
-    if config.get("ASYNC"):
-        if executor.thread is None:
-            executor.start()
-        _forget_done(executor.in_flight)
-        executor.in_flight.append(job)
-        executor.queue.put(job)
-    else:
+    if not config.get("ASYNC"):
         drain()
         job.run()
+        return
+    in_flight = executor.in_flight
+    _forget_done(in_flight)
+    if job.closed:
+        return
+    if job.ended is None and (job.number is not None or executor.prepare(job)):
+        if job not in in_flight:
+            in_flight.append(job)
+        executor.stream.publish(job.number)
+        return
+    if executor.thread is None:
+        executor.start()
+    if job.ended is None:
+        job.after = in_flight[-1] if in_flight and in_flight[-1].number is not None else None
+        ended = threading.Lock()
+        ended.acquire()
+        job.ended = ended
+    if job not in in_flight:
+        in_flight.append(job)
+    executor.queue.put(job)
 
 
 def _forget_done(in_flight: deque[Job]) -> None:
-    while in_flight and in_flight[0].done.is_set():
+    while in_flight and in_flight[0].is_done():
         try:
             in_flight.popleft()
         except IndexError:
@@ -154,9 +247,21 @@ def drain() -> None:
     in_flight = _EXECUTOR.in_flight
     while in_flight:
         try:
-            in_flight[-1].done.wait()
+            in_flight[0].wait()
         except IndexError:
             return
+        _forget_done(in_flight)
+
+
+def _await(job: Job) -> None:
+    """Wait for a job, and for those before it, in order."""
+    in_flight = _EXECUTOR.in_flight
+    while not job.is_done():
+        try:
+            first = in_flight[0]
+        except IndexError:
+            continue
+        first.wait()
         _forget_done(in_flight)
 
 
@@ -164,7 +269,7 @@ def wait(buffer: Buffer) -> None:
     """Until the job that computes `buffer` has ended. If it failed, `buffer.job` stays and has an error."""
     job = buffer.job
     if job is not None:
-        job.done.wait()
+        _await(job)
 
 
 def forget_failures() -> None:

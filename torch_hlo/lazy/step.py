@@ -583,7 +583,7 @@ def _surface() -> None:
     """Forget runs that are done. If one failed, give its storages their graph back and raise its error."""
     with LOCK:
         _forget_done()
-        if not _IN_FLIGHT or not _IN_FLIGHT[0].job.done.is_set():
+        if not _IN_FLIGHT or not _IN_FLIGHT[0].job.is_done():
             return
         executor.drain()  # what came after may have failed with it
         error = _IN_FLIGHT[0].job.error
@@ -600,7 +600,7 @@ def _surface() -> None:
 def _forget_done() -> None:
     """Let go of the graphs of runs that succeeded, and of the arrays that only those still read."""
     with LOCK:
-        while _IN_FLIGHT and _IN_FLIGHT[0].job.done.is_set() and _IN_FLIGHT[0].job.error is None:
+        while _IN_FLIGHT and _IN_FLIGHT[0].job.is_done() and _IN_FLIGHT[0].job.error is None:
             _IN_FLIGHT.popleft()
 
 

@@ -239,15 +239,21 @@ _RELAX = {"x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86
 _FUTEX = {"x86_64": 202, "aarch64": 98}  # system call numbers on Linux
 
 
-def text(threshold_ps: int, spins: int = _SPINS) -> str:
-    """The pool's IR module for this platform."""
+def waiting(word: str, seen: str, timeout: str = "null") -> tuple[str, str, str, str]:
+    """(declarations, a pause, sleep while the i32 at `word` is `seen` (at most as long as the timespec `timeout`), wake all that sleep on `word`), as IR for this platform."""
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
     declare_relax, relax = _RELAX.get(machine, ("", ""))
     if sys.platform.startswith("linux") and machine in _FUTEX:
         declare = "declare i64 @syscall(i64, ...)"
-        call = f"call i64 (i64, ...) @syscall(i64 {_FUTEX[machine]}, ptr @generation, i32 {{op}}, i32 {{value}}, ptr null, ptr null, i32 0)"
-        sleep = "%r = " + call.format(op=128, value="%seen")
-        wake = "%r = " + call.format(op=129, value=2**31 - 1)
+        call = f"call i64 (i64, ...) @syscall(i64 {_FUTEX[machine]}, ptr {word}, i32 {{op}}, i32 {{value}}, ptr {{limit}}, ptr null, i32 0)"
+        sleep = "%r = " + call.format(op=128, value=seen, limit=timeout)
+        wake = "%r = " + call.format(op=129, value=2**31 - 1, limit="null")
     else:
         declare, sleep, wake = "declare i32 @usleep(i32)", "%r = call i32 @usleep(i32 50)", ""
-    return _TEXT.format(declarations=f"{declare_relax}\n{declare}", relax=relax, sleep=sleep, wake=wake, spins=spins, threshold=threshold_ps)
+    return f"{declare_relax}\n{declare}", relax, sleep, wake
+
+
+def text(threshold_ps: int, spins: int = _SPINS) -> str:
+    """The pool's IR module for this platform."""
+    declarations, relax, sleep, wake = waiting("@generation", "%seen")
+    return _TEXT.format(declarations=declarations, relax=relax, sleep=sleep, wake=wake, spins=spins, threshold=threshold_ps)

@@ -1,0 +1,171 @@
+"""A native thread that runs programs in order, as LLVM IR: a program starts while Python is busy, and nobody needs the interpreter's lock for it.
+
+A stream is a block of words: [tail, sleeping, taken, …, records]. Record `number % RECORDS` describes job `number`: [state, entry, block, nanoseconds].
+Whoever waits for a job that nobody has begun runs it himself: no thread has to wake up for that.
+"""
+from __future__ import annotations
+
+from torch_hlo.compiler.codegen import pool
+
+TAIL, SLEEPING, TAKEN, FIRST, RECORD, RECORDS = 0, 1, 2, 8, 4, 64  # words; RECORD words each
+QUEUED, RUNNING, DONE, AWAITED = 0, 1, 2, 3  # states; AWAITED: running, and somebody sleeps until it is done
+_SPINS = 1000  # about 40 us: what waking up takes
+
+_TEXT = """
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_detach(i64)
+declare i32 @clock_gettime(i32, ptr)
+{declarations}
+
+define internal void @relax() alwaysinline {{
+  {relax}
+  ret void
+}}
+
+@moment = internal constant [2 x i64] [i64 0, i64 200000000]
+
+define internal void @sleep(ptr %word, i32 %seen, ptr %timeout) {{
+  {sleep}
+  ret void
+}}
+
+define internal void @wake(ptr %word) {{
+  {wake}
+  ret void
+}}
+
+define internal i64 @now() {{
+  %time = alloca [2 x i64]
+  %rc = call i32 @clock_gettime(i32 1, ptr %time)
+  %seconds = load i64, ptr %time
+  %p = getelementptr i64, ptr %time, i64 1
+  %ns = load i64, ptr %p
+  %wide = mul i64 %seconds, 1000000000
+  %sum = add i64 %wide, %ns
+  ret i64 %sum
+}}
+
+; run a record's job unless somebody did or does; returns when it is done, or after a sleep of a fifth of a second
+define internal void @finish(ptr %record, i64 %spins) {{
+entry:
+  %claim = cmpxchg ptr %record, i64 {queued}, i64 {running} acq_rel acquire
+  %mine = extractvalue {{i64, i1}} %claim, 1
+  br i1 %mine, label %run, label %look
+run:
+  %start = call i64 @now()
+  %p1 = getelementptr i64, ptr %record, i64 1
+  %entry_point = load ptr, ptr %p1
+  %p2 = getelementptr i64, ptr %record, i64 2
+  %block = load ptr, ptr %p2
+  call void %entry_point(ptr %block)
+  %end = call i64 @now()
+  %elapsed = sub i64 %end, %start
+  %p3 = getelementptr i64, ptr %record, i64 3
+  store i64 %elapsed, ptr %p3
+  %was = atomicrmw xchg ptr %record, i64 {done} seq_cst
+  %awaited = icmp eq i64 %was, {awaited}
+  br i1 %awaited, label %rouse, label %out
+rouse:
+  call void @wake(ptr %record)
+  br label %out
+look:
+  %count = phi i64 [0, %entry], [%count1, %spin]
+  %state = load atomic i64, ptr %record acquire, align 8
+  %over = icmp eq i64 %state, {done}
+  br i1 %over, label %out, label %waiting
+waiting:
+  %patient = icmp slt i64 %count, %spins
+  br i1 %patient, label %spin, label %tired
+spin:
+  call void @relax()
+  %count1 = add i64 %count, 1
+  br label %look
+tired:
+  %mark = cmpxchg ptr %record, i64 {running}, i64 {awaited} acq_rel acquire
+  %seen = extractvalue {{i64, i1}} %mark, 0
+  %gone = icmp eq i64 %seen, {done}
+  br i1 %gone, label %out, label %asleep
+asleep:
+  call void @sleep(ptr %record, i32 {awaited}, ptr @moment)
+  br label %out
+out:
+  ret void
+}}
+
+define internal ptr @thread(ptr %s) {{
+entry:
+  %sleeping = getelementptr i64, ptr %s, i64 {sleeping_word}
+  %taken = getelementptr i64, ptr %s, i64 {taken_word}
+  br label %wait
+wait:
+  %n = phi i64 [0, %entry], [%n, %asleep], [%next, %after]
+  %tail = load atomic i64, ptr %s seq_cst, align 8
+  %empty = icmp eq i64 %tail, %n
+  br i1 %empty, label %asleep, label %job
+asleep:
+  store atomic i64 1, ptr %sleeping seq_cst, align 8
+  %low = trunc i64 %n to i32
+  call void @sleep(ptr %s, i32 %low, ptr null)
+  store atomic i64 0, ptr %sleeping seq_cst, align 8
+  br label %wait
+job:
+  %slot = urem i64 %n, {records}
+  %words = mul i64 %slot, {record}
+  %offset = add i64 %words, {first}
+  %r = getelementptr i64, ptr %s, i64 %offset
+  call void @finish(ptr %r, i64 0)
+  %state = load atomic i64, ptr %r acquire, align 8
+  %over = icmp eq i64 %state, {done}
+  br i1 %over, label %after, label %job
+after:
+  %next = add i64 %n, 1
+  store atomic i64 %next, ptr %taken release, align 8
+  br label %wait
+}}
+
+; starts the stream's thread; 0 when it worked
+define i32 @torch_hlo_stream_start(ptr %s) {{
+  %thread = alloca i64
+  %rc = call i32 @pthread_create(ptr %thread, ptr null, ptr @thread, ptr %s)
+  %ok = icmp eq i32 %rc, 0
+  br i1 %ok, label %detach, label %out
+detach:
+  %t = load i64, ptr %thread
+  %rc2 = call i32 @pthread_detach(i64 %t)
+  br label %out
+out:
+  ret i32 %rc
+}}
+
+; the next record has been filled in
+define void @torch_hlo_stream_submit(ptr %s) {{
+  %old = atomicrmw add ptr %s, i64 1 seq_cst
+  %sleeping = getelementptr i64, ptr %s, i64 {sleeping_word}
+  %is = load atomic i64, ptr %sleeping seq_cst, align 8
+  %any = icmp ne i64 %is, 0
+  br i1 %any, label %rouse, label %out
+rouse:
+  call void @wake(ptr %s)
+  br label %out
+out:
+  ret void
+}}
+
+; returns 1 when the record's job is done, now and then 0 before; all jobs before it must be done
+define i32 @torch_hlo_stream_wait(ptr %record) {{
+  call void @finish(ptr %record, i64 {spins})
+  %state = load atomic i64, ptr %record acquire, align 8
+  %over = icmp eq i64 %state, {done}
+  %result = zext i1 %over to i32
+  ret i32 %result
+}}
+"""
+
+
+def text() -> str:
+    """The stream's IR module for this platform."""
+    declarations, relax, sleep, wake = pool.waiting("%word", "%seen", "%timeout")
+    return _TEXT.format(
+        declarations=declarations, relax=relax, sleep=sleep, wake=wake, queued=QUEUED, running=RUNNING, done=DONE, awaited=AWAITED, sleeping_word=SLEEPING,
+        taken_word=TAKEN, first=FIRST, record=RECORD, records=RECORDS, spins=_SPINS,
+    )  # fmt: skip
