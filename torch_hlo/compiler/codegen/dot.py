@@ -251,9 +251,14 @@ class Finish:
 @emits_step("dot")
 def dot(program, x: Instruction) -> None:
     """Emit a dot as calls of matrix kernels. Raises CodegenError (through `step`) for element types without a kernel."""
-    rewritten = _rewritten(x)
     if x.shape.size == 0:
         return
+    if program.target.grid:
+        from torch_hlo.compiler.codegen.gpu import matrix
+
+        if matrix.emit(program, x):
+            return
+    rewritten = _rewritten(x)
     if rewritten is not None:
         return emit_tree(program, rewritten, x.operands, x)
     kind, wide = ACCUMULATORS[x.shape.dtype]
@@ -299,7 +304,12 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
     results = [program.place(x, i) for i in range(len(x.shape.elements))] if x.shape.is_tuple else [program.place(x)]
     operands = [program.place(o) for o in x.operands]
     found = None
-    if not program.target.grid and _rewritten(outer) is None and not _is_long(outer):
+    if program.target.grid:
+        from torch_hlo.compiler.codegen.gpu import matrix
+
+        if matrix.emit_output(program, body, inner, outer, len(_roles(outer)[2][1]), operands, results):
+            return
+    elif _rewritten(outer) is None and not _is_long(outer):
         found = epilogue(program, body, inner, len(_roles(outer)[2][1]), wide)
     if found is None:
         return _emit_apart(program, body, inner, _retyped(outer, wide, list(outer.operands)), operands, results)

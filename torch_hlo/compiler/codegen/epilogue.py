@@ -10,7 +10,7 @@ result is written once, after what the expression reads of it, so a result may b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.function import Function, Int
@@ -58,56 +58,76 @@ def results_of(computation: Computation) -> tuple[Instruction, ...]:
     return root.operands if root.op == "tuple" else (root,)
 
 
-def epilogue(program, body: Computation, product: Instruction, columns: int, dtype: str) -> Epilogue | None:
-    """The epilogue of `body`, whose product has `columns` trailing dimensions that are columns; None when its expression does not go along
-    rows (an operand would be gathered), or rows have one element."""
-    return program.once(("epilogue", body, product, columns, dtype), lambda: _build(program, *on_sums(body, product, dtype), columns))
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """What is made of a product's sums: `results` of the parameter `sums` and the arrays `leaves`, all seen as matrices whose rows have the indices
+    `outer` and whose columns have `inner`. `cost`: vector instructions per vector; `bits`: of the widest type."""
 
+    sums: Instruction
+    leaves: tuple[Instruction, ...]
+    results: tuple[Instruction, ...]
+    outer: tuple[Size, ...]
+    inner: tuple[Size, ...]
+    cost: int
+    bits: int
 
-def _build(program, body: Computation, sums: Instruction, trailing: int) -> Epilogue | None:
-    dims = sums.shape.dims
-    outer, inner = dims[: len(dims) - trailing], dims[len(dims) - trailing:]
-    if ix.product(inner) == 1:
-        return None
-    results = results_of(body)
-    read = set(postorder((body.root,)))
-    leaves = [p for p in body.params if p in read and p is not sums]
-
-    def values(k: Planner | Kernel, row: Index, column: Index, store: Callable) -> None:
-        index = (*ix.delinear(row, outer), *ix.delinear(column, inner))
-        own = [ix.regroup(index, dims, x.shape.dims) for x in results]
-        computed = [k.value(x, at) for x, at in zip(results, own, strict=True)]
-        for number, (x, at, value) in enumerate(zip(results, own, computed, strict=True)):
+    def values(self, k: Planner | Kernel, row: Index, column: Index, store: Callable) -> None:
+        """`store(number of the result, result, index of its element in memory, value)` for all results at (row, column)."""
+        index, dims = (*ix.delinear(row, self.outer), *ix.delinear(column, self.inner)), self.sums.shape.dims
+        own = [ix.regroup(index, dims, x.shape.dims) for x in self.results]
+        computed = [k.value(x, at) for x, at in zip(self.results, own, strict=True)]
+        for number, (x, at, value) in enumerate(zip(self.results, own, computed, strict=True)):
             store(number, x, ix.linear(at, x.shape.dims) if at else ix.ZERO, value)
 
+
+def expression(body: Computation, product: Instruction, columns: int, dtype: str) -> Expression | None:
+    """The expression of `body`, whose product has `columns` trailing dimensions that are columns and sums of type `dtype`; None when it does not go
+    along rows (an operand would be gathered), or rows have one element."""
+    rest, sums = on_sums(body, product, dtype)
+    dims = sums.shape.dims
+    outer, inner = dims[: len(dims) - columns], dims[len(dims) - columns:]
+    if ix.product(inner) == 1:
+        return None
+    read = set(postorder((rest.root,)))
+    leaves = tuple(p for p in rest.params if p in read and p is not sums)
     planner = Planner([*leaves, sums])
     row, column = (ix.variable("loop", (f"planned{n}",), ix.product(part), n + 1) for n, part in enumerate((outer, inner)))
-    values(planner, ix.of(row), ix.of(column), lambda n, x, element, value: planner.note(element))
+    planned = Expression(sums, leaves, results_of(rest), outer, inner, 0, 0)
+    planned.values(planner, ix.of(row), ix.of(column), lambda n, x, element, value: planner.note(element))
     for index in planner.accesses:
         steps = dict(index.terms)
         if steps.get(column, 0) not in (0, 1) or any(v.depth == 2 and v is not column for v in steps):
             return None
-    lanes = program.target.lanes(widest_bits(planner.dtypes))
-    kernel = _TileKernel(program.target, lanes, leaves, sums, len(results))
-    cost = planner.cost
-    with kernel.rows(ix.product(outer)) as r:
+    return replace(planned, cost=planner.cost, bits=widest_bits(planner.dtypes))
+
+
+def epilogue(program, body: Computation, product: Instruction, columns: int, dtype: str) -> Epilogue | None:
+    """The function of an `expression`, if there is one."""
+    return program.once(("epilogue", body, product, columns, dtype), lambda: _build(program, body, expression(body, product, columns, dtype)))
+
+
+def _build(program, body: Computation, e: Expression | None) -> Epilogue | None:
+    if e is None:
+        return None
+    kernel = _TileKernel(program.target, program.target.lanes(e.bits), e)
+    with kernel.rows(ix.product(e.outer)) as r:
 
         def body_of(lane: Index, carried) -> None:
             kernel.lane = lane
-            values(kernel, r, lane, lambda n, x, element, value: kernel.store(kernel.outputs[n], x.shape.dtype, element, value))
+            e.values(kernel, r, lane, lambda n, x, element, value: kernel.store(kernel.outputs[n], x.shape.dtype, element, value))
 
-        kernel.columns(r, ix.product(inner), body_of, unroll=2 if cost <= _EXPENSIVE else 1, compact=cost > _EXPENSIVE)
+        kernel.columns(r, ix.product(e.inner), body_of, unroll=2 if e.cost <= _EXPENSIVE else 1, compact=e.cost > _EXPENSIVE)
     numbers = {p: n for n, p in enumerate(body.params)}
-    name = kernel.define(program, "epilogue_" + "_".join(dict.fromkeys(x.op.replace("-", "_") for x in results)))
-    return Epilogue(name, tuple(numbers[p] for p in leaves), len(results), tuple(kernel.sizes), cost)
+    name = kernel.define(program, "epilogue_" + "_".join(dict.fromkeys(x.op.replace("-", "_") for x in e.results)))
+    return Epilogue(name, tuple(numbers[p] for p in e.leaves), len(e.results), tuple(kernel.sizes), e.cost)
 
 
 class _TileKernel(Kernel):
     """A kernel over a tile of a matrix; `sums` is read from the tile's own memory."""
 
-    def __init__(self, target, lanes: int, leaves: list[Instruction], sums: Instruction, outputs: int) -> None:
-        super().__init__(target, lanes, leaves, outputs)
-        self.sums, self.row, self.lane = sums, "", ix.ZERO
+    def __init__(self, target, lanes: int, e: Expression) -> None:
+        super().__init__(target, lanes, e.leaves, len(e.results))
+        self.sums, self.row, self.lane = e.sums, "", ix.ZERO
 
     def rows(self, extent: Size):
         op = self.level.scalar.op

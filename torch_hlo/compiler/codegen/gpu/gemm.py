@@ -22,17 +22,19 @@ PADDING = 8  # sums between rows of a warp's results in shared memory: rows begi
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A block of C: `m` x `n` of a group, `warp_m` x `warp_n` of a warp; `stages` slices in shared memory."""
+    """A block of C: `m` x `n` of a group of threads, `warp_m` x `warp_n` of a warp, or of `team` warps that multiply together; `stages` slices in
+    shared memory."""
 
     m: int
     n: int
     warp_m: int
     warp_n: int
     stages: int
+    team: int = 1
 
     @property
     def warps(self) -> int:
-        return self.m // self.warp_m * (self.n // self.warp_n)
+        return self.m // self.warp_m * (self.n // self.warp_n) * self.team
 
     @property
     def threads(self) -> int:
@@ -40,7 +42,7 @@ class Tile:
 
     @property
     def name(self) -> str:
-        return f"{self.m}x{self.n}_{self.stages}"
+        return f"{'w' * (self.team > 1)}{self.m}x{self.n}_{self.stages}"
 
     @property
     def slice_bytes(self) -> int:
@@ -55,7 +57,12 @@ class Tile:
     @property
     def registers(self) -> int:
         """Sums that a thread holds."""
-        return self.warp_m * self.warp_n // 32
+        return self.warp_m * self.warp_n // (32 * self.team)
+
+    @property
+    def fragments(self) -> int:
+        """Fragments of rows of a warp."""
+        return self.warp_m // (FRAGMENT * self.team)
 
     @property
     def intensity(self) -> float:
@@ -80,28 +87,25 @@ class Product:
         """The block at (row, column) of the product of the matrices at pointers `a` and `b`."""
         f, w, t = self.f, self.w, self.tile
         shared = ptx.shared_address(f, "@SELF.shared")
-        warp = w.div(w.narrow("%kernel.t"), 32)
+        team = w.div(w.narrow("%kernel.t"), 32 * t.team)
         down = t.m // t.warp_m
-        self.warp_row, self.warp_column = w.mul(w.rem(warp, down), t.warp_m), w.mul(w.div(warp, down), t.warp_n)
+        self.warp_row, self.warp_column = w.mul(w.rem(team, down), t.warp_m), w.mul(w.div(team, down), t.warp_n)
         panels = []
         for operand, base, strides, first, size in ((self.a, a, ("%a_m", "%a_k"), row, "%m"), (self.b, b, ("%b_n", "%b_k"), column, "%n")):
             line = strides[0 if operand.along_k else 1]
             panels.append(Panel(f, operand, t.threads, base, f.mul(line, operand.unit.itemsize), first, size, k))
-        panels[0].prepare(self.warp_row)
-        panels[1].prepare(self.warp_column)
         sums = self._multiply(shared, panels, k)
         self._give(shared, sums, row, column, store)
 
     def _multiply(self, shared: str, panels: list[Panel], k: Int) -> list[str]:
         """The loop over k: the warp's sums by [fragment of rows][half fragment of columns][four]."""
         f, w, t = self.f, self.w, self.tile
+        panels[0].prepare(self.warp_row)
+        panels[1].prepare(self.warp_column)
         depth, ahead = self.a.depth, t.stages - 1
         places = (0, self.a.nbytes)  # of the operands in a slice
         size = self.a.nbytes + self.b.nbytes
-        pointers = [p.start for p in panels]
-        for stage in range(ahead):
-            pointers = [p.bring(w.add(shared, stage * size + q), at, stage * depth) for p, q, at in zip(panels, places, pointers, strict=True)]
-            ptx.commit_copies(f)
+        pointers = self._start(shared, panels, ahead)
         zero = "0.0" if self.kind == "float" else "0"
         end = w.add(shared, t.stages * size)
         carry = [("i32", shared), ("i32", w.add(shared, ahead * size)), *(("ptr", p) for p in pointers), *[(self.kind, zero)] * t.registers]
@@ -110,16 +114,36 @@ class Product:
             pointers, sums = rest[:2], rest[2:]
             ptx.wait_copies(f, ahead - 1)
             self._barrier()  # the slice is complete, and all warps are done with the one that is overwritten now
-            pointers = [p.bring(w.add(to, q), at, f.add(loop.index, ahead * depth)) for p, q, at in zip(panels, places, pointers, strict=True)]
-            ptx.commit_copies(f)
+            pointers = self._bring(to, panels, pointers, f.add(loop.index, ahead * depth))
             for step in range(STEPS):
-                left = [panels[0].fragment(w.add(now, places[0]), i, step) for i in range(t.warp_m // FRAGMENT)]
+                left = [panels[0].fragment(w.add(now, places[0]), i, step) for i in range(t.fragments)]
                 right = [panels[1].fragment(w.add(now, places[1]), j, step) for j in range(t.warp_n // FRAGMENT)]
                 sums = self._step(left, right, sums)
             loop.next = [self._next(now, size, end, shared), self._next(to, size, end, shared), *pointers, *sums]
         ptx.wait_copies(f, 0)
         self._barrier()
         return loop.vars[4:]
+
+    def _start(self, shared: str, panels: list[Panel], ahead: int) -> list[str]:
+        """Begin to copy the first slices; returns the operands' pointers after them."""
+        pointers = [p.start for p in panels]
+        for stage in range(ahead):
+            pointers = self._bring(self.w.add(shared, stage * self.tile.slice_bytes), panels, pointers, stage * self.a.depth)
+        return pointers
+
+    def _bring(self, to: Int, panels: list[Panel], pointers: list[str], k: Int) -> list[str]:
+        """Begin to copy the slice at `k` to shared address `to`."""
+        places = (to, self.w.add(to, self.a.nbytes))
+        result = [p.bring(place, at, k) for p, place, at in zip(panels, places, pointers, strict=True)]
+        ptx.commit_copies(self.f)
+        return result
+
+    def _row(self, fragment: int, r: Int) -> Int:
+        """The row of the warp's part of the block that is row `r` of a fragment."""
+        if self.tile.team == 1:
+            return self.a.row(self.w, fragment, r)
+        member = self.w.rem(self.w.div(self.w.narrow("%kernel.t"), 32), self.tile.team)
+        return self.w.add(r, self.w.mul(member, FRAGMENT), fragment * FRAGMENT * self.tile.team)
 
     def _step(self, left: list[list[str]], right: list[list[str]], sums: list[str]) -> list[str]:
         result = []
@@ -156,7 +180,7 @@ class Product:
         theirs = w.add(patch, w.mul(line, pitch), w.mul(across, 4))
         first_row, first_column = f.add(row, w.wide(self.warp_row)), f.add(column, w.wide(w.add(self.warp_column, across)))
         fragments = t.warp_n // FRAGMENT
-        for i in range(t.warp_m // FRAGMENT):
+        for i in range(t.fragments):
             mine = sums[i * 8 * fragments:]
             for j in range(fragments):
                 base = self.b.row(w, j, 0)
@@ -167,7 +191,7 @@ class Product:
             ptx.meet_warp(f)
             with f.loop(0, FRAGMENT, height, known_nonempty=True) as step:  # a loop, because what is fused may be long
                 down = w.narrow(step)
-                at_row = f.add(first_row, w.wide(self.a.row(w, i, w.add(line, down))))
+                at_row = f.add(first_row, w.wide(self._row(i, w.add(line, down))))
                 ok_row = f.icmp("slt", at_row, "%m")
                 for right in range(0, t.warp_n, columns):
                     at_column = f.add(first_column, right)

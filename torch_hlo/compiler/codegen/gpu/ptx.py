@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.function import Function
+from torch_hlo.compiler.codegen.function import Function, Int
+from torch_hlo.compiler.codegen.gpu.words import Words
 
 _REGISTER = {"i16": "h", "i32": "r", "i64": "l", "ptr": "l", "float": "f", "double": "d"}  # LLVM type -> constraint
 
@@ -122,3 +123,48 @@ def matrix_multiply(f: Function, a: MatrixUnit, b: MatrixUnit, left: Sequence[st
     text = (f"mma.sync.aligned.m16n8k{a.k}.row.col.{out}.{a.name}.{b.name}.{out} "
             "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};")
     return assembly(f, text, [kind] * 4, [*(("i32", v) for v in (*left, *right)), *((kind, v) for v in sums)], effect=False)
+
+
+# -- Hopper's matrix units (wgmma) -----------------------------------------------------------------------------------------
+WARPGROUP, WARPGROUP_ROWS = 4, 64  # warps that issue together; rows of C of one instruction
+
+
+def fence_shared_for_units(f: Function) -> None:
+    """What this thread wrote to shared memory, its asynchronous copies too, is seen by wgmma after the next barrier."""
+    assembly(f, "fence.proxy.async.shared::cta;")
+
+
+def matrix_descriptor(w: Words, address: Int, along_k: bool, slab: int) -> str:
+    """i64 descriptor of an operand in shared memory in lines of 128 bytes with the 128-byte swizzle; blocks of eight lines start at multiples of
+    1024 bytes. `slab`: bytes between groups of 128 bytes along the rows, when those are contiguous. PTX ISA, "Matrix Descriptor Format"."""
+    f = w.f
+    start = w.wide(w.div(w.mask(address, 0x3FFFF), 16))
+    leading = 1 if along_k else slab >> 4
+    return f.op(f"or i64 {start}, {leading << 16 | 1024 >> 4 << 32 | 1 << 62}")
+
+
+def warpgroup_multiply(f: Function, a: MatrixUnit, b: MatrixUnit, n: int, steps: Sequence[tuple[str, str]], rows: tuple[bool, bool],
+                       sums: Sequence[str]) -> list[str]:
+    """wgmma.mma_async: C (64 x n) += A B for each (descriptor of A, of B) in `steps`, as one group. `rows`: the operands are contiguous along
+    rows (16-bit types only). The results are not to be touched before `wait_units`. Warp i of the four holds rows 16 i …, of every eight columns
+    the sums of mma.sync."""
+    count = len(sums)
+    kind, out = a.accumulator, "s32" if a.accumulator == "i32" else "f32"
+    registers = ", ".join(f"${i}" for i in range(count))
+    scale = "" if kind == "i32" else ", 1, 1"
+    order = f", {int(rows[0])}, {int(rows[1])}" if a.itemsize == 2 else ""
+    lines = ["{ .reg .pred on; setp.eq.u32 on, 0, 0; wgmma.fence.sync.aligned;"]
+    for i in range(len(steps)):
+        at = 2 * count + 2 * i  # after the results and the sums, which are the same registers
+        lines.append(f"wgmma.mma_async.sync.aligned.m64n{n}k{a.k}.{out}.{a.name}.{b.name} {{{registers}}}, ${at}, ${at + 1}, on{scale}{order};")
+    lines.append("wgmma.commit_group.sync.aligned; }")
+    constraints = [f"={_REGISTER[kind]}"] * count + [str(i) for i in range(count)] + ["l"] * (2 * len(steps)) + ["~{memory}"]
+    result = f"{{ {', '.join([kind] * count)} }}"
+    arguments = ", ".join([f"{kind} {v}" for v in sums] + [f"i64 {d}" for pair in steps for d in pair])
+    value = f.op(f'call {result} asm sideeffect "{" ".join(lines)}", "{",".join(constraints)}"({arguments})')
+    return [f.op(f"extractvalue {result} {value}, {i}") for i in range(count)]
+
+
+def wait_units(f: Function, pending: int) -> None:
+    """Wait until at most `pending` of the youngest groups of this warpgroup are under way."""
+    assembly(f, f"wgmma.wait_group.sync.aligned {pending};")

@@ -136,16 +136,16 @@ class Machine:
     bandwidth: float
 
 
-# A100, A10, L4/L40, H100, B200, RTX 50: data sheets (dense rates, sums in f32). mma.sync reaches 60 % of Hopper's rate, a part of Blackwell's.
+# A100, A10, L4/L40, H100 by mma.sync (60 % of its rate) and by wgmma, B200 (mma.sync), RTX 50: from data sheets, dense, sums in f32.
 MACHINES = {
     "sm_80": Machine(108, 163 << 10, 2890, 1555), "sm_86": Machine(84, 99 << 10, 830, 600), "sm_89": Machine(128, 99 << 10, 1290, 860),
-    "sm_90": Machine(132, 227 << 10, 4500, 3350), "sm_100": Machine(148, 227 << 10, 4500, 8000), "sm_120": Machine(170, 99 << 10, 1230, 1790),
+    "sm_90": Machine(132, 227 << 10, 4500, 3350), "sm_90a": Machine(132, 227 << 10, 7490, 3350), "sm_100": Machine(148, 227 << 10, 4500, 8000), "sm_120": Machine(170, 99 << 10, 1230, 1790),
 }  # fmt: skip
 
 
 def machine(target: GpuTarget) -> Machine:
     """What is known of a device by its architecture; other families get a middling one."""
-    return MACHINES.get(target.cpu.rstrip("a"), Machine(64, target.family.shared_bytes, 1000, 1000))
+    return MACHINES.get(target.cpu) or MACHINES.get(target.cpu.rstrip("a"), Machine(64, target.family.shared_bytes, 1000, 1000))
 
 
 # What is accepted after the family's name. PTX versions: the oldest that knows the architecture and its matrix units, so that old drivers take the text.
