@@ -344,7 +344,7 @@ class GridRun:
         self.queues: dict[str, object] = {}  # of asynchronous copies
         self.addresses = dict(image.addresses)
         start = local = _SHARED_START
-        extern = None
+        dynamic = []  # all names of the memory that the launch gives
         variables = {**image.module.variables, **{k: v for r in image.called(routine) for k, v in r.function.variables.items()}}
         for v in variables.values():
             if v.space == "shared" and v.nbytes:
@@ -352,14 +352,14 @@ class GridRun:
                 self.addresses[v.name] = start
                 start += v.nbytes
             elif v.space == "shared":
-                extern = v
+                dynamic.append(v)
             elif v.space == "local":
                 local = _place(local, v.align)
                 self.addresses[v.name] = local
                 local += v.nbytes
-        if extern is not None:
-            start = _place(start, max(extern.align, 16))
-            self.addresses[extern.name] = start
+        if dynamic:
+            start = _place(start, max(16, *(v.align for v in dynamic)))
+            self.addresses.update((v.name, start) for v in dynamic)
             start += dynamic_bytes
         warps = -(-threads // 32)
         first = min((a for n, a in self.addresses.items() if n in variables and variables[n].space == "shared"), default=start)
