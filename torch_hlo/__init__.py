@@ -97,6 +97,13 @@ def manual_seed(seed: int) -> None:
     device_module.manual_seed(seed)
 
 
+def from_dlpack(x) -> torch.Tensor:
+    """A tensor of the hlo device over the memory of another library's array, not copied. See lazy/exchange.py."""
+    from torch_hlo.lazy import exchange
+
+    return exchange.from_dlpack(x)
+
+
 def parse_text(text: str):
     """HLO text -> `hlo.ir.Module`. Raises a ParseError with the line."""
     from torch_hlo.tools import text_api
@@ -129,6 +136,6 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "compile", "cond", "config", "device", "eager_mode", "is_available", "manual_seed", "mark_step", "metrics", "pad_to_bucket", "parse_text", "partition_text",
-    "run_text", "scan", "step", "sync", "while_loop",
+    "compile", "cond", "config", "device", "eager_mode", "from_dlpack", "is_available", "manual_seed", "mark_step", "metrics", "pad_to_bucket", "parse_text",
+    "partition_text", "run_text", "scan", "step", "sync", "while_loop",
 ]  # fmt: skip

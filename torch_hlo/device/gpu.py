@@ -122,9 +122,19 @@ class DeviceMemory(runtime.Memory):
         self._pool = type(self).pool()
         self.size, self._block = self._pool.take(nbytes)
 
+    @classmethod
+    def adopt(cls, address: int, nbytes: int, owner: object) -> DeviceMemory:
+        self = cls.__new__(cls)
+        self.readers, self.size, self.nbytes, self.owner = 1, 0, nbytes, owner
+        self._host, self._current, self._lock = None, "device", threading.Lock()
+        self._pool, self._block = cls.pool(), (None, address)
+        return self
+
     def __del__(self) -> None:
         if self.size:
             self._pool.give(self.size, self._block)
+        elif hasattr(self, "owner") and not exiting():
+            self._pool.driver.synchronize()  # a program may be reading what its owner is about to use again
 
     @property
     def device_address(self) -> int:

@@ -8,6 +8,7 @@ Every array is dense and row-major. Memory is pooled: a step that frees what the
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import os
 import threading
@@ -26,9 +27,19 @@ _KEEP = 64 << 20  # bytes the pool may always hold back; beyond that no more tha
 
 
 class Memory:
-    """A block of device memory: its bytes and where they are. `readers` counts host copies in progress; no program overwrites it then."""
+    """A block of device memory: its bytes and where they are. `readers` counts who looks at it from outside (host copies in progress, arrays
+    given to other libraries); no program overwrites it then."""
 
-    __slots__ = ("array", "address", "size", "readers", "__weakref__")
+    __slots__ = ("array", "address", "size", "readers", "owner", "__weakref__")
+
+    @classmethod
+    def adopt(cls, address: int, nbytes: int, owner: object) -> Memory:
+        """Memory of another library at a device address, for as long as `owner` lives. It is never written to."""
+        self = cls.__new__(cls)
+        self.readers, self.size, self.owner = 1, 0, owner
+        self.address = address
+        self.array = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8) if nbytes else np.empty(0, np.uint8)
+        return self
 
     def __init__(self, nbytes: int) -> None:
         self.readers = 0
@@ -121,6 +132,11 @@ def allocate(shape: Shape) -> Buffer:
             f"hlo device: no memory for {shape} ({shape.nbytes / 2**20:.1f} MiB); {memory_summary()}. "
             "Free tensors, use a smaller batch, or call torch_hlo.mark_step() more often"
         ) from None
+
+
+def adopt(shape: Shape, address: int, owner: object) -> Buffer:
+    """An array that another library has put at this address of the device."""
+    return Buffer(shape, _memory_type().adopt(address, shape.nbytes, owner))
 
 
 def from_bytes(shape: Shape, data: bytes | np.ndarray) -> Buffer:

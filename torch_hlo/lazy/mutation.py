@@ -11,7 +11,7 @@ import sys
 import torch
 from torch._ops import OpOverload
 
-from torch_hlo.lazy import checks, decompose, dispatch, generator, optimizer_state, views
+from torch_hlo.lazy import checks, decompose, dispatch, exchange, generator, optimizer_state, views
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import Arguments, Handler, call, handles, operands
 from torch_hlo.lazy.meta import Meta, aten, meta_tensor
@@ -351,7 +351,7 @@ def copy_(args: tuple, kwargs: dict):
     if type(target) is not HloTensor:
         if isinstance(target, HloTensor) or type(target) not in checks._PLAIN:
             raise dispatch.Foreign
-        target.copy_(to_cpu([source])[0])
+        target.copy_(exchange.fetch(source, target.device))
         return target
     to = target._meta
     if to.overlaps:
@@ -382,7 +382,7 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
     """`aten::_copy_from`, which C++ calls where one side is an hlo tensor and `__torch_dispatch__` is off."""
     if type(target) is HloTensor:
         return copy_((target, source), {})
-    return target.copy_(to_cpu([source])[0])
+    return target.copy_(exchange.fetch(source, target.device))
 
 
 @handles(aten.clone.default)
@@ -413,7 +413,7 @@ def to_copy(args: tuple, kwargs: dict):
         rest = {k: v for k, v in kwargs.items() if k in ("dtype", "memory_format", "layout")}
         if torch.device(device).type == "meta":
             return aten._to_copy.default(meta_tensor(x._meta), **rest)
-        value = to_cpu([x])[0]
+        value = exchange.fetch(x, torch.device(device))
         if torch.device(device).type != "cpu":
             rest["device"] = device
         return aten._to_copy.default(value, **rest) if rest else value

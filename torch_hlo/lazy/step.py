@@ -27,7 +27,7 @@ from torch_hlo.device import runtime
 from torch_hlo.device.runtime import Buffer, Memory
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
-from torch_hlo.lazy import dump, executor, explain, generalize, log, progress, spmd
+from torch_hlo.lazy import dump, exchange, executor, explain, generalize, log, progress, spmd
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.executor import Job
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
@@ -118,8 +118,10 @@ def step() -> Iterator[None]:
 
 
 def upload(tensor: torch.Tensor) -> Buffer:
-    """The values of a CPU tensor as a new device array. Later writes to `tensor` do not show."""
+    """The values of a tensor of the CPU, or of torch.cuda, as a new device array. Later writes to `tensor` do not show."""
     start = time.perf_counter()
+    if exchange.shares(tensor.device):
+        return exchange.take_in(tensor)
     shape = metas.contiguous(tuple(tensor.shape), tensor.dtype).hlo
     buffer = runtime.allocate(shape)
     with torch.no_grad():
@@ -630,30 +632,48 @@ def _replace(x, replaced: dict[int, Out]):
 # ---- the host's side
 
 
+class Lease:
+    """A storage's value as a buffer that no step overwrites until `close`. Evaluates what is pending."""
+
+    __slots__ = ("buffer", "_memory")
+
+    def __init__(self, storage: Storage) -> None:
+        while True:
+            value = storage.value
+            if type(value) is not Array:  # another thread, or a failure, made it pending again
+                _evaluate_for([storage])
+                continue
+            buffer = value.data
+            if buffer is None:
+                continue
+            executor.wait(buffer)
+            with LOCK:
+                if buffer.job is not None:
+                    _surface()
+                elif storage.value is value:
+                    self.buffer, self._memory = buffer, buffer.memory
+                    with _COUNTING:
+                        self._memory.readers += 1
+                    return
+
+    def close(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            with _COUNTING:
+                memory.readers -= 1
+
+
+_COUNTING = threading.RLock()  # of readers; its own, since the collector may close a lease while any other lock is held
+
+
 @contextlib.contextmanager
 def _reading(storage: Storage) -> Iterator[torch.Tensor]:
     """The storage's value as a CPU tensor on the device's own memory, which no step overwrites within the block."""
-    while True:
-        value = storage.value
-        if type(value) is not Array:  # another thread, or a failure, made it pending again
-            _evaluate_for([storage])
-            continue
-        buffer = value.data
-        if buffer is None:
-            continue
-        executor.wait(buffer)
-        with LOCK:
-            if buffer.job is not None:
-                _surface()
-            elif storage.value is value:
-                memory = buffer.memory
-                memory.readers += 1
-                break
+    lease = Lease(storage)
     try:
-        yield _host_view(buffer)
+        yield _host_view(lease.buffer)
     finally:
-        with LOCK:
-            memory.readers -= 1
+        lease.close()
 
 
 def _host_view(buffer: Buffer) -> torch.Tensor:

@@ -78,6 +78,18 @@ class HloTensor(torch.Tensor):
     def __array__(self, dtype=None, copy=None):
         return self.numpy()
 
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        from torch_hlo.lazy.exchange import to_dlpack
+
+        if dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError(f"the tensor is on DLPack device {self.__dlpack_device__()}, not {dl_device}")
+        return to_dlpack(self.clone() if copy else self, stream)
+
+    def __dlpack_device__(self):
+        from torch_hlo.lazy.exchange import location
+
+        return location()
+
     def __reduce_ex__(self, protocol):
         from torch_hlo.lazy.serialization import reduce
 
@@ -144,11 +156,11 @@ def adopt(tensor: HloTensor, new: HloTensor) -> HloTensor:
 
 
 def upload(tensor: torch.Tensor) -> Array:
-    """The logical value of a CPU tensor as an array on the device (a copy)."""
+    """The logical value of a tensor of the CPU, or of torch.cuda, as an array on the device (a copy)."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     dense = aten.clone.default(tensor, memory_format=torch.contiguous_format) if not tensor.is_contiguous() else tensor
     array = Array(metas.contiguous(tuple(tensor.shape), tensor.dtype).hlo, engine.current().upload(dense))
-    array.bounds = ()
+    array.bounds = () if tensor.device.type == "cpu" else None
     return array
 
 
