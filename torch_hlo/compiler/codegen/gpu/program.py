@@ -16,7 +16,7 @@ from torch_hlo.compiler.codegen.gpu.branches import Branches, Span
 from torch_hlo.compiler.codegen.gpu.spaces import Spaces
 from torch_hlo.compiler.codegen.gpu.target import Family
 from torch_hlo.compiler.codegen.profile import Profile, describe
-from torch_hlo.compiler.codegen.program import CONSTANTS, HOST, CodegenError, Place, Program
+from torch_hlo.compiler.codegen.program import ALIGNMENT, CONSTANTS, HOST, CodegenError, Place, Program
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import META, Instruction
 
@@ -110,7 +110,7 @@ class GpuProgram(Program):
         if self._depth == 0:
             if self._work > work:
                 self._place_step(x, lines, start)
-            self._turn = self._written[-1].end if self._written else self._turn
+            self._turn = -(-self._written[-1].end // ALIGNMENT) * ALIGNMENT if self._written else self._turn
             self._written = []
 
     def _place_step(self, x: Instruction, lines: list[str], start: int) -> None:
