@@ -87,6 +87,15 @@ def dot_product(f: Writer, values: list[Int], strides: list[Int]) -> Int:
     return total
 
 
+def digits(f: Writer, value: Int, sizes: list[Int]) -> list[Int]:
+    """`value` in a mixed-radix system, most significant first: the multi-index of an element number."""
+    found: list[Int] = []
+    for s in reversed(sizes[1:]):
+        found.insert(0, f.rem(value, s))
+        value = f.div(value, s)
+    return [value, *found] if sizes else []
+
+
 @emits_step("scatter")
 def scatter(program, x: Instruction) -> None:
     count = len(x.operands) // 2
@@ -98,14 +107,14 @@ def scatter(program, x: Instruction) -> None:
         return
     f = Writer(program, "scatter", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"to{i}") for i in range(count)), ("ptr", "indices"),
                                      *(("ptr", f"by{i}") for i in range(count))])
-    writer = _Scatter(f, x, operands, indices, updates, program.target.strip)
+    writer = Scatter(f, x, operands, indices, updates, program.target.strip)
     items, grain, cost = writer.write()
     name = f.define()
     pointers = [program.at(p) for p in places] + [program.pointer(o) for o in (indices, *updates)]
     program.parallel(name, [f"ptr {p}" for p in pointers] + writer.size.arguments(program), program.size(items), grain, cost)
 
 
-class _Scatter:
+class Scatter:
     """Writes `void scatter(lo, hi, results…, indices, updates…)`; [lo, hi) is a range of the dimension that threads split."""
 
     def __init__(self, f: Writer, x: Instruction, operands, indices: Instruction, updates, lanes: int) -> None:
@@ -137,7 +146,7 @@ class _Scatter:
         with ExitStack() as stack:
             ranges = [("%lo", "%hi") if split == ("scatter", i) else (0, self.size(self.update_dims[d])) for i, d in enumerate(self.scatter_positions)]
             batch = loop_nest(f, stack, ranges)
-            start, fits = self._starts(batch)
+            start, fits = self.starts(batch)
             with f.when(fits) if fits else ExitStack():
                 self._window(batch, start, split)
         items_hint = items if isinstance(items, int) else 256
@@ -156,7 +165,7 @@ class _Scatter:
             return ("window", i), self.window_sizes[i], 1
         return ("none", 0), 1, 1
 
-    def _starts(self, batch: list[Int]) -> tuple[Int, str | None]:
+    def starts(self, batch: list[Int]) -> tuple[Int, str | None]:
         """(element offset of the window's start in the operand, condition that the window fits)."""
         f, x = self.f, self.x
         index_strides = list(row_major_strides(self.indices.shape.dims))

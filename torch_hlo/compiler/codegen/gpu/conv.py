@@ -9,7 +9,7 @@ from torch_hlo.compiler.codegen.dot import ACCUMULATORS, emit_tree
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import fma
 from torch_hlo.compiler.codegen.gpu.dot import element
-from torch_hlo.compiler.codegen.indexing import Sizes
+from torch_hlo.compiler.codegen.indexing import Sizes, digits
 from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.hlo import build
@@ -45,15 +45,6 @@ def _product(sizes) -> Size:
     return total
 
 
-def _digits(f: Writer, value: Int, sizes: list[Int]) -> list[Int]:
-    """`value` in a mixed-radix system, most significant first."""
-    digits: list[Int] = []
-    for s in reversed(sizes[1:]):
-        digits.insert(0, f.rem(value, s))
-        value = f.div(value, s)
-    return [value, *digits] if sizes else []
-
-
 def _write(program, x: Instruction, kind: str):
     """(function, its symbolic sizes, number of groups of threads) of a convolution of these shapes."""
     lhs, rhs = x.operands
@@ -73,15 +64,15 @@ def _write(program, x: Instruction, kind: str):
     group, row = f.div(rest, size(down)), f.mul(f.rem(rest, size(down)), SIDE)
 
     def weight(i: Int, deep: Int, lanes: int) -> list[str]:
-        channel, *tap = _digits(f, deep, [size(v) for v in (channels, *taps)])
+        channel, *tap = digits(f, deep, [size(v) for v in (channels, *taps)])
         place = f.add(f.mul(f.add(i, f.mul(group, size(m))), s_r[at.rhs[0]]), f.mul(channel, s_r[at.rhs[1]]))
         for d, t, w in zip(at.rhs[2:], tap, window, strict=True):
             place = f.add(place, f.mul(f.sub(size(w.size - 1), t) if w.reversal else t, s_r[d]))
         return element(f, rhs.shape.dtype, kind, "%B", place)
 
     def patch(j: Int, deep: Int, lanes: int) -> list[str]:
-        channel, *tap = _digits(f, deep, [size(v) for v in (channels, *taps)])
-        image, *where = _digits(f, j, [size(v) for v in (images, *out_sizes)])
+        channel, *tap = digits(f, deep, [size(v) for v in (channels, *taps)])
+        image, *where = digits(f, j, [size(v) for v in (images, *out_sizes)])
         if batch_groups > 1:
             image = f.add(image, f.mul(group, size(images)))
         if feature_groups > 1:
@@ -102,7 +93,7 @@ def _write(program, x: Instruction, kind: str):
         return f.choose(inside, lambda: element(f, lhs.shape.dtype, kind, "%A", place), lambda: [zero], [kind])
 
     def store(i: Int, j: Int, lanes: int, value: str) -> None:
-        image, *where = _digits(f, j, [size(v) for v in (images, *out_sizes)])
+        image, *where = digits(f, j, [size(v) for v in (images, *out_sizes)])
         place = f.add(f.mul(image, s_o[at.out[0]]), f.mul(f.add(i, f.mul(group, size(m))), s_o[at.out[1]]))
         for d, o in zip(at.out[2:], where, strict=True):
             place = f.add(place, f.mul(o, s_o[d]))
