@@ -254,9 +254,9 @@ def dot(program, x: Instruction) -> None:
     if x.shape.size == 0:
         return
     if program.target.grid:
-        from torch_hlo.compiler.codegen.gpu import matrix
+        from torch_hlo.compiler.codegen.gpu import dot as grid
 
-        if matrix.emit(program, x):
+        if grid.emit(program, x):
             return
     rewritten = _rewritten(x)
     if rewritten is not None:
@@ -305,9 +305,9 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
     operands = [program.place(o) for o in x.operands]
     found = None
     if program.target.grid:
-        from torch_hlo.compiler.codegen.gpu import matrix
+        from torch_hlo.compiler.codegen.gpu import dot as grid
 
-        if matrix.emit_output(program, body, inner, outer, len(_roles(outer)[2][1]), operands, results):
+        if grid.emit_output(program, body, inner, outer, len(_roles(outer)[2][1]), operands, results):
             return
     elif _rewritten(outer) is None and not _is_long(outer):
         found = epilogue(program, body, inner, len(_roles(outer)[2][1]), wide)
@@ -386,10 +386,6 @@ def _is_local(plan: Plan, p: Product) -> bool:
 
 def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointers: list[str], finish: Finish | None = None) -> None:
     """Call the kernels for one strided product; `pointers` are A, B, C."""
-    if program.target.grid:
-        from torch_hlo.compiler.codegen.gpu import dot as grid
-
-        return grid.emit_product(program, p, kind, dtypes, pointers)
     t = gemm.tile(kind, program.target.vector_bytes)
     sources = tuple(SOURCES[d, kind] for d in dtypes)
     plan = _plan(p, t, sources)

@@ -1,23 +1,50 @@
-"""Strided matrix products by multiply-adds: every element type that matrix units (matrix.py) do not take.
+"""Dots on a grid: an engine computes blocks of sums, a finish (finish.py) makes the result of them.
 
-    C[m, n] = sum_k A[m, k] B[k, n]        exact: f32 sums are of f32 products
+| engine | for |
+|---|---|
+| gemv.py | few rows: bound by reading the matrix |
+| matrix.py | types that the matrix units of NVIDIA GPUs take |
+| fma.py | the rest, and f32 exactly |
+
+An engine has `blocks` (what a group of threads computes), `kind` (register type of sums), `threads`, `shared` (bytes of shared memory given at launch),
+`name`, `width(most)`: neighbouring columns it stores at a time; `write(f, place, lanes, store)` writes the kernel into `f` and returns
+definitions of shared memory. It is all that its code depends on but the finish.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from torch_hlo.compiler.codegen import scalar
-from torch_hlo.compiler.codegen.dot import Product
+from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, Product, product
+from torch_hlo.compiler.codegen.epilogue import expression
 from torch_hlo.compiler.codegen.function import Int
-from torch_hlo.compiler.codegen.gpu import blocks, fma
-from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, divides
+from torch_hlo.compiler.codegen.gpu import blocks, fma, gemv, matrix
+from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, Store, divides
+from torch_hlo.compiler.codegen.gpu.finish import Fused, Plain
 from torch_hlo.compiler.codegen.gpu.target import machine
 from torch_hlo.compiler.codegen.inline import Writer, load
+from torch_hlo.compiler.codegen.program import Place
 from torch_hlo.compiler.codegen.scalar import STORAGE
 from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.ir import Computation, Instruction
 
-REGISTER_TYPE = {"float": "f32", "double": "f64", "i32": "s32", "i64": "s64"}  # element type that values of a kind are loaded as
+REGISTER_TYPE = {"float": "f32", "double": "f64", "i32": "s32", "i64": "s64"}  # element type that values of a kind are loaded and added as
 LEAST_DEPTH = 256  # of a part of k
+
+
+class Engine(Protocol):
+    """See the module. Engines are compared and hashed: equal ones share code."""
+
+    blocks: Blocks
+    kind: str
+    threads: int
+    shared: int
+    name: str
+
+    def width(self, most: int) -> int: ...
+    def write(self, f: Writer, at: blocks.Place, lanes: int, store: Store) -> str: ...
 
 
 def element(f: Writer, dtype: str, kind: str, pointer: str, at: Int, lanes: int = 1) -> list[str]:
@@ -31,10 +58,46 @@ def element(f: Writer, dtype: str, kind: str, pointer: str, at: Int, lanes: int 
     return [value] if lanes == 1 else [f.op(f"extractelement {e.type(kind)} {value}, i64 {i}") for i in range(lanes)]
 
 
-def cut(target, p: Product) -> Blocks:
+@dataclass(frozen=True, slots=True)
+class Fma:
+    """Multiply-adds. `forms`: of each operand (k is contiguous, elements loaded at a time)."""
+
+    blocks: Blocks
+    kind: str
+    dtypes: tuple[str, str]
+    forms: tuple[tuple[bool, int], tuple[bool, int]]
+    threads = fma.THREADS
+    shared = 0
+
+    @property
+    def name(self) -> str:
+        forms = "".join(f"{'k' if along else 'r'}{n}" for along, n in self.forms)
+        return f"dot_{self.blocks.m}_{self.dtypes[0]}_{self.dtypes[1]}_{self.kind}_{forms}"
+
+    def width(self, most: int) -> int:
+        return min(most, fma.QUAD)
+
+    def write(self, f: Writer, at: blocks.Place, lanes: int, store: Store) -> str:
+        def operand(side: int, pointer: str, offset: Int, size: str, first: Int, strides: tuple[str, str]) -> fma.Operand:
+            along_k, together = self.forms[side]
+            free, deep = 1 if not along_k and together > 1 else strides[0], 1 if along_k else strides[1]
+
+            def values(row: Int, k: Int, count: int) -> list[str]:
+                return element(f, self.dtypes[side], self.kind, pointer, f.add(offset, f.add(f.mul(row, free), f.mul(k, deep))), count)
+
+            return fma.Operand(values, size, first, along_k, together)
+
+        block = fma.Block(f, self.kind, self.blocks.m)
+        a = operand(0, "%A", at.a, "%m", at.row, ("%a_m", "%a_k"))
+        b = operand(1, "%B", at.b, "%n", at.column, ("%b_n", "%b_k"))
+        block.write(a, b, at.k, store, lanes)
+        return block.declarations()
+
+
+def _fma(target, p: Product, dtypes: tuple[str, str], kind: str) -> Fma:
     """Blocks large enough to read shared memory seldom, small enough to give every multiprocessor one; else k is cut, too."""
     static = all(isinstance(v, int) for v in (p.m, p.n, p.k))
-    m, n, batch = (v if isinstance(v, int) else 512 for v in (p.m, p.n, blocks.count(p)))
+    m, n, batch = (v if isinstance(v, int) else matrix.USUAL for v in (p.m, p.n, blocks.count(p)))
     cores = machine(target).cores
 
     def groups(side: int) -> int:
@@ -42,25 +105,8 @@ def cut(target, p: Product) -> Blocks:
 
     side = 128 if min(m, n) > 64 and groups(128) >= cores else 64
     fitting = [s for s in SPLITS if static and p.k >= s * LEAST_DEPTH and groups(side) * s <= 2 * cores]
-    return Blocks(side, side, max(fitting, default=1), 16)
-
-
-def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointers: Sequence[str]) -> None:
-    """Launch the kernel of a strided product (dot.Product); `pointers` are A, B, C, whose elements are accumulators."""
-    found, wide = cut(program.target, p), REGISTER_TYPE[kind]
-    lanes = min(QUAD_BYTES // STORAGE[wide].bytes, blocks.lanes_of(p, STORAGE[wide].bytes), program.target.lanes(8 * STORAGE[wide].bytes))
-    forms = tuple(_form(program.target, p, dtype, side) for side, dtype in enumerate(dtypes))
-    key = ("grid product", found, kind, dtypes, len(p.batch), forms, lanes)
-    name = program.once(key, lambda: _write(program, found, kind, dtypes, len(p.batch), forms, lanes))
-    if found.parts == 1:
-        return blocks.launch(program, name, p, found, pointers)
-    total: Size = p.m * p.n * blocks.count(p)
-    sums = program.at(program.scratch(STORAGE[wide].bytes * total * found.parts))
-    blocks.launch(program, name, p, found, [*pointers[:2], sums], total)
-    blocks.add_parts(program, sums, pointers[2], total, found.parts, wide, wide)
-
-
-QUAD_BYTES = 16
+    forms = tuple(_form(target, p, dtype, number) for number, dtype in enumerate(dtypes))
+    return Fma(Blocks(side, side, max(fitting, default=1), 16), kind, dtypes, forms)
 
 
 def _form(target, p: Product, dtype: str, side: int) -> tuple[bool, int]:
@@ -72,26 +118,66 @@ def _form(target, p: Product, dtype: str, side: int) -> tuple[bool, int]:
     return along_k, fma.QUAD if whole and target.lanes(8 * STORAGE[dtype].bytes) > 1 else 1
 
 
-def _write(program, found: Blocks, kind: str, dtypes: tuple[str, str], batch: int, forms, lanes: int) -> str:
-    """The group function of a product (see blocks.writer)."""
-    names = "".join(f"{'k' if along else 'r'}{n}" for along, n in forms)
-    f = blocks.writer(program, f"dot_{found.m}_{dtypes[0]}_{dtypes[1]}_{kind}_{names}_{lanes}", batch, found.parts)
-    at = blocks.place(f, found, batch)
+# -- steps ---------------------------------------------------------------------------------------------------------------
+def emit(program, x: Instruction) -> bool:
+    """A dot as kernels. False for element types that no engine takes, and operands without two strides: dot.py rewrites these."""
+    found = _chosen(program, x)
+    if found is None or x.shape.kind == "p":
+        return False
+    p, engine, swapped = found
+    operands, result, total = [program.pointer(o) for o in x.operands], program.pointer(x), x.shape.size
+    wide = REGISTER_TYPE[engine.kind]
+    operands = operands[::-1] if swapped else operands
+    if engine.blocks.parts == 1:
+        _launch(program, p, engine, Plain(x.shape.dtype), [*operands, result])
+    else:
+        sums = program.at(program.scratch(STORAGE[wide].bytes * total * engine.blocks.parts))
+        _launch(program, p, engine, Plain(wide), [*operands, sums], total)
+        blocks.add_parts(program, sums, result, total, engine.blocks.parts, wide, x.shape.dtype)
+    return True
 
-    def operand(side: int, pointer: str, offset: Int, size: str, first: Int, strides: tuple[str, str]) -> fma.Operand:
-        along_k, together = forms[side]
-        free, deep = ("1" if not along_k and together > 1 else strides[0]), strides[1]
 
-        def values(row: Int, k: Int, count: int) -> list[str]:
-            across = row if free == "1" else f.mul(row, free)
-            return element(f, dtypes[side], kind, pointer, f.add(offset, f.add(across, k if along_k else f.mul(k, deep))), count)
+def emit_output(program, body: Computation, inner: Instruction, outer: Instruction, columns: int, operands: Sequence[Place],
+                results: Sequence[Place]) -> bool:
+    """The kernel of a fusion of kind output (dot.emit_output); False where the product is rewritten, cut in k, or the expression gathers."""
+    found = _chosen(program, outer)
+    if found is None or found[1].blocks.parts > 1 or found[2]:
+        return False
+    p, engine, _ = found
+    wide = REGISTER_TYPE[engine.kind]
+    e = program.once(("expression", body, inner, columns, wide), lambda: expression(body, inner, columns, wide))
+    if e is None:
+        return False
+    arrays = [program.at(q) for q in (*(operands[body.params.index(leaf)] for leaf in e.leaves), *results)]
+    _launch(program, p, engine, Fused(e), [*(program.pointer(o) for o in outer.operands), arrays[-1]], more=arrays)
+    return True
 
-        return fma.Operand(values, size, first, along_k, together)
 
-    def store(i: Int, j: Int, width: int, sums: str) -> None:
-        blocks.store_sums(f, REGISTER_TYPE[kind], kind, width, sums, "%C", f.add(at.c, f.add(f.mul(i, "%c_m"), j)))
+def _chosen(program, x: Instruction) -> tuple[Product, Engine, bool] | None:
+    """(the strided product, its engine, whether the operands changed places), or None."""
+    p, dtypes, result = product(x), tuple(o.shape.dtype for o in x.operands), x.shape.dtype
+    if p is None or p.k == 0 or x.shape.kind == "c":
+        return None
+    swapped = p.n == 1 and p.m != 1
+    if swapped:
+        p = replace(p, m=1, n=p.m, a=p.b, b=p.a, c_m=p.m, batch=tuple((n, b, a, c) for n, a, b, c in p.batch))
+        dtypes = dtypes[::-1]
+    kind = ACCUMULATORS[result][0] if result in ACCUMULATORS and all((d, ACCUMULATORS[result][0]) in SOURCES for d in dtypes) else None
+    engine = kind and gemv.engine(program.target, p, dtypes, kind) or matrix.engine(program.target, p, dtypes, result)
+    engine = engine or kind and _fma(program.target, p, dtypes, kind)
+    return (p, engine, swapped) if engine else None
 
-    block = fma.Block(f, kind, found.m)
-    block.write(operand(0, "%A", at.a, "%m", at.row, ("%a_m", "%a_k")), operand(1, "%B", at.b, "%n", at.column, ("%b_n", "%b_k")), at.k, store, lanes)
+
+def _launch(program, p: Product, engine: Engine, finish: Plain | Fused, pointers: list[str], part: Size = 0, more: Sequence[str] = ()) -> None:
+    lanes = engine.width(blocks.lanes_of(p, finish.bytes) if program.target.vector_bytes == 16 else 1)
+    name, sizes = program.once(("product", engine, finish, lanes, len(p.batch)), lambda: _write(program, engine, finish, lanes, len(p.batch)))
+    blocks.launch(program, name, p, engine.blocks, pointers, part, [*(f"ptr {q}" for q in more), *(f"i64 {program.size(n)}" for n in sizes)])
+
+
+def _write(program, engine: Engine, finish: Plain | Fused, lanes: int, batch: int) -> tuple[str, tuple[Size, ...]]:
+    """(the group function of a product, see blocks.writer; the symbolic sizes that `finish` wants last)."""
+    f = blocks.writer(program, f"{engine.name}_{finish.name}_{lanes}", batch, engine.blocks.parts, finish.parameters)
+    at = blocks.place(f, engine.blocks, batch)
+    shared = engine.write(f, at, lanes, finish.store(f, at, engine.kind))
     f.unit.declare(program)
-    return program.group_function(f.name, block.declarations() + f.text(), fma.THREADS)
+    return program.group_function(f.name, shared + f.text(), engine.threads, engine.shared), tuple(finish.sizes)

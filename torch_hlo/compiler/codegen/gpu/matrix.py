@@ -1,32 +1,27 @@
-"""Dots on the matrix units of NVIDIA GPUs: which ones, with which blocks, and their launch.
+"""Products on the matrix units of NVIDIA GPUs: which ones, and with which blocks.
 
 | operands | unit | sums |
 |---|---|---|
 | bf16, f16 | m16n8k16 | f32 |
 | f32, where the target allows TF32 | m16n8k8 | f32 |
-| f8e4m3fn, f8e5m2, mixed (8.9 and later) | m16n8k32 | f32 |
-| s8, u8, mixed | m16n8k32 | s32 |
+| f8e4m3fn, f8e5m2, also mixed (8.9 and later) | m16n8k32 | f32 |
+| s8, u8 | m16n8k32 | s32 |
 
-Everything else, and operands without a contiguous dimension, goes to the scalar kernels (dot.py).
+Everything else, and operands without a contiguous dimension, goes to fma.py.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.dot import Product as Strided
-from torch_hlo.compiler.codegen.dot import product
-from torch_hlo.compiler.codegen.epilogue import expression
+from torch_hlo.compiler.codegen.dot import Product
 from torch_hlo.compiler.codegen.gpu import blocks, gemm, wgmma
-from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, divides
-from torch_hlo.compiler.codegen.gpu.finish import Fused, Plain
+from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, Place, Store, divides
 from torch_hlo.compiler.codegen.gpu.gemm import Tile
 from torch_hlo.compiler.codegen.gpu.panel import LINE, Operand
 from torch_hlo.compiler.codegen.gpu.ptx import MATRIX_UNITS, WARPGROUP, MatrixUnit
 from torch_hlo.compiler.codegen.gpu.target import machine
-from torch_hlo.compiler.codegen.program import Place as MemoryPlace
-from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Computation, Instruction
+from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.hlo.shape import DTYPES
 
 # (block, share of the matrix rate that its warps reach when nothing else is in the way: larger warps read less shared memory per product)
@@ -41,7 +36,6 @@ HOPPER_TILES: tuple[tuple[Tile, float], ...] = (
     (Tile(128, 64, 64, 64, 5, WARPGROUP), 0.65), (Tile(64, 128, 64, 64, 5, WARPGROUP), 0.65), (Tile(64, 256, 64, 128, 4, WARPGROUP), 0.75),
     (Tile(64, 64, 64, 64, 6, WARPGROUP), 0.45),
 )  # fmt: skip
-SUMS = {"float": "f32", "i32": "s32"}  # accumulators as an array
 USUAL = 512  # a size that is not known
 LEAST_DEPTH = 512  # bytes of k per part
 
@@ -62,17 +56,45 @@ def units(target, dtypes: Sequence[str], result: str) -> tuple[MatrixUnit, Matri
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How a product is cut: its block, the operands' forms, parts of k."""
+class Matrix:
+    """An engine (see gpu/dot.py): a tile, and the operands' forms."""
 
+    blocks: Blocks
     tile: Tile
     a: Operand
     b: Operand
-    parts: int
+
+    @property
+    def kind(self) -> str:
+        return self.a.unit.accumulator
+
+    @property
+    def threads(self) -> int:
+        return self.tile.threads
+
+    @property
+    def shared(self) -> int:
+        return self.tile.shared
+
+    @property
+    def name(self) -> str:
+        return f"dot_{self.tile.name}_{self.a.name}_{self.b.name}"
+
+    def width(self, most: int) -> int:
+        return most
+
+    def write(self, f: Writer, at: Place, lanes: int, store: Store) -> str:
+        bases = [f.gep("i8", f"%{q}", f.mul(offset, o.unit.itemsize)) for q, offset, o in (("A", at.a, self.a), ("B", at.b, self.b))]
+        product = (wgmma if self.tile.team > 1 else gemm).Product(f, self.tile, self.a, self.b, lanes)
+        product.write(*bases, at.k, at.row, at.column, store)
+        return product.declarations()
 
 
-def plan(target, p: Strided, pair: tuple[MatrixUnit, MatrixUnit], batch: int) -> Plan | None:
-    """The plan with the least estimated time; None when an operand has no contiguous dimension. `batch`: number of products."""
+def engine(target, p: Product, dtypes: Sequence[str], result: str) -> Matrix | None:
+    """The engine with the least estimated time; None where no matrix unit takes the types, or an operand has no contiguous dimension."""
+    pair = units(target, dtypes, result)
+    if pair is None:
+        return None
     forms = []
     for unit, strides, own in zip(pair, (p.a, p.b), (1, 2), strict=True):
         if 1 not in strides:
@@ -81,8 +103,8 @@ def plan(target, p: Strided, pair: tuple[MatrixUnit, MatrixUnit], batch: int) ->
         others = [strides[0] if along_k else strides[1], *(entry[own] for entry in p.batch)]
         width = next(w for w in (16, 8, 4, 2, 1) if divides(w, [s * unit.itemsize for s in others]))
         forms.append((unit, along_k, max(width, unit.itemsize)))
-    best: tuple[float, Plan] | None = None
-    m, n, k = (s if isinstance(s, int) else USUAL for s in (p.m, p.n, p.k))
+    best: tuple[float, Matrix] | None = None
+    m, n, k, batch = (s if isinstance(s, int) else USUAL for s in (p.m, p.n, p.k, blocks.count(p)))
     depth = k * pair[0].itemsize
     have = machine(target)
     for tile, share in tiles(target):
@@ -98,7 +120,8 @@ def plan(target, p: Strided, pair: tuple[MatrixUnit, MatrixUnit], batch: int) ->
             moved = (min(across, 8) * m + min(down, 8) * n) * depth / have.bandwidth + m * n * 8 * (parts > 1) * (parts + 1) / have.bandwidth
             time = max(compute, batch * moved) + (3000 if parts > 1 else 0)
             if best is None or time < best[0] * 0.999:
-                best = time, Plan(tile, *(Operand(u, along, rows, width) for (u, along, width), rows in zip(forms, (tile.m, tile.n), strict=True)), parts)
+                a, b = (Operand(unit, along, rows, width) for (unit, along, width), rows in zip(forms, (tile.m, tile.n), strict=True))
+                best = time, Matrix(Blocks(tile.m, tile.n, parts, a.depth), tile, a, b)
     return best[1] if best else None
 
 
@@ -113,65 +136,3 @@ def _fits(tile: Tile, forms) -> bool:
         return False
     return all(along or rows * unit.itemsize % LINE == 0 and (unit.itemsize != 4 or warp % 32 == 0)
                for (unit, along, _), rows, warp in zip(forms, (tile.m, tile.n), (tile.warp_m, tile.warp_n), strict=True))
-
-
-def emit(program, x: Instruction) -> bool:
-    """Launch the kernel of a dot; False when it is not for matrix units."""
-    found = _planned(program, x)
-    if found is None:
-        return False
-    p, cut = found
-    wide = SUMS[cut.a.unit.accumulator]
-    operands, result, total = [program.pointer(o) for o in x.operands], program.pointer(x), x.shape.size
-    if cut.parts == 1:
-        _launch(program, p, cut, Plain(x.shape.dtype), [*operands, result])
-    else:
-        sums = program.at(program.scratch(4 * total * cut.parts))
-        _launch(program, p, cut, Plain(wide), [*operands, sums], total)
-        blocks.add_parts(program, sums, result, total, cut.parts, wide, x.shape.dtype)
-    return True
-
-
-def emit_output(program, body: Computation, inner: Instruction, outer: Instruction, columns: int, operands: Sequence[MemoryPlace],
-                results: Sequence[MemoryPlace]) -> bool:
-    """Launch the kernel of a fusion of kind output (dot.emit_output); False when its product is not for matrix units, or is better cut in k."""
-    found = _planned(program, outer)
-    if found is None or found[1].parts > 1:
-        return False
-    p, cut = found
-    e = program.once(("expression", body, inner, columns), lambda: expression(body, inner, columns, SUMS[cut.a.unit.accumulator]))
-    if e is None:
-        return False
-    arrays = [program.at(q) for q in (*(operands[body.params.index(leaf)] for leaf in e.leaves), *results)]
-    _launch(program, p, cut, Fused(e), [*(program.pointer(o) for o in outer.operands), arrays[-1]], more=arrays)
-    return True
-
-
-def _planned(program, x: Instruction) -> tuple[Strided, Plan] | None:
-    pair = units(program.target, [o.shape.dtype for o in x.operands], x.shape.dtype)
-    p = product(x)
-    if pair is None or p is None or p.k == 0:
-        return None
-    batch = blocks.count(p)
-    found = plan(program.target, p, pair, batch if isinstance(batch, int) else 8)
-    return found and (p, found)
-
-
-def _launch(program, p: Strided, found: Plan, finish: Plain | Fused, pointers: list[str], part: Size = 0, more: Sequence[str] = ()) -> None:
-    lanes = blocks.lanes_of(p, finish.bytes)
-    cut = Blocks(found.tile.m, found.tile.n, found.parts, found.a.depth)
-    key = ("matrix product", found, finish, lanes, len(p.batch))
-    name, sizes = program.once(key, lambda: _write(program, found, cut, finish, lanes, len(p.batch)))
-    blocks.launch(program, name, p, cut, pointers, part, [*(f"ptr {q}" for q in more), *(f"i64 {program.size(n)}" for n in sizes)])
-
-
-def _write(program, found: Plan, cut: Blocks, finish: Plain | Fused, lanes: int, batch: int) -> tuple[str, tuple[Size, ...]]:
-    """(the group function of a product, see blocks.writer; the symbolic sizes that `finish` wants last)."""
-    tile, a, b = found.tile, found.a, found.b
-    f = blocks.writer(program, f"dot_{tile.name}_{a.name}_{b.name}_{finish.name}_{lanes}", batch, cut.parts, finish.parameters)
-    at = blocks.place(f, cut, batch)
-    bases = [f.gep("i8", f"%{q}", f.mul(offset, o.unit.itemsize)) for q, offset, o in (("A", at.a, a), ("B", at.b, b))]
-    kernel = wgmma.Product if tile.team > 1 else gemm.Product
-    kernel(f, tile, a, b, lanes).write(*bases, at.k, at.row, at.column, finish.store(f, at, a.unit.accumulator))
-    f.unit.declare(program)
-    return program.group_function(f.name, gemm.Product.declarations() + f.text(), tile.threads, tile.shared), tuple(finish.sizes)
