@@ -147,7 +147,8 @@ PROGRAMS: dict[str, str] = {
     "  ROOT r = f32[20,16] gather(x, i), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,16}\n}",
     "scatter": _ADD + "ENTRY main {\n  x = f32[50,16] parameter(0)\n  i = s32[20,1] parameter(1)\n  u = f32[20,16] parameter(2)\n"
     "  ROOT r = f32[50,16] scatter(x, i, u), update_window_dims={1}, inserted_window_dims={0}, scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=add\n}",
-    "long scatter": _ADD + "ENTRY main {\n  x = f32[9,12] parameter(0)\n  i = s32[150,1] parameter(1)\n  u = f32[150,12] parameter(2)\n"
+    "long scatter": _ADD + "ENTRY main {\n  x = f32[9,12] parameter(0)\n  u = f32[150,12] parameter(1)\n  k = s32[150,1] iota(), iota_dimension=0\n"
+    "  q = s32[150,1] multiply(k, k)\n  c = s32[] constant(11)\n  b = s32[150,1] broadcast(c), dimensions={}\n  i = s32[150,1] remainder(q, b)\n"
     "  ROOT r = f32[9,12] scatter(x, i, u), update_window_dims={1}, inserted_window_dims={0}, scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=add\n}",
     "sort": _LESS + "ENTRY main {\n  x = f32[5,400] parameter(0)\n  ROOT r = f32[5,400] sort(x), dimensions={1}, is_stable=true, to_apply=less\n}",
     "long sort": "more { a = s32[] parameter(0)\n b = s32[] parameter(1)\n c = s32[] parameter(2)\n d = s32[] parameter(3)\n"

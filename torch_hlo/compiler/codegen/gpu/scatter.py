@@ -225,4 +225,3 @@ class _Sorted:
 
 def _flat(values: list[Value]) -> list[str]:
     return [p for v in values for p in (v if isinstance(v, tuple) else (v,))]
-
