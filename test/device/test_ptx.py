@@ -350,3 +350,97 @@ def test_copies_in_groups():
 def test_copies_nobody_waits_for(body, message):
     with pytest.raises(PtxError, match=message):
         copies(body)
+
+
+# -- products of a warpgroup ---------------------------------------------------------------------------------------------------------
+def image(matrix, swizzle, major):
+    """The bytes of [rows, k] bf16 in shared memory and (leading, stride) offsets, by the figures of section 9.7.15.5.1: units of 16 bytes, of row r unit u
+    goes to u ^ (r % 8) for 128 bytes, u ^ (r / 2 % 4) for 64, u ^ (r / 4 % 2) for 32, where r counts lines of the swizzle's width."""
+    raw = np.frombuffer(encode(matrix if major == "K" else matrix.T, "bf16"), U16).reshape(matrix.shape if major == "K" else matrix.T.shape)
+    lines, length = raw.shape  # a line is contiguous in memory: along K, or along MN
+    units = raw.reshape(lines, length // 8, 8)
+    if swizzle == 0:  # blocks of 8 lines x 1 unit, 128 bytes each: [block of lines][unit][line]
+        out = units.reshape(lines // 8, 8, length // 8, 8).swapaxes(1, 2)
+        across, down = 128, 128 * (length // 8)  # unit to unit, 8 lines to the next
+        return np.ascontiguousarray(out).view(np.uint8).ravel(), (across, down) if major == "K" else (down, across)
+    w = swizzle // 16
+    out = np.zeros((length // 8 // w, lines, w, 8), U16)  # [block of w units][line][unit]
+    for line in range(lines):
+        for u in range(length // 8):
+            twist = {8: line % 8, 4: line // 2 % 4, 2: line // 4 % 2}[w]
+            out[u // w, line, u % w ^ twist] = units[line, u]
+    return out.view(np.uint8).ravel(), (0 if major == "K" else lines * swizzle, 8 * swizzle)
+
+
+SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}
+WGMMA = """
+.reg .b32 %w; .reg .pred %once;
+setp.eq.u32 %once, %tid, 0;
+mov.b32 %w, memory;
+mov.b32 %r1, %tid;
+FILL:
+setp.ge.u32 %p1, %r1, {words}; @%p1 bra FILLED;
+mad.wide.u32 %rd1, %r1, 4, %rdA0; ld.global.b32 %r2, [%rd1]; mad.lo.u32 %r3, %r1, 4, %w; st.shared.b32 [%r3], %r2;
+add.u32 %r1, %r1, 128; bra FILL;
+FILLED:
+{fence}
+bar.sync 0;
+cvt.u64.u32 %rd2, %w; shr.u64 %rd2, %rd2, 4; add.u64 %rd3, %rd2, {a}; add.u64 %rd4, %rd2, {second}; or.b64 %rd4, %rd4, {b};
+{zero}
+setp.ne.u32 %p2, {accumulate}, 0;
+wgmma.fence.sync.aligned;
+wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{regs}}}, %rd3, %rd4, %p2, 1, {sign}, {ta}, {tb};
+wgmma.commit_group.sync.aligned;
+{wait}
+{after}
+mad.lo.u64 %rd9, %rdT, {row}, %rdA1;
+{stores}
+"""
+
+
+def warpgroup(swizzle, a_major, b_major, fence="fence.proxy.async;", wait="wgmma.wait_group.sync.aligned 0;", after="", n=64, sign=1, accumulate=1):
+    g = np.random.default_rng(1)
+    # A line along K is as long as the swizzle is wide; the product takes the second 16 elements of it, where there are so many.
+    ka, kb = (max(16, swizzle // 2) if major == "K" else 16 for major in (a_major, b_major))
+    a, b = g.integers(-4, 5, (64, ka)).astype(F32), g.integers(-4, 5, (n, kb)).astype(F32)
+    (ia, (la, sa)), (ib, (lb, sb)) = image(a, swizzle, a_major), image(b, swizzle, b_major)
+    start_b = -(-len(ia) // 1024) * 1024
+    skip_a, skip_b = 32 * (ka > 16), 32 * (kb > 16)
+    a, b = a[:, skip_a // 2:][:, :16], b[:, skip_b // 2:][:, :16]
+    memory = of(np.uint8, np.zeros(start_b + len(ib)))
+    memory[:len(ia)], memory[start_b:] = ia, ib
+    out = of(F32, np.zeros((128, n // 2)))
+    code = lambda leading, stride: (leading >> 4) << 16 | (stride >> 4) << 32 | SWIZZLES[swizzle] << 62  # noqa: E731
+    count = n // 2
+    body = WGMMA.format(words=len(memory) // 4, fence=fence, a=code(la, sa) + (skip_a >> 4), b=code(lb, sb), second=start_b + skip_b >> 4, n=n, accumulate=accumulate, sign=sign,
+                        zero="".join(f"mov.b32 %d{i}, 0f3F800000;" for i in range(count)), regs=", ".join(f"%d{i}" for i in range(count)), ta=int(a_major != "K"),
+                        tb=int(b_major != "K"), wait=wait, after=after, row=4 * count, stores="".join(f"st.global.b32 [%rd9+{4 * i}], %d{i};" for i in range(count)))
+    run(f".reg .b32 %d<{count}>;" + body, [memory, out], threads=128, declarations=f".shared .align 1024 .b8 memory[{len(memory)}];")
+    return a, b, out
+
+
+@pytest.mark.parametrize("b_major", ["K", "N"])
+@pytest.mark.parametrize("a_major", ["K", "M"])
+@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+def test_warpgroup_product(swizzle, a_major, b_major):
+    a, b, out = warpgroup(swizzle, a_major, b_major)
+    expected = a @ b.T + 1
+    for thread in range(128):
+        warp, lane = divmod(thread, 32)
+        for i in range(32):  # figure of the D fragment: rows 16 warp + lane / 4 (+ 8), columns 8 j + 2 (lane % 4) (+ 1)
+            row, column = 16 * warp + lane // 4 + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * (lane % 4) + i % 2
+            assert out[thread, i] == expected[row, column], (thread, i)
+
+
+def test_warpgroup_product_replaces_and_negates():
+    a, b, out = warpgroup(0, "K", "K", sign=-1, accumulate=0, n=8)
+    np.testing.assert_array_equal(out[0], -(a @ b.T)[[0, 0, 8, 8], [0, 1, 0, 1]])
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"fence": ""}, "without a fence.proxy.async"),
+    ({"wait": "", "after": "@%once st.shared.b32 [%w], 0;"}, "still reading asynchronously"),
+])  # fmt: skip
+def test_warpgroup_products_nobody_waits_for(options, message):
+    with pytest.raises(PtxError, match=message):
+        warpgroup(32, "K", "K", **options)

@@ -447,7 +447,7 @@ def _bulk_store(code: Code, x: Instruction, tensor: bool) -> Run:
             if len(offsets):
                 run.shared.place(one, np.array([int(start[i]) + int(offsets.max()) & ~15]), 16)
             units = np.unique((base + offsets) // run.races.unit)
-            run.races.start_read(one, units)
+            run.races.start_read(one, units[None])
             write_global(run, addresses, run.shared.raw[base + offsets])
             place = np.empty(1, object)
             place[0] = units

@@ -22,7 +22,7 @@ from torch_hlo.device.ptx.table import RENDEZVOUS, TABLE, Code, Run, bits
 THREADS_AT_ONCE = 1 << 14
 SHARED_AT_ONCE = 32 << 20  # bytes of shared memory of the groups that run together
 STEPS = 20_000_000  # blocks of instructions of one launch: more is a loop without end
-_FAMILIES = ("arithmetic", "floats", "convert", "movement", "warp", "matrix", "async_copy")
+_FAMILIES = ("arithmetic", "floats", "convert", "movement", "warp", "matrix", "async_copy", "wgmma")
 _SHARED_START = 1024  # the first bytes belong to the system (sm_90), and a null address is an error
 
 

@@ -129,19 +129,21 @@ class Races:
         self._set(self._units(place, nbytes), warp, lane, self.known[group, warp, warp])
 
     def start_read(self, frame, units: np.ndarray) -> None:
-        """The one thread of the frame begins an asynchronous read of units: what it sees must be known to the thread, and fenced. Raises Fault."""
+        """Each thread of the frame begins an asynchronous read of its units [thread, unit]: what it sees must be known to the thread, and fenced.
+        Raises Fault."""
         group, warp, lane = self._who(frame, None)
-        units = units[None]
-        if (self.write_warp[units] == NOBODY).any():
-            raise Fault("reads shared memory that nobody has written", np.array([0]))
+        missing = (self.write_warp[units] == NOBODY).any(1)
+        if missing.any():
+            raise Fault("reads shared memory that nobody has written", np.flatnonzero(missing))
         ordered = self._written_before(units, group, warp, lane)
         if not ordered.all():
             self._race("reads", units, ordered, frame)
         fenced = (self.write_time[units] <= self.fenced[group[:, None], self.write_warp[units]]) | (self.write_lane[units] == COPY)
         if not fenced.all():
-            raise Fault("reads asynchronously what was written without a fence.proxy.async since", np.array([0]))
-        self.read_time[units, warp[0]] = IN_FLIGHT
-        self.read_lane[units, warp[0]] = MANY
+            raise Fault("reads asynchronously what was written without a fence.proxy.async since", np.flatnonzero(~fenced.all(1)))
+        column = np.broadcast_to(warp[:, None], units.shape)
+        self.read_time[units, column] = IN_FLIGHT
+        self.read_lane[units, column] = MANY
 
     def finish_read(self, group: int, warp: int, units: np.ndarray) -> None:
         mine = units[self.read_time[units, warp] == IN_FLIGHT]
