@@ -218,7 +218,7 @@ class Cuda:
     def download(self, target: int, source: int, nbytes: int) -> None:
         with self:
             if nbytes:
-                self._check("cuMemcpyDtoHAsync_v2", target, source, nbytes, self.main)
+                self._check("cuMemcpyDtoHAsync_v2", target, source, nbytes, self.stream)
             self.synchronize()
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
@@ -262,9 +262,9 @@ class Cuda:
 
     # -- order ----------------------------------------------------------------------------------------------------
     def synchronize(self) -> None:
-        """Wait for everything enqueued on `main`, and so for the uploads it waits for."""
+        """Wait for everything enqueued on `stream`; if that is `main`, also for the uploads it waits for."""
         with self:
-            code = self._cu.cuStreamSynchronize(self.main)
+            code = self._cu.cuStreamSynchronize(self.stream)
             if code:
                 last = f"; the last kernel started was {self._last.name} of {self._last.label}" if self._last else ""
                 raise LaunchError(f"{self._error('cuStreamSynchronize', code, self.name)}{last}")

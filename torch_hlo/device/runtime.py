@@ -290,9 +290,9 @@ def _memory_type() -> type[Memory]:
     return getattr(_backend(), "Memory", Memory)
 
 
-def compile_program(module: Module, observe: Observe | None = None) -> Program:
-    """Compile and load `module` for the back end in use. `observe(stage, value)` is called with what the compiler makes on
-    the way: "hlo:<pass>" -> Module, "llvm" -> str, "asm" -> str, "buffers" -> str, "stablehlo" -> str (see lazy/dump.py)."""
-    program = _backend().compile_program(module, observe)
+def compile_program(module: Module, observe: Observe | None = None, compiler: Callable[[Module, Observe | None], Program] | None = None) -> Program:
+    """Compile and load `module` for the back end in use, or with the `compiler` of another one. `observe(stage, value)` is called with what is
+    made on the way: "hlo:<pass>" -> Module, "llvm" -> str, "asm" -> str, "buffers" -> str, "stablehlo" -> str (see lazy/dump.py)."""
+    program = (compiler or _backend().compile_program)(module, observe)
     metrics.count("CachedCompile" if getattr(program, "from_disk", False) else "UncachedCompile")
     return program

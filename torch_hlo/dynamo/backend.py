@@ -2,7 +2,7 @@
 
     torch.compile(model, backend="hlo", options={"fallback": "error"})
 
-Tensors on the CPU, for training and inference, with static and dynamic sizes; or on the hlo device, where the graph is recorded at each
+Tensors on the CPU or on a GPU of torch.cuda, for training and inference, with static and dynamic sizes; or on the hlo device, where the graph is recorded at each
 call without Dynamo's or autograd's Python and becomes part of the step. A new random seed is drawn from PyTorch's CPU generator
 at each call of a graph with random ops, so `torch.manual_seed` makes runs repeat.
 """
@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch_hlo import config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.dynamo.call import Caller
+from torch_hlo.dynamo.place import place_of
 from torch_hlo.lazy import dump, executor, log, progress, traceable
 from torch_hlo.lowering import late
 from torch_hlo.lowering.fx import FxGraph, from_fx
@@ -101,7 +102,7 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
         late.register()
         graph = from_fx(graph_module)
         report_fallbacks(graph, settings["fallback"])
-        caller = Caller(graph, settings["name"])
+        caller = Caller(graph, settings["name"], place_of(graph_module))
         program = executor.call_compiler(lambda: _compile(caller))
         run = caller.bind(program)
     metrics.record("CompileTime", time.perf_counter() - start)
@@ -118,7 +119,7 @@ def _compile(caller: Caller) -> runtime.Program:
         module = caller.module()
         if observe is not None:
             observe("hlo:input", module)
-        return runtime.compile_program(module, observe)
+        return caller.place.compile(module, observe)
 
 
 def on_device(graph_module: fx.GraphModule) -> Callable:

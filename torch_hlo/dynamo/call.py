@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from torch_hlo.device.runtime import Program
+from torch_hlo.dynamo.place import Gpu, Host
 from torch_hlo.hlo.dim import Dim, Size, symbol
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
@@ -23,8 +24,6 @@ from torch_hlo.lowering.graph import Leaf, Lift, Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH, LOWERINGS
 
 aten = torch.ops.aten
-empty_strided = torch._C._dynamo.guards._empty_strided_cpu  # what Inductor's code calls: 0.3 us instead of 1.5
-_ALIGNMENT = 64  # of memory that a program writes
 
 
 class Foreign:
@@ -60,8 +59,8 @@ class _Result:
 class Caller:
     """Decides the program's parameters, roots and aliases, and writes the function that calls it."""
 
-    def __init__(self, graph: FxGraph, name: str) -> None:
-        self.graph, self.name = graph, name
+    def __init__(self, graph: FxGraph, name: str, place: Host | Gpu) -> None:
+        self.graph, self.name, self.place = graph, name, place
         self.nodes: list[Node] = list(graph.nodes)
         self.results: list[_Result] = []
         self._index: dict[tuple, int] = {}
@@ -145,10 +144,10 @@ class Caller:
     def bind(self, program: Program) -> Callable[[list], list]:
         """The function that runs the loaded program."""
         self.scope: dict[str, object] = {
-            "empty": empty_strided, "aligned": _aligned, "dense": _dense, "rebuilt": _rebuilt, "draw": _draw, "floordiv": int.__floordiv__, "mod": int.__mod__,
+            "empty": self.place.empty, "aligned": self._aligned, "bring": self.place.bring, "dense": _dense, "rebuilt": _rebuilt, "draw": _draw, "floordiv": int.__floordiv__, "mod": int.__mod__,
             "math": math, "torch": torch, "Foreign": Foreign, "Shape": Shape, "number": _number,
         }  # fmt: skip
-        fast = getattr(program, "launch", None)
+        fast = self.place.starter(program)
         self.scope["run"] = fast or program.run
         lines = self._lines(fast is not None)
         source = "def call(args):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
@@ -167,7 +166,7 @@ class Caller:
         for i, x in enumerate(g.inputs):
             pointers.append(self._input_lines(i, x, lines, targets))
         for leaf in self.inputs[len(g.inputs):]:
-            pointers.append((self._constant(torch.empty(0, dtype=torch.uint8)), leaf.shape))
+            pointers.append((self._constant(self.place.bring(torch.empty(0, dtype=torch.uint8))), leaf.shape))
         outs = []
         for i, r in enumerate(self.results):
             if r.position is not None:
@@ -187,7 +186,8 @@ class Caller:
                 lines.append(f"if {p} is not a{position}: a{position}.copy_({p})")
             else:
                 lines.append(f"a{position}.copy_(o{i})")
-        lines.append("return [" + ", ".join(self._returned(x) for x in self.outputs) + "]")
+        lines.append("return [" + ", ".join(self._returned(x) + (".cpu()" if self.place.leaves(i) and isinstance(x, tuple) else "")
+                                            for i, x in enumerate(self.outputs)) + "]")
         return [line for line in lines if line]
 
     def _size_lines(self) -> list[str]:
@@ -201,25 +201,31 @@ class Caller:
     def _input_lines(self, i: int, x: Input, lines: list[str], targets: set[int]) -> tuple[str, Shape]:
         """Make `p<i>`, a tensor that lies as the program expects."""
         if isinstance(x.leaf, Lift):
-            lines.append(f"p{i} = number({x.source}, {x.leaf.dtype!r})")
+            lines.append(f"p{i} = bring(number({x.source}, {x.leaf.dtype!r}))")
             return f"p{i}", Shape(x.leaf.dtype)
         if x.source is None:
-            lines.append(f"p{i} = draw()")
+            lines.append(f"p{i} = bring(draw())")
             return f"p{i}", x.leaf.shape
         if isinstance(x.source, torch.Tensor):
-            return self._constant(x.source), x.leaf.shape
+            return self._constant(self.place.bring(x.source)), x.leaf.shape
         a = f"a{x.source}"
+        if self.place.is_away(x.source):
+            lines.append(f"b{x.source} = bring({a})")
+            a = f"b{x.source}"
         if x.layout.plain:
             lies = f"{a}.is_contiguous()"
         else:
             strides = _strides(x.layout, self._logical_dims(x))
             lies = f"{a}.stride() == ({''.join(f'{s}, ' for s in strides)})"
         bits = f" and not {a}.is_conj() and not {a}.is_neg()" if x.lazy_bits else ""
-        if x.source in targets:
+        if x.source in targets or not self.place.reads_any:
             bits += f" and aligned({a})"
         fix = f"dense({a}, {x.layout.order})"
         lines.append(f"p{i} = {a} if {lies}{bits} else {fix}")
         return f"p{i}", x.leaf.shape
+
+    def _aligned(self, t: torch.Tensor) -> bool:
+        return not t.data_ptr() % self.place.alignment
 
     def _logical_dims(self, x: Input) -> list[Size]:
         dims: list[Size] = [1] * len(x.layout.order)
@@ -275,10 +281,6 @@ def _shape_text(shape: Shape) -> str:
     return f"Shape({shape.dtype!r}, {_tuple(shape.dims)})"
 
 
-def _aligned(t: torch.Tensor) -> bool:
-    return not t.data_ptr() % _ALIGNMENT
-
-
 def _dense(t: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """A copy without gaps whose dimensions lie in `order`, with `t`'s logical values."""
     t = t.detach().resolve_conj().resolve_neg()
@@ -288,7 +290,7 @@ def _dense(t: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
 
 def _rebuilt(t: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The same values with gaps, as the strides say."""
-    result = torch.empty_strided(t.shape, strides, dtype=t.dtype)
+    result = torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device)
     for d, s in enumerate(strides):
         if s == 0 and t.shape[d]:
             t = t.narrow(d, 0, 1)
