@@ -444,3 +444,94 @@ def test_warpgroup_product_replaces_and_negates():
 def test_warpgroup_products_nobody_waits_for(options, message):
     with pytest.raises(PtxError, match=message):
         warpgroup(32, "K", "K", **options)
+
+
+# -- mbarriers, bulk and tensor copies ---------------------------------------------------------------------------------------------------
+BARRIER = """
+.reg .b32 %m, %w; .reg .b64 %state; .reg .pred %one, %done;
+setp.eq.u32 %one, %tid, 0; mov.b32 %m, barrier; mov.b32 %w, memory;
+@%one mbarrier.init.shared::cta.b64 [%m], 1;
+{sync}
+"""
+WAIT = """WAIT{0}: mbarrier.try_wait.parity.shared::cta.b64 %done, [%m], {0}; @!%done bra WAIT{0};"""
+TELL = "@%one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%m], {};"
+MEMORY = ".shared .align 8 .b8 barrier[8]; .shared .align 1024 .b8 memory[2048];"
+OUT = "mad.lo.u32 %r1, %tid, 4, %w; ld.shared.b32 %r2, [%r1]; mad.lo.u64 %rd1, %rdT, 4, %rdA1; st.global.b32 [%rd1], %r2;"
+LOAD = "@%one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%w], [%rdA0], 256, [%m];"
+
+
+def bulk(body, sync="bar.sync 0;"):
+    source, out = of(U32, np.arange(64) + 100), of(U32, np.zeros(64))
+    run(BARRIER.format(sync=sync) + body, [source, out], threads=64, declarations=MEMORY, groups=2)
+    return source, out
+
+
+def test_bulk_copy():
+    source, out = bulk(TELL.format(256) + LOAD + WAIT.format(0) + OUT)
+    np.testing.assert_array_equal(out, source)
+
+
+def test_phases():
+    """The second phase's copy overwrites the first's when everybody has read it."""
+    source, out = bulk(TELL.format(256) + LOAD + WAIT.format(0) + OUT + "bar.sync 0;" + TELL.format(256) +
+                       "@%one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%w+16], [%rdA0], 256, [%m];" + WAIT.format(1) + OUT)
+    np.testing.assert_array_equal(out, [*source[:4], *source[:60]])
+
+
+def test_bulk_copy_to_global_memory():
+    source, out = bulk("mad.lo.u32 %r1, %tid, 4, %w; st.shared.b32 [%r1], %tid; fence.proxy.async.shared::cta; bar.sync 0; @%one cp.async.bulk.global.shared::cta.bulk_group [%rdA1],"
+                       "[%w], 256; @%one cp.async.bulk.commit_group; @%one cp.async.bulk.wait_group.read 0;")
+    np.testing.assert_array_equal(out, np.arange(64))
+
+
+@pytest.mark.parametrize(("body", "message"), [
+    (TELL.format(256) + LOAD + OUT, "asynchronous copy is still writing|has written, with no barrier"),
+    (TELL.format(512) + LOAD + WAIT.format(0), "wait here or elsewhere for others that never come"),
+    (TELL.format(256) + LOAD + WAIT.format(0) + OUT + TELL.format(256) + LOAD + WAIT.format(1), "has read, with no barrier in between"),
+    ("mad.lo.u32 %r1, %tid, 4, %w; st.shared.b32 [%r1], %tid; bar.sync 0; @%one cp.async.bulk.global.shared::cta.bulk_group [%rdA1], [%w], 256;", "without a fence.proxy.async"),
+    ("@%one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%w], [%rdA0], 100, [%m];", "multiples of 16 bytes"),
+    ("mbarrier.arrive.shared::cta.b64 %state, [%m];", "more arrivals at an mbarrier than it expects"),
+    ("mbarrier.arrive.shared::cta.b64 %state, [%m+8];", "shared address|no mbarrier here"),
+])  # fmt: skip
+def test_mistakes_with_mbarriers(body, message):
+    with pytest.raises(PtxError, match=message):
+        bulk(body)
+
+
+def test_an_mbarrier_is_used_before_others_know_of_it():
+    with pytest.raises(PtxError, match="does not know yet that it was initialized"):
+        bulk(WAIT.format(0), sync="")
+
+
+@pytest.mark.parametrize("swizzle", [0, 1, 2, 3])
+def test_tensor_copies(swizzle):
+    """A box of 4 rows that hangs over the edges of an array of 5 x 40 bf16 goes to shared memory and, shifted, back to another."""
+    from torch_hlo.device.ptx import tensor_map
+
+    columns = 64 if swizzle == 3 else 16
+    source, target, raw = of(U16, np.arange(200).reshape(5, 40) + 1), of(U16, np.zeros((5, 40))), of(U16, np.zeros(4 * columns))
+    maps = [np.frombuffer(tensor_map.encode_tiled(tensor_map.BFLOAT16, a.ctypes.data, (40, 5), (80,), (columns, 4), swizzle=swizzle), np.uint8) for a in (source, target)]
+    blobs = np.zeros(256 + 64, np.uint8)
+    blobs = blobs[-blobs.ctypes.data % 64:][:256]
+    blobs[:] = np.concatenate(maps)
+    body = BARRIER.format(sync="bar.sync 0;") + TELL.format(8 * columns) + """mov.b32 %r10, 30; mov.b32 %r11, -1;
+@%one cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%w], [%rdA0, {%r10, %r11}], [%m];
+""" + WAIT.format(0) + f"""mov.b32 %r10, 2; mov.b32 %r11, 3; add.u64 %rd5, %rdA0, 128;
+@%one cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd5, {{%r10, %r11}}], [%w]; @%one cp.async.bulk.commit_group; @%one cp.async.bulk.wait_group 0;
+mov.b32 %r1, %tid;
+AGAIN: setp.ge.u32 %p1, %r1, {2 * columns}; @%p1 bra DONE; mad.lo.u32 %r2, %r1, 4, %w; ld.shared.b32 %r3, [%r2]; mad.wide.u32 %rd1, %r1, 4, %rdA3; st.global.b32 [%rd1], %r3;
+add.u32 %r1, %r1, 64; bra AGAIN; DONE:"""
+    run(body, [blobs, source, target, raw], threads=64, declarations=MEMORY)
+    box = np.zeros((4, columns), U16)
+    box[1:, :10] = source[:3, 30:40]
+    width = (16, 32, 64, 128)[swizzle] // 16
+    lines = box.reshape(-1, max(width, columns // 8) if not swizzle else width, 8)
+    expected = lines.copy()
+    if swizzle:
+        for r in range(len(lines)):
+            for unit in range(width):
+                expected[r, unit ^ {2: r // 4 % 2, 4: r // 2 % 4, 8: r % 8}[width]] = lines[r, unit]
+    np.testing.assert_array_equal(raw, expected.ravel())
+    stored = np.zeros((5, 40), U16)
+    stored[3:, 2:2 + min(columns, 38)] = box[:2, :38]
+    np.testing.assert_array_equal(target, stored)

@@ -16,7 +16,7 @@ import numpy as np
 
 from torch_hlo.device.ptx.memory import Fault, GlobalMemory, Local, Shared
 from torch_hlo.device.ptx.races import Races
-from torch_hlo.device.ptx.syntax import SIZES, Function, Instruction, Module, PtxError, Sym, parse
+from torch_hlo.device.ptx.syntax import SIZES, Function, Instruction, Module, PtxError, Sym, Variable, parse
 from torch_hlo.device.ptx.table import RENDEZVOUS, TABLE, Code, Run, bits
 
 THREADS_AT_ONCE = 1 << 14
@@ -333,7 +333,7 @@ class _Execution:
 class GridRun:
     """Some groups of a launch that run together: their memory, barriers and special registers."""
 
-    def __init__(self, image: Image, routine: Routine, first_group: int, groups_here: int, groups: int, threads: int, words: np.ndarray,
+    def __init__(self, image: Image, routine: Routine, first_group: int, groups_here: int, groups: int, threads: int, words: dict[str, np.ndarray],
                  memory: GlobalMemory, dynamic_bytes: int) -> None:
         self.image, self.kernel, self.memory = image, routine.function.name, memory
         self.first_group, self.groups_here, self.groups, self.threads = first_group, groups_here, groups, threads
@@ -342,7 +342,7 @@ class GridRun:
         self.barriers: dict[int, object] = {}
         self.mbarriers: dict[int, object] = {}  # by address
         self.queues: dict[str, object] = {}  # of asynchronous copies
-        self.addresses = dict(image.addresses)
+        self.addresses = image.addresses | {name: v.ctypes.data for name, v in words.items()}
         start = local = _SHARED_START
         dynamic = []  # all names of the memory that the launch gives
         variables = {**image.module.variables, **{k: v for r in image.called(routine) for k, v in r.function.variables.items()}}
@@ -387,6 +387,17 @@ def _place(at: int, align: int) -> int:
     """The next address that is a multiple of `align` and, to find what counts on more, of nothing larger."""
     at = -(-at // align) * align
     return at if at // align % 2 or align < 16 else at + align
+
+
+def _parameter(variable: Variable, value) -> np.ndarray:
+    """The bytes of a kernel's parameter: a word's, or those given."""
+    data = bytes(value) if isinstance(value, (bytes, bytearray)) else int(value & (1 << 64) - 1).to_bytes(8, "little")
+    if len(data) < variable.nbytes:
+        raise PtxError(f"parameter {variable.name} has {variable.nbytes} bytes, {len(data)} are given")
+    raw = np.zeros(len(data) + 64, np.uint8)
+    skip = -raw.ctypes.data % 64
+    raw[skip:skip + len(data)] = np.frombuffer(data, np.uint8)
+    return raw[skip:skip + len(data)]
 
 
 class Image:
@@ -439,9 +450,9 @@ class Image:
             raise PtxError(f"kernel {kernel} has {len(function.params)} parameters, {len(words)} are given")
         if threads > function.max_threads:
             raise PtxError(f"kernel {kernel} is launched with {threads} threads, and written for {function.max_threads}")
-        parameters = {p.name: np.frombuffer(bytes(w) if isinstance(w, (bytes, bytearray)) else int(w & (1 << 64) - 1).to_bytes(8, "little"), np.uint8)
-                      for p, w in zip(function.params, words, strict=True)}
-        for address, nbytes in self.blocks:
+        parameters = {p.name: _parameter(p, w) for p, w in zip(function.params, words, strict=True)}
+        blocks = self.blocks + [(v.ctypes.data, v.nbytes) for v in parameters.values()]
+        for address, nbytes in blocks:
             memory.add(address, nbytes)
         try:
             static = sum(v.nbytes for v in (*self.module.variables.values(), *function.variables.values()) if v.space == "shared")
@@ -452,7 +463,7 @@ class Image:
                     run = GridRun(self, routine, first, here, groups, threads, parameters, memory, shared_bytes)
                     routine.execute(Frame(run, np.arange(here * threads), {}))
         finally:
-            for address, _ in self.blocks:
+            for address, _ in blocks:
                 memory.remove(address)
 
 

@@ -82,7 +82,8 @@ class Code:
             value = _constant(operand, kind)
             return lambda frame: value
         if isinstance(operand, Sym):
-            if operand.name not in self.function.variables and operand.name not in self.module.variables:
+            known = {*self.function.variables, *self.module.variables, *(p.name for p in self.function.params if self.function.entry)}
+            if operand.name not in known:
                 raise self.fail(x, f"{operand.name} has no address")
             name, offset = operand.name, operand.offset
             return lambda frame: np.int64(frame.run.addresses[name] + offset).view(np.uint64).astype(UNSIGNED[dtype.itemsize]).view(dtype)
