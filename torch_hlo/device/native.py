@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
@@ -45,14 +44,31 @@ class NativeProgram:
         sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
         self._loaded.call([b.memory.address for b in inputs], [b.memory.address for b in outputs], sizes)
 
-    def prepare(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> tuple[int, int, Callable[[Arena], array]] | None:
-        """For a thread without Python: the entry's address, the bytes of scratch memory it needs, and what makes its block. None if it calls Python."""
+    @property
+    def streams(self) -> bool:
+        """Whether a thread without Python can run it."""
+        return self._loaded.callback is None
+
+    def prepare(self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]) -> tuple[int, int, Callable[[Arena], array]]:
+        """The entry's address, the bytes of scratch memory it needs, and what makes its block. `numbers`: values of the last inputs, 16 bytes each."""
         loaded = self._loaded
-        if loaded.callback is not None:
-            return None
-        sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
-        words = (*sizes, *[b.memory.address for b in inputs], *[b.memory.address for b in outputs])
-        return loaded.address, loaded.prepare(words), partial(loaded.block, words)
+        words = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
+        words += [b.memory.address for b in inputs]
+        first, count = len(words), len(numbers) // 16
+        words += [0] * count
+        words += [b.memory.address for b in outputs]
+
+        def block(arena: Arena) -> array:
+            made = loaded.block(words, arena)
+            if count:
+                at = len(made)
+                made.frombytes(numbers)
+                address = made.buffer_info()[0] + 8 * at
+                for i in range(count):
+                    made[cpu.FIXED_WORDS + first + i] = address + 16 * i
+            return made
+
+        return loaded.address, loaded.prepare(words), block
 
     def counts(self) -> list[tuple[int, int, int]]:
         """(calls, total ns, least ns) of each of `profile.steps`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import importlib
 import os
 import threading
@@ -56,9 +57,9 @@ class Memory:
         other.array[:nbytes] = self.array[:nbytes]
         return other
 
-    def part(self, offset: int, nbytes: int) -> Memory:
-        """A block inside this one, which stays alive as long."""
-        return _Part(self, offset, nbytes)
+    def part(self, offset: int) -> Memory:
+        """The block from a byte of this one on. This one stays alive as long."""
+        return _Part(self, offset)
 
     def within(self, nbytes: int) -> tuple[Memory, int, int]:
         """The block that the first `nbytes` of this one are a part of, where they start in it, and its bytes: what to move at once."""
@@ -66,16 +67,19 @@ class Memory:
 
 
 class _Part(Memory):
-    __slots__ = ("whole",)
+    __slots__ = ("whole", "offset")
 
-    def __init__(self, whole: Memory, offset: int, nbytes: int) -> None:
+    def __init__(self, whole: Memory, offset: int) -> None:
         self.readers = self.size = 0
-        self.whole = whole
-        self.array = whole.array[offset : offset + nbytes]
+        self.whole, self.offset = whole, offset
         self.address = whole.address + offset
 
+    @property
+    def array(self) -> np.ndarray:
+        return self.whole.array[self.offset :]
+
     def within(self, nbytes: int) -> tuple[Memory, int, int]:
-        return self.whole, self.address - self.whole.address, len(self.whole.array)
+        return self.whole, self.offset, len(self.whole.array)
 
 
 class Buffer:
@@ -123,10 +127,10 @@ class Program(Protocol):
         When it raises, neither outputs nor aliased inputs have been written."""
 
 
-def allocate(shape: Shape) -> Buffer:
-    """An uninitialised buffer. Raises MemoryError naming the shape."""
+def allocate(shape: Shape, job=None) -> Buffer:
+    """An uninitialised buffer, which `job` will fill. Raises MemoryError naming the shape."""
     try:
-        return Buffer(shape, _memory_type()(shape.nbytes))
+        return Buffer(shape, _memory_type()(shape.nbytes), job)
     except MemoryError:
         raise MemoryError(
             f"hlo device: no memory for {shape} ({shape.nbytes / 2**20:.1f} MiB); {memory_summary()}. "
@@ -274,25 +278,32 @@ Observe = Callable[[str, object], None]
 def backend_name() -> str:
     """The back end in use, with its argument. Raises ValueError for an unknown TORCH_HLO_DEVICE."""
     name = config.get("DEVICE")
+    if name in _CHECKED:
+        return name
     kind, _, path = name.partition(":")
     if kind not in BACKENDS or (kind == "pjrt") > bool(path) or path and kind in ("cpu", "evaluator"):
         raise ValueError(f"TORCH_HLO_DEVICE={name!r}: choose cpu, cuda, cuda:NUMBER, opencl, opencl:PATH of its library, ptx, ptx:sm_80, evaluator, "
                          "or pjrt:PATH with the path of a PJRT plugin")
+    _CHECKED.add(name)
     return name
 
 
-def _backend():
-    return importlib.import_module(BACKENDS[backend_name().partition(":")[0]])
+_CHECKED: set[str] = set()  # names that are right
+
+
+@functools.cache
+def _module(name: str):
+    return importlib.import_module(BACKENDS[name.partition(":")[0]])
 
 
 def _memory_type() -> type[Memory]:
     """What arrays live in: pages of this process, unless the back end has memory of its own."""
-    return getattr(_backend(), "Memory", Memory)
+    return getattr(_module(backend_name()), "Memory", Memory)
 
 
 def compile_program(module: Module, observe: Observe | None = None, compiler: Callable[[Module, Observe | None], Program] | None = None) -> Program:
     """Compile and load `module` for the back end in use, or with the `compiler` of another one. `observe(stage, value)` is called with what is
     made on the way: "hlo:<pass>" -> Module, "llvm" -> str, "asm" -> str, "buffers" -> str, "stablehlo" -> str (see lazy/dump.py)."""
-    program = (compiler or _backend().compile_program)(module, observe)
+    program = (compiler or _module(backend_name()).compile_program)(module, observe)
     metrics.count("CachedCompile" if getattr(program, "from_disk", False) else "UncachedCompile")
     return program

@@ -93,7 +93,8 @@ class Job:
                 return
             if self.error is None:
                 for buffer in self.outputs:
-                    buffer.job = None
+                    if buffer.job is self:  # else a later job has it in hand
+                        buffer.job = None
             self.inputs = ()
             self.program = self.block = self.after = None
             if self.number is not None:
@@ -156,21 +157,9 @@ class _Executor:
                 job.run()
             del job  # no reference while waiting for the next
 
-    def prepare(self, job: Job) -> bool:
-        """Give a job its place on the stream. False for one that has to run on the Python thread."""
-        prepare = getattr(job.program, "prepare", None)
-        if prepare is None or any(j.number is None for j in self.in_flight):
-            return False
-        for _, i in job.donated:
-            if job.inputs[i].memory.readers:
-                return False
-        for buffer in job.inputs:
-            if buffer.job is not None and buffer.job.error is not None:
-                return False
-        prepared = prepare(job.inputs, job.outputs)
-        if prepared is None:
-            return False
-        entry, nbytes, block = prepared
+    def prepare(self, job: Job, numbers: bytes) -> None:
+        """See `prepare`."""
+        entry, nbytes, block = job.program.prepare(job.inputs, numbers, job.outputs)
         if self.stream is None:
             self.stream = Stream()
         with self.lock:
@@ -181,7 +170,6 @@ class _Executor:
             job.block = block(self.arena)
             self.streaming += 1
             job.number = self.stream.add(entry, job.block)
-        return True
 
     def release(self) -> None:
         """A job on the stream is done."""
@@ -206,6 +194,26 @@ def throttle() -> None:
         _forget_done(in_flight)
 
 
+def streams(program: Program, inputs: Sequence[Buffer], donated: Sequence[tuple[int, int]]) -> bool:
+    """Whether a job could run on the native stream now: it calls no Python, what is in flight runs there too, nobody reads what it overwrites, and
+    its inputs did not fail. Until something is submitted this stays so."""
+    if not config.get("ASYNC") or not getattr(program, "streams", False):
+        return False
+    in_flight = _EXECUTOR.in_flight
+    _forget_done(in_flight)
+    if any(j.number is None for j in in_flight):
+        return False
+    for buffer in inputs:
+        if buffer.job is not None and buffer.job.error is not None:
+            return False
+    return not any(inputs[i].memory.readers for _, i in donated)
+
+
+def prepare(job: Job, numbers: bytes) -> None:
+    """Give a job that `streams` its place on the stream. `numbers`: rank-0 inputs that come after `job.inputs`, 16 bytes each."""
+    _EXECUTOR.prepare(job, numbers)
+
+
 def submit(job: Job) -> None:
     """Queue a job; its output buffers are pending until it has run. With TORCH_HLO_ASYNC=0 it runs here. May be repeated, after Ctrl-C."""
     executor = _EXECUTOR
@@ -217,7 +225,7 @@ def submit(job: Job) -> None:
     _forget_done(in_flight)
     if job.closed:
         return
-    if job.ended is None and (job.number is not None or executor.prepare(job)):
+    if job.number is not None:
         if job not in in_flight:
             in_flight.append(job)
         executor.stream.publish(job.number)

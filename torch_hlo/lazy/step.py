@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import threading
 import time
 import warnings
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary, ref
 
@@ -24,14 +23,14 @@ import torch
 
 from torch_hlo import config, metrics
 from torch_hlo.device import runtime
-from torch_hlo.device.runtime import Buffer, Memory
+from torch_hlo.device.runtime import Buffer
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import dump, exchange, executor, explain, generalize, log, progress, spmd
 from torch_hlo.lazy import meta as metas
-from torch_hlo.lazy.executor import Job
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
-from torch_hlo.lazy.storage import Array, Effect, Number, Storage, forget_bound, forget_views, must_run, pending_storages, take_effects
+from torch_hlo.lazy.launch import IN_FLIGHT, Binding, Compiled, launch, leaf_buffer, number_buffers
+from torch_hlo.lazy.storage import Array, Effect, Number, Storage, must_run, pending, pending_storages, take_effects
 from torch_hlo.lowering.graph import Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 from torch_hlo.lowering.tape import INDEX_BITS, TAPE
@@ -39,43 +38,8 @@ from torch_hlo.lowering.tape import INDEX_BITS, TAPE
 LOCK = threading.RLock()  # one cut at a time; the executor's thread never takes it
 
 
-class Compiled:
-    """A program of the cache. Its inputs are the graph's leaves, its numbers, then `extra` arrays of no bytes whose sizes a symbolic
-    program reads; `aliases` are what the program wants shared."""
-
-    __slots__ = ("name", "program", "key", "aliases", "outputs", "sources", "extra")
-
-    def __init__(
-        self, name: str, program: runtime.Program, key: tuple, outputs: tuple[Shape, ...], sources: tuple[str, ...], extra: tuple[int, ...] = ()
-    ) -> None:
-        self.name, self.program, self.key, self.outputs, self.sources = name, program, key, outputs, sources
-        self.aliases = tuple(program.aliases)
-        self.extra = [Buffer(Shape("u8", (n, 0)), _NOTHING) for n in extra]
-
-
-_NOTHING = Memory(0)
 _CACHE: OrderedDict[tuple, Compiled] = OrderedDict()
-_IN_FLIGHT: deque[_Run] = deque()
 _compiles = 0
-
-
-class _Run:
-    """What a submitted job needs to be undone: which storage got which array for which pending value, and the donated leaves."""
-
-    __slots__ = ("job", "bindings", "donated")
-
-    def __init__(self, job: Job, bindings: list[tuple[ref, Out, Array]], donated: list[tuple[Array, Buffer]]) -> None:
-        self.job, self.bindings, self.donated = job, bindings, donated
-
-    def undo(self, replaced: dict[int, Out]) -> None:
-        for array, buffer in self.donated:
-            array.data = buffer
-        for storage, out, array in self.bindings:
-            out.array = None
-            replaced[id(array)] = out
-            s = storage()
-            if s is not None and s.value is array:
-                s.replace(out)
 
 
 # ---- the verbs
@@ -170,23 +134,24 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
     executor.throttle()
     with LOCK:
         _surface()
-        storages = pending_storages() if only is None else only
+        found = pending() if only is None else [(s, s.value, ref(s)) for s in only if type(s.value) is Out]
         bindings = []
-        for storage in storages:
-            out = storage.value
-            if type(out) is Out:
-                if out.array is None:
-                    bindings.append((storage, out))
-                else:  # the value was read by another thread just before it was computed
-                    storage.bind(out, out.array)
+        for storage, out, reference in found:
+            if out.array is None:
+                bindings.append((out.node.serial << INDEX_BITS | out.index, len(bindings), storage, out, reference))
+            else:  # the value was read by another thread just before it was computed
+                storage.bind(out, out.array)
         if only is None and _REFUSED:
-            bindings = [(s, out) for s, out in bindings if _REFUSED.get(s) is not out]
+            bindings = [b for b in bindings if _REFUSED.get(b[2]) is not b[3]]
         effects = take_effects() if only is None else []
         if effects:
-            reached = set(collect([out for _, out in bindings]).nodes)
-            bindings += [(Effect(out), out) for out in effects if out.node not in reached]
+            reached = set(collect([b[3] for b in bindings]).nodes)
+            for out in effects:
+                if out.node not in reached:
+                    effect = Effect(out)
+                    bindings.append((out.node.serial << INDEX_BITS | out.index, len(bindings), effect, out, ref(effect)))
         if bindings:
-            bindings.sort(key=_recorded)  # the same program results from the same operations, whichever tensor was written first
+            bindings.sort()  # the same program results from the same operations, whichever tensor was written first
             try:
                 _submit(bindings, donate=only is None)
             except Exception as error:
@@ -200,25 +165,20 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
             TAPE.restart()
 
 
-def _recorded(binding: tuple[Storage, Out]) -> int:
-    out = binding[1]
-    return out.node.serial << INDEX_BITS | out.index
-
-
 # Storages whose pending value cannot be lowered: the step that found out has raised. Later steps leave them out, so that one such tensor
 # that is still alive does not end all work; reading it raises again.
 _REFUSED: WeakKeyDictionary[Storage, Out] = WeakKeyDictionary()
 
 
-def _refuse(bindings: list[tuple[Storage, Out]], culprit: Node | None) -> None:
+def _refuse(bindings: list[Binding], culprit: Node | None) -> None:
     """Remember which storages need the node that could not be lowered."""
     if culprit is None:
         return
     tainted = {culprit}
-    for node in collect([out for _, out in bindings]).nodes:  # operands come first
+    for node in collect([b[3] for b in bindings]).nodes:  # operands come first
         if not tainted.isdisjoint(operands(node)):
             tainted.add(node)
-    for storage, out in bindings:
+    for _, _, storage, out, _ in bindings:
         if out.node in tainted:
             _REFUSED[storage] = out
 
@@ -281,24 +241,22 @@ class _Known:
 _KNOWN: dict[tuple, _Known] = {}
 
 
-def _plan(bindings: list[tuple[Storage, Out]], donate: bool) -> _Plan:
+def _plan(bindings: list[Binding], donate: bool) -> _Plan:
     """Recognize the step by its tape, or look at its graph."""
     base = TAPE.base
-    roots = tuple([(out.node.serial << INDEX_BITS | out.index) - base for _, out in bindings])
     key = None
-    if donate and TAPE.exact and roots[0] >= 0 and not spmd.active:
-        key = (tuple(TAPE.words), roots, runtime.backend_name(), config.get("DISABLE"))
+    if donate and TAPE.exact and bindings[0][0] >= base and not spmd.active:
+        key = (tuple(TAPE.words), tuple([b[0] - base for b in bindings]), runtime.backend_name(), config.get("DISABLE"))
         known = _KNOWN.get(key)
         if known is not None:
             inputs = TAPE.inputs
             leaves = [inputs[place]() for place in known.leaves]
-            dead = tuple([i for i, leaf in enumerate(leaves) if not leaf.held()])
-            compiled = known.programs.get(dead)
+            compiled = known.programs.get(_dead(leaves))
             if compiled is not None:
                 metrics.count("CachedCompile")
                 return _Plan(compiled, leaves, [inputs[place]() for place in known.numbers], known.places, known.size, None)
     graph, places, dead, aliases = _cut(bindings, donate)
-    where = spmd.placement(graph, [(s, place) for (s, _), place in zip(bindings, places)]) if spmd.active else None
+    where = spmd.placement(graph, [(b[2], place) for b, place in zip(bindings, places)]) if spmd.active else None
     compiled = _program(graph, aliases, dead, where)
     if key is not None and TAPE.exact:
         if len(_KNOWN) >= 4 * config.get("PROGRAMS"):
@@ -310,15 +268,28 @@ def _plan(bindings: list[tuple[Storage, Out]], donate: bool) -> _Plan:
     return _Plan(compiled, graph.leaves, graph.numbers, places, len(graph.nodes), where)
 
 
-def _cut(bindings: list[tuple[Storage, Out]], donate: bool) -> tuple[Graph, list[int], tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """(the graph, which of its outputs each binding gets, leaves that die with the step, donations) of pending values in the order of recording."""
+def _dead(leaves: Sequence[Array]) -> tuple[int, ...]:
+    """Which arrays are the value of no live storage (`not array.held()`)."""
+    dead = []
+    for i, leaf in enumerate(leaves):
+        for owner in leaf.owners:
+            storage = owner()
+            if storage is not None and storage.value is leaf:
+                break
+        else:
+            dead.append(i)
+    return tuple(dead)
+
+
+def _cut(bindings: list[Binding], donate: bool) -> tuple[Graph, list[int], tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """(the graph, which of its outputs each binding gets, leaves that die with the step, donations) of sorted bindings."""
     distinct: dict[int, Out] = {}
-    for binding in bindings:
-        distinct.setdefault(_recorded(binding), binding[1])
+    for recorded, _, _, out, _ in bindings:
+        distinct.setdefault(recorded, out)
     order = {value: place for place, value in enumerate(distinct)}
-    places = [order[_recorded(binding)] for binding in bindings]
+    places = [order[b[0]] for b in bindings]
     graph = collect(list(distinct.values()))
-    dead = tuple([i for i, leaf in enumerate(graph.leaves) if not leaf.held()]) if donate else ()
+    dead = _dead(graph.leaves) if donate else ()
     return graph, places, dead, _aliases(graph, dead, bindings, places)
 
 
@@ -327,73 +298,31 @@ def pending_step() -> tuple[Module, list[Buffer]]:
     what was under way. Raises ValueError when nothing is pending."""
     _wait_all()
     with LOCK:
-        bindings = sorted([(s, s.value) for s in pending_storages() if s.value.array is None], key=_recorded)
+        bindings = sorted((out.node.serial << INDEX_BITS | out.index, i, s, out, r) for i, (s, out, r) in enumerate(pending()) if out.array is None)
         if not bindings:
             raise ValueError("nothing is recorded")
         graph, _, _, aliases = _cut(bindings, donate=True)
         module = executor.call_compiler(lambda: lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases))
-        return module, [_leaf_buffer(leaf) for leaf in graph.leaves] + (_number_buffers(graph.numbers) if graph.numbers else [])
+        return module, [leaf_buffer(leaf) for leaf in graph.leaves] + (number_buffers(graph.numbers) if graph.numbers else [])
 
 
-def _submit(bindings: list[tuple[Storage, Out]], donate: bool) -> None:
+def _submit(bindings: list[Binding], donate: bool) -> None:
     start = time.perf_counter()
     plan = _plan(bindings, donate)
     metrics.record("TensorsGraphSize", plan.size, "")
-    compiled, leaves, places, where = plan.compiled, plan.leaves, plan.places, plan.where
     traced = time.perf_counter()
-
-    inputs = [_leaf_buffer(leaf) for leaf in leaves]
-    if where is not None:
-        inputs = [spmd.place(leaf, sharding) for leaf, sharding in zip(leaves, compiled.program.in_shardings)]
-    if plan.numbers:
-        inputs += _number_buffers(plan.numbers)
-    if compiled.extra:
-        inputs += compiled.extra
-    given = {o: inputs[i] for o, i in compiled.aliases}
-    if where is None:
-        outputs = [given[o].over(given[o].memory) if o in given else runtime.allocate(s) for o, s in enumerate(compiled.outputs)]
-    else:
-        outputs = compiled.program.allocate(compiled.outputs, given)
-    job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
-    arrays = [Array(shape, buffer) for shape, buffer in zip(compiled.outputs, outputs)]
-    donated = [(leaves[i], leaves[i].data) for _, i in compiled.aliases]
-    undo = [(ref(s), out, arrays[place]) for (s, out), place in zip(bindings, places)]
-    for buffer in outputs:
-        buffer.job = job
-    run = _Run(job, undo, donated)
-    # From here all or nothing, also when Ctrl-C comes: each part may be repeated.
-    interrupt = None
-    while True:
-        try:
-            for (storage, out), place in zip(bindings, places):
-                out.array = arrays[place]
-                storage.bind(out, arrays[place])
-                if where is not None:
-                    spmd.keep(storage, compiled.program.out_shardings[place])
-            for array, _ in donated:
-                array.data = None
-            TAPE.restart()
-            forget_views()
-            forget_bound()
-            if not _IN_FLIGHT or _IN_FLIGHT[-1] is not run:
-                _IN_FLIGHT.append(run)
-            executor.submit(job)
-            break
-        except KeyboardInterrupt as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
+    launch(plan.compiled, plan.leaves, plan.numbers, bindings, plan.places, plan.where)
     if config.get("LOG") >= 2:
         end = time.perf_counter()
-        log.say(2, f"{compiled.name}: {plan.size} ops, cut {(traced - start) * 1e3:.2f} ms, submit {(end - traced) * 1e3:.2f} ms")
+        log.say(2, f"{plan.compiled.name}: {plan.size} ops, cut {(traced - start) * 1e3:.2f} ms, submit {(end - traced) * 1e3:.2f} ms")
 
 
-def _aliases(graph: Graph, dead: Sequence[int], bindings: list[tuple[Storage, Out]], places: list[int]) -> tuple[tuple[int, int], ...]:
+def _aliases(graph: Graph, dead: Sequence[int], bindings: list[Binding], places: list[int]) -> tuple[tuple[int, int], ...]:
     """(output, leaf) pairs: leaves that die with this step (`dead`) give their memory to an output of the same shape, rather to the one that
     overwrites the same storage. Part of the program's key."""
     if not dead:
         return ()
-    heirs = {id(s): place for (s, _), place in zip(bindings, places)}
+    heirs = {id(b[2]): place for b, place in zip(bindings, places)}
     shapes = [o.node.outs[o.index] for o in graph.outputs]
     free = dict.fromkeys(range(len(shapes)))
     aliases = []
@@ -416,36 +345,6 @@ def _aliases(graph: Graph, dead: Sequence[int], bindings: list[tuple[Storage, Ou
         if places_left:
             aliases.append((places_left.pop(), i))
     return tuple(sorted(aliases))
-
-
-def _leaf_buffer(leaf: Array) -> Buffer:
-    if leaf.data is None:
-        raise RuntimeError(
-            f"hlo device: an array {leaf.shape} is used after its memory was given to a newer value; "
-            "a tensor was overwritten in one thread while another thread recorded operations on it"
-        )
-    if isinstance(leaf.data, spmd.Abstract):
-        raise RuntimeError(f"hlo device: the array {leaf.shape} has no memory (it was made by simulate's `abstract`), so nothing can be computed from it")
-    return leaf.data
-
-
-_PACK = {"f64": ("d", 8), "s64": ("q", 8), "c128": ("dd", 16)}
-
-
-def _number_buffers(numbers) -> list[Buffer]:
-    """Rank-0 arrays of the lifted numbers, packed into one block."""
-    block = Memory(16 * len(numbers))
-    for i, number in enumerate(numbers):
-        value = number.value
-        parts = (value.real, value.imag) if number.dtype == "c128" else (value,)
-        try:
-            struct.pack_into(_PACK[number.dtype][0], block.array, 16 * i, *parts)
-        except (struct.error, OverflowError):
-            raise OverflowError(f"hlo device: the number {value!r} does not fit {number.dtype}") from None
-    return [Buffer(_SCALARS[n.dtype], block.part(16 * i, _PACK[n.dtype][1])) for i, n in enumerate(numbers)]
-
-
-_SCALARS = {name: Shape(name) for name in _PACK}
 
 
 # ---- programs
@@ -585,16 +484,16 @@ def _surface() -> None:
     """Forget runs that are done. If one failed, give its storages their graph back and raise its error."""
     with LOCK:
         _forget_done()
-        if not _IN_FLIGHT or not _IN_FLIGHT[0].job.is_done():
+        if not IN_FLIGHT or not IN_FLIGHT[0].job.is_done():
             return
         executor.drain()  # what came after may have failed with it
-        error = _IN_FLIGHT[0].job.error
+        error = IN_FLIGHT[0].job.error
         replaced: dict[int, Out] = {}
-        for run in reversed(_IN_FLIGHT):
+        for run in reversed(IN_FLIGHT):
             if run.job.error is not None:
                 run.undo(replaced)
         executor.forget_failures()
-        _IN_FLIGHT.clear()
+        IN_FLIGHT.clear()
         _substitute(replaced)
     raise error
 
@@ -602,8 +501,8 @@ def _surface() -> None:
 def _forget_done() -> None:
     """Let go of the graphs of runs that succeeded, and of the arrays that only those still read."""
     with LOCK:
-        while _IN_FLIGHT and _IN_FLIGHT[0].job.is_done() and _IN_FLIGHT[0].job.error is None:
-            _IN_FLIGHT.popleft()
+        while IN_FLIGHT and IN_FLIGHT[0].job.is_done() and IN_FLIGHT[0].job.error is None:
+            IN_FLIGHT.popleft()
 
 
 def _substitute(replaced: dict[int, Out]) -> None:

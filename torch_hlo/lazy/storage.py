@@ -117,11 +117,11 @@ class Storage:
 class Effect:
     """Stands in a step's results for a value that no tensor has: it is computed because computing it does something."""
 
-    __slots__ = ("value", "sharding", "__weakref__")
+    __slots__ = ("value", "views", "sharding", "__weakref__")
 
     def __init__(self, value: Out) -> None:
         self.value = value
-        self.sharding = None
+        self.views = self.sharding = None
 
     def bind(self, out: Out, data) -> bool:
         return False
@@ -144,16 +144,24 @@ def take_effects() -> list[Out]:
     return found
 
 
-def pending_storages() -> list[Storage]:
-    """Live storages with a pending value, in the order in which they became pending. They stay registered until bound."""
-    found: dict[int, Storage] = {}
+def pending() -> list[tuple[Storage, Out, ref]]:
+    """Live storages with a pending value, that value, and a reference to the storage, in the order in which they became pending. They stay
+    registered until bound."""
+    found: dict[int, tuple[Storage, Out, ref]] = {}
+    take = _PENDING.popleft
     for _ in range(len(_PENDING)):
-        storage = _PENDING.popleft()()
-        if storage is not None and type(storage.value) is Out:
-            found.setdefault(id(storage), storage)
-    for storage in found.values():
-        _PENDING.append(ref(storage))
-    return list(found.values())
+        reference = take()
+        storage = reference()
+        if storage is not None and type(value := storage.value) is Out and id(storage) not in found:
+            found[id(storage)] = (storage, value, reference)
+    result = list(found.values())
+    _PENDING.extend([reference for _, _, reference in result])
+    return result
+
+
+def pending_storages() -> list[Storage]:
+    """The storages of `pending()`."""
+    return [storage for storage, _, _ in pending()]
 
 
 def forget_bound() -> None:

@@ -1,0 +1,221 @@
+"""Starting a program: its inputs and results as buffers, a job for the executor, and the storages' new values. What a step that is known costs.
+
+    launch(compiled, leaves, numbers, bindings, places, where)
+
+Results are bound before they are computed: a storage's new array has a buffer whose job is pending. `Run.undo` gives the storages back what they had.
+"""
+from __future__ import annotations
+
+import functools
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from weakref import ref
+
+import numpy as np
+
+from torch_hlo.device import runtime
+from torch_hlo.device.runtime import Buffer, Memory
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.lazy import executor, spmd, storage
+from torch_hlo.lazy.executor import Job
+from torch_hlo.lazy.storage import Array, Number, Storage
+from torch_hlo.lowering.graph import Out
+from torch_hlo.lowering.tape import TAPE
+
+_NOTHING = Memory(0)
+# A pending value: its place in the order of recording, a number that differs between bindings, the storage, the value, and the storage's reference.
+Binding = tuple[int, int, Storage, "Out | Array", ref]
+
+
+class Compiled:
+    """A program of the cache. Its inputs are the graph's leaves, its numbers, then `extra` arrays of no bytes whose sizes a symbolic
+    program reads; `aliases` are what the program wants shared, `overwrites[o]` the input whose memory output o takes, or -1."""
+
+    __slots__ = ("name", "program", "key", "aliases", "outputs", "overwrites", "sources", "extra")
+
+    def __init__(
+        self, name: str, program: runtime.Program, key: tuple, outputs: tuple[Shape, ...], sources: tuple[str, ...], extra: tuple[int, ...] = ()
+    ) -> None:
+        self.name, self.program, self.key, self.outputs, self.sources = name, program, key, outputs, sources
+        self.aliases = tuple(program.aliases)
+        given = dict(self.aliases)
+        self.overwrites = [given.get(o, -1) for o in range(len(outputs))]
+        self.extra = [Buffer(Shape("u8", (n, 0)), _NOTHING) for n in extra]
+
+
+class Run:
+    """What a submitted job needs to be undone: (reference to a storage, its value before, its array), and the donated leaves with their buffers."""
+
+    __slots__ = ("job", "bound", "donated")
+
+    def __init__(self, job: Job, bound: list[tuple[ref, Out | Array, Array]], donated: list[tuple[Array, Buffer]]) -> None:
+        self.job, self.bound, self.donated = job, bound, donated
+
+    def undo(self, replaced: dict[int, Out | Array]) -> None:
+        """The job has failed: nothing has been written. `replaced[id(array)]` becomes the value that stands for an array which was never computed."""
+        for array, buffer in self.donated:
+            array.data = buffer
+        for owner, value, array in self.bound:
+            if type(value) is Out:
+                value.array = None
+            replaced[id(array)] = value
+            s = owner()
+            if s is not None and s.value is array:
+                s.replace(value)
+
+
+IN_FLIGHT: deque[Run] = deque()
+
+
+def launch(
+    compiled: Compiled, leaves: Sequence[Array], numbers: Sequence[Number], bindings: Sequence[Binding], places: Sequence[int], where: spmd.Placement | None
+) -> None:
+    """Run `compiled` in the background; the storage of binding i gets output `places[i]` unless its value has changed meanwhile."""
+    inputs = [leaf.data for leaf in leaves]
+    for i, buffer in enumerate(inputs):
+        if type(buffer) is not Buffer:
+            inputs[i] = leaf_buffer(leaves[i])
+    if where is None and _stream(compiled, leaves, inputs, numbers, bindings, places):
+        return
+    if where is not None:
+        inputs = [spmd.place(leaf, sharding) for leaf, sharding in zip(leaves, compiled.program.in_shardings)]
+    donated = [(leaves[i], inputs[i]) for _, i in compiled.aliases]
+    if numbers:
+        inputs += number_buffers(numbers)
+    if compiled.extra:
+        inputs += compiled.extra
+    job = Job(compiled.name, compiled.program, inputs, (), compiled.aliases)
+    if where is None:
+        outputs = [Buffer(s, inputs[i].memory, job) if i >= 0 else runtime.allocate(s, job) for s, i in zip(compiled.outputs, compiled.overwrites)]
+    else:
+        outputs = compiled.program.allocate(compiled.outputs, {o: inputs[i] for o, i in compiled.aliases})
+        for buffer in outputs:
+            buffer.job = job
+    job.outputs = outputs
+    arrays = [Array(shape, buffer) for shape, buffer in zip(compiled.outputs, outputs)]
+    run = Run(job, [(b[4], b[3], arrays[place]) for b, place in zip(bindings, places)], donated)
+
+    def commit() -> None:
+        _bind(bindings, places, arrays)
+        if where is not None:
+            for binding, place in zip(bindings, places):
+                spmd.keep(binding[2], compiled.program.out_shardings[place])
+        for array, _ in donated:
+            array.data = None
+        if not IN_FLIGHT or IN_FLIGHT[-1] is not run:
+            IN_FLIGHT.append(run)
+
+    _all_or_nothing(commit, job)
+
+
+def _stream(
+    compiled: Compiled, leaves: Sequence[Array], inputs: list[Buffer], numbers: Sequence[Number], bindings: Sequence[Binding], places: Sequence[int]
+) -> bool:
+    """Launch on the native stream, where nothing can fail, so nothing is kept to be undone: what a program updates in place keeps its Array and Buffer.
+    False, and nothing done, for programs and moments that need the general way."""
+    if compiled.extra or not executor.streams(compiled.program, inputs, compiled.aliases):
+        return False
+    outputs = [inputs[i] if i >= 0 else runtime.allocate(s) for s, i in zip(compiled.outputs, compiled.overwrites)]
+    job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
+    executor.prepare(job, pack_numbers(numbers))
+    arrays: list[Array | None] = [None] * len(outputs)
+    for (_, _, owner, _, _), place in zip(bindings, places):
+        i = compiled.overwrites[place]
+        if i >= 0 and len(leaves[i].owners) == 1 and leaves[i].owners[0]() is owner and arrays[place] is None:
+            arrays[place] = leaves[i]
+    donated = [leaves[i] for o, i in compiled.aliases if arrays[o] is None]
+    kept = [array for array in arrays if array is not None]
+    for place, array in enumerate(arrays):
+        if array is None:
+            if compiled.overwrites[place] >= 0:  # another storage gets the memory: the old array must not see it
+                outputs[place] = Buffer(compiled.outputs[place], outputs[place].memory)
+            arrays[place] = Array(compiled.outputs[place], outputs[place])
+
+    def commit() -> None:
+        for buffer in outputs:
+            buffer.job = job
+        for array in kept:
+            array.bounds = None
+        _bind(bindings, places, arrays)
+        for array in donated:
+            array.data = None
+
+    _all_or_nothing(commit, job)
+    return True
+
+
+def _bind(bindings: Sequence[Binding], places: Sequence[int], arrays: Sequence[Array]) -> None:
+    with storage.LOCK:
+        for (_, _, owner, value, reference), place in zip(bindings, places):
+            array = arrays[place]
+            if type(value) is Out:
+                value.array = array
+            if owner.value is value:
+                if reference not in array.owners:
+                    array.owners += (reference,)
+                owner.value = array
+                owner.views = None
+
+
+def _all_or_nothing(commit: Callable[[], None], job: Job) -> None:
+    """Bind the results and submit the job, also when Ctrl-C comes: each part may be repeated."""
+    interrupt = None
+    while True:
+        try:
+            commit()
+            TAPE.restart()
+            storage.forget_views()
+            storage.forget_bound()
+            executor.submit(job)
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+
+
+def leaf_buffer(leaf: Array) -> Buffer:
+    """The leaf's memory. Raises RuntimeError when it has none any more, or never had."""
+    if leaf.data is None:
+        raise RuntimeError(
+            f"hlo device: an array {leaf.shape} is used after its memory was given to a newer value; "
+            "a tensor was overwritten in one thread while another thread recorded operations on it"
+        )
+    if isinstance(leaf.data, spmd.Abstract):
+        raise RuntimeError(f"hlo device: the array {leaf.shape} has no memory (it was made by simulate's `abstract`), so nothing can be computed from it")
+    return leaf.data
+
+
+_FORMATS = {"f64": "d8x", "s64": "q8x", "c128": "dd"}
+_SCALARS = {name: Shape(name) for name in _FORMATS}
+
+
+@functools.lru_cache(maxsize=4096)
+def _packing(dtypes: tuple[str, ...]) -> tuple[struct.Struct, list[Shape]]:
+    return struct.Struct("<" + "".join(_FORMATS[d] for d in dtypes)), [_SCALARS[d] for d in dtypes]
+
+
+def pack_numbers(numbers: Sequence[Number]) -> bytes:
+    """The values of lifted numbers, 16 bytes apart. Raises OverflowError for an integer that has no 64 bits."""
+    if not numbers:
+        return b""
+    values: list = []
+    for n in numbers:
+        if n.dtype == "c128":
+            values += (n.value.real, n.value.imag)
+        else:
+            values.append(n.value)
+    try:
+        return _packing(tuple([n.dtype for n in numbers]))[0].pack(*values)
+    except (struct.error, OverflowError):
+        wrong = next(n for n in numbers if n.dtype == "s64" and not -(1 << 63) <= n.value < 1 << 63)
+        raise OverflowError(f"hlo device: the number {wrong.value!r} does not fit {wrong.dtype}") from None
+
+
+def number_buffers(numbers: Sequence[Number]) -> list[Buffer]:
+    """Rank-0 arrays of the lifted numbers, in one block."""
+    data = pack_numbers(numbers)
+    block = Memory(len(data))
+    block.array[: len(data)] = np.frombuffer(data, np.uint8)
+    return [Buffer(shape, block.part(16 * i)) for i, shape in enumerate(_packing(tuple([n.dtype for n in numbers]))[1])]
