@@ -6,10 +6,11 @@ import math
 import torch
 
 from torch_hlo.hlo.ir import Instruction, instr
-from torch_hlo.hlo.shape import Shape, literal
+from torch_hlo.hlo.shape import DTYPES, Shape, literal
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.elementwise import compute
-from torch_hlo.lowering.expr import Expr, absolute, power, where
+from torch_hlo.lowering.expr import Expr, absolute, maximum, power, sqrt, where
+from torch_hlo.lowering.matmul import dot
 from torch_hlo.lowering.promote import broadcast_to
 from torch_hlo.lowering.reduce import fold, norm
 from torch_hlo.lowering.registry import expected, lowers
@@ -31,8 +32,37 @@ def _common_batch(a: Instruction, b: Instruction) -> tuple:
     return promote.broadcast_dims(a.shape.dims[:-2], b.shape.dims[:-2])
 
 
-@lowers(aten._cdist_forward, aten._euclidean_dist)
+def _by_product(a: Instruction, b: Instruction) -> Expr:
+    """Euclidean distances as sqrt(|a|^2 + |b|^2 - 2 a b^T), as PyTorch computes them for many rows: one product instead of all differences."""
+    x, y = compute(a), compute(b)
+    dims = (*_common_batch(a, b), x.dims[-2], y.dims[-2])
+    rank = len(dims)
+
+    def squares(v: Expr, missing: int) -> Expr:
+        total = fold(v * v, (len(v.dims) - 1,))
+        return Expr(broadcast_to(add_dim(total.x, len(total.dims) - missing), dims))
+
+    x, y = (Expr(broadcast_to(v.x, (*dims[:-2], *v.dims[-2:]))) for v in (x, y))
+    batch = tuple(range(rank - 2))
+    product = dot(x.x, y.x, (rank - 1,), (rank - 1,), batch, batch)
+    return sqrt(maximum(squares(x, 0) + squares(y, 1) - product * 2, 0))
+
+
+def _uses_product(a: Instruction, b: Instruction, p: float, mode) -> bool:
+    """PyTorch's rule: mode 1 always, mode 2 never, else for more than 25 rows."""
+    rows = a.shape.dims[-2], b.shape.dims[-2]
+    return p == 2 and mode != 2 and (mode == 1 or any(isinstance(n, int) and n > 25 for n in rows)) and DTYPES[a.shape.dtype].kind == "f"
+
+
+@lowers(aten._euclidean_dist)
+def euclidean(a, b):
+    return promote.cast(_by_product(a, b).x, expected()[0].dtype)
+
+
+@lowers(aten._cdist_forward)
 def cdist(a, b, p=2.0, compute_mode=None):
+    if _uses_product(a, b, p, compute_mode):
+        return promote.cast(_by_product(a, b).x, expected()[0].dtype)
     d = _differences(compute(a).x, compute(b).x)
     return promote.cast(norm(d, float(p), (len(d.dims) - 1,)).x, expected()[0].dtype)
 

@@ -93,15 +93,13 @@ def index_add(x, dim, index, source, *, alpha=1):
         updates = updates * (Expr(promote.scalar(alpha, dtype)) if isinstance(alpha, Weak) else alpha)
     base = _at_least_1d(promote.cast(x, dtype))
     op = "or" if dtype == "pred" else "add"
-    result = scatter_dim(base, wrap_negative(_vector(index), base.shape.dims[axis(dim, base.shape.rank)]), updates.x, dim, op)
+    result = scatter_dim(base, _vector(index), updates.x, dim, op)
     return reshape(promote.cast(result, x.shape.dtype), x.shape.dims)
 
 
 @lowers(aten.index_copy)
 def index_copy(x, dim, index, source):
-    base = _at_least_1d(x)
-    index = wrap_negative(_vector(index), base.shape.dims[axis(dim, base.shape.rank)])
-    return reshape(scatter_dim(base, index, _at_least_1d(source), dim, None), x.shape.dims)
+    return reshape(scatter_dim(_at_least_1d(x), _vector(index), _at_least_1d(source), dim, None), x.shape.dims)
 
 
 @lowers(aten.index_fill)
@@ -143,7 +141,7 @@ def _fold_into(base: Instruction, reduce: str, include_self: bool, write) -> Ins
 def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     dtype = promote.compute_type(x.shape.dtype)
     base, updates = _at_least_1d(promote.cast(x, dtype)), _at_least_1d(promote.cast(source, dtype))
-    index = wrap_negative(_vector(index), base.shape.dims[axis(dim, base.shape.rank)])
+    index = _vector(index)
 
     def write(target, op, ones):
         return scatter_dim(target, index, promote.full(1, "s64", updates.shape.dims) if ones else updates, dim, op)
