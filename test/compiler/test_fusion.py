@@ -12,8 +12,9 @@ from torch_hlo.compiler.passes.fusion import fusion
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import symbol
 from torch_hlo.hlo.evaluate import evaluate
-from torch_hlo.hlo.ir import Module, postorder
+from torch_hlo.hlo.ir import Computation, Module, postorder
 from torch_hlo.hlo.parse import parse_module
+from torch_hlo.hlo.shape import Shape
 
 
 def kernels(m: Module) -> list[str]:
@@ -240,3 +241,33 @@ def test_a_value_that_another_product_needs_first_stays_outside():
     m = programs.module("two", [b.multiply(b.add(d, other), other)], [x, w])
     assert kernels(fusion(m)) == ["output (f32[48,48], f32[48,48])", "output f32[48,48]"]
     assert_same_value(m, fusion(m))
+
+
+def test_indices_that_a_gather_reads_often_are_in_memory():
+    """Nearest neighbours: 8 x 200 elements are read through 200 indices, which take more than an operation each."""
+    m = parse_module("""HloModule nearest
+
+ENTRY %main (x: f32[8,100]) -> f32[8,200] {
+  %x = f32[8,100] parameter(0)
+  %i = f32[200] iota(), iota_dimension=0
+  %half = f32[] constant(0.5)
+  %halves = f32[200] broadcast(%half), dimensions={}
+  %scaled = f32[200] multiply(%i, %halves)
+  %whole = f32[200] floor(%scaled)
+  %at = s32[200] convert(%whole)
+  ROOT %y = f32[8,200] gather(%x, %at), offset_dims={0}, collapsed_slice_dims={1}, start_index_map={1}, index_vector_dim=1, slice_sizes={8,1}
+}
+""")
+    f = fusion(m)
+    assert kernels(f) == ["loop s32[200]", "loop f32[8,200]"]
+    assert_same_value(m, f)
+
+
+def test_sums_over_the_neighbours_of_few_columns_are_done_in_two_steps():
+    """[6, 32, 8, 3] over the middle: first rows of 96, which fill vectors, then the 32 sums of each of the 3 columns."""
+    x = b.parameter(0, Shape("f32", (6, 32, 8, 3)))
+    m = Module("narrow", Computation("main", (x,), b.reduce(b.negate(x), b.constant(0.0, "f32"), (1, 2), "add")))
+    f = fusion(m)
+    inside = [y for z in postorder((f.entry.root,)) if z.op == "fusion" for y in z["calls"].instructions() if y.op == "reduce"]
+    assert [y.shape.dims for y in inside] == [(6, 96), (6, 3)]
+    assert_same_value(m, f)

@@ -20,6 +20,8 @@ CASES = {
     "reshape": ("reshape", [(6, 35)], (5, 42), {}),
     "slice": ("slice", [(10, 90)], None, {"slice": ((1, 9, 2), (3, 80, 1))}),
     "slice strided": ("slice", [(10, 90)], None, {"slice": ((1, 9, 1), (3, 80, 3))}),
+    "slice second": ("slice", [(10, 90)], None, {"slice": ((1, 9, 1), (1, 90, 2))}),
+    "slice fourth": ("slice", [(3, 300)], None, {"slice": ((0, 3, 1), (3, 300, 4))}),
     "reverse": ("reverse", [(4, 77)], None, {"dimensions": (0, 1)}),
     "concatenate": ("concatenate", [(4, 7), (4, 40), (4, 1)], None, {"dimensions": (1,)}),
     "concatenate rows": ("concatenate", [(4, 7), (0, 7), (2, 7)], None, {"dimensions": (0,)}),

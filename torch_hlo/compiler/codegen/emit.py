@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 import llvmlite.binding as llvm
 
@@ -237,6 +238,10 @@ class Typed:
         t = self.type
         if mask is None:
             self.e.do(f"store {t} {value}, ptr {pointer}, align {align}" + (", !nontemporal !0" if nontemporal else ""))
+        elif mask == _first_lane(self.e.lanes):
+            # LLVM 22 makes a scalar store of this as well, but one of the type that the value had before it was truncated.
+            first = self.e.op(f"extractelement {t} {value}, i64 0")
+            self.e.do(f"store {self.kind} {first}, ptr {pointer}, align {align}")
         else:
             where = _aligned(pointer, align)
             self.e.do(f"call void @llvm.masked.store.{self.suffix}.p0({t} {value}, {where}, {self.e.type('i1')} {mask})")
@@ -256,6 +261,11 @@ class Typed:
         m = mask or "splat (i1 true)"
         where = _aligned(at, align, f"<{n} x ptr>")
         self.e.do(f"call void @llvm.masked.scatter.{self.suffix}.v{n}p0({t} {value}, {where}, <{n} x i1> {m})")
+
+
+@lru_cache(16)
+def _first_lane(lanes: int) -> str:
+    return "<" + ", ".join(["i1 true"] + ["i1 false"] * (lanes - 1)) + ">"
 
 
 def _aligned(pointer: str, align: int, kind: str = "ptr") -> str:

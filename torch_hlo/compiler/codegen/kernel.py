@@ -25,6 +25,7 @@ from torch_hlo.hlo.dim import Dim, Size
 from torch_hlo.hlo.ir import Instruction
 
 Condition = tuple[Index, Size, Size]  # low <= index < high
+_NEAR = 4  # lanes at most this far apart are loaded as whole vectors
 ZEROS = "@torch_hlo_zeros"  # readable bytes for loads that a guard turns off
 
 
@@ -336,8 +337,41 @@ class Kernel:
             return e.shuffle(kind, raw, "poison", e.lanes, range(e.lanes - 1, -1, -1))
         if self._tile is not None and mask is None and stride is not None and dict(index.terms).get(self._tile[0]) == 1:
             return self._tile_row(pointer, storage, index, stride)
+        if mask is None and not self.grid and isinstance(stride, int) and 2 <= stride <= min(_NEAR, e.lanes):
+            return self._every(pointer, storage, index, stride)
+        if stride is None and not self.grid and self._tile is None:
+            found = self._periodic(pointer, storage, index, mask)
+            if found is not None:
+                return found
         at, offsets, offset_kind = self._offsets(pointer, kind, index, stride)
         return t.gather(at, offsets, offset_kind, align, mask)
+
+    def _periodic(self, pointer: str, storage, index: Index, mask: str | None) -> str | None:
+        """A load at base + i mod d or base + i div d, i counting lanes and d or the vector a multiple of the other: contiguous elements
+        that repeat, or elements that each fill some lanes. None: it is something else."""
+        deep = [(v, c) for v, c in index.terms if v.depth == len(self.levels) - 1]
+        if len(deep) != 1 or deep[0][1] != 1 or deep[0][0].kind not in ("mod", "div"):
+            return None
+        var = deep[0][0]
+        inner, d = var.payload
+        lane = [(v, c) for v, c in inner.terms if v.depth == len(self.levels) - 1]
+        steps = [c for v, c in inner.terms if v.depth < len(self.levels) - 1] + [inner.const]
+        if [c for v, c in lane if v is self.lane_var] != [1] or len(lane) != 1 or not all(isinstance(n, int) for n in (d, *steps)):
+            return None
+        lanes, kind, align = self.e.lanes, storage.memory, storage.bytes
+        span = min(d, lanes)
+        if max(d, lanes) % span or math.gcd(*steps) % span or d == 1:  # the first lane is a multiple of `lanes`
+            return None
+        t, address = self.e.typed(kind), self.address(pointer, kind, index)
+        if var.kind == "mod" and d >= lanes:
+            return t.load(address, align, mask)
+        if mask is not None and var.kind == "div":
+            return None
+        count = span if var.kind == "mod" else lanes // span
+        if count == 1:
+            return self.e.splat(kind, self.level.scalar.typed(kind).load(address, align))
+        few = self.e.op(f"load <{count} x {kind}>, ptr {address}, align {align}")
+        return self.e.shuffle(kind, few, "poison", count, [i % count if var.kind == "mod" else i // span for i in range(lanes)])
 
     def alignment(self, index: Index, itemsize: int) -> int:
         """Bytes that the address of the first of `lanes` consecutive elements is known to be a multiple of. It only matters on a grid,
@@ -349,6 +383,20 @@ class Kernel:
             if v is not self.lane_var:
                 step = math.gcd(step, c) if isinstance(c, int) else 1
         return min(16, itemsize * step)
+
+    def _every(self, pointer: str, storage, index: Index, stride: int) -> str:
+        """Every `stride`-th element: contiguous loads, the last one ending at the last element, from which shuffles pick."""
+        t, lanes = self.e.typed(storage.memory), self.lanes
+        starts = [*range(0, (stride - 1) * lanes, lanes), (lanes - 1) * stride - lanes + 1]
+        blocks = [t.load(self.address(pointer, storage.memory, index + start), storage.bytes) for start in starts]
+        owner = [min(lane * stride // lanes, stride - 1) for lane in range(lanes)]
+        picked = blocks[0]
+        for number, (block, start) in enumerate(zip(blocks, starts)):
+            if number:
+                order = [lanes + lane * stride - start if owner[lane] == number else lane if number > 1 or owner[lane] > number else lane * stride
+                         for lane in range(lanes)]
+                picked = self.e.shuffle(storage.memory, picked, block, lanes, order)
+        return picked
 
     def _tile_row(self, pointer: str, storage, index: Index, stride: Size) -> str:
         """One row of a transposed block: `lanes` contiguous loads along the row variable serve all rows of the tile."""

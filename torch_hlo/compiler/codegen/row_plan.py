@@ -21,6 +21,8 @@ from torch_hlo.hlo.ir import Computation, Instruction, postorder
 
 STRIDED_ITEMS = 16  # blocks of columns that make a strided reduction worth its short bursts
 STRIDED_LENGTH = 2048
+SHORT_ROW = 16  # rows up to this length are one lane each: a vector along them would be mostly empty, and folding its lanes the most work
+MANY_ROWS = 256
 LATE_CHUNKS = 32
 
 
@@ -51,8 +53,8 @@ class RowPlan:
         return tuple(self.dims[d] for d in self.inner)
 
 
-def plan(computation: Computation) -> RowPlan:
-    """The plan of a fusion's computation, which has at least one reduce."""
+def plan(computation: Computation, lanes: int = 1) -> RowPlan:
+    """The plan of a fusion's computation, which has at least one reduce. `lanes`: of the vectors that it will be written in."""
     root = computation.root
     results = list(root.operands) if root.op == "tuple" else [root]
     order = postorder((root,))
@@ -71,6 +73,8 @@ def plan(computation: Computation) -> RowPlan:
     p = RowPlan(size, dims, "rows", (), (), [r for r in reduces if kept[r] == rows], late, order=order)
     p.late_kept = {r: _positions(dims, kept[r]) for r in late}
     _divide(p, rows)
+    if p.style == "rows" and lanes > 1 and _is_short(p.inner_sizes(), p.outer_sizes()):
+        p.style = "strided"
     _levels(p, is_full)
     row_set = set(p.row_reduces)
     late_set = set(late)
@@ -82,6 +86,11 @@ def plan(computation: Computation) -> RowPlan:
         else:
             p.row_outputs.append(k)
     return p
+
+
+def _is_short(row: tuple[Size, ...], rows: tuple[Size, ...]) -> bool:
+    length = _product(row)
+    return isinstance(length, int) and length <= SHORT_ROW and bool(rows) and isinstance(rows[-1], int) and rows[-1] >= MANY_ROWS
 
 
 def _dependencies(order: list[Instruction]) -> dict[Instruction, set[Instruction]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.codegen.index import Index, delinear, divide, linear, regroup
+from torch_hlo.compiler.codegen.index import Index, delinear, divide, linear, product, regroup
 from torch_hlo.compiler.codegen.reducer import Reducer
 from torch_hlo.compiler.codegen.row import ROWS_BLOCK, RowKernel, lanes_for, results_of, tuple_users
 from torch_hlo.compiler.codegen.row_plan import RowPlan
@@ -27,24 +27,32 @@ class StridedEmitter:
         self.gtes = tuple_users(plan.order)
         lanes = 1 if target.grid else lanes_for(target)  # neighbouring threads have neighbouring rows
         self.k = RowKernel(target, lanes, computation.params, len(self.results))
-        self.width = plan.dims[plan.outer[-1]]
+        self.majors, self.minors = self._split(lanes * BLOCK_VECTORS)
+        self.width = product(plan.dims[d] for d in self.minors)
         self.block = 1 if target.grid else lanes * BLOCK_VECTORS
         if isinstance(self.width, int):
             self.block = min(self.block, max(1, self.width))
         self.blocks = ceildiv(self.width, self.block)
         self.accs: dict[Instruction, list[str]] = {}
 
+    def _split(self, wanted: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The outer dimensions: those before, and the last ones, as many neighbours as make a row of blocks wide enough."""
+        outer, dims = self.plan.outer, self.plan.dims
+        n = 1
+        while n < len(outer) and outer[-n - 1] == outer[-n] - 1 and all(isinstance(dims[d], int) for d in outer[-n - 1:]):
+            if product(dims[d] for d in outer[-n:]) >= wanted:
+                break
+            n += 1
+        return outer[:-n], outer[-n:]
+
     @property
     def items(self) -> Size:
-        total = self.blocks
-        for d in self.plan.outer[:-1]:
-            total = total * self.plan.dims[d]
-        return total
+        return self.blocks * product(self.plan.dims[d] for d in self.majors)
 
     def emit(self) -> RowKernel:
         k, plan = self.k, self.plan
         with k.loop("%lo", "%hi", self.items) as item:
-            majors = plan.outer[:-1]
+            majors = self.majors
             major, block = divide(item, self.blocks) if majors else (None, item)
             self.where = dict(zip(majors, delinear(major, tuple(plan.dims[d] for d in majors)))) if majors else {}
             self.base = block * self.block
@@ -63,13 +71,16 @@ class StridedEmitter:
         self.k.lane_loop(0, self.count, self.block, lambda j, _: body(j) or [], BLOCK_VECTORS if isinstance(self.count, int) else 2)
 
     def _point(self, inside: dict[int, Index], j: Index) -> list[Index]:
-        where = {**self.where, **inside, self.plan.outer[-1]: self.base + j}
+        where = {**self.where, **inside, **self._minor(j)}
         return [where[d] for d in range(len(self.plan.dims))]
 
     def _row(self, j: Index) -> list[Index]:
         """The row at position `j` of the block: its index over the outer dimensions."""
-        where = {**self.where, self.plan.outer[-1]: self.base + j}
+        where = {**self.where, **self._minor(j)}
         return [where[d] for d in self.plan.outer]
+
+    def _minor(self, j: Index) -> dict[int, Index]:
+        return dict(zip(self.minors, delinear(self.base + j, tuple(self.plan.dims[d] for d in self.minors))))
 
     def _row_value(self, x: Instruction, j: Index) -> Value:
         return self.k.value(x, regroup(self._row(j), self.plan.outer_sizes(), x.shape.dims))
@@ -185,7 +196,8 @@ class StridedEmitter:
     def _position(self, x: Instruction, index: tuple[Index, ...]) -> Index:
         """Position in the block of the row that an index of a row-size value means."""
         row = linear(index, x.shape.elements[0].dims if x.shape.is_tuple else x.shape.dims)
-        first = linear([*(self.where[d] for d in self.plan.outer[:-1]), self.base], self.plan.outer_sizes())
+        sizes = tuple(self.plan.dims[d] for d in self.majors)
+        first = linear([*(self.where[d] for d in self.majors), self.base], (*sizes, self.width))
         return row - first
 
     def _row_results(self) -> None:

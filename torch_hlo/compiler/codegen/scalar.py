@@ -393,7 +393,22 @@ def _float_to_int(e: Emit, value: str, have: str, row) -> str:
         return e.cast("trunc", e.op(f"fptosi {t.type} {value} to {i.type}"), "i32", "i8")
     if e.unit.target is not None and e.unit.target.grid:  # SPIR-V saturates, but says nothing about nan
         value = t.select(t.cmp("uno", value, value), t.const(0.0), value)
+    if e.lanes > 1 and not e.unit.target.grid:
+        return _saturated(e, t, row, value)
     return e.op(f"call {i.type} @llvm.{name}.sat.{i.suffix}.{t.suffix}({t.type} {value})")
+
+
+def _saturated(e: Emit, t: Typed, row, value: str) -> str:
+    """A vector of floats as integers of `row`, with comparisons around the plain conversion: LLVM takes the saturating one apart lane by lane."""
+    signed = row.kind == "s"
+    low, past = (-(1 << row.bits - 1), 1 << row.bits - 1) if signed else (0, 1 << row.bits)
+    i = e.typed(f"i{max(row.bits, 32)}")
+    value = t.select(t.cmp("uno", value, value), t.const(0.0), value)
+    above = t.cmp("oge", value, t.const(float(past)))
+    inside = t.select(t.cmp("ogt", value, t.const(float(low))), value, t.const(float(low)))
+    inside = t.select(above, t.const(0.0), inside)
+    whole = e.op(f"{'fptosi' if signed or row.bits < 32 else 'fptoui'} {t.type} {inside} to {i.type}")
+    return e.cast("trunc", i.select(above, i.const(past - 1), whole), i.kind, f"i{row.bits}")
 
 
 def _reduce_precision(e: Emit, dtype: str, operands: list[Value], attrs: dict) -> str:

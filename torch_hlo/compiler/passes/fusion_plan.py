@@ -26,6 +26,7 @@ MIN_SIBLING_BYTES = 4096  # two kernels merge only for reading an array of at le
 ROW_LIMIT = 1 << 15  # elements of a row that one thread may walk alone when there are few rows
 STRIDED_ROW_LIMIT = 2048  # elements of a row whose neighbours are far apart
 FEW_ROWS = 8
+CHEAP_INDEX = 2  # operations per index that a gather may as well repeat
 
 OTHER = None  # an edge that no role explains: the operand must be in memory
 SAME = "same"  # an edge that reads the operand at the user's own linear index
@@ -137,10 +138,21 @@ class Plan:
             return False
         if x.shape.size == 1:
             return all(self.kind[s] == STEP for s, _ in self.sources[i])
+        if self._is_index_table(i):
+            return False
         if x.op == "convert":
             before = DTYPES[x.operands[0].shape.dtype]
             return before.bits < DTYPES[x.shape.dtype].bits and before.kind != "c" and self.kind[self.number[x.operands[0]]] in (FREE, STEP)
         return not self.sources[i]
+
+    def _is_index_table(self, i: int) -> bool:
+        """Indices that a gather reads several times each, and that take more than a few operations."""
+        x = self.order[i]
+        own = 1 + sum(self._cost_of_free(o) for o in x.operands)
+        return own > CHEAP_INDEX and any(
+            y.op == "gather" and y.operands[1] is x and isinstance(y.shape.size, int) and isinstance(x.shape.size, int) and y.shape.size > 2 * x.shape.size
+            for y in map(self.order.__getitem__, self.users[i])
+        )
 
     def _cost_of_free(self, o: Instruction) -> int:
         return self.free_cost[self.number[o]]

@@ -2,9 +2,12 @@
 
     gather(subtract(x, broadcast(m)), i)     ->  subtract(gather(x, i), gather(broadcast(m), i))     a few elements are picked
     reduce(select(iota == t, g, 0), add)     ->  select(0 <= t < n, g, 0)                            the sum over a one-hot row
+    reduce(x[n, r, c]), few columns c        ->  reduce(reduce(x[n, r/k, k*c]))                      the first fills vectors
     s64 iota == broadcast(t)                 ->  s32 iota == broadcast(t if 0 <= t < n else -1)       half the lanes
 """
 from __future__ import annotations
+
+import math
 
 from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.compiler.passes.fusion_table import FREE, HEAVY, LIGHT, STEP
@@ -14,6 +17,8 @@ from torch_hlo.hlo.ir import META, Instruction, instr, postorder, replace, rewri
 
 FEWER = 8  # a move that picks at most one in this many elements is small
 MAX_OPS = 16
+WIDE = 128  # columns that make a reduction over rows fast
+FEW_COLUMNS = 32
 _PICKS = frozenset(("slice", "gather", "dynamic-slice"))
 
 
@@ -32,7 +37,7 @@ def prepare(root: Instruction) -> Instruction:
             found = _push(x, x.operands[0], [MAX_OPS])
             if found is not None:
                 moved[x] = found
-    return rewrite_bottom_up(_replace(root, moved) if moved else root, lambda x: one_hot_sum(x) or narrow_compare(x) or x)
+    return rewrite_bottom_up(_replace(root, moved) if moved else root, lambda x: one_hot_sum(x) or narrow_compare(x) or widen_columns(x) or x)
 
 
 def _replace(root: Instruction, table_: dict[Instruction, Instruction]) -> Instruction:
@@ -124,6 +129,37 @@ def one_hot_sum(x: Instruction) -> Instruction | None:
     if t.shape.kind == "s":
         inside = b.and_(inside, b.compare(t, b.full_like(t, 0), "GE"))
     return b.select(inside, g, b.full_like(g, 0))
+
+
+def widen_columns(x: Instruction) -> Instruction | None:
+    """A reduction over dimensions right before a few kept columns: first over fewer rows of k times as many columns, then over k."""
+    if x.op != "reduce" or x.shape.is_tuple or not isinstance(x.operands[0].shape.size, int) or not x.shape.size:
+        return None
+    source, init = x.operands
+    dims, gone = source.shape.dims, x["dimensions"]
+    first = len(dims)
+    while first and first - 1 not in gone:
+        first -= 1
+    columns, last = math.prod(dims[first:]), first
+    while first and first - 1 in gone:
+        first -= 1
+    rows = math.prod(dims[first:last])
+    if not 1 < columns <= FEW_COLUMNS or not _ignores(init, x["to_apply"].root.op):
+        return None
+    k = math.gcd(rows, 1 << (WIDE // columns).bit_length() - 1)
+    if k < 4 or rows < 4 * k:
+        return None
+    wide = b.reduce(b.reshape(source, (*dims[:first], rows // k, k * columns)), init, (*(d for d in gone if d < first), first), x["to_apply"])
+    kept = wide.shape.rank - 1
+    return b.reshape(b.reduce(b.reshape(wide, (*wide.shape.dims[:-1], k, columns)), init, (kept,), x["to_apply"]), x.shape.dims)
+
+
+def _ignores(init: Instruction, op: str) -> bool:
+    """Whether an initial value may enter several times."""
+    if init.op != "constant":
+        return False
+    value = init["literal"].numpy().reshape(-1)[0]
+    return op in ("maximum", "minimum", "and", "or") or op == "add" and value == 0 or op == "multiply" and value == 1
 
 
 def narrow_compare(x: Instruction) -> Instruction | None:
