@@ -15,6 +15,7 @@ from torch_hlo.compiler.passes.algebra import algebra
 from torch_hlo.compiler.passes.attention import attention
 from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
 from torch_hlo.compiler.passes.collective_async import collective_async
+from torch_hlo.compiler.passes.conv_layout import conv_layout
 from torch_hlo.compiler.passes.convert_motion import convert_motion
 from torch_hlo.compiler.passes.dce import dce
 from torch_hlo.compiler.passes.dot_canon import dot_canon
@@ -33,6 +34,7 @@ Dump = Callable[[str, Module, float], None]
 PIPELINE: list[Pass] = [
     attention,  # calls that say they are attention -> one kernel each
     legalize,  # composite opcodes -> primitive ones
+    conv_layout,  # channels last
     # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
     fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),
     dot_merge,  # products that belong together
@@ -42,8 +44,8 @@ PIPELINE: list[Pass] = [
 
 
 def passes_for(target) -> list[Pass]:
-    """The enabled passes for a target: the same for all of them."""
-    return enabled(PIPELINE)
+    """The enabled passes for a target: layouts are those of the CPU's kernels."""
+    return [p for p in enabled(PIPELINE) if not (target.grid and p is conv_layout)]
 
 
 class PassError(RuntimeError):

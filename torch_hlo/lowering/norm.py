@@ -194,21 +194,23 @@ def batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, s
     return native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask)
 
 
-# Group normalisation: [N, C, …] as [N, groups, C / groups * …].
+# Group normalisation: [N, C, …] as [N, groups, C / groups, …], of which all but the first two are one group.
 def _grouped(x: Expr, n, groups: int) -> Expr:
-    size = 1
-    for d in x.dims[1:]:
-        size = size * d
-    return Expr(reshape(x.x, (n, groups, size // groups)))
+    return Expr(reshape(x.x, (n, groups, x.dims[1] // groups, *x.dims[2:])))
+
+
+def _rest(blocks: Expr) -> tuple[int, ...]:
+    return tuple(range(2, len(blocks.dims)))
 
 
 @lowers(aten.native_group_norm)
 def native_group_norm(x, weight, bias, n, c, hxw, group, eps):
     value = compute(x)
     blocks = _grouped(value, value.dims[0], group)
-    spread, mean = variance(blocks, (2,), 0)
+    dims = _rest(blocks)
+    spread, mean = variance(blocks, dims, 0)
     rstd = rsqrt(spread + eps)
-    normal = (blocks - keep(mean, blocks.dims, (2,))) * keep(rstd, blocks.dims, (2,))
+    normal = (blocks - keep(mean, blocks.dims, dims)) * keep(rstd, blocks.dims, dims)
     normal = Expr(reshape(normal.x, value.dims))
     scale, shift = (None if v is None else _channel(v, value) for v in (weight, bias))
     return _results(_affine(normal, scale, shift), mean, rstd)
@@ -218,13 +220,14 @@ def native_group_norm(x, weight, bias, n, c, hxw, group, eps):
 def native_group_norm_backward(grad, x, mean, rstd, weight, n, c, hxw, group, mask):
     value, g = compute(x), compute(grad)
     blocks = _grouped(value, value.dims[0], group)
-    mean, rstd = (keep(Expr(promote.cast(reshape(v, blocks.dims[:2]), blocks.dtype)), blocks.dims, (2,)) for v in (mean, rstd))
+    dims = _rest(blocks)
+    mean, rstd = (keep(Expr(promote.cast(reshape(v, blocks.dims[:2]), blocks.dtype)), blocks.dims, dims) for v in (mean, rstd))
     normal = (blocks - mean) * rstd
     dx = None
     if mask[0]:
         scaled = g if weight is None else g * _channel(weight, g)
-        dx = _input_gradient(_grouped(scaled, value.dims[0], group), normal, rstd, (2,))
+        dx = _input_gradient(_grouped(scaled, value.dims[0], group), normal, rstd, dims)
         dx = Expr(reshape(dx.x, value.dims))
-    dims = _all_but_channel(value)
+    channels = _all_but_channel(value)
     flat = Expr(reshape(normal.x, value.dims))
-    return _results(dx, fold(g * flat, dims) if mask[1] else None, fold(g, dims) if mask[2] else None)
+    return _results(dx, fold(g * flat, channels) if mask[1] else None, fold(g, channels) if mask[2] else None)

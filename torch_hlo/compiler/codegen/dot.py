@@ -361,10 +361,13 @@ def _emit_long(program, p: Product, kind: str, dtypes: tuple[str, str], pointers
         starts = (program.code.gep(SOURCES[d, kind].kind, q, each * SPLITS * s[1]) for d, q, s in zip(dtypes, (a, b), (p.a, p.b), strict=True))
         to = program.code.gep(kind, program.at(parts), SPLITS * size)
         emit_product(program, replace(p, k=rest), kind, dtypes, [*starts, to])
-    t = gemm.tile(kind, program.target.vector_bytes)
-    name = program.once(("sum of parts", kind), lambda: program.function(f"sum_parts_{t.suffix}", _sum_parts(t).text()))
-    count = SPLITS + (rest > 0)
-    program.parallel(name, [f"ptr {program.at(parts)}", f"ptr {c}", f"i64 {size}", f"i64 {count}"], size, grain=4096, cost=0.05 * count)
+    sum_parts(program, gemm.tile(kind, program.target.vector_bytes), program.at(parts), c, size, SPLITS + (rest > 0))
+
+
+def sum_parts(program, t: Tile, parts: str, c: str, size: Size, count: int) -> None:
+    """c[i] = sum over p < count of parts[p * size + i], in this order."""
+    name = program.once(("sum of parts", t.kind), lambda: program.function(f"sum_parts_{t.suffix}", _sum_parts(t).text()))
+    program.parallel(name, [f"ptr {parts}", f"ptr {c}", f"i64 {program.size(size)}", f"i64 {count}"], program.size(size), grain=4096, cost=0.05 * count)
 
 
 def _sum_parts(t: Tile) -> Function:

@@ -14,11 +14,14 @@ from torch_hlo.compiler.passes.base import hlo_pass
 from torch_hlo.compiler.passes.moves import groups, reshape_broadcast
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.dim import Dim, Size
+from torch_hlo.hlo.infer import product
 from torch_hlo.hlo.ir import Instruction, Module, instr
-from torch_hlo.hlo.match import op, rewrite, rules, splat
+from torch_hlo.hlo.match import op, rewrite, rules, splat, var
 from torch_hlo.hlo.opcodes import OPCODES
 
 POINTWISE = " ".join(name for name, row in OPCODES.items() if "pointwise" in row.traits and "composite" not in row.traits)
+
+_POINTWISE = frozenset(POINTWISE.split())
 
 
 def _rebuilt(out: Instruction, operands: Sequence[Instruction]) -> Instruction:
@@ -90,17 +93,110 @@ def pointwise_of_transposes(out: Instruction) -> Instruction | None:
         return None
     perm = transposed["dimensions"]
     dims = transposed.operands[0].shape.dims
-    operands = []
-    for o in out.operands:
-        if o.op == "transpose" and o["dimensions"] == perm:
-            operands.append(o.operands[0])
-        elif o.op == "broadcast" and o.operands[0].shape.rank < o.shape.rank:
-            places = [perm[d] for d in o["dimensions"]]
-            order = sorted(range(len(places)), key=places.__getitem__)
-            operands.append(h.broadcast(h.transpose(o.operands[0], order), dims, sorted(places)))
-        else:
-            return None
-    return h.transpose(_rebuilt(out, operands), perm)
+    operands = [_turned(o, perm, dims, {}) for o in out.operands]
+    return None if any(o is None for o in operands) else h.transpose(_rebuilt(out, operands), perm)
+
+
+MOST_TURNED = 32  # instructions made of iotas and broadcasts that are written again in another order
+
+
+def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dict) -> Instruction | None:
+    """The array whose transpose by `perm` is `o`, where nothing in memory has to be moved for it; None elsewhere. `done`: what was found already."""
+    if o in done:
+        return done[o]
+    found = None
+    if o.op == "transpose" and o["dimensions"] == perm:
+        found = o.operands[0]
+    elif o.op == "broadcast" and o.operands[0].shape.rank < o.shape.rank:
+        places = [perm[d] for d in o["dimensions"]]
+        order = sorted(range(len(places)), key=places.__getitem__)
+        found = h.broadcast(h.transpose(o.operands[0], order), dims, sorted(places))
+    elif o.op == "iota":
+        found = h.iota(o.shape.dtype, dims, perm[o["iota_dimension"]])
+    elif o.op in _POINTWISE and equal_dims(o) and len(done) < MOST_TURNED:
+        parts = [_turned(x, perm, dims, done) if x.op != "transpose" else None for x in o.operands]
+        found = None if any(x is None for x in parts) else _rebuilt(o, parts)
+    done[o] = found
+    return found
+
+
+def before(values: Sequence, perm: Sequence[int]) -> tuple:
+    """Values per dimension of a transpose's result, in the order of its operand's dimensions."""
+    return tuple(values[perm.index(d)] for d in range(len(perm)))
+
+
+def pad_of_transpose(out: Instruction) -> Instruction:
+    """pad(transpose(x), v) -> transpose(pad(x, v))"""
+    x, fill = out.operands
+    perm = x["dimensions"]
+    return h.transpose(h.pad(x.operands[0], fill, before(out["padding"], perm)), perm)
+
+
+def window_of_transpose(out: Instruction) -> Instruction | None:
+    """reduce-window(transpose(x)) -> transpose(reduce-window(x))"""
+    x, *inits = out.operands
+    if len(inits) != 1:
+        return None
+    perm = x["dimensions"]
+    moved = instr("reduce-window", (x.operands[0], *inits), window=before(out["window"], perm), to_apply=out["to_apply"])
+    return h.transpose(moved, perm)
+
+
+def reverse_of_transpose(out: Instruction) -> Instruction:
+    """reverse(transpose(x)) -> transpose(reverse(x))"""
+    x = out.operands[0]
+    perm = x["dimensions"]
+    return h.transpose(h.reverse(x.operands[0], sorted(perm[d] for d in out["dimensions"])), perm)
+
+
+def reshape_of_transpose(out: Instruction) -> Instruction | None:
+    """reshape(transpose(x)) -> transpose(reshape(x)) when it only splits dimensions and joins neighbours that are neighbours in x, too"""
+    turned = out.operands[0]
+    x, perm = turned.operands[0], turned["dimensions"]
+    split = groups(turned.shape.dims, out.shape.dims)
+    if split is None or any(not left or not right for left, right in split):
+        return None
+    if any(perm[b] != perm[a] + 1 for left, _ in split for a, b in zip(left, left[1:])):
+        return None
+    # Runs of x's dimensions in their own order, with the dimensions of the result that each becomes.
+    runs = sorted((perm[left[0]], right) for left, right in split)
+    dims = [out.shape.dims[d] for _, right in runs for d in right]
+    order = [d for _, right in runs for d in right]
+    return h.transpose(h.reshape(x, dims), [order.index(d) for d in range(out.shape.rank)])
+
+
+def repeat_of_transpose(out: Instruction) -> Instruction | None:
+    """reshape(broadcast(transpose(x))) -> transpose(reshape(broadcast(x))) when every element is repeated next to itself"""
+    spread = out.operands[0]
+    turned = spread.operands[0]
+    at, dims, perm = spread["dimensions"], spread.shape.dims, turned["dimensions"]
+    if not at or at[0] != 0 or len(out.shape.dims) != len(at) or list(at) != sorted(at):
+        return None
+    repeats = [dims[a + 1:b] for a, b in zip(at, (*at[1:], len(dims)))]
+    sizes = [dims[a] * product(r) for a, r in zip(at, repeats)]
+    if tuple(sizes) != out.shape.dims or any(dims[a] != n for a, n in zip(at, turned.shape.dims)):
+        return None
+    x, order = turned.operands[0], [perm.index(d) for d in range(len(perm))]
+    new: list[Size] = []
+    places = []
+    for d, i in enumerate(order):
+        places.append(len(new))
+        new += [x.shape.dims[d], *repeats[i]]
+    return h.transpose(h.reshape(h.broadcast(x, new, places), [sizes[i] for i in order]), perm)
+
+
+def concatenate_of_transposes(out: Instruction) -> Instruction | None:
+    """concatenate(transpose(x), transpose(y), v) -> transpose(concatenate(x, y, transpose(v))) when the transposed ones are most of the bytes"""
+    first = next((o for o in out.operands if o.op == "transpose"), None)
+    if first is None or not out.shape.is_static:
+        return None
+    perm = first["dimensions"]
+    moved = [o for o in out.operands if o.op == "transpose" and o["dimensions"] == perm]
+    if 2 * sum(o.shape.size for o in moved) <= out.shape.size:
+        return None
+    inverse = [perm.index(d) for d in range(len(perm))]
+    parts = [o.operands[0] if o in moved else h.transpose(o, inverse) for o in out.operands]
+    return h.transpose(h.concatenate(parts, perm[out["dimensions"][0]]), perm)
 
 
 def reduce_of_transposes(out: Instruction) -> Instruction | None:
@@ -158,6 +254,12 @@ RULES = rules(
     (op(POINTWISE, where=equal_dims), pointwise_of_broadcasts),
     (op(POINTWISE, where=equal_dims), pointwise_of_reshapes),
     (op(POINTWISE, where=equal_dims), pointwise_of_transposes),
+    (op("pad", op("transpose"), var("v")), pad_of_transpose),
+    (op("reduce-window"), window_of_transpose, lambda out: out.operands[0].op == "transpose"),
+    (op("reverse", op("transpose")), reverse_of_transpose),
+    (op("reshape", op("transpose")), reshape_of_transpose),
+    (op("reshape", op("broadcast", op("transpose"))), repeat_of_transpose),
+    (op("concatenate"), concatenate_of_transposes),
     (op("reduce"), reduce_of_transposes),
     (op("reduce"), reduce_of_reshapes),
     (op("reduce"), reduce_of_broadcast),

@@ -1,0 +1,447 @@
+"""Convolution of channels-last arrays: a matrix product whose left operand is the input, read in place.
+
+Output pixels are rows and output features columns. A tile of C stays in registers over the whole sum: for every tap of the window each row has
+a pointer to a run of channels (to zeros where the tap lies in the padding), and the kernel is packed as [panel][tap][channel][columns]:
+
+    for each group of panels (fits L2)       for each tile of rows: find the pointers
+        for each panel of the group                 for each tap, for each channel: rows x vectors multiply-adds
+
+This is the indirect convolution of Dukhan (The Indirect Convolution Algorithm, 2019) with the pointers made on the way. Nothing is
+copied, padded or added up in memory. Measured on one Granite Rapids core: see docs/performance.md.
+"""
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from torch_hlo.compiler.codegen.dot import SOURCES
+from torch_hlo.compiler.codegen.function import Function, Int
+from torch_hlo.compiler.codegen.gemm import (
+    ITEMS_PER_CORE,
+    KIND_SUFFIX,
+    Partition,
+    Source,
+    Tile,
+    converted,
+    lane_mask,
+    masked_load,
+    masked_store,
+    multiply_add,
+    pack_transpose,
+    splat,
+    tile_heights,
+)
+from torch_hlo.hlo.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.shape import row_major_strides
+
+POINTERS = 16  # entries of a row of the table of pointers
+PACK_DEPTH = 96  # elements of the kernel per output feature that are turned at a time
+B_BYTES = 768 << 10  # packed kernel that stays in L2 while the pixels pass
+NUMBERS = ("features", "k", "runs", "run", "ldc", "tiles_each", "blocks_m", "columns_each", "blocks_n", "x_group", "b_group", "c_group")
+
+
+def register_tile(kind: str, vector_bytes: int) -> Tile:
+    """The register block: 14 x 2 vectors with 32 registers, 6 x 2 with 16."""
+    itemsize = {"float": 4, "double": 8, "i32": 4, "i64": 8}[kind]
+    return Tile(kind, itemsize, vector_bytes // itemsize, 14 if vector_bytes >= 64 else 6, 2)
+
+
+def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Function:
+    """C[rows, vectors * lanes] = sum over taps and channels of P[tap][row][channel] * B[tap][channel]; `cols` columns are valid, and with
+    `partial` only `valid_rows` rows."""
+    params = [("ptr noalias", "P"), ("ptr noalias", "B"), ("i64", "taps"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols")]
+    f = Function(name, "void", params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
+    width = vectors * t.lanes
+    carry = [(t.vector, "zeroinitializer")] * (rows * vectors)
+    with f.loop(0, "%taps", carry=carry, known_nonempty=True) as taps:
+        row_of_table = f.gep("ptr", "%P", f.mul(taps.index, POINTERS))
+        pointers = [f.load("ptr", f.gep("ptr", row_of_table, i), 8) for i in range(rows)]
+        b_tap = f.gep(t.kind, "%B", f.mul(f.mul(taps.index, "%depth"), width))
+        with f.loop(0, "%depth", carry=[(t.vector, v) for v in taps.vars], known_nonempty=True) as run:
+            at = f.gep(t.kind, b_tap, f.mul(run.index, width))
+            b = [f.load(t.vector, f.gep(t.kind, at, j * t.lanes), t.itemsize) for j in range(vectors)]
+            run.next = []
+            for i in range(rows):
+                a = splat(f, t.kind, t.lanes, f.load(t.kind, f.gep(t.kind, pointers[i], run.index), t.itemsize))
+                run.next += [multiply_add(f, t, a, b[j], run.vars[i * vectors + j]) for j in range(vectors)]
+        taps.next = run.vars
+    masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(vectors)]
+    for i in range(rows):
+        inside = f.icmp("slt", i, "%valid_rows") if partial else None
+        row = f.gep(t.kind, "%C", f.mul("%ldc", i))
+        for j, mask in enumerate(masks):
+            if inside:
+                mask = f.op(f"select i1 {inside}, <{t.lanes} x i1> {mask}, <{t.lanes} x i1> zeroinitializer")
+            masked_store(f, t.kind, t.lanes, taps.vars[i * vectors + j], f.gep(t.kind, row, j * t.lanes), mask, t.itemsize)
+    return f
+
+
+def micro_grouped(name: str, t: Tile, rows: int, size: int, partial: bool, whole: bool) -> Function:
+    """C[rows, lanes] for groups of `size` channels that have as many output features: lane l sums P[tap][row][at + l - l % size + i] * B[tap][i][l]
+    over taps and i. `cols` lanes are valid, all with `whole`."""
+    params = [("ptr noalias", "P"), ("ptr noalias", "B"), ("i64", "taps"), ("i64", "at"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols")]
+    f = Function(name, "void", params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
+    n = t.lanes
+    mask = lane_mask(f, n, 0, "%cols")
+    with f.loop(0, "%taps", carry=[(t.vector, "zeroinitializer")] * rows, known_nonempty=True) as taps:
+        row_of_table = f.gep("ptr", "%P", f.mul(taps.index, POINTERS))
+        b_tap = f.gep(t.kind, "%B", f.mul(taps.index, n * size))
+        b = [f.load(t.vector, f.gep(t.kind, b_tap, i * n), t.itemsize) for i in range(size)]
+        taps.next = []
+        for r in range(rows):
+            p = f.gep(t.kind, f.load("ptr", f.gep("ptr", row_of_table, r), 8), "%at")
+            x = f.load(t.vector, p, t.itemsize) if whole else masked_load(f, t.kind, n, p, mask, t.itemsize)
+            total = taps.vars[r]
+            for i in range(size):
+                lanes = ", ".join(f"i32 {lane - lane % size + i}" for lane in range(n))
+                a = f.op(f"shufflevector {t.vector} {x}, {t.vector} poison, <{n} x i32> <{lanes}>") if size > 1 else x
+                total = multiply_add(f, t, a, b[i], total)
+            taps.next.append(total)
+    for i in range(rows):
+        p, at_row = f.gep(t.kind, "%C", f.mul("%ldc", i)), mask
+        if partial:
+            at_row = f.op(f"select i1 {f.icmp('slt', i, '%valid_rows')}, <{n} x i1> {mask}, <{n} x i1> zeroinitializer")
+        masked_store(f, t.kind, n, taps.vars[i], p, at_row, t.itemsize)
+    return f
+
+
+GEOMETRY = ("out", "size", "stride", "low", "taps", "dilation", "step")  # per spatial dimension: output and input extent, window, element step
+
+
+def geometry(spatial: int) -> list[tuple[str, str]]:
+    """Parameters that describe the pixels and the window."""
+    return [("i64", "pixels"), ("i64", "image_step"), *(("i64", f"{what}{i}") for i in range(spatial) for what in GEOMETRY)]
+
+
+def tile_pointers(name: str, kind: str, spatial: int) -> Function:
+    """P[tap][i] = address of what the window's `tap` meets at output pixel `pixel + i` (of the last pixel beyond it): in x or, outside of
+    it, `zeros`. Without spatial dimensions pixel i is the run at i * image_step."""
+    params = [("ptr", "x"), ("ptr", "zeros"), ("i64", "pixel"), ("ptr", "P"), *geometry(spatial)]
+    f = Function(name, "void", params, attrs="noinline #0")
+    n, vector = POINTERS, f"<{POINTERS} x i64>"
+    if not spatial:
+        numbers = "<" + ", ".join(f"i64 {i}" for i in range(n)) + ">"
+        at = f.op(f"add {vector} {numbers}, {splat(f, 'i64', n, '%pixel')}")
+        last = splat(f, "i64", n, f.sub("%pixels", 1))
+        at = f.op(f"call {vector} @llvm.smin.v{n}i64({vector} {at}, {vector} {last})")
+        at = f.op(f"mul {vector} {at}, {splat(f, 'i64', n, '%image_step')}")
+        f.store(f"<{n} x ptr>", f.op(f"getelementptr {kind}, ptr %x, {vector} {at}"), "%P", 8)
+        return f
+    slots = [f.alloca("i64", n, 64) for _ in range(spatial + 1)]  # per pixel: element offset, and the window's first position
+    rest, at = "%pixel", []
+    for i in reversed(range(spatial)):
+        at.insert(0, f.rem(rest, f"%out{i}"))
+        rest = f.div(rest, f"%out{i}")
+    with f.loop(0, n, carry=[("i64", v) for v in (rest, *at)], known_nonempty=True) as lane:
+        image, *place = lane.vars
+        offset = f.mul(image, "%image_step")
+        for i, p in enumerate(place):
+            first = f.sub(f.mul(p, f"%stride{i}"), f"%low{i}")
+            offset = f.add(offset, f.mul(first, f"%step{i}"))
+            f.store("i64", first, f.gep("i64", slots[1 + i], lane.index), 8)
+        f.store("i64", offset, f.gep("i64", slots[0], lane.index), 8)
+        # The next pixel, unless this is the last one.
+        more = f.op(f"zext i1 {f.icmp('slt', f.add(f.add('%pixel', lane.index), 1), '%pixels')} to i64")
+        following = []
+        for i in reversed(range(spatial)):
+            p = f.add(place[i], more)
+            wrap = f.icmp("eq", p, f"%out{i}")
+            following.insert(0, f.select(wrap, "i64", 0, p))
+            more = f.op(f"zext i1 {wrap} to i64")
+        lane.next = [f.add(image, more), *following]
+    offsets = f.load(vector, slots[0], 64)
+    firsts = [f.load(vector, s, 64) for s in slots[1:]]
+    nowhere = splat(f, "ptr", n, "%zeros")
+
+    def nest(i: int, offset: Int, inside: str | None, number: Int) -> None:
+        if i == spatial:
+            shifted = f.op(f"add {vector} {offsets}, {splat(f, 'i64', n, offset)}")
+            addresses = f.op(f"getelementptr {kind}, ptr %x, {vector} {shifted}")
+            found = f.op(f"select <{n} x i1> {inside}, <{n} x ptr> {addresses}, <{n} x ptr> {nowhere}")
+            f.store(f"<{n} x ptr>", found, f.gep("ptr", "%P", f.mul(number, n)), 8)
+            return
+        with f.loop(0, f"%taps{i}") as tap:
+            shift = f.mul(tap, f"%dilation{i}")
+            position = f.op(f"add {vector} {firsts[i]}, {splat(f, 'i64', n, shift)}")
+            valid = f.op(f"icmp ult {vector} {position}, {splat(f, 'i64', n, f'%size{i}')}")
+            both = valid if inside is None else f.op(f"and <{n} x i1> {inside}, {valid}")
+            nest(i + 1, f.add(offset, f.mul(shift, f"%step{i}")), both, f.add(f.mul(number, f"%taps{i}"), tap))
+
+    nest(0, 0, None, 0)
+    return f
+
+
+def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function, Function | None]:
+    """void(lo, hi, W, packed, table, features, taps, depth, o_step, c_step, o_group, packed_group): groups of `lanes` output features
+    [lo, hi) into panels [tap][channel][columns]; and the function that it calls, if any.
+
+    form "copy" (o_step is 1) and "gather": element (o, c, tap) is W[o * o_step + c * c_step + table[tap]].
+    form "turn": for one o the (c, tap) are contiguous, in this order; table[tap] is the tap's place in the panel.
+    """
+    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "W"), ("ptr", "packed"), ("ptr", "table")]
+    params += [("i64", q) for q in ("features", "taps", "depth", "o_step", "c_step", "o_group", "packed_group")]
+    f = Function(name, "void", params)
+    n, kind = t.lanes, source.kind
+    turn = pack_transpose(f"pack_transpose_{t.suffix}_{source.name}", t, source) if form == "turn" else None
+    temporary = f.alloca(t.kind, (PACK_DEPTH + n) * n, 64) if turn else ""
+    numbers = "<" + ", ".join(f"i64 {i}" for i in range(n)) + ">"
+    steps = f.op(f"mul <{n} x i64> {numbers}, {splat(f, 'i64', n, '%o_step')}") if form == "gather" else ""
+    per_group = f.ceildiv("%features", n)
+    with f.loop("%lo", "%hi") as item:
+        group, number = f.div(item, per_group), f.rem(item, per_group)
+        first = f.mul(number, n)
+        valid = f.min(f.sub("%features", first), n)
+        mask = lane_mask(f, n, 0, valid)
+        start = f.gep(kind, "%W", f.add(f.mul(group, "%o_group"), f.mul(first, "%o_step")))
+        panel = f.mul(f.div(number, t.vectors), t.columns)
+        width = f.min(t.columns, f.sub(f.mul(per_group, n), panel))  # a last panel may be one vector wide
+        to = f.gep(t.kind, "%packed", f.add(f.mul(group, "%packed_group"), f.mul(panel, f.mul("%taps", "%depth"))))
+        to = f.gep(t.kind, to, f.sub(first, panel))
+
+        def put(v: str, tap: Int, c: Int, width=width, to=to) -> None:
+            f.store(t.vector, v, f.gep(t.kind, to, f.mul(f.add(f.mul(tap, "%depth"), c), width)), t.itemsize)
+
+        def entry(tap: Int) -> str:
+            return f.load("i64", f.gep("i64", "%table", tap), 8)
+
+        if turn:
+            each = f.max(f.div(PACK_DEPTH, "%taps"), 1)  # channels that are turned at a time
+            with f.loop(0, "%depth", each) as c0, f.loop(0, f.mul(f.min(each, f.sub("%depth", c0)), "%taps"), PACK_DEPTH) as q0:
+                many = f.min(f.sub(f.mul(f.min(each, f.sub("%depth", c0)), "%taps"), q0), PACK_DEPTH)
+                src = f.gep(kind, start, f.add(f.mul(c0, "%taps"), q0))
+                f.call("void", turn.name, f"ptr {src}", "i64 %o_step", f"i64 {many}", f"i64 {valid}", f"ptr {temporary}")
+                with f.loop(0, many, carry=[("i64", f.rem(q0, "%taps")), ("i64", f.add(c0, f.div(q0, "%taps")))], known_nonempty=True) as run:
+                    tap, c = run.vars
+                    put(f.load(t.vector, f.gep(t.kind, temporary, f.mul(run.index, n)), t.itemsize), entry(tap), c)
+                    wrap = f.icmp("eq", f.add(tap, 1), "%taps")
+                    run.next = [f.select(wrap, "i64", 0, f.add(tap, 1)), f.select(wrap, "i64", f.add(c, 1), c)]
+        else:
+            with f.loop(0, "%taps") as tap:
+                from_tap = f.gep(kind, start, entry(tap))
+                with f.loop(0, "%depth") as c:
+                    p = f.gep(kind, from_tap, f.mul(c, "%c_step"))
+                    if form == "copy":
+                        v = masked_load(f, kind, n, p, mask, source.itemsize)
+                    else:
+                        at = f.op(f"getelementptr {kind}, ptr {p}, <{n} x i64> {steps}")
+                        intrinsic = f"llvm.masked.gather.v{n}{KIND_SUFFIX[kind]}.v{n}p0"
+                        v = f.op(f"call <{n} x {kind}> @{intrinsic}(<{n} x ptr> align {source.itemsize} {at}, <{n} x i1> {mask}, <{n} x {kind}> zeroinitializer)")
+                    put(converted(f, t, source, v), tap, c)
+    return f, turn
+
+
+def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: int, odd: bool, size: int, program) -> str:
+    """Items (group, block of panels, block of row tiles): void(lo, hi, X, B, C, zeros, NUMBERS…, geometry…). `odd`: the last panel is one
+    vector wide. `size`: channels of the groups of `micro_grouped`, or 0. Returns the name, its functions defined in `program`."""
+    params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in ("X", "B", "C", "zeros")), *(("i64", q) for q in NUMBERS), *geometry(spatial)]
+    f = Function(name, "void", params)
+    make = tile_pointers(f"tile_pointers_{t.kind}_{spatial}", t.kind, spatial)
+    find = program.function(make.name, make.text())
+
+    def kernel(rows: int, vectors: int, partial: bool, whole: bool = False) -> str:
+        if size:
+            made = micro_grouped(f"conv_grouped_{t.suffix}_{rows}x{size}{'p' * partial}{'w' * whole}", t, rows, size, partial, whole)
+        else:
+            made = micro(f"conv_micro_{t.suffix}_{rows}x{vectors}{'p' * partial}", t, rows, vectors, partial)
+        return program.function(made.name, made.text())
+
+    P = f.op(f"alloca i8, i64 {f.mul('%runs', 8 * POINTERS)}, align 64")
+    tall = f.sub("%pixels", f.mul(f.ceildiv("%pixels", heights[0]), heights[1])) if len(heights) > 1 else None
+    with f.loop("%lo", "%hi") as item:
+        rest, row_block = f.div(item, "%blocks_m"), f.rem(item, "%blocks_m")
+        group, column_block = f.div(rest, "%blocks_n"), f.rem(rest, "%blocks_n")
+        x = f.gep(t.kind, "%X", f.mul(group, "%x_group"))
+        b = f.gep(t.kind, "%B", f.mul(group, "%b_group"))
+        c = f.gep(t.kind, "%C", f.mul(group, "%c_group"))
+        n0 = f.mul(column_block, "%columns_each")
+        n1 = f.min(f.add(n0, "%columns_each"), "%features")
+        first = f.mul(row_block, "%tiles_each")
+        last = f.min(f.add(first, "%tiles_each"), f.ceildiv("%pixels", heights[0]))
+        with f.loop(first, last) as tile:
+            if tall is None:
+                row, is_tall = f.mul(tile, heights[0]), None
+            else:
+                is_tall = f.icmp("slt", tile, tall)
+                row = f.add(f.mul(tile, heights[1]), f.min(tile, tall))
+            f.call("void", find, f"ptr {x}", "ptr %zeros", f"i64 {row}", f"ptr {P}", *(f"i64 %{q}" for _, q in geometry(spatial)))
+
+            def columns(rows: int, partial: bool = False, row=row, b=b, c=c, n0=n0, n1=n1) -> None:
+                rest = [f"i64 {f.sub('%pixels', row)}"] * partial
+
+                def call(j: Int, vectors: int, whole: bool = False) -> None:
+                    to = f.gep(t.kind, c, f.add(f.mul(row, "%ldc"), j))
+                    middle = f"i64 {j}" if size else "i64 %run"
+                    f.call("void", kernel(rows, vectors, partial, whole), f"ptr {P}", f"ptr {f.gep(t.kind, b, f.mul(j, '%k'))}", "i64 %runs", middle,
+                           f"ptr {to}", "i64 %ldc", f"i64 {f.sub(n1, j)}", *rest)
+
+                with f.loop(n0, n1, t.columns) as j:
+                    if size:
+                        f.choose(f.icmp("sge", f.sub(n1, j), t.lanes), lambda: call(j, 1, True), lambda: call(j, 1))
+                    elif odd:
+                        f.choose(f.icmp("sgt", f.sub(n1, j), t.lanes), lambda: call(j, t.vectors), lambda: call(j, 1))
+                    else:
+                        call(j, t.vectors)
+
+            if is_tall is not None:
+                f.choose(is_tall, lambda: columns(heights[0]), lambda: columns(heights[1]))
+            elif static:
+                columns(heights[0])
+            else:
+                f.choose(f.icmp("sge", f.sub("%pixels", row), heights[0]), lambda: columns(heights[0]), lambda: columns(heights[0], True))
+    return program.function(f.name, f.text())
+
+
+def is_direct(x: Instruction) -> bool:
+    """Whether a convolution has the form that `emit_direct` takes: channels last in input and result, no dilated base, floats of one type."""
+    lhs, out = _sides(x)
+    n = len(x["window"])
+    digits = "".join(map(str, range(n)))
+    return lhs == out == f"b{digits}f" and all(w.base_dilation == 1 for w in x["window"]) and len({o.shape.dtype for o in (*x.operands, x)}) == 1
+
+
+def _group_size(x: Instruction, t: Tile) -> int:
+    """The channels of a group when `micro_grouped` takes it: as many output features, and whole groups in a vector. Else 0."""
+    groups, channels = x["feature_group_count"], x.operands[0].shape.dims[-1]
+    if groups == 1 or x["batch_group_count"] > 1 or channels != x.shape.dims[-1]:
+        return 0
+    size = channels // groups
+    return size if isinstance(size, int) and size <= t.lanes // 2 and t.lanes % size == 0 and t.is_float else 0
+
+
+def _sides(x: Instruction) -> tuple[str, str]:
+    lhs, rest = x["dim_labels"].split("_")
+    return lhs, rest.split("->")[1]
+
+
+def emit_direct(program, x: Instruction, kind: str) -> None:
+    """Emit a convolution of the form of `is_direct`."""
+    lhs, rhs = x.operands
+    window, spatial = x["window"], len(x["window"])
+    t = register_tile(kind, program.target.vector_bytes)
+    feature_groups, batch_groups = x["feature_group_count"], x["batch_group_count"]
+    size = _group_size(x, t)
+    if size:
+        feature_groups, t = 1, replace(t, vectors=1)
+    groups = feature_groups * batch_groups
+    sizes, outs = lhs.shape.dims[1:-1], x.shape.dims[1:-1]
+    steps = row_major_strides(lhs.shape.dims)
+    channels, features = size or lhs.shape.dims[-1] // feature_groups, x.shape.dims[-1] // groups
+    taps = product(w.size for w in window)
+    k = taps * channels
+    pixels = product(x.shape.dims[:-1])
+
+    packed = _packed_kernel(program, x, t, groups, features, taps, channels)
+    runs, run = taps, channels
+    pads = [(w.pad_low, w.pad_high) for w in window]
+    if all(w.size == 1 and w.stride == 1 for w in window) and not any(map(any, pads)):
+        shape, numbers = 0, [pixels, steps[-2]]
+    else:
+        shape, numbers = spatial, [pixels, steps[0]]
+        for i, (w, n, out) in enumerate(zip(window, sizes, outs, strict=True)):
+            count = w.size
+            if i == spatial - 1 and groups == 1 and not size and w.window_dilation == 1 and pads[i] == (0, 0) and w.size != 1:
+                # Neighbouring taps of a row meet neighbouring runs of channels: one longer run.
+                runs, run, n, count = runs // w.size, run * w.size, n - w.size + 1, 1
+            numbers += [out, n, w.stride, w.pad_low, count, w.window_dilation, steps[1 + i]]
+    heights = tile_heights(t, pixels)
+    tiles = ceildiv(pixels, heights[0])
+    cut = _cut(t, tiles, features, k, groups, pixels)
+    odd = not size and (not isinstance(features, int) or ceildiv(features, t.lanes) % 2 == 1)
+    key = (t, heights, isinstance(pixels, int), shape, odd, size)
+    name = program.once(("conv_direct", *key), lambda: task(f"conv_{shape}_{'_'.join(map(str, heights))}_{size}{'o' * odd}", *key, program))
+    zeros = program.constant(bytes(usual(max(run, lhs.shape.dims[-1]) if size else run, 4096) * t.itemsize))
+    groups_step = {"x": channels if feature_groups > 1 else steps[0] * (lhs.shape.dims[0] // batch_groups), "c": features}
+    arguments = [features, k, runs, run, x.shape.dims[-1], cut.tiles_each, cut.blocks_m, cut.columns_each, cut.blocks_n,
+                 groups_step["x"], ceildiv(features, t.lanes) * t.lanes * k, groups_step["c"], *numbers]
+    pointers = [program.pointer(lhs), packed, program.pointer(x), program.at(zeros)]
+    items = groups * cut.blocks_m * cut.blocks_n
+    work = float(usual(pixels, 4096) * usual(features, 64) * usual(k, 512))
+    program.parallel(name, [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(v)}" for v in arguments)], program.size(items),
+                     cost=100 + work * groups / max(1, usual(items, 8)) / (1.5 * t.lanes))
+
+
+def usual(size: Size, otherwise: int) -> int:
+    return size if isinstance(size, int) else otherwise
+
+
+def product(sizes) -> Size:
+    total: Size = 1
+    for s in sizes:
+        total = total * s
+    return total
+
+
+def _cut(t: Tile, tiles: Size, features: Size, k: Size, groups: int, pixels: Size) -> Partition:
+    """Columns in blocks whose packed kernel stays in L2, rows in enough blocks for this machine."""
+    panels = max(1, B_BYTES // (usual(k, 512) * t.columns * t.itemsize))
+    columns = panels * t.columns
+    blocks_n = ceildiv(features, columns)
+    if isinstance(features, int):  # equal blocks
+        columns = min(columns, ceildiv(ceildiv(features, blocks_n), t.columns) * t.columns)
+        blocks_n = ceildiv(features, columns)
+    work = usual(pixels, 4096) * usual(features, 64) * usual(k, 512)
+    wanted = min(ITEMS_PER_CORE * (os.cpu_count() or 1), work * groups >> 21)
+    blocks_m = max(1, -(-wanted // (usual(blocks_n, 1) * groups)))
+    each = ceildiv(tiles, min(blocks_m, tiles) if isinstance(tiles, int) else blocks_m)
+    return Partition(each, columns, ceildiv(tiles, each), blocks_n, True)
+
+
+def _packed_kernel(program, x: Instruction, t: Tile, groups: int, features: Size, taps: Size, channels: Size) -> str:
+    """Emit the packing of the kernel; the pointer to it."""
+    rhs, window = x.operands[1], x["window"]
+    label = x["dim_labels"].split("_")[1].split("->")[0]
+    strides = dict(zip(label, row_major_strides(rhs.shape.dims), strict=True))
+    o_step, c_step = strides["o"], strides["i"]
+    tap_steps = [strides[str(i)] for i in range(len(window))]
+    mirrored = [w.reversal and w.size != 1 for w in window]
+    form = "copy" if o_step == 1 else "gather"
+    if label.startswith("oi") and label[2:] == "".join(map(str, range(len(window)))):
+        form = "turn"
+        tap_steps = row_major_strides(tuple(w.size for w in window))  # places in the panel
+    start: Size = 0
+    for i, (w, flip) in enumerate(zip(window, mirrored, strict=True)):
+        if flip:
+            start, tap_steps = start + (w.size - 1) * tap_steps[i], [*tap_steps[:i], tap_steps[i] * -1, *tap_steps[i + 1:]]
+    table = _table(program, [w.size for w in window], tap_steps, start)
+    lanes = ceildiv(features, t.lanes)
+    packed = program.at(program.scratch(lanes * t.lanes * taps * channels * groups * t.itemsize))
+    source = SOURCES[rhs.shape.dtype, t.kind]
+
+    def write() -> str:
+        f, inner = pack_kernel(f"conv_pack_{form}_{t.suffix}", t, source, form)
+        if inner:
+            program.function(inner.name, inner.text())
+        return program.function(f.name, f.text())
+
+    name = program.once(("conv_pack", form, t, source), write)
+    numbers = (features, taps, channels, o_step, c_step, features * o_step, lanes * t.lanes * taps * channels)
+    program.parallel(name, [f"ptr {program.pointer(rhs)}", f"ptr {packed}", f"ptr {program.at(table)}", *(f"i64 {program.size(v)}" for v in numbers)],
+                     program.size(lanes * groups), cost=0.2 * t.lanes * usual(taps * channels, 512))
+    return packed
+
+
+def _table(program, sizes: list[Size], steps, start: Size):
+    """Scratch memory with start + sum of index * step for every index within `sizes`, row-major."""
+    place = program.scratch(product(sizes) * 8)
+    name = program.function(f"offset_table_{len(sizes)}", offset_table(f"offset_table_{len(sizes)}", len(sizes)).text())
+    numbers = [start, *(v for pair in zip(sizes, steps, strict=True) for v in pair)]
+    program.call(name, [f"ptr {program.at(place)}", *(f"i64 {program.size(n)}" for n in numbers)])
+    return place
+
+
+def offset_table(name: str, taps: int) -> Function:
+    """void(table, start, then size and step per tap dimension): start + sum of index * step, row-major."""
+    params = [("ptr", "table"), ("i64", "start")]
+    params += [("i64", f"{what}{i}") for i in range(taps) for what in ("size", "step")]
+    f = Function(name, "void", params)
+
+    def nest(level: int, number: Int, offset: Int) -> None:
+        if level == taps:
+            f.store("i64", offset, f.gep("i64", "%table", number), 8)
+            return
+        with f.loop(0, f"%size{level}") as i:
+            nest(level + 1, f.add(f.mul(number, f"%size{level}"), i), f.add(offset, f.mul(i, f"%step{level}")))
+
+    nest(0, 0, "%start")
+    return f

@@ -1,0 +1,92 @@
+"""conv_layout: convolutions with their channels last, between transposes that meet and cancel.
+
+    y = convolution(x, k), dim_labels=bf01_oi01->bf01
+    ->  transpose(convolution(transpose(x, {0,2,3,1}), k), dim_labels=b01f_oi01->b01f), {0,3,1,2}
+
+The kernels of the CPU read runs of channels (codegen/conv.py). reshape_motion and algebra then move the transposes outward through pointwise
+instructions, pools, pads and concatenations until two of them cancel, so that a network is transposed where the program's own arrays enter and leave.
+Windows of one element become dots. A gradient of weights, recognized by a window larger than its result, contracts images and pixels: f01b_i01o->fb01.
+"""
+from __future__ import annotations
+
+from torch_hlo.compiler.passes.base import hlo_pass
+from torch_hlo.hlo import build as h
+from torch_hlo.hlo.dim import Dim
+from torch_hlo.hlo.infer import product
+from torch_hlo.hlo.ir import Instruction, Module, instr
+from torch_hlo.hlo.match import op, rewrite, rules
+
+
+def sides(x: Instruction) -> tuple[str, str, str]:
+    """The labels of input, kernel and result."""
+    lhs, rest = x["dim_labels"].split("_")
+    rhs, out = rest.split("->")
+    return lhs, rhs, out
+
+
+def contracts_pixels(x: Instruction) -> bool:
+    """Whether the window has more positions than the result, and images are contracted (they are outermost in the input): the gradient of weights."""
+    lhs, _, out = sides(x)
+    if lhs.index("f") > lhs.index("b"):
+        return False
+    taps, places = product(w.size for w in x["window"]), product(x.shape.dims[out.index(str(i))] for i in range(len(x["window"])))
+    return not isinstance(taps, Dim) and not isinstance(places, Dim) and taps > places
+
+
+def preferred(x: Instruction) -> tuple[str, str, str]:
+    """The labels that the kernels take without copying."""
+    _, rhs, out = sides(x)
+    digits = "".join(map(str, range(len(x["window"]))))
+    if contracts_pixels(x):
+        return f"f{digits}b", f"i{digits}o", out if out == f"fb{digits}" else f"{digits}bf"
+    return f"b{digits}f", rhs, f"b{digits}f"
+
+
+def relabeled(x: Instruction, want: tuple[str, str, str]) -> Instruction:
+    """The convolution on transposed operands, its result transposed back."""
+    have = sides(x)
+    operands = [o if a == b else h.transpose(o, [a.index(c) for c in b]) for o, a, b in zip(x.operands, have, want)]
+    attrs = dict(x.attrs) | {"dim_labels": f"{want[0]}_{want[1]}->{want[2]}"}
+    dims = tuple(x.shape.dims[have[2].index(c)] for c in want[2])
+    inner = instr("convolution", tuple(operands), x.shape.with_dims(dims), **attrs)
+    return inner if have[2] == want[2] else h.transpose(inner, [want[2].index(c) for c in have[2]])
+
+
+def channels_last(out: Instruction) -> Instruction | None:
+    """convolution -> transpose(convolution(transpose, transpose)) with channels last"""
+    if not out["window"] or out.shape.size == 0 or sides(out) == (want := preferred(out)):
+        return None
+    return relabeled(out, want)
+
+
+def pointwise_product(out: Instruction) -> Instruction | None:
+    """A convolution with a window of one element, or with one that is all of the image -> a dot of pixels and channels"""
+    if out["feature_group_count"] * out["batch_group_count"] > 1 or not out["window"] or sides(out) != preferred(out):
+        return None
+    (x, k), (_, rhs, _) = out.operands, sides(out)
+    pads = any((w.pad_low, w.pad_high) != (0, 0) or w.base_dilation != 1 for w in out["window"])
+    channels = x.shape.dims[-1]
+    if contracts_pixels(out):
+        if pads or any(w.window_dilation != 1 for w in out["window"]) or any(w.output_size(n) != 1 for w, n in zip(out["window"], x.shape.dims[1:])):
+            return None
+        pixels = product(x.shape.dims[:-1])
+        pair = [h.reshape(x, (pixels, channels)), h.reshape(k, (pixels, k.shape.dims[-1]))]
+        return h.reshape(h.dot(*(pair[::-1] if sides(out)[2][0] == "f" else pair), (0,), (0,), dtype=out.shape.dtype), out.shape.dims)
+    if pads or any(w.size != 1 or w.stride != 1 for w in out["window"]):
+        return None
+    o, i = rhs.index("o"), rhs.index("i")
+    flat = h.reshape(k, [k.shape.dims[d] for d in sorted((o, i))])
+    found = h.dot(h.reshape(x, (product(x.shape.dims[:-1]), channels)), flat, (1,), (int(i > o),), dtype=out.shape.dtype)
+    return h.reshape(found, out.shape.dims)
+
+
+RULES = rules(
+    (op("convolution"), channels_last),
+    (op("convolution"), pointwise_product),
+)
+
+
+@hlo_pass
+def conv_layout(module: Module) -> Module:
+    """Give every convolution the layout that its kernel reads in place."""
+    return rewrite(module, RULES)
