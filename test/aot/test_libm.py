@@ -13,7 +13,7 @@ import pytest
 
 from torch_hlo.compiler.aot import libm
 from torch_hlo.compiler.codegen.target import host
-from torch_hlo.compiler.compile import prelude
+from torch_hlo.compiler.machine_code import prelude
 
 D, F = ctypes.c_double, ctypes.c_float
 

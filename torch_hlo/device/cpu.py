@@ -26,8 +26,8 @@ from torch_hlo.compiler.codegen import pool
 from torch_hlo.compiler.codegen.program import FAILED, FIXED_WORDS, HostCall
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
 from torch_hlo.compiler.codegen.target import Target, deny, host
-from torch_hlo.compiler.compile import machine_code
 from torch_hlo.compiler.executable import Executable
+from torch_hlo.compiler.machine_code import machine_code
 from torch_hlo.device import symbols
 from torch_hlo.device.buffer import Arena, map_pages
 from torch_hlo.hlo.dim import function, substitute

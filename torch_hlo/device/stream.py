@@ -15,7 +15,7 @@ from array import array
 from torch_hlo.compiler.codegen import stream
 from torch_hlo.compiler.codegen.stream import DONE, FIRST, QUEUED, RECORD, RECORDS, TAIL, TAKEN
 from torch_hlo.compiler.codegen.target import host
-from torch_hlo.compiler.compile import machine_code
+from torch_hlo.compiler.machine_code import machine_code
 from torch_hlo.device import cpu
 
 

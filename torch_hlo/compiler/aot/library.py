@@ -19,7 +19,8 @@ from torch_hlo.compiler.aot.check import WEIGHTS_HEAD, Condition, Interface, esc
 from torch_hlo.compiler.aot.objects import undefined
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.target import Target
-from torch_hlo.compiler.compile import emit, machine_code, prelude
+from torch_hlo.compiler.compile import emit
+from torch_hlo.compiler.machine_code import machine_code, prelude
 from torch_hlo.hlo.dim import Dim, Size, substitute, symbol
 from torch_hlo.hlo.ir import Module, called, outputs, postorder
 

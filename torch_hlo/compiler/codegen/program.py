@@ -66,6 +66,7 @@ class Program:
     def __init__(self, module: Module, target, profile=None) -> None:
         self.module, self.target, self.profile = module, target, profile
         self.functions: dict[str, str] = {}  # name -> text of the definition
+        self.written: Callable[[str, str], None] = lambda name, text: None  # called with every function that runs on the host
         self.declarations: dict[str, str] = {}  # external symbol -> declare line
         self.entry_parts: list[str] = []
         self.host_calls: list[HostCall] = []
@@ -219,9 +220,13 @@ class Program:
                 found = f"{name}.{n}"
             if found != name:
                 text = re.sub(rf"@{re.escape(name)}(?![\w.$])", f"@{found}", text)
-            self.functions[found] = text
+            self._add(found, text)
             self._by_text[key] = found
         return found
+
+    def _add(self, name: str, text: str) -> None:
+        self.functions[name] = text
+        self.written(name, text)
 
     def plan_function(self, name: str, text: str) -> str:
         """Like `function`, for code that runs on the host and calls the kernels: `void name(ptr block)`."""

@@ -79,7 +79,11 @@ class GpuProgram(Program):
 
     def plan_function(self, name: str, text: str) -> str:
         self.plan[name] = text
+        self.written(name, text)
         return name
+
+    def _add(self, name: str, text: str) -> None:
+        self.functions[name] = text
 
     def symbol(self, name: str, declaration: str) -> str:
         """A mathematical function: there is no library on the device, so its text becomes part of the program."""

@@ -1,0 +1,122 @@
+"""Functions in IR text -> object code, on WORKERS threads, while the rest of the program is still being written.
+
+    with Objects(target) as objects:
+        program.written = objects.add
+        ...                                     # functions are written
+        code = objects.finish()
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import llvmlite.binding as llvm
+from llvmlite.binding import ffi
+
+from torch_hlo.compiler.codegen.target import Target
+
+MODULE_BYTES = 96 << 10  # IR text per LLVM module: 8 to 16 kernels
+WORKERS = 2
+_REFERENCE = re.compile(r"@([\w.$]+)")
+_LOOP = re.compile(r"^ *br |<\d+ x ", re.M)
+_HEAD = re.compile(r"define (?:internal |private |linkonce_odr |hidden )*(?P<result>.*?)@(?P<name>[\w.$]+)\((?P<params>[^\n]*)\)[^\n]*\{")
+
+_PRELUDE = """@torch_hlo_zeros = internal constant [64 x i8] zeroinitializer, align 64
+attributes #0 = {{ nounwind "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}" "no-trapping-math"="true" }}
+attributes #1 = {{ nounwind willreturn memory(none) }}
+!0 = !{{i32 1}}
+"""
+
+
+def prelude(target: Target) -> str:
+    """What every LLVM module starts with."""
+    return _PRELUDE.format(bits=target.vector_bytes * 8)
+
+
+class Objects:
+    """Packs functions into LLVM modules and compiles each as soon as it is full. A function may refer to itself, to earlier ones, and to
+    later ones of its own module or, if it comes late enough, of any."""
+
+    def __init__(self, target: Target, assembly: bool = False) -> None:
+        self.target, self.assembly = target, assembly
+        self.declarations: Mapping[str, str] = {}  # of symbols that are not written here
+        self.texts: list[str] = []
+        self._heads: dict[str, str] = {}
+        self._groups: dict[bool, dict[str, str]] = {True: {}, False: {}}  # with loops; lists of calls, which are compiled without optimisation
+        self._pool: ThreadPoolExecutor | None = None
+        self._results: list[Future] = []
+
+    def __enter__(self) -> Objects:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def add(self, name: str, text: str) -> None:
+        """Another function, complete: `define … @name(…) … {…}`. Raises ValueError when its text defines something else."""
+        match = _HEAD.search(text)
+        if match is None or match["name"] != name:
+            raise ValueError(f"function {name} is not defined by its text: {text[:200]!r}")
+        params = re.sub(r"%[\w.$]+", "", match["params"])
+        self._heads[name] = f"declare {match['result']}@{name}({params})"
+        group = self._groups[not name.startswith("entry") or bool(_LOOP.search(text))]
+        group[name] = text
+        if sum(map(len, group.values())) >= MODULE_BYTES:
+            module = self._module(group)
+            if module is not None:
+                group.clear()
+                self._submit(module)
+
+    def finish(self) -> list[tuple[bytes, str]]:
+        """(object code, assembly if that was asked for) of all modules, in the order in which they were filled."""
+        for group in self._groups.values():
+            if group:
+                module = self._module(group, last=True)
+                group.clear()
+                self._submit(module)
+        return [result.result() for result in self._results] if self._pool else [machine_code(t, self.target, self.assembly) for t in self.texts]
+
+    def _submit(self, text: str) -> None:
+        self.texts.append(text)
+        if self._pool is None:
+            if sum(map(len, self.texts)) < MODULE_BYTES:  # a thread is not worth its while
+                return
+            self._pool = ThreadPoolExecutor(WORKERS)
+        for waiting in self.texts[len(self._results):]:
+            self._results.append(self._pool.submit(machine_code, waiting, self.target, self.assembly))
+
+    def _module(self, group: Mapping[str, str], last: bool = False) -> str | None:
+        """The text of a module, with declarations of what it uses from others; None if some of that has not been written yet."""
+        bodies = [text.replace("define internal ", "define ", 1) for text in group.values()]
+        used = dict.fromkeys(name for body in bodies for name in _REFERENCE.findall(body) if name not in group)
+        declared = [self._heads.get(n) or self.declarations.get(n, "") for n in used]
+        if not last and any(not line and not n.startswith(("llvm.", "torch_hlo_zeros")) for n, line in zip(used, declared, strict=True)):
+            return None
+        return "\n".join([prelude(self.target), *filter(None, declared), "", *bodies])
+
+
+def machine_code(text: str, target: Target, assembly: bool = False) -> tuple[bytes, str]:
+    """Object code of an IR module, and its assembly when asked for. No IR pass runs: the text is explicit."""
+    _release_lock()
+    # The list of steps is long and each runs once: optimising it would take a fifth of a program's compile time for nothing.
+    machine = target.machine(2 if _LOOP.search(text) else 0)
+    context = llvm.create_context()
+    try:
+        parsed = llvm.parse_assembly(text, context)
+    except RuntimeError as error:
+        raise RuntimeError(f"generated IR is invalid: {error}") from None
+    parsed.triple = machine.triple
+    parsed.data_layout = str(machine.target_data)
+    asm = machine.emit_assembly(parsed) if assembly else ""
+    return machine.emit_object(parsed), asm
+
+
+def _release_lock() -> None:
+    """llvmlite holds one lock during every call, so that two threads would compile in turns. Generating code touches nothing but the module's
+    context and the target machine, both made for it, which is what LLVM allows threads to do: this call goes without the lock."""
+    functions, name = getattr(ffi.lib, "_fntab", None), "LLVMPY_TargetMachineEmitToMemory"
+    function = getattr(ffi.lib, name)
+    if functions is not None and hasattr(function, "_cfn"):
+        functions[name] = function._cfn
