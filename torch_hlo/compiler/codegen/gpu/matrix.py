@@ -126,7 +126,7 @@ def engine(target, p: Product, dtypes: Sequence[str], result: str) -> Matrix | N
 
 
 def tiles(target) -> tuple[tuple[Tile, float], ...]:
-    return TILES
+    return (*HOPPER_TILES, *TILES) if target.cpu == "sm_90a" else TILES
 
 
 def _fits(tile: Tile, forms) -> bool:

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import llvmlite.binding as llvm
 
+from torch_hlo import config
 from torch_hlo.compiler.codegen.target import host
 
 GLOBAL, SHARED = 1, 3  # address spaces, the same in every family
@@ -160,7 +161,7 @@ def gpu_target(name: str) -> GpuTarget:
     if family == "spirv64" and not cpu:
         return GpuTarget(FAMILIES[family], "", warp=1, vector_bytes=1)
     if family == "nvptx" and cpu in _PTX:
-        return GpuTarget(FAMILIES[family], cpu, _PTX[cpu])
+        return GpuTarget(FAMILIES[family], cpu, _PTX[cpu], tf32=config.get("TF32"))
     if family == "amdgcn" and cpu in _WAVES:
         return GpuTarget(FAMILIES[family], cpu, warp=_WAVES[cpu])
     raise ValueError(f"no GPU target {name!r}: choose spirv64, {', '.join(f'nvptx:{c}' for c in _PTX)} or {', '.join(f'amdgcn:{c}' for c in _WAVES)}")
