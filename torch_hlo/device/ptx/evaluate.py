@@ -79,10 +79,11 @@ def merge(frames: list[Frame], names) -> Frame:
         if not known:
             continue
         values = [bits(known[0].dtype.type(0)) if v is None else bits(v) for v in values]
-        if all(not np.ndim(v) for v in values) and all(v == values[0] for v in values):
+        if all(not v.ndim and v == values[0] for v in values):
             registers[name] = values[0]
         else:
-            registers[name] = np.concatenate([np.broadcast_to(v, (len(f.threads), *np.shape(v)[1:])) for v, f in zip(values, frames, strict=True)])[order]
+            shape = next(v.shape[1:] for v in values if v.ndim) if any(v.ndim for v in values) else ()
+            registers[name] = np.concatenate([v if v.ndim else np.full((len(f.threads), *shape), v) for v, f in zip(values, frames, strict=True)])[order]
     return Frame(run, threads[order], registers)
 
 
@@ -98,6 +99,7 @@ class Block:
     wait: object = None
     guard: object = None  # of the instruction that threads wait for
     last: Instruction | None = None
+    skips: bool = False  # a branch over the next block only
     used: set[str] = field(default_factory=set)
     defined: set[str] = field(default_factory=set)
 
@@ -128,6 +130,9 @@ class Routine:
             self.blocks.append(block)
         if self.blocks[-1].after == "next":
             self.blocks[-1].after = "ret"
+        for pc, b in enumerate(self.blocks[:-2]):
+            skipped = self.blocks[pc + 1]
+            b.skips = b.after == "branch" and b.condition is not None and b.target == pc + 2 and skipped.after == "next" and skipped.wait is None
         self._find_live()
 
     def _decode(self, code: Code, block: Block, x: Instruction, number: dict[int, int]) -> None:
@@ -157,25 +162,45 @@ class Routine:
 
     def _find_live(self) -> None:
         """Backward data flow: which registers a block's successors may read. Parameters and variables are named there too, which does no harm."""
+        numbers: dict[str, int] = {}
+        mask = lambda names: sum(1 << numbers.setdefault(n, len(numbers)) for n in names)  # noqa: E731
+        used, defined, live = [mask(b.used) for b in self.blocks], [mask(b.defined) for b in self.blocks], [0] * len(self.blocks)
+        results = mask(r.name for r in self.function.results)
         changed = True
         while changed:
             changed = False
             for i in range(len(self.blocks) - 1, -1, -1):
                 b = self.blocks[i]
-                out: set[str] = set()
+                out = results if b.after == "ret" else 0
                 if b.after == "branch":
-                    out |= self.blocks[b.target].live
+                    out |= live[b.target]
                 if (b.after == "next" or b.condition is not None) and i + 1 < len(self.blocks):
-                    out |= self.blocks[i + 1].live
-                if b.after == "ret":
-                    out |= {r.name for r in self.function.results}
-                live = frozenset(b.used | (out - b.defined))
-                if live != b.live:
-                    b.live, changed = live, True
+                    out |= live[i + 1]
+                new = used[i] | (out & ~defined[i])
+                if new != live[i]:
+                    live[i], changed = new, True
+        names = list(numbers)
+        for b, m in zip(self.blocks, live, strict=True):
+            b.live = frozenset(n for i, n in enumerate(names) if m >> i & 1)
 
     def execute(self, frame: Frame) -> Frame | None:
         """Runs until every thread has returned; the threads with what they return."""
         return _Execution(self, frame).run()
+
+
+def absorb(frame: Frame, which: np.ndarray, part: Frame, before: dict) -> None:
+    """Gives a frame the registers that some of its threads (a mask) have changed as `part`, whose registers were `before`."""
+    for name, new in part.registers.items():
+        if new is before.get(name):
+            continue
+        new, old = bits(new), frame.registers.get(name)
+        if not new.ndim and old is not None and not old.ndim and bits(old) == new:
+            continue
+        whole = np.zeros((len(frame), *new.shape[1:]), new.dtype) if old is None or not old.ndim else bits(old).copy()
+        if old is not None and not old.ndim:
+            whole[...] = bits(old)
+        whole[which] = new
+        frame.registers[name] = whole
 
 
 def guarded(code: Code, x: Instruction, run: Run) -> Run:
@@ -191,21 +216,12 @@ def guarded(code: Code, x: Instruction, run: Run) -> Run:
             run(frame)
         elif which.any():
             part = frame.select(which, names)
-            before = {n: part.registers.get(n) for n in names}
+            before = dict(part.registers)
             try:
                 run(part)
             except Fault as fault:
                 raise Fault(str(fault), None if fault.threads is None else np.flatnonzero(which)[fault.threads]) from None
-            for n in names:
-                new = part.registers.get(n)
-                if new is not before[n]:
-                    old = frame.registers.get(n)
-                    new = bits(new)
-                    whole = np.zeros((len(frame), *np.shape(new)[1:]), new.dtype)
-                    if old is not None:
-                        whole[:] = bits(old)
-                    whole[which] = new
-                    frame.registers[n] = whole
+            absorb(frame, which, part, before)
 
     return some
 
@@ -272,7 +288,7 @@ class _Execution:
         self.grid.steps += 1
         if self.grid.steps > STEPS:
             raise self.error(block.last, frame, Fault(f"still running after {STEPS} blocks of instructions"))
-        x = block.last
+        x, acting = block.last, frame
         try:
             for x, run in block.steps:  # noqa: B007 - x is what an error names
                 run(frame)
@@ -286,6 +302,15 @@ class _Execution:
                     return block.target, frame
                 if not taken.any():
                     return pc + 1, frame
+                if block.skips:  # no reason to part: some of the threads do a little more
+                    inner, others = self.blocks[pc + 1], ~taken
+                    part = frame.select(others, inner.used)
+                    before = dict(part.registers)
+                    acting = part
+                    for x, run in inner.steps:  # noqa: B007
+                        run(part)
+                    absorb(frame, others, part, before)
+                    return pc + 2, frame
                 self.pending.setdefault(pc + 1, []).append(frame.select(~taken, self.blocks[pc + 1].live))
                 return block.target, frame.select(taken, self.blocks[block.target].live)
             if block.condition is not None:
@@ -296,11 +321,11 @@ class _Execution:
             self._end(frame)
             return pc, None
         except Fault as fault:
-            raise self.error(x, frame, fault) from None
+            raise self.error(x, acting, fault) from None
         except PtxError:
             raise
         except Exception as error:
-            raise self.error(x, frame, Fault(f"{type(error).__name__}: {error}")) from error
+            raise self.error(x, acting, Fault(f"{type(error).__name__}: {error}")) from error
 
     def release(self, pc: int, frame: Frame) -> None:
         """Threads that waited before block `pc` go on; they have met, so they run it without asking again."""

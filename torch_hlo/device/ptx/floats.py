@@ -111,7 +111,7 @@ def fused(a, b, c):
     if middle.any():
         near = odd_sum(product, c.astype(F64))
     result = near.astype(F32)
-    tiny = np.abs(near) < 1.2e-38
+    tiny = (np.abs(near) < 1.2e-38) & (near != 0)
     if tiny.any():
         result = np.where(tiny, odd_sum(product, c.astype(F64)).astype(F32), result)[()]
     return result

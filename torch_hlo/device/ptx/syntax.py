@@ -107,7 +107,10 @@ SIZES = {"pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f1
 _SPACES = ("global", "const", "shared", "local", "param")
 _TOKEN = re.compile(r"""\s*(?:(?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16})|(?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?)
     |(?P<name>[%$_a-zA-Z][\w$]*(?:\.[\w]+)*)|(?P<mark>[-+~!{}\[\](),|<>=;:@]))""", re.X)
-_OPCODE = re.compile(r"[a-z][\w]*(?:(?:\.|::)[\w]+)*")
+_STATEMENT = re.compile(r"\s*(?:@\s*(!?)\s*([%$\w]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)([^;]*);")  # @!guard, opcode, operands
+_OPERANDS = re.compile(r"(?:[^,\[{(]|\[[^\]]*\]|\{[^}]*\}|\([^)]*\))+")
+_LABEL = re.compile(r"\s*([$\w]+)\s*:(?!:)")
+_DIRECTIVE = re.compile(r"\s*\.([a-zA-Z_]\w*(?:::\w+)*)")
 
 
 def parse(text: str) -> Module:
@@ -118,7 +121,8 @@ def parse(text: str) -> Module:
 class _Parser:
     def __init__(self, text: str) -> None:
         self.text = re.sub(r"//[^\n]*|/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
-        self.at = 0
+        self.at = self.counted = self.lines = 0  # where we are; how far lines are counted, and how many there are
+        self.operands: dict[str, Operand | None] = {}  # of the function at hand, by their text
         self.scopes: list[dict[str, str]] = []  # names declared in inner braces -> their own names
         self.renamed = 0
         self.registers: dict[str, str] = {}  # of the function at hand
@@ -126,7 +130,9 @@ class _Parser:
     # -- characters -----------------------------------------------------------------------------------------------
     @property
     def line(self) -> int:
-        return self.text.count("\n", 0, self.at) + 1
+        self.lines += self.text.count("\n", self.counted, self.at)
+        self.counted = self.at
+        return self.lines + 1
 
     def fail(self, message: str) -> PtxError:
         rest = self.text[self.at:].lstrip().split("\n", 1)[0]
@@ -142,6 +148,12 @@ class _Parser:
     def peek(self) -> str:
         found = _TOKEN.match(self.text, self.at)
         return found[0].strip() if found else ""
+
+    def mark(self) -> str:
+        """The next character that is no space, which is where we are then; '}' at the end, so that whoever looks for it stops."""
+        while self.text[self.at:self.at + 1].isspace():
+            self.at += 1
+        return self.text[self.at:self.at + 1] or "}"
 
     def accept(self, mark: str) -> bool:
         if self.peek() == mark:
@@ -161,7 +173,7 @@ class _Parser:
 
     def directive(self) -> str:
         """`.word` here, else ''."""
-        found = re.compile(r"\s*\.([a-zA-Z_]\w*(?:::\w+)*)").match(self.text, self.at)
+        found = _DIRECTIVE.match(self.text, self.at)
         if found is None:
             return ""
         self.at = found.end()
@@ -283,10 +295,14 @@ class _Parser:
         if self.accept(";"):
             return made
         self.expect("{")
-        self.registers = made.registers
+        self.registers, self.operands = made.registers, {}
         depth = 1
         while depth:
-            found = re.compile(r"\s*([$\w]+)\s*:(?!:)").match(self.text, self.at)
+            mark = self.mark()
+            if mark not in "{};." and (found := _LABEL.match(self.text, self.at)) is None:
+                made.body.append(self.instruction())
+                continue
+            found = _LABEL.match(self.text, self.at)
             if found:
                 self.at = found.end()
                 made.labels[self.scoped(found[1])] = len(made.body)
@@ -378,26 +394,33 @@ class _Parser:
 
     # -- instructions ---------------------------------------------------------------------------------------------
     def instruction(self) -> Instruction:
-        self.at += len(self.text[self.at:]) - len(self.text[self.at:].lstrip()) if self.text[self.at:self.at + 1].isspace() else 0
-        start, line = self.at, self.line
-        guard = None
-        if self.accept("@"):
-            negated = self.accept("!")
-            guard = Reg(self.scoped(self.name()), negated)
-        found = re.compile(r"\s*([a-z]\w*(?:(?:\.|::)\w+)*)").match(self.text, self.at)
+        found = _STATEMENT.match(self.text, self.at)
         if found is None:
             raise self.fail("expected an instruction")
+        self.at = found.start(3)
+        line = self.line
+        guard = Reg(self.scoped(found[2]), bool(found[1])) if found[2] else None
+        opcode, *modifiers = found[3].split(".")
+        operands = tuple(self.whole_operand(piece.strip()) for piece in _OPERANDS.findall(found[4]) if piece.strip())
         self.at = found.end()
-        opcode, *modifiers = found[1].split(".")
-        operands: list[Operand | None] = []
-        while not self.accept(";"):
-            operands.append(self.operand())
-            if self.accept("|"):
-                operands[-1] = Vec((operands[-1], self.operand()))
-            if self.peek() != ";":
-                self.expect(",")
-        text = " ".join(self.text[start:self.at].split())
-        return Instruction(opcode, tuple(modifiers), tuple(operands), guard, line, text)
+        return Instruction(opcode, tuple(modifiers), operands, guard, line, " ".join(found[0].split()))
+
+    def whole_operand(self, piece: str) -> Operand | None:
+        """The text between two commas; outside of inner braces equal text is an equal operand."""
+        if not self.scopes and piece in self.operands:
+            return self.operands[piece]
+        text, at = self.text, self.at
+        line = self.line
+        self.text, self.at, self.counted, self.lines = piece, 0, 0, line - 1
+        made = self.operand()
+        if self.accept("|"):
+            made = Vec((made, self.operand()))
+        if self.text[self.at:].strip():
+            raise self.fail("not an operand")
+        self.text, self.at, self.counted, self.lines = text, at, at, line - 1
+        if not self.scopes:
+            self.operands[piece] = made
+        return made
 
     def operand(self) -> Operand | None:
         if self.accept("{") or self.accept("("):
