@@ -50,6 +50,12 @@ def process_count() -> int:
     return dist.get_world_size() if dist is not None else 1
 
 
+def local_rank() -> int:
+    """Number of this process on its machine, 0 when it is the only one."""
+    dist = _distributed()
+    return dist.get_node_local_rank(fallback_rank=0) if dist is not None else 0
+
+
 def is_own_index(index: int) -> bool:
     """True if `index` in a device's name means the device of this process: 0, or its rank on this machine as in "hlo:3" after torchrun.
 

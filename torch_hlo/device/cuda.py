@@ -21,7 +21,7 @@ import numpy as np
 from torch_hlo import config
 from torch_hlo.compiler.codegen.gpu.program import Kernel
 from torch_hlo.compiler.codegen.gpu.target import nvptx_target
-from torch_hlo.device import runtime
+from torch_hlo.device import collective, runtime
 from torch_hlo.device.gpu import DeviceMemory, DevicePool, DriverError
 
 _P, _SIZE, _INT, _UINT, _U64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint, ctypes.c_uint64
@@ -480,8 +480,8 @@ def pool_of(number: int, library: str = "libcuda.so.1") -> CudaPool:
 
 
 def pool() -> CudaPool:
-    """The memory of the device that TORCH_HLO_DEVICE names. Raises DriverError."""
-    number = config.get("DEVICE").partition(":")[2] or "0"
+    """The memory of the device that TORCH_HLO_DEVICE names; by default the process's own (torchrun's local rank). Raises DriverError."""
+    number = config.get("DEVICE").partition(":")[2] or str(collective.local_rank())
     if not number.isdigit():
         raise ValueError(f"TORCH_HLO_DEVICE=cuda:{number}: the device's number is wanted, such as cuda:0")
     return pool_of(int(number))

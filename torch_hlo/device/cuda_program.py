@@ -10,16 +10,23 @@ step by step.
 """
 from __future__ import annotations
 
+import ctypes
+import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from torch_hlo import metrics
 from torch_hlo.compiler.codegen.profile import Profile
+from torch_hlo.compiler.codegen.program import HostCall
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.device import gpu, runtime
 from torch_hlo.device.cuda import CudaPool, LaunchError
 from torch_hlo.device.gpu import DriverError, GpuProgram
 from torch_hlo.device.runtime import Buffer, Observe
+from torch_hlo.hlo.collective import Collective, current, nothing
+from torch_hlo.hlo.dim import substitute
 from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.shape import Shape
 
 GRAPHS = 4  # per program
 
@@ -32,6 +39,8 @@ class CudaProgram(GpuProgram):
         if self._constants is not None:
             pool.driver.synchronize()  # whatever stream reads them
         self._runs = 0
+        self._tensors = None  # see nccl.py
+        self._pending: dict[int, Callable[[], None]] = {}  # collectives under way, by number
         self._timers = pool.driver.timers(len(profile.steps) + 1) if profile is not None else []
         self._graphs: OrderedDict[tuple[int, ...], object] = OrderedDict()  # words of the block -> executable graph
 
@@ -88,6 +97,34 @@ class CudaProgram(GpuProgram):
     # -- called by the plan ---------------------------------------------------------------------------------------
     def _branch(self, number: int, after: int) -> None:
         self.driver.branch(number, after)
+
+    def _host_call(self, number: int, words: int) -> None:
+        call = self.executable.host_calls[number]
+        if not call.name.startswith("collective") or not getattr(current(), "own_process", False):
+            return super()._host_call(number, words)
+        attributes = json.loads(call.attrs)
+        if call.name == "collective-done":
+            return self._pending.pop(attributes["number"], nothing)()
+        finish = self._start_collective(call, Collective.from_json(json.loads(attributes["text"])), words)
+        if finish is None:
+            metrics.count("HostCollective")
+            super()._host_call(number, words)
+        elif call.name == "collective":
+            finish()
+        else:
+            self._pending[attributes["number"]] = finish
+
+    def _start_collective(self, call: HostCall, c: Collective, words: int):
+        """See nccl.start; on the arrays of a host call."""
+        from torch_hlo.device import nccl
+
+        if self._tensors is None:
+            self._tensors = nccl.Tensors(self.driver)
+        shapes = [Shape(s.dtype, tuple(substitute(d, self._sizes) for d in s.dims)) for s in (*call.outputs, *call.inputs)]
+        addresses = (ctypes.c_uint64 * len(shapes)).from_address(words)
+        arrays = [self._tensors.at(a, s) for a, s in zip(addresses, shapes, strict=True)]
+        n = len(call.outputs)
+        return nccl.start(current(), c, arrays[n:], arrays[:n], self._tensors.stream)
 
     def _stamp(self) -> object:
         timer = self._timers[len(self._stamps)]

@@ -29,9 +29,10 @@ from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.pipeline import optimize, passes_for
-from torch_hlo.device import cpu, runtime
+from torch_hlo.device import collective, cpu, runtime
 from torch_hlo.device.native import PROFILED
 from torch_hlo.device.runtime import Buffer, Observe, exiting
+from torch_hlo.hlo.collective import current
 from torch_hlo.hlo.dim import function, substitute
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
@@ -204,6 +205,7 @@ class GpuProgram:
     def __init__(self, executable: Executable, pool: DevicePool, profile: Profile | None = None) -> None:
         driver = pool.driver
         self.profile = profile
+        self.info: collective.Info | None = None  # of a program that speaks to other devices
         self._counts = [[0, 0, 0] for _ in profile.steps] if profile is not None else []
         self._stamps: list[tuple[int, object]] = []
         if executable.target != driver.target.key:
@@ -225,6 +227,8 @@ class GpuProgram:
 
     def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         e = self.executable
+        if self.info is not None:
+            current().begin(self.info)
         sizes = [inputs[i].shape.dims[d] for _, i, d in e.symbols]
         try:
             arena = self.pool.arena(max(self.arena_bytes(*sizes), 1))
@@ -366,6 +370,8 @@ class GpuProgram:
             values.append(value := self._array(shape))
             if value.nbytes:
                 self.driver.download(value.ctypes.data, address, value.nbytes)
+        if call.name == "collective-done":
+            return
         run_host_call(call, results, values)
         for address, value in zip(addresses, results):
             if value.nbytes:
@@ -376,8 +382,11 @@ class GpuProgram:
 
 
 def run_host_call(call: HostCall, outputs: list[np.ndarray], inputs: list[np.ndarray]) -> None:
-    """Call a registered function on arrays."""
-    HOST_CALLS[call.name](outputs, inputs, **json.loads(call.attrs))
+    """Call a registered function on arrays. A collective is done when it has been started: its results go to the device here."""
+    attributes = json.loads(call.attrs)
+    if call.name == "collective-start":
+        return HOST_CALLS["collective"](outputs, inputs, text=attributes["text"])
+    HOST_CALLS[call.name](outputs, inputs, **attributes)
 
 
 class _Device:
@@ -407,19 +416,29 @@ def compile_program(pool: DevicePool, module: Module, observe: Observe | None = 
         made.name = f"{made.name}.{len(PROFILED)}"
         PROFILED.append(made)
         return made
-    key = cache.fingerprint(module_text(module), target.key, config.get("DISABLE"))
-    if observe is None and not config.get("CHECK"):
-        data = cache.load(key)
-        if data is not None:
-            try:
-                return program(Executable.from_bytes(data), pool)
-            except (ValueError, OSError):
-                metrics.count("DiskCacheUnreadable")
-    if observe is None:
-        executable = compile_module(module, target)
-    else:
-        optimized = optimize(module, passes=passes_for(target), dump=lambda name, m, ms: name != "input" and observe(f"hlo:{name}", m))
-        executable = compile_module(optimized, target, optimize=False, dump=observe)
-    cache.store(key, executable.to_bytes())
-    return program(executable, pool)
+    text = module_text(module)
+    key = cache.fingerprint(text, target.key, config.get("DISABLE"))
+    made = _stored(key, pool, program) if observe is None and not config.get("CHECK") else None
+    if made is None:
+        if observe is None:
+            executable = compile_module(module, target)
+        else:
+            optimized = optimize(module, passes=passes_for(target), dump=lambda name, m, ms: name != "input" and observe(f"hlo:{name}", m))
+            executable = compile_module(optimized, target, optimize=False, dump=observe)
+        cache.store(key, executable.to_bytes())
+        made = program(executable, pool)
+    if any(call.name.startswith("collective") for call in made.executable.host_calls):
+        made.info = collective.Info(module, text)
+    return made
 
+
+def _stored(key: str, pool: DevicePool, program: type[GpuProgram]) -> GpuProgram | None:
+    """The program in the disk cache; None if there is none that this process can use."""
+    data = cache.load(key)
+    if data is None:
+        return None
+    try:
+        return program(Executable.from_bytes(data), pool)
+    except (ValueError, OSError):
+        metrics.count("DiskCacheUnreadable")
+        return None

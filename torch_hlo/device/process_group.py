@@ -70,9 +70,10 @@ class _Job:
 
 
 class ProcessLink:
-    """The Communicator of a process; see the module's docstring."""
+    """The Communicator of a process; see the module's docstring. GPUs exchange arrays by themselves (nccl.py)."""
 
     replicas = 1
+    own_process = True  # one device per process
 
     def __init__(self, world) -> None:
         self.world = world

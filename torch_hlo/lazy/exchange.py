@@ -25,9 +25,9 @@ LEGACY = 1  # DLPack's number of CUDA's default stream, and the driver's
 
 def location() -> tuple[int, int]:
     """DLPack's (type, number) of the device that arrays live on. Raises BufferError where others cannot reach them."""
-    kind, _, number = runtime.backend_name().partition(":")
+    kind = runtime.backend_name().partition(":")[0]
     if kind == "cuda":
-        return dlpack.CUDA, int(number or 0)
+        return dlpack.CUDA, _driver().number
     if kind in _HOST_BACKENDS:
         return dlpack.CPU, 0
     raise BufferError(f"TORCH_HLO_DEVICE={runtime.backend_name()}: its arrays are not in memory that DLPack can name; copy with .cpu()")
