@@ -692,6 +692,18 @@ class Kernel:
         """Scalar accumulators folded over the threads of a group."""
         return list(accs)
 
+    columns = 1  # neighbouring columns of an item whose threads have one each
+    slices = 1  # threads that share a column; `slice` is the number of this one
+    slice = "0"
+
+    def column(self, block: Index) -> Index:
+        """The column of an item, or of a thread of it."""
+        return block
+
+    def fold_slices(self, reducer, accs: Sequence[str]) -> list[str]:
+        """Scalar accumulators folded over the threads that share a column."""
+        return list(accs)
+
     def barrier(self) -> None:
         """What any thread of the group wrote before is seen by all after it."""
 

@@ -98,7 +98,7 @@ def _run(program, x: Instruction, computation: Computation) -> None:
 def _build(program, computation: Computation) -> _Code:
     if any(table.is_degenerate(x) for x in computation.instructions() if x.op == "reduce"):
         return _trivial(program, computation)
-    p = plan(computation, 1 if program.target.grid else lanes_for(program.target))
+    p = plan(computation, 1 if program.target.grid else lanes_for(program.target), program.target.grid)
     results = results_of(computation)
     every = tuple(range(len(results)))
     if p.style == "strided":

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from torch_hlo.compiler.codegen.index import ZERO, Index, combine, delinear, divide, linear, regroup
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.reducer import Reducer
-from torch_hlo.compiler.codegen.row_plan import LATE_CHUNKS, RowPlan
+from torch_hlo.compiler.codegen.row_plan import CHUNKS, RowPlan
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
 from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.hlo.dim import Size, ceildiv
@@ -22,7 +22,6 @@ from torch_hlo.hlo.ir import Computation, Instruction
 BLOCK = 4096  # elements summed into one set of accumulators before they are added to the next level: rounding errors stay small
 ROWS_BLOCK = 64  # the same for rows and other outer loops
 STASH_LIMIT = 8192  # elements of a row whose expensive values are kept on the stack between passes
-CHUNK_POINTS = 16384  # points that make a chunk of its own worth it
 
 
 class RowKernel(Kernel):
@@ -79,17 +78,18 @@ def _row_kernel(target, plan: RowPlan, leaves: Sequence[Instruction], outputs: i
 class Chunks:
     """How the rows of a "partial" plan are cut: `kept` × `count` items, `per` rows (or lanes, when `by_lanes`) each."""
 
-    def __init__(self, plan: RowPlan) -> None:
+    def __init__(self, plan: RowPlan, grid: bool) -> None:
+        limit, items, points = CHUNKS[grid]
         late_outer = next(iter(plan.late_kept.values())) if not plan.row_reduces else ()
         self.kept_dims = tuple(d for d in plan.outer if d in late_outer)
         self.rest_dims = tuple(d for d in plan.outer if d not in late_outer)
         self.kept = _product(plan.dims[d] for d in self.kept_dims)
         rest, length = _product(plan.dims[d] for d in self.rest_dims), _product(plan.inner_sizes())
         columns = any(set(k) & set(plan.inner) for k in plan.late_kept.values())
-        self.count = LATE_CHUNKS // 2
+        self.count = limit // 2
         if isinstance(plan.size, int):
-            most = max(1, min(LATE_CHUNKS, plan.size // CHUNK_POINTS))
-            self.count = max(1, min(most, 64 // self.kept)) if self.kept < 64 else 1
+            most = max(1, min(limit, plan.size // points))
+            self.count = max(1, min(most, items // self.kept)) if self.kept < items else 1
             if columns:
                 self.count = max(1, min(self.count, rest // 16))
         self.by_lanes = not columns and not plan.row_reduces and isinstance(rest, int) and rest < self.count
@@ -111,7 +111,7 @@ class RowEmitter:
         self.plan, self.results = plan, results_of(computation)
         self.reducers = {r: Reducer(r) for r in (*plan.row_reduces, *plan.late_reduces)}
         self.gtes = tuple_users(plan.order)
-        self.chunks = Chunks(plan) if plan.style == "partial" else None
+        self.chunks = Chunks(plan, target.grid) if plan.style == "partial" else None
         self.partials = {r: len(self.results) + n for n, r in self._partial_arrays()}
         self.partial_count = sum(len(self.reducers[r].stored_dtypes()) for r in plan.late_reduces)
         self.column_blocks = self._needs_column_blocks()

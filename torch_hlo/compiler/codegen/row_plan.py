@@ -23,7 +23,10 @@ STRIDED_ITEMS = 16  # blocks of columns that make a strided reduction worth its 
 STRIDED_LENGTH = 2048
 SHORT_ROW = 16  # rows up to this length are one lane each: a vector along them would be mostly empty, and folding its lanes the most work
 MANY_ROWS = 256
-LATE_CHUNKS = 32
+# Chunks of rows with partial results: (at most, items in all, points that make one worth it). On a grid an item is a group of threads, and hundreds keep it busy.
+CHUNKS = {False: (32, 64, 16384), True: (256, 512, 4096)}
+GRID_ROWS, GRID_ROW = 512, 8192  # fewer rows, each longer than this, are cut on a grid where only their folds are wanted
+GRID_COLUMNS = 32  # rows across memory whose threads are neighbours
 
 
 @dataclass(slots=True)
@@ -53,8 +56,9 @@ class RowPlan:
         return tuple(self.dims[d] for d in self.inner)
 
 
-def plan(computation: Computation, lanes: int = 1) -> RowPlan:
-    """The plan of a fusion's computation, which has at least one reduce. `lanes`: of the vectors that it will be written in."""
+def plan(computation: Computation, lanes: int = 1, grid: bool = False) -> RowPlan:
+    """The plan of a fusion's computation, which has at least one reduce. `lanes`: of the vectors that it will be written in; `grid`: for a target
+    whose kernels run on a grid of threads."""
     root = computation.root
     results = list(root.operands) if root.op == "tuple" else [root]
     order = postorder((root,))
@@ -67,7 +71,7 @@ def plan(computation: Computation, lanes: int = 1) -> RowPlan:
         return not x.shape.is_tuple and x.op != "get-tuple-element" and x.shape.size == size
 
     read_back = {r for x in order if is_full(x) for r in deps[x] if r is not x}
-    rows = kept[next(iter(read_back))] if read_back else _choose_rows(size, reduces, kept)
+    rows = kept[next(iter(read_back))] if read_back else _choose_rows(size, reduces, kept, grid)
     dims = _dimensions(size, order, reduces, kept, is_full)
     late = [r for r in reduces if kept[r] != rows]
     p = RowPlan(size, dims, "rows", (), (), [r for r in reduces if kept[r] == rows], late, order=order)
@@ -103,11 +107,11 @@ def _dependencies(order: list[Instruction]) -> dict[Instruction, set[Instruction
     return found
 
 
-def _choose_rows(size: Size, reduces: list[Instruction], kept: dict[Instruction, Intervals]) -> Intervals | None:
+def _choose_rows(size: Size, reduces: list[Instruction], kept: dict[Instruction, Intervals], grid: bool) -> Intervals | None:
     """Rows when nothing is read back: those of a reduction along the minor dimension, else None (chunks with partial results)."""
     roles = {kept[r] for r in reduces}
     for r in roles:
-        if r and r[0][0] != 1 and rows_fit(size, r):
+        if r and r[0][0] != 1 and rows_fit(size, r) and not (grid and len(roles) == 1 and _few_long(size, r)):
             return r
     if len(roles) == 1:
         (r,) = roles
@@ -116,6 +120,11 @@ def _choose_rows(size: Size, reduces: list[Instruction], kept: dict[Instruction,
             if isinstance(count, int) and count and count >= STRIDED_ITEMS * 64 and size // count <= STRIDED_LENGTH:
                 return r
     return None
+
+
+def _few_long(size: Size, rows: Intervals) -> bool:
+    count = _product(tuple(high // low for low, high in rows))
+    return isinstance(size, int) and isinstance(count, int) and 0 < count < GRID_ROWS and size // count > GRID_ROW
 
 
 def _dimensions(size: Size, order, reduces, kept, is_full) -> tuple[Size, ...]:

@@ -10,12 +10,20 @@ from collections.abc import Sequence
 from torch_hlo.compiler.codegen.index import Index, delinear, divide, linear, product, regroup
 from torch_hlo.compiler.codegen.reducer import Reducer
 from torch_hlo.compiler.codegen.row import ROWS_BLOCK, RowKernel, lanes_for, results_of, tuple_users
-from torch_hlo.compiler.codegen.row_plan import RowPlan
+from torch_hlo.compiler.codegen.row_plan import GRID_COLUMNS, RowPlan
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
 from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Computation, Instruction
 
 BLOCK_VECTORS = 4  # vectors of rows per item
+
+
+def _kernel(target, lanes: int, plan: RowPlan, width: Size, leaves: Sequence[Instruction], outputs: int) -> RowKernel:
+    if target.grid:
+        from torch_hlo.compiler.codegen.gpu.group import column_kernel
+
+        return column_kernel(target, plan, width, leaves, outputs)
+    return RowKernel(target, lanes, leaves, outputs)
 
 
 class StridedEmitter:
@@ -26,13 +34,13 @@ class StridedEmitter:
         self.reducers = {r: Reducer(r) for r in plan.row_reduces}
         self.gtes = tuple_users(plan.order)
         lanes = 1 if target.grid else lanes_for(target)  # neighbouring threads have neighbouring rows
-        self.k = RowKernel(target, lanes, computation.params, len(self.results))
-        self.majors, self.minors = self._split(lanes * BLOCK_VECTORS)
+        self.majors, self.minors = self._split(GRID_COLUMNS if target.grid else lanes * BLOCK_VECTORS)
         self.width = product(plan.dims[d] for d in self.minors)
+        self.k = _kernel(target, lanes, plan, self.width, computation.params, len(self.results))
         self.block = 1 if target.grid else lanes * BLOCK_VECTORS
         if isinstance(self.width, int):
             self.block = min(self.block, max(1, self.width))
-        self.blocks = ceildiv(self.width, self.block)
+        self.blocks = ceildiv(self.width, self.block * self.k.columns)
         self.accs: dict[Instruction, list[str]] = {}
 
     def _split(self, wanted: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -55,7 +63,7 @@ class StridedEmitter:
             majors = self.majors
             major, block = divide(item, self.blocks) if majors else (None, item)
             self.where = dict(zip(majors, delinear(major, tuple(plan.dims[d] for d in majors)))) if majors else {}
-            self.base = block * self.block
+            self.base = self.k.column(block * self.block)
             op = k.level.scalar.op
             left = op(f"sub i64 {k.size(self.width)}, {k.scalar(self.base)}")
             self.count = op(f"call i64 @llvm.smin.i64(i64 {left}, i64 {self.block})")
@@ -110,12 +118,16 @@ class StridedEmitter:
                 self._rows(lambda j: body(inside, j, accs))
                 return
             size = plan.dims[dims[0]]
-            if not blocked or isinstance(size, int) and size <= 2 * ROWS_BLOCK:
-                with k.loop("0", k.size(size), size, nonempty=isinstance(size, int)) as i:
+            slices = k.slices if dims == plan.inner else 1  # threads that share a column take turns along the first dimension
+            start = k.slice if slices > 1 else "0"
+            if not blocked or isinstance(size, int) and size <= 2 * ROWS_BLOCK * slices:
+                with k.loop(start, k.size(size), size, slices, nonempty=isinstance(size, int) and slices == 1) as i:
                     walk(dims[1:], {**inside, dims[0]: i}, accs)
                 return
             # Long sums are taken in blocks, so that they stay accurate.
-            with k.loop("0", k.size(size), size, ROWS_BLOCK, nonempty=False) as b:
+            if slices > 1:
+                start = k.level.scalar.op(f"mul i64 {start}, {ROWS_BLOCK}")
+            with k.loop(start, k.size(size), size, ROWS_BLOCK * slices, nonempty=False) as b:
                 below = {**accs, **{x: self._new(x) for x in blocked}}
                 first = k.scalar(b)
                 op = k.level.scalar.op
@@ -160,6 +172,8 @@ class StridedEmitter:
         k = self.k
         for x in due:
             r, slots = self.reducers[x], self.accs[x]
+            if k.slices > 1:
+                self._rows(lambda j, r=r, slots=slots: self._set(r, slots, j, k.fold_slices(r, self._get(r, slots, j))))
             if r.needs_initial():
                 self._rows(lambda j, r=r, slots=slots: self._set(r, slots, j, r.finish(k, self._get(r, slots, j))))
             k.bind_reduce(x, self.gtes.get(x, ()), lambda index, r=r, x=x, slots=slots: r.grouped(
@@ -204,9 +218,10 @@ class StridedEmitter:
         k, sizes = self.k, self.plan.outer_sizes()
 
         def body(j: Index) -> None:
-            for n in self.plan.row_outputs:
-                x = self.results[n]
-                k.store(k.outputs[n], x.shape.dtype, linear(self._row(j), sizes), self._row_value(x, j))
+            values = [self._row_value(self.results[n], j) for n in self.plan.row_outputs]
+            k.barrier()  # a result may lie in the memory of an operand
+            for n, value in zip(self.plan.row_outputs, values, strict=True):
+                k.store(k.outputs[n], self.results[n].shape.dtype, linear(self._row(j), sizes), value)
 
         if self.plan.row_outputs:
             self._rows(body)

@@ -24,9 +24,9 @@ class Exchange:
             return self._shuffled(e, kind, value, distance)
         return self._shared(e, number, kind, value, e.op(f"xor i64 %kernel.t, {distance}"))
 
-    def first(self, e: Emit, number: int, kind: str, value: str) -> str:
-        """The value of thread 0."""
-        return self._shared(e, number, kind, value, "0")
+    def first(self, e: Emit, number: int, kind: str, value: str, distance: int) -> str:
+        """The value of the first thread whose number differs by a multiple of the power of two `distance`."""
+        return self._shared(e, number, kind, value, "0" if distance == 1 else e.op(f"and i64 %kernel.t, {distance - 1}"))
 
     def _shared(self, e: Emit, number: int, kind: str, value: str, thread: str) -> str:
         memory = "i8" if kind == "i1" else kind

@@ -1,22 +1,27 @@
-"""Kernels whose rows are walked by a group of threads: the row emitter's passes, with lanes spread over threads.
+"""Kernels whose rows are walked by a group of threads: the row emitters' passes, with a row's elements spread over threads.
 
-A `lane_loop` gives each thread every `threads`-th vector. What is folded over lanes is then folded over the group's threads in a fixed
+Rows along memory (RowGroup): a `lane_loop` gives each thread every `threads`-th vector. What is folded over lanes is then folded over the group's threads in a fixed
 order (a butterfly: registers of a warp are exchanged directly, those of different warps through shared memory), so every thread has the
 same sum and results do not depend on chance. Barriers stand where all threads of the group come by.
+
+Rows across memory (ColumnGroup): 32 neighbouring threads have neighbouring rows, and a few such slices of threads take turns along them.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from torch_hlo.compiler.codegen.gpu.exchange import Exchange
-from torch_hlo.compiler.codegen.index import variable
+from torch_hlo.compiler.codegen.index import Index, of, variable
 from torch_hlo.compiler.codegen.kernel import parent_splat
 from torch_hlo.compiler.codegen.row import RowKernel
-from torch_hlo.compiler.codegen.row_plan import RowPlan
+from torch_hlo.compiler.codegen.row_plan import GRID_COLUMNS, RowPlan
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction
 
 MOST_THREADS = 256
+LONG_ROW, LONG_THREADS = 8192, 512  # elements of a row that more threads walk
+MOST_SLICES = 32
+BUSY_THREADS = 1 << 16  # that a device should have
 SHORT_ROW = 32  # elements: one thread walks such a row alone
 
 
@@ -34,9 +39,27 @@ def row_kernel(target, plan: RowPlan, leaves: Sequence[Instruction], outputs: in
     threads = 128
     if isinstance(last, int):
         threads = 32
-        while threads < MOST_THREADS and threads * lanes < last:
+        most = LONG_THREADS if isinstance(length, int) and length >= LONG_ROW else MOST_THREADS
+        while threads < most and threads * lanes < last:
             threads *= 2
-    return GroupKernel(target, lanes, leaves, outputs, max(threads, target.warp))
+    return RowGroup(target, lanes, leaves, outputs, max(threads, target.warp))
+
+
+def column_kernel(target, plan: RowPlan, width: Size, leaves: Sequence[Instruction], outputs: int) -> RowKernel:
+    """The kernel of rows across memory, `width` neighbours: a thread per row where they are short or do not fill groups, else a group per 32 of them."""
+    length = plan.dims[plan.inner[0]]
+    rows = plan.outer_sizes()
+    if not (isinstance(width, int) and width % GRID_COLUMNS == 0 and isinstance(length, int) and length >= 16):
+        return RowKernel(target, 1, leaves, outputs)
+    total: Size = 1
+    for size in rows:
+        total = total * size
+    slices = 8
+    while slices < MOST_SLICES and isinstance(total, int) and total * slices < BUSY_THREADS and slices * 16 <= length:
+        slices *= 2
+    while slices * 4 > length:
+        slices //= 2
+    return ColumnGroup(target, leaves, outputs, slices)
 
 
 class GroupKernel(RowKernel):
@@ -46,6 +69,30 @@ class GroupKernel(RowKernel):
         super().__init__(target, lanes, leaves, outputs)
         self.threads = threads
         self.exchange = Exchange(target, threads)
+
+    def fold(self, reducer, accs: Sequence[str], distance: int) -> list[str]:
+        """Scalar accumulators folded over the threads whose numbers differ by multiples of `distance`; all of them get the result."""
+        accs = list(accs)
+        e, kinds = self.level.scalar, reducer.kinds
+        first = distance
+        while distance < self.threads:
+            others = [self.exchange.other(e, n, kind, v, distance) for n, (kind, v) in enumerate(zip(kinds, accs, strict=True))]
+            accs = reducer.combine(self, accs, others)
+            distance *= 2
+        if reducer.op is None:  # both sides of an exchange need not agree when the reducer is not quite commutative
+            accs = [self.exchange.first(e, n, kind, v, first) for n, (kind, v) in enumerate(zip(kinds, accs, strict=True))]
+        return accs
+
+    def barrier(self) -> None:
+        self.level.lines.append(f"  {self.unit.target.family.barrier}")
+
+    def define(self, program, name: str) -> str:
+        self.unit.declare(program)
+        return program.group_function(name, self.exchange.declarations() + self.text(name), self.threads)
+
+
+class RowGroup(GroupKernel):
+    """A group per row."""
 
     def lane_loop(self, low, high, extent, body, unroll=1, carry=(), aligned=False, compact=False) -> list[list[str]]:
         """Vectors `low + lanes * thread`, and every `threads`-th after it. The range is a multiple of `lanes`."""
@@ -66,26 +113,28 @@ class GroupKernel(RowKernel):
 
     def fold_threads(self, reducer, accs: Sequence[str]) -> list[str]:
         """Scalar accumulators folded over the group; every thread gets the result."""
-        accs = list(accs)
-        e = self.level.scalar
-        distance = 1
-        while distance < self.threads:
-            others = [self.exchange.other(e, n, kind, v, distance) for n, (kind, v) in enumerate(zip(reducer.kinds, accs, strict=True))]
-            accs = reducer.combine(self, accs, others)
-            distance *= 2
-        if reducer.op is None:  # both sides of an exchange need not agree when the reducer is not quite commutative
-            accs = [self.exchange.first(e, n, kind, v) for n, (kind, v) in enumerate(zip(reducer.kinds, accs, strict=True))]
-        return accs
+        return self.fold(reducer, accs, 1)
 
     @property
     def workers(self) -> int:
         return self.threads
 
-    def barrier(self) -> None:
-        self.level.lines.append(f"  {self.unit.target.family.barrier}")
 
-    def define(self, program, name: str) -> str:
-        self.unit.declare(program)
-        return program.group_function(name, self.exchange.declarations() + self.text(name), self.threads)
+class ColumnGroup(GroupKernel):
+    """A group per 32 neighbouring rows; `slices` threads share one."""
 
+    columns = GRID_COLUMNS
 
+    def __init__(self, target, leaves: Sequence[Instruction], outputs: int, slices: int) -> None:
+        super().__init__(target, 1, leaves, outputs, GRID_COLUMNS * slices)
+        self.slices = slices
+        op = self.level.scalar.op
+        self.slice = op(f"udiv i64 %kernel.t, {GRID_COLUMNS}")
+        self._column = variable("loop", (op(f"urem i64 %kernel.t, {GRID_COLUMNS}"),), GRID_COLUMNS, 0)
+        self._names[self._column] = self._column.payload[0]
+
+    def column(self, block: Index) -> Index:
+        return block * GRID_COLUMNS + of(self._column)
+
+    def fold_slices(self, reducer, accs: Sequence[str]) -> list[str]:
+        return self.fold(reducer, accs, GRID_COLUMNS)
