@@ -33,6 +33,7 @@ class Worker:
     def __init__(self, engine: str, workload: str, threads: int, cache: str, python: str) -> None:
         env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "inductor"), TORCH_HLO_CACHE=os.path.join(cache, "hlo"), PJRT_DEVICE="CPU")
         os.makedirs(env["TORCH_HLO_CACHE"], mode=0o700, exist_ok=True)
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its byte code: compiling Python files is no part of a cold start
         self.log = tempfile.TemporaryFile("w+")
         command = [python, "-m", "benchmarks.worker", engine, workload, str(threads)]
         if engine == "jax":
