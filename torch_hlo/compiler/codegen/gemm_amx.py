@@ -23,6 +23,7 @@ K_BLOCK = 1024
 K_TRANSPOSED = 8192  # up to here C may be written transposed
 B_ELEMENTS = 1 << 19  # packed elements of a block of B: 1 MB of L2
 COLUMNS = 512
+TOGETHER = 4  # panels
 LOCAL_LD = COLUMNS + 16  # elements between the rows of a tile of sums in scratch memory
 _PAIRS = Tile("i32", 4, 16, 16, 1)
 _FLOATS = Tile("float", 4, 16, 16, 1)
@@ -242,27 +243,38 @@ class AmxGemm:
         return f.max(f.min(fits, most), BLOCK)
 
     def _transposed_blocks(self, f: Function) -> None:
+        """Panels of A are packed a few at a time, so that rows of C are written in longer pieces."""
         kernel = self._function(micro_transposed, "micro_amx_transposed")
         steps = f.ceildiv("%k", BLOCK)
         panel = f.mul(steps, STEP_BYTES)
         columns = self._columns(f, "%k", 1 << 20)
+        group = f.min(f.max(f.div(K_TRANSPOSED, f.mul(steps, BLOCK)), 1), TOGETHER)
         sums = f.gep("i8", "%scratch", self.packing_bytes)
         with f.loop("%n0", "%n1", columns) as j0:
             j1 = f.min(f.add(j0, columns), "%n1")
-            with f.loop("%tile0", "%tile1") as i:
-                row = f.mul(i, BLOCK)
-                rows = f.sub("%m", row)
-                self._pack(f, 0, f.gep("i16", "%A", f.mul(row, "%a_free")), "%a_free", "%a_k", "%k", rows, "%scratch")
+            with f.while_([("i64", "%tile0")]) as groups:
+                (first,) = groups.vars
+                f.break_if(groups, f.icmp("sge", first, "%tile1"))
+                last = f.min(f.add(first, group), "%tile1")
+                start = f.mul(first, BLOCK)
+                with f.loop(first, last) as i:
+                    row = f.mul(i, BLOCK)
+                    to = f.gep("i8", "%scratch", f.mul(f.sub(i, first), panel))
+                    self._pack(f, 0, f.gep("i16", "%A", f.mul(row, "%a_free")), "%a_free", "%a_k", "%k", f.sub("%m", row), to)
                 with f.loop(j0, j1, BLOCK) as j:
-                    b = f.gep("i8", "%B", f.mul(f.div(j, BLOCK), panel))
-                    left = f.sub(j1, j)
-                    if self.epilogue is None:
-                        c, ldc = f.gep("float", "%C", f.add(f.mul(j, "%ldc"), row)), "%ldc"
-                    else:
-                        c, ldc = sums, BLOCK
-                    f.call("void", kernel, "ptr %scratch", f"ptr {b}", f"i64 {steps}", f"ptr {c}", f"i64 {ldc}", f"i64 {rows}", f"i64 {left}")
+                    b, left = f.gep("i8", "%B", f.mul(f.div(j, BLOCK), panel)), f.sub(j1, j)
+                    with f.loop(first, last) as i:
+                        row = f.mul(i, BLOCK)
+                        a = f.gep("i8", "%scratch", f.mul(f.sub(i, first), panel))
+                        if self.epilogue is None:
+                            c, ldc = f.gep("float", "%C", f.add(f.mul(j, "%ldc"), row)), "%ldc"
+                        else:
+                            c, ldc = f.gep("float", sums, f.sub(row, start)), LOCAL_LD
+                        f.call("void", kernel, f"ptr {a}", f"ptr {b}", f"i64 {steps}", f"ptr {c}", f"i64 {ldc}", f"i64 {f.sub('%m', row)}", f"i64 {left}")
                     if self.epilogue is not None:
-                        self.epilogue.call(f, f.add("%first_row", j), f.min(left, BLOCK), row, f.min(rows, BLOCK), sums, BLOCK)
+                        count = f.sub(f.min(f.mul(last, BLOCK), "%m"), start)
+                        self.epilogue.call(f, f.add("%first_row", j), f.min(left, BLOCK), start, count, sums, LOCAL_LD)
+                groups.next = [last]
 
     def _packed_blocks(self, f: Function) -> None:
         steps = f.ceildiv("%k", BLOCK)
