@@ -174,7 +174,7 @@ def plot(all_results: dict[str, dict], engines: list[str], ours: str, path: str)
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", default="core", help="comma-separated names, or core, models")
-    parser.add_argument("--engines", default="eager,inductor,hlo", help="of eager, inductor, hlo, hlo_compile")
+    parser.add_argument("--engines", default="eager,inductor,hlo", help="of eager, inductor, hlo, hlo_captured (torch_hlo.compile of the whole step), hlo_compile")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=3, help="steps before measuring")
     parser.add_argument("--slice", type=float, default=0.5, help="seconds per engine and round")

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import torch_hlo
+from torch_hlo.lowering.graph import Node
 
 
 def test_replayed_without_tracing():
@@ -127,3 +128,73 @@ def test_result_that_needs_gradients():
     w = torch.ones(3, device="hlo", requires_grad=True)
     with pytest.raises(RuntimeError, match="needs gradients"):
         torch_hlo.compile(lambda x: x * w)(torch.ones(3).to("hlo"))
+
+
+def no_recording(monkeypatch):
+    """From here on, recording an op is an error."""
+
+    def refuse(self, *args, **kwargs):
+        raise AssertionError(f"recorded {args[0]}")
+
+    monkeypatch.setattr(Node, "__init__", refuse)
+
+
+def test_replays_record_nothing(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 8), nn.LayerNorm(8), nn.Linear(8, 10))
+    twin = copy.deepcopy(model).to("hlo")
+
+    def make(m):
+        optimizer = torch.optim.AdamW(m.parameters(), lr=1e-2, fused=True)
+
+        def train(x, y):
+            loss = nn.functional.cross_entropy(m(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return train
+
+    reference, fast = make(model), torch_hlo.compile(make(twin))
+    batches = [(torch.randint(10, (6,)), torch.randint(10, (6,))) for _ in range(8)]
+    given = [(x.to("hlo"), y.to("hlo")) for x, y in batches]
+    losses = [fast(*b) for b in given[:4]]
+    with monkeypatch.context() as m:
+        no_recording(m)
+        losses += [fast(*b) for b in given[4:]]
+    torch.testing.assert_close(torch.stack([x.cpu() for x in losses]), torch.stack([reference(*b) for b in batches]), rtol=1e-4, atol=1e-5)
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(q.detach().cpu(), p.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_replays_leave_copies_alone(monkeypatch):
+    @torch_hlo.compile
+    def fn(x, y):
+        x.mul_(2)
+        return x + y
+
+    x, y = torch.arange(4.0).to("hlo"), torch.ones(4).to("hlo")
+    for _ in range(4):
+        fn(x, y)
+    before = x.cpu()
+    with monkeypatch.context() as m:
+        no_recording(m)
+        first = fn(x, y)
+    copied = x.detach().clone()  # shares x's array until one of them is written to
+    second = fn(x, y)
+    assert copied.tolist() == (2 * before).tolist()
+    assert first.tolist() == (2 * before + 1).tolist() and second.tolist() == (4 * before + 1).tolist()
+    third = fn(x, x.detach().clone())  # two arguments with one array
+    assert third.tolist() == (12 * before).tolist() and copied.tolist() == (2 * before).tolist()
+    x.add_(1)  # recorded before the replay, so part of what it sees
+    assert fn(x, y).tolist() == (2 * (8 * before + 1) + 1).tolist()
+
+
+def test_labels_are_checked_while_captured():
+    @torch_hlo.compile
+    def fn(x, y):
+        return nn.functional.cross_entropy(x, y)
+
+    with pytest.raises(IndexError, match="out of bounds"):
+        fn(torch.randn(4, 3).to("hlo"), torch.tensor([0, 1, 2, 3]).to("hlo"))

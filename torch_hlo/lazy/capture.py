@@ -8,8 +8,8 @@
         optimizer.step()
         return loss.detach()
 
-A replay runs none of the function's Python: the recorded graph is repeated on the tensors' present values (arguments, parameters, optimizer
-state, gradients), with new random numbers, and becomes a step. What differs between two traced calls cannot be replayed: a number computed
+A replay runs none of the function's Python and records nothing: the program is launched on the tensors' present values (arguments, parameters,
+optimizer state, gradients), with new random numbers. What differs between two traced calls cannot be replayed: a number computed
 in Python (a learning rate schedule), data uploaded inside, another graph. With `full_graph=True` that is an error which names the
 line, as is needing a value (`.item()`, `print`); with `full_graph=False` such a function is simply traced at each call.
 """
@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo.lazy import dispatch, engine, explain, generator
 from torch_hlo.lazy.fingerprint import Graph, collect
-from torch_hlo.lazy.storage import Array, Number, Storage, pending_storages
+from torch_hlo.lazy.storage import Array, Number, Storage, pending, pending_storages
 from torch_hlo.lazy.tensor import HloTensor, make
 from torch_hlo.lowering.graph import Node, Out
 
@@ -55,8 +55,8 @@ class Captured:
         trace = self.ready.get(key)
         if trace is not None:
             inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
-            if trace.alive() and len({id(s) for s in inputs}) == len(inputs):
-                return trace.replay(inputs)
+            if len({id(s) for s in inputs}) == len(inputs) and (storages := trace.storages(inputs)) is not None:
+                return trace.replay(storages)
             del self.ready[key], self.traces[key]  # a tensor that it reads or writes is gone
         result, trace = self._trace(flat, args, kwargs)
         if trace is not None:
@@ -145,7 +145,7 @@ class Trace:
         arguments = {id(s): i for i, s in enumerate(inputs)}
         storages = [s for s in pending_storages() if type(s.value) is Out and s.value.array is None]
         outs = {(id(s.value.node), s.value.index): s.value for s in storages}
-        self.graph: Graph = collect(list(outs.values()))
+        self.graph: Graph = collect(sorted(outs.values(), key=lambda out: (out.node.serial, out.index)))  # as a step orders its results
         self.offset, self.drawn = offset, generator.default.get_offset() - offset
         flat, self.form = pytree.tree_flatten(result)
         self.results = []
@@ -175,11 +175,31 @@ class Trace:
         self.leaves = [_origin(leaf, arguments) for leaf in self.graph.leaves]
         self.random = _random_numbers(self.graph)
         self.numbers = [n.value for n in self.graph.numbers]
+        # For replays: the distinct places, and where leaves, outputs and results are among them.
+        places = {p: i for i, p in enumerate(dict.fromkeys(p for p in [*self.leaves, *[p for p, _ in self.outputs], *[r[0] for r in self.results]]
+                                                           if p[0] in ("argument", "storage", "new")))}  # fmt: skip
+        self.places = list(places)
+        self.leaf_at = [places.get(p, -1) for p in self.leaves]
+        self.output_at = [places[p] for p, _ in self.outputs]
+        self.result_at = [places.get(r[0], -1) for r in self.results]
+        order = {(id(o.node), o.index): i for i, o in enumerate(self.graph.outputs)}
+        self.output_of = [order[id(o.node), o.index] for _, o in self.outputs]
+        self.programs: dict = {}
 
-    def alive(self) -> bool:
-        """True if every tensor that the call read or wrote still exists."""
-        places = [*self.leaves, *[p for p, _ in self.outputs], *[r[0] for r in self.results]]
-        return all(x() is not None for kind, x in places if kind == "storage")
+    def storages(self, inputs: list[Storage]) -> list[Storage | None] | None:
+        """The storages of `places` (None for one that a replay makes); None if a tensor that the call read or wrote is gone."""
+        found = []
+        for kind, x in self.places:
+            if kind == "argument":
+                found.append(inputs[x])
+            elif kind == "new":
+                found.append(None)
+            else:
+                storage = x()
+                if storage is None:
+                    return None
+                found.append(storage)
+        return found
 
     def difference(self, before: Trace) -> str | None:
         """Why this call and the one before are not the same program on the same tensors; None if they are."""
@@ -207,28 +227,44 @@ class Trace:
                 return f"{n.target} at {n.source or 'an unknown line'}"
         return "an operation"
 
-    def replay(self, inputs: list[Storage]):
-        """Record the graph again on present values, give storages their new values, and cut the step."""
+    def replay(self, storages: list[Storage | None]):
+        """Compute again on present values, and give storages their new ones. `storages`: see the method of this name; changed."""
         current = engine.current()
-        first = generator.default.get_offset()
-        seed = generator.default.initial_seed()
+        if pending():
+            current.mark_step()
+        leaves = [origin[1] if at < 0 else storages[at].value for at, origin in zip(self.leaf_at, self.leaves)]
+        numbers = self._numbers()
+        for i, (kind, x) in enumerate(self.places):
+            if kind == "new":
+                storages[i] = Storage(Array(self.new_metas[x].hlo, None), self.new_metas[x])  # its value comes with the launch
+        again = getattr(current, "run_again", None)
+        outputs = [storages[i] for i in self.output_at]
+        if again is None or not again(self.graph, leaves, numbers, outputs, self.output_of, self.programs):
+            self._record(leaves, numbers, outputs)
+            current.mark_step()
+        results = []
+        for (where, _, meta, view), at in zip(self.results, self.result_at):
+            results.append(where[1] if at < 0 else make(meta, storages[at], view))
+        return pytree.tree_unflatten(results, self.form)
+
+    def _numbers(self) -> list[Number]:
+        """The numbers of a replay: those of the trace, and the generator's."""
+        if not self.random:
+            return self.graph.numbers
+        first, seed = generator.default.get_offset(), generator.default.initial_seed()
         generator.default.set_offset(first + self.drawn)
-
-        def place(where):
-            kind, x = where
-            return inputs[x] if kind == "argument" else x()
-
-        values: dict[int, object] = {}
-        for leaf, origin in zip(self.graph.leaves, self.leaves):
-            values[id(leaf)] = origin[1] if origin[0] == "constant" else place(origin).value
-        for i, number in enumerate(self.graph.numbers):
-            kind = self.random.get(i)
+        numbers = list(self.graph.numbers)
+        for i, kind in self.random.items():
             if kind == "seed":
-                values[id(number)] = Number(seed - (1 << 64) if seed >> 63 else seed, "s64")
-            elif kind == "offset":
-                values[id(number)] = Number(number.value - self.offset + first, "s64")
+                numbers[i] = Number(seed - (1 << 64) if seed >> 63 else seed, "s64")
             else:
-                values[id(number)] = number
+                numbers[i] = Number(numbers[i].value - self.offset + first, "s64")
+        return numbers
+
+    def _record(self, leaves: list[Array], numbers: list[Number], outputs: list[Storage]) -> None:
+        """Record the graph on these leaves and numbers, as the pending values of `outputs`."""
+        values: dict[int, object] = dict(zip(map(id, self.graph.leaves), leaves))
+        values.update(zip(map(id, self.graph.numbers), numbers))
         made: dict[int, Node] = {}
 
         def value(x):
@@ -244,18 +280,8 @@ class Trace:
         for n in self.graph.nodes:
             made[id(n)] = Node(n.target, tuple([value(a) for a in n.args]), {k: value(v) for k, v in n.kwargs.items()} if n.kwargs else n.kwargs, n.outs, n.source)
         shared: dict[tuple[int, int], Out] = {}
-        new: list[Storage | None] = [None] * len(self.new_metas)
-        for where, out in self.outputs:
-            fresh = shared.setdefault((id(out.node), out.index), Out(made[id(out.node)], out.index))
-            if where[0] == "new":
-                new[where[1]] = Storage(fresh, self.new_metas[where[1]])
-            else:
-                place(where).replace(fresh)
-        results = []
-        for where, _, meta, view in self.results:
-            results.append(where[1] if where[0] == "value" else make(meta, new[where[1]] if where[0] == "new" else place(where), view))
-        current.mark_step()
-        return pytree.tree_unflatten(results, self.form)
+        for (_, out), storage in zip(self.outputs, outputs):
+            storage.replace(shared.setdefault((id(out.node), out.index), Out(made[id(out.node)], out.index)))
 
 
 def _origin(leaf: Array, arguments: dict[int, int]) -> tuple:

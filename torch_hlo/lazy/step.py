@@ -290,7 +290,45 @@ def _cut(bindings: list[Binding], donate: bool) -> tuple[Graph, list[int], tuple
     places = [order[b[0]] for b in bindings]
     graph = collect(list(distinct.values()))
     dead = _dead(graph.leaves) if donate else ()
-    return graph, places, dead, _aliases(graph, dead, bindings, places)
+    return graph, places, dead, _aliases(graph, graph.leaves, dead, bindings, places)
+
+
+def run_again(
+    graph: Graph, leaves: Sequence[Array], numbers: Sequence[Number], storages: Sequence[Storage], places: Sequence[int], known: dict[tuple[int, ...], Compiled]
+) -> bool:
+    """Launch a graph that ran before on other arrays and numbers; storage i gets output `places[i]`. Nothing may be pending. `known`: the caller's memory
+    of the programs by which leaves die. False, and nothing done, where the step has to be recorded."""
+    executor.throttle()
+    with LOCK:
+        _surface()
+        if spmd.active:
+            return False
+        given = set(map(id, storages))
+        dead = []
+        for i, leaf in enumerate(leaves):
+            for owner in leaf.owners:
+                storage = owner()
+                if storage is not None and storage.value is leaf and id(storage) not in given:
+                    break
+            else:
+                if leaf.owners:
+                    dead.append(i)
+        if len(set(map(id, leaves))) < len(leaves):
+            return False  # one array in two places: donating one would overwrite the other
+        bindings = [(place, i, s, s.value, ref(s)) for i, (s, place) in enumerate(zip(storages, places))]
+        compiled = known.get(died := tuple(dead))
+        if compiled is None:  # a graph that has run cannot be compiled again: its values look like inputs
+            compiled = _CACHE.get(_key(graph, _aliases(graph, leaves, died, bindings, places)))
+            if compiled is None:
+                return False
+            known[died] = compiled
+        if not executor.streams(compiled.program, [leaf_buffer(leaf) for leaf in leaves], compiled.aliases):
+            return False
+        metrics.count("MarkStep")
+        metrics.count("CachedCompile")
+        metrics.record("TensorsGraphSize", len(graph.nodes), "")
+        launch(compiled, leaves, numbers, bindings, places, None)
+    return True
 
 
 def pending_step() -> tuple[Module, list[Buffer]]:
@@ -317,7 +355,7 @@ def _submit(bindings: list[Binding], donate: bool) -> None:
         log.say(2, f"{plan.compiled.name}: {plan.size} ops, cut {(traced - start) * 1e3:.2f} ms, submit {(end - traced) * 1e3:.2f} ms")
 
 
-def _aliases(graph: Graph, dead: Sequence[int], bindings: list[Binding], places: list[int]) -> tuple[tuple[int, int], ...]:
+def _aliases(graph: Graph, leaves: Sequence[Array], dead: Sequence[int], bindings: list[Binding], places: list[int]) -> tuple[tuple[int, int], ...]:
     """(output, leaf) pairs: leaves that die with this step (`dead`) give their memory to an output of the same shape, rather to the one that
     overwrites the same storage. Part of the program's key."""
     if not dead:
@@ -328,7 +366,7 @@ def _aliases(graph: Graph, dead: Sequence[int], bindings: list[Binding], places:
     aliases = []
     rest = []
     for i in dead:
-        leaf = graph.leaves[i]
+        leaf = leaves[i]
         for owner in leaf.owners:
             place = heirs.get(id(owner()))
             if place in free and shapes[place] == leaf.shape:
@@ -341,7 +379,7 @@ def _aliases(graph: Graph, dead: Sequence[int], bindings: list[Binding], places:
     for place in reversed(free):
         by_shape.setdefault(shapes[place], []).append(place)
     for i in rest:
-        places_left = by_shape.get(graph.leaves[i].shape)
+        places_left = by_shape.get(leaves[i].shape)
         if places_left:
             aliases.append((places_left.pop(), i))
     return tuple(sorted(aliases))
@@ -350,8 +388,12 @@ def _aliases(graph: Graph, dead: Sequence[int], bindings: list[Binding], places:
 # ---- programs
 
 
+def _key(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> tuple:
+    return (graph.key, aliases, runtime.backend_name(), config.get("DISABLE"))
+
+
 def _program(graph: Graph, aliases: tuple[tuple[int, int], ...], dead: tuple[int, ...], where: spmd.Placement | None) -> Compiled:
-    key = (graph.key, aliases, runtime.backend_name(), config.get("DISABLE"))
+    key = _key(graph, aliases)
     if where is not None:
         return _partitioned(graph, aliases, (*key, where))
     found = _CACHE.get(key)

@@ -190,7 +190,8 @@ def peek(tensor: HloTensor) -> torch.Tensor | None:
     storage = tensor._storage
     if type(storage.value) is Out:
         return None
-    base = engine.current().materialize([make(storage.meta, storage)])[0]
+    current = engine.current()
+    base = getattr(current, "inner", current).materialize([make(storage.meta, storage)])[0]  # while a function is captured, too: see capture.py
     chain = []
     view = tensor._view
     while view is not None:
