@@ -3,6 +3,7 @@
     python -m benchmarks                                    # everything that is installed
     python -m benchmarks --workloads gpt_train,softmax --engines eager,hlo --rounds 9
     python -m benchmarks --torch-xla OTHER_VENV/bin/python  # PyTorch/XLA from another environment
+    python -m benchmarks --device cuda --workloads gpu      # the same engines on an NVIDIA GPU
     python -m benchmarks --jax OTHER_VENV/bin/python        # XLA as JAX ships it, on the recorded step of each workload (see xla.py)
 
 Each pair runs in a process of its own, so that cold start and peak memory are its own; rounds go A B C A B C, so that a noisy
@@ -21,21 +22,24 @@ import tempfile
 import time
 
 from benchmarks import xla
+from benchmarks.gpu import CPU_TOO, GPU
 from benchmarks.models import MODELS
 from benchmarks.workloads import WORKLOADS
 
-GROUPS = {"models": MODELS, "core": [name for name in WORKLOADS if name not in MODELS]}
+GROUPS = {"models": MODELS, "gpu": GPU, "core": [name for name in WORKLOADS if name not in MODELS and (name not in GPU or name in CPU_TOO)]}
 
 
 class Worker:
     """A running benchmarks.worker, or benchmarks.xla in another interpreter; `failed` is the reason when it died."""
 
-    def __init__(self, engine: str, workload: str, threads: int, cache: str, python: str) -> None:
+    def __init__(self, engine: str, workload: str, threads: int, cache: str, python: str, device: str) -> None:
         env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "inductor"), TORCH_HLO_CACHE=os.path.join(cache, "hlo"), PJRT_DEVICE="CPU")
         os.makedirs(env["TORCH_HLO_CACHE"], mode=0o700, exist_ok=True)
+        if device == "cuda":  # XLA takes most of a GPU's memory when it starts, unless told not to
+            env.update(TORCH_HLO_DEVICE="cuda", PJRT_DEVICE="CUDA", XLA_PYTHON_CLIENT_PREALLOCATE="false")
         env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its byte code: compiling Python files is no part of a cold start
         self.log = tempfile.TemporaryFile("w+")
-        command = [python, "-m", "benchmarks.worker", engine, workload, str(threads)]
+        command = [python, "-m", "benchmarks.worker", engine, workload, str(threads), device]
         if engine == "jax":
             step = os.path.join(cache, "step")
             if not os.path.exists(step):
@@ -83,11 +87,11 @@ def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict
     with tempfile.TemporaryDirectory() as cache:
         for engine in engines:
             python = {"torch_xla": args.torch_xla, "jax": args.jax}.get(engine, sys.executable)
-            cold = Worker(engine, workload, args.threads, cache, python)
+            cold = Worker(engine, workload, args.threads, cache, python, args.device)
             results[engine] = {"cold_s": cold.ready.get("first_step")}
             if args.warm and not cold.failed:
                 cold.quit()
-                warm = Worker(engine, workload, args.threads, cache, python)
+                warm = Worker(engine, workload, args.threads, cache, python, args.device)
                 results[engine]["warm_s"] = warm.ready.get("first_step")
                 cold = warm
             workers.append(cold)
@@ -173,8 +177,9 @@ def plot(all_results: dict[str, dict], engines: list[str], ours: str, path: str)
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", default="core", help="comma-separated names, or core, models")
-    parser.add_argument("--engines", default="eager,inductor,hlo", help="of eager, inductor, hlo, hlo_captured (torch_hlo.compile of the whole step), hlo_compile")
+    parser.add_argument("--workloads", default="core", help="comma-separated names, or core, models, gpu")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where all engines compute")
+    parser.add_argument("--engines", default="eager,inductor,hlo", help="of eager, inductor, hlo, hlo_compile")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=3, help="steps before measuring")
     parser.add_argument("--slice", type=float, default=0.5, help="seconds per engine and round")

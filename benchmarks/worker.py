@@ -1,6 +1,6 @@
 """One engine running one workload in a process of its own, told by lines on stdin what to do.
 
-    python -m benchmarks.worker ENGINE WORKLOAD THREADS   ->   {"ready": …}, then for each "steps N" line {"seconds": [...]}, "quit" ends it.
+    python -m benchmarks.worker ENGINE WORKLOAD THREADS DEVICE   ->   {"ready": …}, then for each "steps N" line {"seconds": [...]}, "quit" ends it.
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import time
 
 
-def engine_hlo(make):
+def engine_hlo(make, device):
     import torch_hlo
 
     w = make("hlo")
@@ -23,29 +23,29 @@ def engine_hlo(make):
     return step, lambda: torch_hlo.sync(), w
 
 
-def engine_hlo_captured(make):
-    import torch_hlo
-
-    w = make("hlo")
-    return torch_hlo.compile(w.step), torch_hlo.sync, w
-
-
 def _compiled(backend):
-    def engine(make):
+    def engine(make, device):
         import torch
 
-        w = make("cpu")
-        return w.compiled(lambda f: torch.compile(f, backend=backend)), lambda: None, w
+        w = make(device)
+        return w.compiled(lambda f: torch.compile(f, backend=backend)), _waiting(device), w
 
     return engine
 
 
-def engine_eager(make):
-    w = make("cpu")
-    return w.step, lambda: None, w
+def engine_eager(make, device):
+    w = make(device)
+    return w.step, _waiting(device), w
 
 
-def engine_torch_xla(make):
+def _waiting(device):
+    """What waits for PyTorch's own work on a device."""
+    import torch
+
+    return torch.cuda.synchronize if device == "cuda" else lambda: None
+
+
+def engine_torch_xla(make, device):
     import torch_xla.core.xla_model as xm
 
     w = make("xla")
@@ -62,24 +62,24 @@ ENGINES = {
     "eager": engine_eager,
     "inductor": _compiled("inductor"),
     "hlo": engine_hlo,
-    "hlo_captured": engine_hlo_captured,
     "hlo_compile": _compiled("hlo"),
     "torch_xla": engine_torch_xla,
 }
 
 
 def main() -> None:
-    engine, name, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    engine, name, threads, device = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     out, sys.stdout = sys.stdout, sys.stderr
     import torch
 
     torch.set_num_threads(threads)
     if engine.startswith("hlo"):
         import torch_hlo  # noqa: F401  (an import is no part of the first step)
-    import benchmarks.models  # noqa: F401  (its rows)
+    import benchmarks.gpu
+    import benchmarks.models  # noqa: F401  (their rows)
     from benchmarks.workloads import WORKLOADS
 
-    step, wait, w = ENGINES[engine](WORKLOADS[name])
+    step, wait, w = ENGINES[engine](WORKLOADS[name], device)
     wait()
     start = time.perf_counter()
     step()
@@ -97,7 +97,9 @@ def main() -> None:
             host.append(time.perf_counter() - start)
             wait()
             seconds.append(time.perf_counter() - start)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = torch.cuda.max_memory_allocated() if device == "cuda" and engine != "hlo" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if device == "cuda" and engine == "hlo":
+            peak = torch.hlo.max_memory_allocated()
         print(json.dumps({"seconds": seconds, "host": host, "peak_bytes": peak, **counters(engine)}), file=out, flush=True)
 
 
