@@ -14,7 +14,7 @@ from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.gpu import tile
 from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.kernel import Kernel
-from torch_hlo.compiler.codegen.plan import Loops, Planner, plan_loops, widest_bits
+from torch_hlo.compiler.codegen.plan import Loops, Planner, plan_loops, stored_bits, widest_bits
 from torch_hlo.compiler.codegen.program import CodegenError, Place
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.compiler.codegen.scalar import STORAGE
@@ -83,7 +83,9 @@ def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_p
     loops = plan_loops(walk, dims, leaves)
     target = program.target
     dtypes = loops.dtypes | {s.value.shape.dtype for s in stores}
-    lanes = target.lanes(widest_bits(dtypes))
+    # Vectors are registers on a CPU; on a grid what a thread moves at a time, whatever it computes in.
+    stored = loops.moved | {s.value.shape.dtype for s in stores}
+    lanes = target.lanes(stored_bits(stored) if target.grid else widest_bits(dtypes))
     extents = loops.extents
     if not target.grid and len(extents) > 1 and isinstance(extents[-1], int) and extents[-1] * 4 <= lanes:
         # The innermost loop is too short for vectors: run over all elements, with gathers.

@@ -35,6 +35,8 @@ class Planner:
         self.e = Emit(1, [], Unit())
         self.cost = 0
         self.dtypes: set[str] = set()
+        self.moved: set[str] = set()  # element types of the arrays that are read, without those that only give addresses
+        self._settling = False
         self._seen: set[tuple[Instruction, tuple[Index, ...]]] = set()
 
     def value(self, x: Instruction, index: tuple[Index, ...]):
@@ -47,6 +49,8 @@ class Planner:
             self._seen.add(key)
             self.dtypes.add(x.shape.dtype)
             if x in self.leaves:
+                if not self._settling:
+                    self.moved.add(x.shape.dtype)
                 self.note(ix.linear(index, x.shape.dims) if index else ix.ZERO)
             elif x.op in _POINTWISE:
                 self.cost += WEIGHT.get(x.op, 1)
@@ -82,7 +86,7 @@ class Planner:
 
     def settle(self) -> None:
         """Also visit the index arrays that addresses are loaded from."""
-        done = 0
+        done, self._settling = 0, True
         while done < len(self.accesses):
             todo = list(self.accesses)[done:]
             done = len(self.accesses)
@@ -100,6 +104,7 @@ class Loops:
     groups: tuple[tuple[Size, ...], ...]  # the factors that each loop runs over
     cost: int
     dtypes: frozenset[str]
+    moved: frozenset[str]  # of the arrays that are read element by element
     across: int | None = None  # a loop along which some array is contiguous that is strided along the innermost loop
 
     def index(self, loops: Sequence[Index]) -> tuple[Index, ...]:
@@ -128,7 +133,7 @@ def plan_loops(walk: Callable[[Planner, tuple[Index, ...]], None], dims: Sequenc
     extents = tuple(ix.product(v.extent for v in g) for g in groups)
     factors = tuple(tuple(v.extent for v in g) for g in groups)
     across = _across(groups, planner.accesses)
-    return Loops(extents, tuple(map(tuple, split)), factors, planner.cost, frozenset(planner.dtypes), across)
+    return Loops(extents, tuple(map(tuple, split)), factors, planner.cost, frozenset(planner.dtypes), frozenset(planner.moved), across)
 
 
 def _refine(accesses, variables: list[list[Var]], split: list[list[Size]]) -> bool:
@@ -177,6 +182,12 @@ def _across(groups: list[list[Var]], accesses) -> int | None:
                 if steps.get(group[-1]) == 1:
                     return number
     return None
+
+
+def stored_bits(dtypes) -> int:
+    """Bits of the widest element, or part of a complex one, in memory."""
+    rows = [DTYPES[name] for name in dtypes]
+    return max((8 * row.itemsize // (2 if row.kind == "c" else 1) for row in rows), default=32)
 
 
 def widest_bits(dtypes) -> int:

@@ -80,7 +80,7 @@ def _has_half(e: Emit) -> bool:
 
 def _bf16(e: Emit, value: str) -> str:
     """The i16 bits of a float rounded to nearest even."""
-    if e.unit.has("avx512bf16") and e.lanes > 1:
+    if e.unit.has("avx512bf16") and e.lanes > 1 or e.unit.has("cvt-bf16"):
         return e.cast("bitcast", e.cast("fptrunc", value, "float", "bfloat"), "bfloat", "i16")
     t, i = e.typed("float"), e.typed("i32")
     bits = t.bits(value)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from torch_hlo.compiler.codegen.gpu.exchange import Exchange
 from torch_hlo.compiler.codegen.index import Index, of, variable
 from torch_hlo.compiler.codegen.kernel import parent_splat
+from torch_hlo.compiler.codegen.plan import stored_bits
 from torch_hlo.compiler.codegen.row import RowKernel
 from torch_hlo.compiler.codegen.row_plan import GRID_COLUMNS, RowPlan
 from torch_hlo.hlo.dim import Size
@@ -33,9 +34,9 @@ def row_kernel(target, plan: RowPlan, leaves: Sequence[Instruction], outputs: in
     if plan.style == "rows" and isinstance(length, int) and length <= SHORT_ROW:
         return RowKernel(target, 1, leaves, outputs)
     last = plan.dims[plan.inner[-1]]
-    lanes = target.lanes(32)
-    if not isinstance(last, int) or last % lanes:
-        lanes = 1
+    lanes = target.lanes(stored_bits(x.shape.dtype for x in leaves if x.shape.size == plan.size))
+    while not isinstance(last, int) and lanes > 1 or isinstance(last, int) and last % lanes:
+        lanes //= 2
     threads = 128
     if isinstance(last, int):
         threads = 32

@@ -94,8 +94,8 @@ class GpuTarget:
     strip = 1  # neighbouring threads have neighbouring elements
 
     def has(self, feature: str) -> bool:
-        """Conversions of f16 are instructions everywhere; nothing of what CPUs have besides is here."""
-        return feature == "f16c"
+        """Conversions of f16 are instructions everywhere, those to bf16 on NVIDIA's; nothing of what CPUs have besides is here."""
+        return feature == "f16c" or feature == "cvt-bf16" and self.family.name == "nvptx"
 
     def lanes(self, bits: int) -> int:
         """Elements of `bits` that a thread handles at a time."""
