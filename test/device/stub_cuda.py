@@ -18,6 +18,7 @@ import numpy as np
 
 from torch_hlo.device import cuda
 from torch_hlo.device.ptx.evaluate import GlobalMemory, Image
+from torch_hlo.device.ptx.tensor_map import encode_tiled
 
 ERRORS = {
     2: b"out of memory", 100: b"no CUDA-capable device is detected", 218: b"a PTX JIT compilation failed", 700: b"an illegal memory access was encountered",
@@ -247,14 +248,25 @@ class StubCuda:
         assert what == 8
         self.shared[function] = value
 
+    def _cuTensorMapEncodeTiled(self, out, dtype, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill):
+        assert out % 64 == 0
+        sizes, strides = ((ctypes.c_uint64 * n).from_address(a) for n, a in ((rank, sizes), (rank - 1, strides)))
+        box, steps = ((ctypes.c_uint32 * rank).from_address(a) for a in (box, steps))
+        try:
+            made = encode_tiled(dtype, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill)
+        except ValueError:
+            return 1
+        ctypes.memmove(out, made, len(made))
+
     def _cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, pointers, extra):
         assert (gy, gz, by, bz) == (1, 1, 1, 1)
         if shared > self.shared.get(function, 48 << 10):
             return 1
         name, text, image = self._kernels[function]
         start = text.decode().split(f".entry {name}(", 1)[1].split(")", 1)[0]
-        addresses = (ctypes.c_void_p * start.count(".param")).from_address(pointers)
-        words = [ctypes.c_uint64.from_address(a).value for a in addresses]
+        kinds = start.split(",")
+        addresses = (ctypes.c_void_p * len(kinds)).from_address(pointers)
+        words = [ctypes.string_at(a, 128) if "[128]" in kind else ctypes.c_uint64.from_address(a).value for a, kind in zip(addresses, kinds, strict=True)]
 
         def run() -> None:
             self.launches.append((name, gx, bx, words))

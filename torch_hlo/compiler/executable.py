@@ -9,13 +9,13 @@ import json
 import struct
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.gpu.program import Kernel
+from torch_hlo.compiler.codegen.gpu.program import Kernel, TensorMap
 from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall
 from torch_hlo.hlo.dim import Size, parse_dim
 from torch_hlo.hlo.shape import DTYPES, Shape
 
 MAGIC = b"torch_hlo executable\0"
-VERSION = 5
+VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Executable:
             "constants": len(self.constants), "arena": str(self.arena), "parameters": [_shape_data(s) for s in self.parameters],
             "outputs": [_shape_data(s) for s in self.outputs], "aliases": self.aliases, "symbols": self.symbols, "externals": self.externals,
             "host_calls": [[c.name, c.attrs, [_shape_data(s) for s in c.outputs], [_shape_data(s) for s in c.inputs]] for c in self.host_calls],
-            "image": len(self.image), "kernels": [[k.name, k.arguments, k.threads, k.label, k.shared] for k in self.kernels], "exposed": self.exposed,
+            "image": len(self.image), "kernels": [_kernel_data(k) for k in self.kernels], "exposed": self.exposed,
             "fetches": self.fetches, "buffers": self.buffers,
         }  # fmt: skip
         text = json.dumps(header, separators=(",", ":")).encode()
@@ -100,12 +100,22 @@ class Executable:
             aliases=tuple((int(o), int(p)) for o, p in h["aliases"]), symbols=tuple((str(n), int(p), int(d)) for n, p, d in h["symbols"]),
             externals=tuple(map(str, h["externals"])),
             host_calls=tuple(HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i))) for n, a, o, i in h["host_calls"]),
-            image=parts[-1], kernels=tuple(Kernel(str(n), str(a), int(t), str(label), int(b)) for n, a, t, label, b in h["kernels"]),
+            image=parts[-1], kernels=tuple(map(_kernel, h["kernels"])),
             exposed=tuple(int(p) for p in h["exposed"]), fetches=bool(h["fetches"]), buffers=str(h["buffers"]),
         )  # fmt: skip
         if any(not (0 <= o < len(result.outputs) and 0 <= p < len(result.parameters)) for o, p in result.aliases):
             raise ValueError("compiled program has aliases out of range")
         return result
+
+
+def _kernel_data(k: Kernel) -> list:
+    return [k.name, k.arguments, k.threads, k.label, k.shared, [[m.pointer, m.itemsize, m.sizes, m.strides, m.box] for m in k.maps]]
+
+
+def _kernel(data: list) -> Kernel:
+    name, arguments, threads, label, shared, maps = data
+    found = tuple(TensorMap(int(p), int(size), *(tuple(map(int, v)) for v in (sizes, strides, box))) for p, size, sizes, strides, box in maps)
+    return Kernel(str(name), str(arguments), int(threads), str(label), int(shared), found)
 
 
 def _shape_data(shape: Shape) -> list:

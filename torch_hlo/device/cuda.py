@@ -19,9 +19,9 @@ from functools import lru_cache
 import numpy as np
 
 from torch_hlo import config
-from torch_hlo.compiler.codegen.gpu.program import Kernel
+from torch_hlo.compiler.codegen.gpu.program import Kernel, TensorMap
 from torch_hlo.compiler.codegen.gpu.target import nvptx_target
-from torch_hlo.device import collective, runtime
+from torch_hlo.device import collective, gpu, runtime
 from torch_hlo.device.gpu import DeviceMemory, DevicePool, DriverError
 
 _P, _SIZE, _INT, _UINT, _U64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint, ctypes.c_uint64
@@ -34,6 +34,7 @@ _THREAD_LOCAL_CAPTURE, _NON_BLOCKING, _NO_TIMING = 1, 1, 2
 _RELEASE_THRESHOLD = 4  # CUmemPool_attribute: bytes that the driver keeps when nobody waits
 _DYNAMIC_SHARED = 8  # CUfunction_attribute: the largest amount of shared memory that a launch may give
 _STATIC_SHARED = 48 << 10  # bytes for which no permission is needed
+MAPS = 4096  # tensor maps that are remembered
 MARKS = 64  # points in the order of the main stream that are remembered
 PINNED = 32 << 20  # bytes up to which host memory is page-locked: locking pages costs more than it gains for arrays that travel once
 # name -> argument types; every function gives a CUresult
@@ -47,6 +48,7 @@ _FUNCTIONS = {
     "cuMemGetInfo_v2": (_P, _P), "cuMemcpyHtoDAsync_v2": (_U64, _P, _SIZE, _P), "cuMemcpyDtoHAsync_v2": (_P, _U64, _SIZE, _P),
     "cuMemcpyDtoDAsync_v2": (_U64, _U64, _SIZE, _P), "cuMemsetD32Async": (_U64, _UINT, _SIZE, _P), "cuModuleLoadDataEx": (_P, _P, _UINT, _P, _P),
     "cuModuleGetFunction": (_P, _P, ctypes.c_char_p), "cuFuncSetAttribute": (_P, _INT, _INT), "cuLaunchKernel": (_P, *(_UINT,) * 7, _P, _P, _P),
+    "cuTensorMapEncodeTiled": (_P, _INT, _UINT, _U64, _P, _P, _P, _P, _INT, _INT, _INT, _INT),
     "cuStreamBeginCapture_v2": (_P, _INT), "cuStreamEndCapture": (_P, _P), "cuGraphInstantiateWithFlags": (_P, _P, ctypes.c_ulonglong),
     "cuGraphExecUpdate_v2": (_P, _P, _P), "cuGraphLaunch": (_P, _P),
     "cuGraphDestroy": (_P,), "cuGraphExecDestroy": (_P,),
@@ -68,6 +70,7 @@ class Cuda:
         self._cu = _functions(library)
         self._lock = threading.RLock()
         self._depth = 0
+        self._maps: dict[tuple[int, ...], tuple[int, object]] = {}  # tensor maps by what they are made of: address and memory
         self._last: Kernel | None = None  # launched last: what an asynchronous failure most likely is about
         self._check("cuInit", 0)
         version = self._get("cuDriverGetVersion")
@@ -251,14 +254,32 @@ class Cuda:
         return handles
 
     def launch(self, handle: _P, kernel: Kernel, groups: int, words: int) -> None:
-        # the driver wants an array of pointers to the arguments, all of which are words here
-        pointers = (_P * len(kernel.arguments))(*range(words, words + 8 * len(kernel.arguments), 8))
+        # the driver wants an array of pointers to the arguments, all of which are words here, and to the tensor maps
+        count = len(kernel.arguments)
         with self:
+            maps = [self._tensor_map(m, kernel, (_U64 * count).from_address(words)) for m in kernel.maps]
+            pointers = (_P * (count + len(maps)))(*range(words, words + 8 * count, 8), *maps)
             self._last, self._busy = kernel, True
             code = self._cu.cuLaunchKernel(handle, groups, 1, 1, kernel.threads, 1, 1, kernel.shared, self.stream, pointers, None)
             if code:
                 error = self._error("cuLaunchKernel", code, f"kernel {kernel.name} of {kernel.label}")
                 raise error if isinstance(error, MemoryError) else LaunchError(str(error))
+
+    def _tensor_map(self, m: TensorMap, kernel: Kernel, words: Sequence[int]) -> int:
+        """Address of what the copy engine wants to know of an array; made once."""
+        address, sizes, strides, box = gpu.tiled(m, words)
+        key = (address, m.itemsize, *sizes, *strides, *box)
+        if key not in self._maps:
+            room = ctypes.create_string_buffer(128 + 64)
+            place = -(-ctypes.addressof(room) // 64) * 64
+            rank = len(sizes)
+            arrays = ((_U64 * rank)(*sizes), (_U64 * rank)(*strides), (_UINT * rank)(*box), (_UINT * rank)(*[1] * rank))
+            self._check("cuTensorMapEncodeTiled", place, gpu.MAP_TYPES[m.itemsize], rank, address, *map(ctypes.addressof, arrays), 0, gpu.MAP_SWIZZLE,
+                        gpu.MAP_PROMOTION, 0, what=f"kernel {kernel.name} of {kernel.label}: sizes {sizes}, strides {strides} bytes")
+            if len(self._maps) >= MAPS:
+                self._maps.pop(next(iter(self._maps)))
+            self._maps[key] = place, room
+        return self._maps[key][0]
 
     # -- order ----------------------------------------------------------------------------------------------------
     def synchronize(self) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
-from torch_hlo.compiler.codegen.gpu.program import CALLS, GpuProfile, Kernel
+from torch_hlo.compiler.codegen.gpu.program import CALLS, GpuProfile, Kernel, TensorMap
 from torch_hlo.compiler.codegen.gpu.target import GpuTarget
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.program import FAILED, HostCall
@@ -73,6 +73,16 @@ class Driver(Protocol):
 
     def synchronize(self) -> None:
         """Wait for everything. Raises DriverError for what failed meanwhile."""
+
+
+def tiled(tensor_map: TensorMap, words: Sequence[int]) -> tuple[int, list[int], list[int], tuple[int, ...]]:
+    """(address, sizes in elements, strides in bytes, box in elements) of a kernel's tensor map, for these argument words."""
+    strides = [words[i] * tensor_map.itemsize for i in tensor_map.strides]
+    return words[tensor_map.pointer], [words[i] for i in tensor_map.sizes], strides, tensor_map.box
+
+
+# CUtensorMapDataType by bytes (numbers are not looked at), CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+MAP_TYPES, MAP_SWIZZLE, MAP_PROMOTION = {1: 0, 2: 1, 4: 2}, 3, 3
 
 
 # -- memory --------------------------------------------------------------------------------------------------------------

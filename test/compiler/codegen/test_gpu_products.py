@@ -14,6 +14,7 @@ from torch_hlo.compiler.codegen.gpu.panel import Operand, Panel
 from torch_hlo.compiler.codegen.gpu.ptx import MATRIX_UNITS
 from torch_hlo.compiler.codegen.gpu.target import gpu_target
 from torch_hlo.compiler.compile import compile_module
+from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.pipeline import random_inputs
 from torch_hlo.device import check_gpu, runtime
 from torch_hlo.device.ptx import driver
@@ -127,7 +128,7 @@ def test_every_tile(tile, monkeypatch):
 @pytest.mark.parametrize(("dtypes", "layout"), [*(("f16 f16 f32", layout) for layout in LAYOUTS), ("s8 s8 s32", "kk"), ("f8e5m2 f8e4m3fn f32", "kk")])
 def test_warpgroups(dtypes, layout, monkeypatch):
     monkeypatch.setattr(matrix, "tiles", lambda target: matrix.HOPPER_TILES)
-    module = product(dtypes, 70, 72, 200, layout)
+    module = product(dtypes, 70, 76, 196, layout)
     assert kernels(module, "sm_90a")[0].startswith("k0_dot_w")
     check(module, "ptx:sm_90a")
 
@@ -252,3 +253,20 @@ def test_types_that_units_take():
     assert dot.machine(target).cores == 108 and matrix.units(target, ["f8e4m3fn"] * 2, "f32") is None  # 8.9 and later
     assert matrix.units(gpu_target("nvptx:sm_89"), ["f8e4m3fn"] * 2, "f32") is not None
     assert matrix.units(target, ["f32"] * 2, "f32") is None  # exact unless the target allows TF32
+
+
+# -- the copy engine -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("dtypes", "sizes", "layout", "batch"), [
+    ("bf16 bf16 f32", (136, 72, 200), "rr", ()), ("f16 f16 f16", (70, 40, 104), "kr", ()), ("bf16 bf16 bf16", (64, 72, 1056), "rk", ()),
+    ("bf16 bf16 f32", (40, 48, 72), "kr", (2, 3)), ("s8 s8 s32", (70, 72, 208), "kk", ()),
+])  # fmt: skip
+def test_slices_by_the_copy_engine(dtypes, sizes, layout, batch, monkeypatch):
+    monkeypatch.setattr(matrix, "tiles", lambda target: matrix.HOPPER_TILES)
+    module = product(dtypes, *sizes, layout, batch)
+    e = compile_module(module, gpu_target("nvptx:sm_90a"))
+    assert e.kernels[0].name.startswith("k0_dot_bulk") and len(e.kernels[0].maps) == 2 and Executable.from_bytes(e.to_bytes()) == e
+    check(module, "ptx:sm_90a", 1e-2 if dtypes.endswith(" bf16") else 1e-3 if dtypes.endswith(" f16") else 2e-6)
+
+
+def test_rows_that_are_not_aligned_are_copied_by_threads():
+    assert "bulk" not in kernels(product("bf16 bf16 f32", 4096, 4096, 4097, "kk"), "sm_90a")[0]

@@ -17,6 +17,7 @@ from torch_hlo.compiler.codegen.gpu.target import gpu_target
 from torch_hlo.device import gpu
 from torch_hlo.device.gpu import DeviceMemory, DevicePool, DriverError, GpuProgram
 from torch_hlo.device.ptx.evaluate import GlobalMemory, Image, PtxError
+from torch_hlo.device.ptx.tensor_map import encode_tiled
 from torch_hlo.device.runtime import Observe
 from torch_hlo.hlo.ir import Module
 
@@ -72,8 +73,11 @@ class Evaluator:
     def launch(self, handle: Image, kernel: Kernel, groups: int, words: int) -> None:
         values = np.frombuffer((ctypes.c_uint64 * (len(kernel.arguments))).from_address(words), np.uint64).tolist()
         try:
+            for m in kernel.maps:
+                address, sizes, strides, box = gpu.tiled(m, values[:len(kernel.arguments)])
+                values.append(encode_tiled(gpu.MAP_TYPES[m.itemsize], address, sizes, strides, box, swizzle=gpu.MAP_SWIZZLE, l2_promotion=gpu.MAP_PROMOTION))
             handle.launch(kernel.name, groups, kernel.threads, values, self.memory, kernel.shared)
-        except PtxError as error:
+        except (PtxError, ValueError) as error:
             raise DriverError(f"{error} (of {kernel.label})") from None
 
     def synchronize(self) -> None:

@@ -56,6 +56,11 @@ def parameters(batch: int, parts: int) -> list[str]:
     return names + [f"{q}{i}" for i in range(batch) for q in ("size", "batch_a", "batch_b", "batch_c")]
 
 
+def argument(name: str, batch: int, parts: int) -> int:
+    """The number of a kernel's argument: the count of groups, A, B, C, then the parameters."""
+    return "ABC".index(name) + 1 if name in "ABC" else 4 + parameters(batch, parts).index(name)
+
+
 def writer(program, name: str, batch: int, parts: int, more: Sequence[tuple[str, str]] = ()) -> Writer:
     """The function of a product's kernel: (lo, hi, A, B, C, parameters, more)."""
     names = parameters(batch, parts)
@@ -76,7 +81,8 @@ def launch(program, name: str, p: Product, cut: Blocks, pointers: Sequence[str],
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a group works: its block's first row and column, the element offsets of A, B and C, and the depth of its part of k."""
+    """Where a group works: its block's first row and column, the element offsets of A, B and C, the depth of its part of k, where that starts, and the
+    indices of its product in the batch."""
 
     row: Int
     column: Int
@@ -84,6 +90,8 @@ class Place:
     b: Int
     c: Int
     k: Int
+    start: Int
+    batch: tuple[Int, ...]
 
 
 def place(f: Writer, cut: Blocks, batch: int) -> Place:
@@ -97,16 +105,19 @@ def place(f: Writer, cut: Blocks, batch: int) -> Place:
     row, column = w.add(top, w.rem(inside, height)), w.div(inside, height)
     offsets: list[Int] = [0, 0, 0]
     k: Int = "%k"
+    before: Int = 0
     if cut.parts > 1:
         rest, part = f.div(rest, "%parts"), f.rem(rest, "%parts")
         before = f.mul(part, "%k_each")
         k = f.max(f.min(f.sub("%k", before), "%k_each"), 0)
         offsets = [f.mul(before, "%a_k"), f.mul(before, "%b_k"), f.mul(part, "%c_part")]
+    indices: list[Int] = []
     for i in reversed(range(batch)):
         index = f.rem(rest, f"%size{i}") if i else rest
+        indices.insert(0, index)
         rest = f.div(rest, f"%size{i}") if i else rest
         offsets = [f.add(o, f.mul(index, f"%batch_{q}{i}")) for o, q in zip(offsets, "abc", strict=True)]
-    return Place(f.mul(w.wide(row), cut.m), f.mul(w.wide(column), cut.n), *offsets, k)
+    return Place(f.mul(w.wide(row), cut.m), f.mul(w.wide(column), cut.n), *offsets, k, before, tuple(indices))
 
 
 def add_parts(program, sums: str, result: str, total: Size, parts: int, wide: str, dtype: str) -> None:

@@ -8,7 +8,7 @@
 
 An engine has `blocks` (what a group of threads computes), `kind` (register type of sums), `threads`, `shared` (bytes of shared memory given at launch),
 `name`, `width(most)`: neighbouring columns it stores at a time; `write(f, place, lanes, store)` writes the kernel into `f` and returns
-definitions of shared memory. It is all that its code depends on but the finish.
+definitions of shared memory; `maps(batch)`: for the copy engine. It is all that its code depends on but the finish.
 """
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import blocks, fma, gemv, matrix
 from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, Store, divides
 from torch_hlo.compiler.codegen.gpu.finish import Fused, Plain
+from torch_hlo.compiler.codegen.gpu.program import MAP, TensorMap
 from torch_hlo.compiler.codegen.gpu.target import machine
 from torch_hlo.compiler.codegen.inline import Writer, load
 from torch_hlo.compiler.codegen.program import Place
@@ -44,6 +45,7 @@ class Engine(Protocol):
     name: str
 
     def width(self, most: int) -> int: ...
+    def maps(self, batch: int) -> tuple[TensorMap, ...]: ...
     def write(self, f: Writer, at: blocks.Place, lanes: int, store: Store) -> str: ...
 
 
@@ -76,6 +78,9 @@ class Fma:
 
     def width(self, most: int) -> int:
         return min(most, fma.QUAD)
+
+    def maps(self, batch: int) -> tuple[TensorMap, ...]:
+        return ()
 
     def write(self, f: Writer, at: blocks.Place, lanes: int, store: Store) -> str:
         def operand(side: int, pointer: str, offset: Int, size: str, first: Int, strides: tuple[str, str]) -> fma.Operand:
@@ -180,4 +185,6 @@ def _write(program, engine: Engine, finish: Plain | Fused, lanes: int, batch: in
     at = blocks.place(f, engine.blocks, batch)
     shared = engine.write(f, at, lanes, finish.store(f, at, engine.kind))
     f.unit.declare(program)
-    return program.group_function(f.name, shared + f.text(), engine.threads, engine.shared), tuple(finish.sizes)
+    maps = engine.maps(batch)
+    f.params = [*f.params, *((MAP, f"map{i}") for i in range(len(maps)))]
+    return program.group_function(f.name, shared + f.text(), engine.threads, engine.shared, maps), tuple(finish.sizes)

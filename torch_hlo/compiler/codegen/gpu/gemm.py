@@ -8,11 +8,12 @@ lane has neighbouring elements of a row, and go to `store`: conversion, or whate
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import ptx
-from torch_hlo.compiler.codegen.gpu.blocks import Store
+from torch_hlo.compiler.codegen.gpu.blocks import Place, Store
 from torch_hlo.compiler.codegen.gpu.panel import FRAGMENT, STEPS, Operand, Panel
 from torch_hlo.compiler.codegen.gpu.words import Words
 from torch_hlo.compiler.codegen.inline import Writer
@@ -83,55 +84,52 @@ class Product:
     def declarations() -> str:
         return "@SELF.shared = external addrspace(3) global [0 x i8], align 1024\n"
 
-    def write(self, a: str, b: str, k: Int, row: Int, column: Int, store: Store) -> None:
-        """The block at (row, column) of the product of the matrices at pointers `a` and `b`."""
+    def write(self, at: Place, bases: Sequence[str], store: Store) -> None:
+        """The block at `at` of the product of the matrices at pointers `bases`."""
         f, w, t = self.f, self.w, self.tile
         shared = ptx.shared_address(f, "@SELF.shared")
         team = w.div(w.narrow("%kernel.t"), 32 * t.team)
         down = t.m // t.warp_m
         self.warp_row, self.warp_column = w.mul(w.rem(team, down), t.warp_m), w.mul(w.div(team, down), t.warp_n)
-        panels = []
-        for operand, base, strides, first, size in ((self.a, a, ("%a_m", "%a_k"), row, "%m"), (self.b, b, ("%b_n", "%b_k"), column, "%n")):
-            line = strides[0 if operand.along_k else 1]
-            panels.append(Panel(f, operand, t.threads, base, f.mul(line, operand.unit.itemsize), first, size, k))
-        sums = self._multiply(shared, panels, k)
-        self._give(shared, sums, row, column, store)
+        self._give(shared, self.multiply(shared, at, bases), at.row, at.column, store)
 
-    def _multiply(self, shared: str, panels: list[Panel], k: Int) -> list[str]:
+    def panels(self, at: Place, bases: Sequence[str]) -> list[Panel]:
+        """Both operands' blocks in shared memory."""
+        sides = ((self.a, ("%a_m", "%a_k"), at.row, "%m"), (self.b, ("%b_n", "%b_k"), at.column, "%n"))
+        return [Panel(self.f, o, self.tile.threads, base, self.f.mul(strides[0 if o.along_k else 1], o.unit.itemsize), first, size, at.k)
+                for base, (o, strides, first, size) in zip(bases, sides, strict=True)]
+
+    def multiply(self, shared: str, at: Place, bases: Sequence[str]) -> list[str]:
         """The loop over k: the warp's sums by [fragment of rows][half fragment of columns][four]."""
         f, w, t = self.f, self.w, self.tile
+        panels = self.panels(at, bases)
         panels[0].prepare(self.warp_row)
         panels[1].prepare(self.warp_column)
         depth, ahead = self.a.depth, t.stages - 1
         places = (0, self.a.nbytes)  # of the operands in a slice
         size = self.a.nbytes + self.b.nbytes
-        pointers = self._start(shared, panels, ahead)
+        pointers: list[Int] = [p.start for p in panels]
+        for stage in range(ahead):
+            pointers = self.bring(w.add(shared, stage * size), panels, pointers, stage * depth)
         zero = "0.0" if self.kind == "float" else "0"
         end = w.add(shared, t.stages * size)
         carry = [("i32", shared), ("i32", w.add(shared, ahead * size)), *(("ptr", p) for p in pointers), *[(self.kind, zero)] * t.registers]
-        with f.loop(0, k, depth, carry=carry) as loop:
+        with f.loop(0, at.k, depth, carry=carry) as loop:
             now, to, *rest = loop.vars
             pointers, sums = rest[:2], rest[2:]
             ptx.wait_copies(f, ahead - 1)
-            self._barrier()  # the slice is complete, and all warps are done with the one that is overwritten now
-            pointers = self._bring(to, panels, pointers, f.add(loop.index, ahead * depth))
+            self.barrier()  # the slice is complete, and all warps are done with the one that is overwritten now
+            pointers = self.bring(to, panels, pointers, f.add(loop.index, ahead * depth))
             for step in range(STEPS):
                 left = [panels[0].fragment(w.add(now, places[0]), i, step) for i in range(t.fragments)]
                 right = [panels[1].fragment(w.add(now, places[1]), j, step) for j in range(t.warp_n // FRAGMENT)]
                 sums = self._step(left, right, sums)
-            loop.next = [self._next(now, size, end, shared), self._next(to, size, end, shared), *pointers, *sums]
+            loop.next = [self.next(now, size, end, shared), self.next(to, size, end, shared), *pointers, *sums]
         ptx.wait_copies(f, 0)
-        self._barrier()
+        self.barrier()
         return loop.vars[4:]
 
-    def _start(self, shared: str, panels: list[Panel], ahead: int) -> list[str]:
-        """Begin to copy the first slices; returns the operands' pointers after them."""
-        pointers = [p.start for p in panels]
-        for stage in range(ahead):
-            pointers = self._bring(self.w.add(shared, stage * self.tile.slice_bytes), panels, pointers, stage * self.a.depth)
-        return pointers
-
-    def _bring(self, to: Int, panels: list[Panel], pointers: list[str], k: Int) -> list[str]:
+    def bring(self, to: Int, panels: Sequence[Panel], pointers: Sequence[Int], k: Int) -> list[Int]:
         """Begin to copy the slice at `k` to shared address `to`."""
         places = (to, self.w.add(to, self.a.nbytes))
         result = [p.bring(place, at, k) for p, place, at in zip(panels, places, pointers, strict=True)]
@@ -155,11 +153,12 @@ class Product:
                     result += ptx.matrix_multiply(self.f, self.a.unit, self.b.unit, a, (b[half], b[half + 2]), sums[at:at + 4])
         return result
 
-    def _next(self, slot: str, size: int, end: Int, start: str) -> Int:
+    def next(self, slot: str, size: int, end: Int, start: str) -> Int:
+        """The stage after the one at `slot`, in a ring."""
         after = self.w.add(slot, size)
         return self.f.select(self.f.icmp("eq", after, end, "i32"), "i32", start, after)
 
-    def _barrier(self) -> None:
+    def barrier(self) -> None:
         self.f.lines.append(f"  {self.f.program.target.family.barrier}")
 
     # -- results ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import blocks
 from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, Place, Store, divides
 from torch_hlo.compiler.codegen.gpu.exchange import Exchange
+from torch_hlo.compiler.codegen.gpu.program import TensorMap
 from torch_hlo.compiler.codegen.gpu.target import machine
 from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.codegen.scalar import STORAGE
@@ -47,6 +48,9 @@ class Gemv:
     def width(self, most: int) -> int:
         """Columns that a store has, of at most so many."""
         return min(most, EACH if self.along_k else self.lanes)
+
+    def maps(self, batch: int) -> tuple[TensorMap, ...]:
+        return ()
 
     def write(self, f: Writer, at: Place, lanes: int, store: Store) -> str:
         return (_rows if self.along_k else _columns)(f, self, at, lanes, store)

@@ -19,6 +19,7 @@ from torch_hlo.compiler.codegen.gpu import blocks, gemm, wgmma
 from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, Place, Store, divides
 from torch_hlo.compiler.codegen.gpu.gemm import Tile
 from torch_hlo.compiler.codegen.gpu.panel import LINE, Operand
+from torch_hlo.compiler.codegen.gpu.program import TensorMap
 from torch_hlo.compiler.codegen.gpu.ptx import MATRIX_UNITS, WARPGROUP, MatrixUnit
 from torch_hlo.compiler.codegen.gpu.target import machine
 from torch_hlo.compiler.codegen.inline import Writer
@@ -57,12 +58,13 @@ def units(target, dtypes: Sequence[str], result: str) -> tuple[MatrixUnit, Matri
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """An engine (see gpu/dot.py): a tile, and the operands' forms."""
+    """An engine (see gpu/dot.py): a tile, and the operands' forms. `bulk`: Hopper's copy engine copies."""
 
     blocks: Blocks
     tile: Tile
     a: Operand
     b: Operand
+    bulk: bool = False
 
     @property
     def kind(self) -> str:
@@ -74,20 +76,37 @@ class Matrix:
 
     @property
     def shared(self) -> int:
-        return self.tile.shared
+        return self.tile.shared + 8 * self.tile.stages * self.bulk
 
     @property
     def name(self) -> str:
-        return f"dot_{self.tile.name}_{self.a.name}_{self.b.name}"
+        return f"dot_{'bulk_' * self.bulk}{self.tile.name}_{self.a.name}_{self.b.name}"
 
     def width(self, most: int) -> int:
         return most
 
     def write(self, f: Writer, at: Place, lanes: int, store: Store) -> str:
         bases = [f.gep("i8", f"%{q}", f.mul(offset, o.unit.itemsize)) for q, offset, o in (("A", at.a, self.a), ("B", at.b, self.b))]
-        product = (wgmma if self.tile.team > 1 else gemm).Product(f, self.tile, self.a, self.b, lanes)
-        product.write(*bases, at.k, at.row, at.column, store)
-        return product.declarations()
+        kind = gemm.Product if self.tile.team == 1 else wgmma.EngineProduct if self.bulk else wgmma.Product
+        kind(f, self.tile, self.a, self.b, lanes).write(at, bases, store)
+        return kind.declarations()
+
+    def maps(self, batch: int) -> tuple[TensorMap, ...]:
+        """What the copy engine is told of the operands: their contiguous dimension, the other one, those of the batch."""
+        if not self.bulk:
+            return ()
+
+        def number(name: str) -> int:
+            return blocks.argument(name, batch, self.blocks.parts)
+
+        found = []
+        for name, rows, o in (("a", "m", self.a), ("b", "n", self.b)):
+            inner, outer = ("k", rows) if o.along_k else (rows, "k")
+            sizes = (number(inner), number(outer), *(number(f"size{i}") for i in range(batch)))
+            strides = (number(f"{name}_{outer}"), *(number(f"batch_{name}{i}") for i in range(batch)))
+            box = (LINE // o.unit.itemsize, o.rows if o.along_k else o.depth, *[1] * batch)
+            found.append(TensorMap(number(name.upper()), o.unit.itemsize, sizes, strides, box))
+        return tuple(found)
 
 
 def engine(target, p: Product, dtypes: Sequence[str], result: str) -> Matrix | None:
@@ -121,7 +140,8 @@ def engine(target, p: Product, dtypes: Sequence[str], result: str) -> Matrix | N
             time = max(compute, batch * moved) + (3000 if parts > 1 else 0)
             if best is None or time < best[0] * 0.999:
                 a, b = (Operand(unit, along, rows, width) for (unit, along, width), rows in zip(forms, (tile.m, tile.n), strict=True))
-                best = time, Matrix(Blocks(tile.m, tile.n, parts, a.depth), tile, a, b)
+                bulk = tile.team > 1 and all(o.width == 16 for o in (a, b)) and len(p.batch) <= 3 and all(0 not in entry[1:3] for entry in p.batch)
+                best = time, Matrix(Blocks(tile.m, tile.n, parts, a.depth), tile, a, b, bulk)
     return best[1] if best else None
 
 

@@ -32,15 +32,33 @@ _STACK_SLOT = re.compile(r"^  %[\w.$]+ = alloca [^\n]*\n", re.M)
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """What Hopper's copy engine is told of an array: all but `itemsize` (bytes) and `box` (elements of a copy in every dimension) are numbers of
+    arguments of the kernel, counted from `items` = 0. `pointer`: to the array; `sizes`: innermost dimension first, which is contiguous; `strides`: of the
+    others, in elements. Copies swizzle 128 bytes (panel.py) and give zeros for what is outside. An opaque value of 128 bytes for the device."""
+
+    pointer: int
+    itemsize: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'  # type of a parameter that is a TensorMap
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
-    """An entry point on the device: `name(i64 items, arguments…)`. `arguments`: "p" for a pointer, "n" for an i64, each; `threads` of a
-    group; `label`: the HLO instruction it was first made for; `shared`: bytes of shared memory per group beyond what the code declares."""
+    """An entry point on the device: `name(i64 items, arguments…, maps…)`. `arguments`: "p" for a pointer, "n" for an i64, each; `threads` of a
+    group; `label`: the HLO instruction it was first made for; `shared`: bytes of shared memory per group beyond what the code declares; `maps`: made by the
+    driver from the arguments of each launch."""
 
     name: str
     arguments: str
     threads: int
     label: str
     shared: int = 0
+    maps: tuple[TensorMap, ...] = ()
 
 
 class GpuProfile(Profile):
@@ -63,7 +81,8 @@ class GpuProgram(Program):
         super().__init__(module, target, profile)
         self.plan: dict[str, str] = {}
         self.kernels: list[Kernel] = []
-        self.groups: dict[str, tuple[int, int]] = {}  # functions whose threads work on one item together -> threads of a group, Kernel.shared
+        # functions whose threads work on one item together -> threads of a group, Kernel.shared, Kernel.maps
+        self.groups: dict[str, tuple[int, int, tuple[TensorMap, ...]]] = {}
         self.routines: dict[str, None] = {}  # of libm.py
         self.fetches = False  # whether the host looks at values on the way
         self._kernel_numbers: dict[str, int] = {}
@@ -92,11 +111,11 @@ class GpuProgram(Program):
         self.routines.setdefault(name)
         return name
 
-    def group_function(self, name: str, text: str, threads: int, shared: int = 0) -> str:
+    def group_function(self, name: str, text: str, threads: int, shared: int = 0, maps: tuple[TensorMap, ...] = ()) -> str:
         """A function one item of which is worked on by a group of `threads` threads, with `shared` bytes of memory whose size the launch
-        gives: the text declares it as an external array of no length."""
+        gives: the text declares it as an external array of no length. Its last parameters are `maps`, of type MAP, which callers do not give."""
         name = self.function(f"{name}_{threads}", text.replace(f"@{name}(", f"@{name}_{threads}(", 1))
-        self.groups[name] = threads, shared
+        self.groups[name] = threads, shared, maps
         return name
 
     def step(self, x: Instruction) -> None:
@@ -175,11 +194,11 @@ class GpuProgram(Program):
             kinds = [a.split(" ", 1)[0] for a in arguments]
             if any(k not in ("ptr", "i64") for k in kinds):
                 raise CodegenError(f"kernel {function}: arguments are pointers and i64, got {kinds}")
-            threads, shared = self.groups.get(function, (None, 0))
+            threads, shared, maps = self.groups.get(function, (None, 0, ()))
             x = self._step
             label = "" if x is None else f"{x.op} {x.shape}" + (f" ({META[x].op_name})" if META.get(x) and META[x].op_name else "")
             name = f"k{found}_" + re.sub(r"\W", "_", function)
-            self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), threads or THREADS, label, shared))
+            self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), threads or THREADS, label, shared, maps))
             self._kernel_texts.append(kernel_text(self.functions[function], name, self.target.family, threads or THREADS, threads is not None))
         return found
 

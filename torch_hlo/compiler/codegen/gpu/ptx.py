@@ -168,3 +168,39 @@ def warpgroup_multiply(f: Function, a: MatrixUnit, b: MatrixUnit, n: int, steps:
 def wait_units(f: Function, pending: int) -> None:
     """Wait until at most `pending` of the youngest groups of this warpgroup are under way."""
     assembly(f, f"wgmma.wait_group.sync.aligned {pending};")
+
+
+# -- Hopper's copy engine (cp.async.bulk.tensor) and the barriers it arrives at (mbarrier) ------------------------------------
+def initialize_barrier(f: Function, address: Int, count: int) -> None:
+    """A barrier (8 bytes of shared memory) whose phases end when `count` arrivals and all bytes expected have come. One thread; then `fence_barriers`
+    and a barrier of the group."""
+    assembly(f, f"mbarrier.init.shared::cta.b64 [$0], {count};", (), [("i32", address)])
+
+
+def fence_barriers(f: Function) -> None:
+    """The copy engine sees the barriers initialized before."""
+    assembly(f, "fence.mbarrier_init.release.cluster;")
+
+
+def expect_bytes(f: Function, barrier: Int, nbytes: int) -> None:
+    """Arrive at a barrier whose phase also waits for so many bytes."""
+    assembly(f, f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {nbytes};", (), [("i32", barrier)])
+
+
+def wait_barrier(f: Function, barrier: Int, parity: Int) -> None:
+    """Until the phase with this parity (0 for the first) has ended: what was copied for it is seen."""
+    again, done = f.label("wait"), f.label("arrived")
+    f.jump(again)
+    f.start(again)
+    text = "{ .reg .pred over; mbarrier.try_wait.parity.shared::cta.b64 over, [$1], $2; selp.b32 $0, 1, 0, over; }"
+    over, = assembly(f, text, ["i32"], [("i32", barrier), ("i32", parity)])
+    f.branch(f.icmp("ne", over, 0, "i32"), done, again)
+    f.start(done)
+
+
+def copy_tensor(f: Function, to: Int, tensor_map: str, coordinates: Sequence[Int], barrier: Int) -> None:
+    """The box of an array (program.TensorMap) at `coordinates` (i32, innermost first) to shared memory; its bytes arrive at `barrier`. One thread."""
+    n = len(coordinates)
+    place = ", ".join(f"${i + 2}" for i in range(n))
+    text = f"cp.async.bulk.tensor.{n}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {{{place}}}], [${n + 2}];"
+    assembly(f, text, (), [("i32", to), ("ptr", tensor_map), *(("i32", c) for c in coordinates), ("i32", barrier)])

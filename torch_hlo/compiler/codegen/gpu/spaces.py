@@ -12,6 +12,7 @@ from torch_hlo.compiler.codegen.gpu.target import GLOBAL, Family
 _ASSIGNED = re.compile(r"^\s*(%[\w.$]+) = (.*)$")
 _POINTER = re.compile(r"(?<![\w.])ptr( align \d+)? ([%@][\w.$]+)")
 _POINTERS = re.compile(r"(<\d+ x )ptr>( align \d+)? (%[\w.$]+)")
+_BY_VALUE = re.compile(r"(?<![\w.])ptr byval[^%]*(%[\w.$]+)")
 _PHI = re.compile(r"phi ptr \[(?:\s*)([%@][\w.$]+)")
 _MANGLED = re.compile(r"@(llvm\.(?:masked\.(?:load|store|gather|scatter)|memset|memcpy|memmove)\.[\w.]*)\(")
 
@@ -35,7 +36,7 @@ class Spaces:
             if line.startswith("define "):
                 # what a kernel is given lies in memory, what kernels give to functions on the stack
                 space = GLOBAL if f" {self.family.kernel} " in line else self.family.stack
-                spaces = {**self.variables, **{m[2]: space for m in _POINTER.finditer(line)}}
+                spaces = {**self.variables, **{m[2]: space for m in _POINTER.finditer(line)}, **{m[1]: 0 for m in _BY_VALUE.finditer(line)}}
                 lines.append(_POINTER.sub(lambda m, space=space: f"ptr{_suffix(space)}{m[1] or ''} {m[2]}", line))
             elif line.startswith("@"):
                 lines.append(self._variable(line))

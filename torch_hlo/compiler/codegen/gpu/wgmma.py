@@ -1,33 +1,112 @@
 """Products on Hopper's matrix units: four warps multiply 64 rows by up to 256 columns straight from shared memory, while they go on.
 
 The same slices, copies and results as in gemm.py. A slice's instructions run while the next slice's are prepared, so its memory is free one
-slice later: copies are begun `stages` - 2 slices ahead.
+slice later: copies are begun `stages` - 2 slices ahead. Where rows of the operands are aligned to 16 bytes, one thread asks the copy engine for
+whole slices (TMA), which puts them down in the same order; other operands are copied by all threads (panel.py).
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import gemm, ptx
-from torch_hlo.compiler.codegen.gpu.panel import LINE, STEPS, Operand, Panel
+from torch_hlo.compiler.codegen.gpu.blocks import Place
+from torch_hlo.compiler.codegen.gpu.panel import LINE, STEPS, Operand
 from torch_hlo.compiler.codegen.gpu.ptx import WARPGROUP_ROWS
 
 
-class Product(gemm.Product):
-    """See gemm.Product. The tile's teams are warpgroups; operands that are not 16 bits wide are contiguous along k."""
+class Copies:
+    """Slices copied by all threads."""
 
-    def _multiply(self, shared: str, panels: list[Panel], k: Int) -> list[str]:
+    def __init__(self, product: Product, shared: str, at: Place, bases: Sequence[str]) -> None:
+        self.f, self.product = product.f, product
+        self.panels = product.panels(at, bases)
+        self.state: list[tuple[str, Int]] = [("ptr", p.start) for p in self.panels]  # carried by the loop
+
+    def bring(self, to: Int, state: Sequence[Int], k: Int) -> list[Int]:
+        """Begin to copy the slice at `k` to shared address `to`; returns the state for the next."""
+        return self.product.bring(to, self.panels, state, k)
+
+    def wait(self, now: Int, pending: int, state: Sequence[Int]) -> None:
+        """Until this thread's copies to the slice at `now` have come; those of `pending` slices after it are under way."""
+        ptx.wait_copies(self.f, pending)
+        ptx.fence_shared_for_units(self.f)
+
+    def turn(self, state: list[Int], first: str) -> list[Int]:
+        """The state of the next round; `first` (i1): it begins with the first stage."""
+        return state
+
+    def finish(self) -> None:
+        ptx.wait_copies(self.f, 0)
+
+
+class CopyEngine(Copies):
+    """Slices copied by the copy engine: thread 0 asks. A barrier per stage follows the slices in shared memory."""
+
+    def __init__(self, product: Product, shared: str, at: Place) -> None:
+        self.f, self.w, self.product, self.shared, self.at = product.f, product.w, product, shared, at
+        f, w, t = self.f, self.w, product.tile
+        self.asks = f.icmp("eq", "%kernel.t", 0)
+        self.barriers = w.add(shared, t.shared)
+        self.state = [("i32", 0)]  # parity of the phase that the stages are in
+        with f.when(self.asks):
+            for stage in range(t.stages):
+                ptx.initialize_barrier(f, w.add(self.barriers, 8 * stage), 1)
+            ptx.fence_barriers(f)
+        product.barrier()
+
+    def bring(self, to: Int, state: Sequence[Int], k: Int) -> list[Int]:
+        f, w, at = self.f, self.w, self.at
+        with f.when(f.op(f"and i1 {self.asks}, {f.icmp('slt', k, at.k)}")):
+            barrier = self._barrier(to)
+            ptx.expect_bytes(f, barrier, self.product.tile.slice_bytes)
+            deep, outer = w.narrow(f.add(at.start, k)), [w.narrow(i) for i in at.batch]
+            for number, (o, first) in enumerate(((self.product.a, at.row), (self.product.b, at.column))):
+                row = w.narrow(first)
+                if o.along_k:
+                    ptx.copy_tensor(f, to, f"%map{number}", [deep, row, *outer], barrier)
+                for slab in range(0 if o.along_k else o.slabs):
+                    across = w.add(row, slab * (LINE // o.unit.itemsize))
+                    ptx.copy_tensor(f, w.add(to, slab * o.depth * LINE), f"%map{number}", [across, deep, *outer], barrier)
+                to = w.add(to, o.nbytes)
+        return list(state)
+
+    def _barrier(self, slot: Int) -> Int:
+        """Address of the barrier of the stage at `slot`."""
+        w = self.w
+        return w.add(self.barriers, w.mul(w.div(w.minus(slot, self.shared), self.product.tile.slice_bytes), 8))
+
+    def wait(self, now: Int, pending: int, state: Sequence[Int]) -> None:
+        ptx.wait_barrier(self.f, self._barrier(now), state[0])
+
+    def turn(self, state: list[Int], first: str) -> list[Int]:
+        return [self.w.xor(state[0], self.f.op(f"zext i1 {first} to i32"))]
+
+    def finish(self) -> None:
+        """What was asked for has been waited for."""
+
+
+class Product(gemm.Product):
+    """See gemm.Product. The tile's teams are warpgroups; operands that are not 16 bits wide are contiguous along k. `engine`: the copy engine copies."""
+
+    engine = False
+
+    def multiply(self, shared: str, at: Place, bases: Sequence[str]) -> list[str]:
         f, w, t = self.f, self.w, self.tile
         depth, ahead, size = self.a.depth, t.stages - 2, t.slice_bytes
-        pointers = self._start(shared, panels, ahead)
+        copies = CopyEngine(self, shared, at) if self.engine else Copies(self, shared, at, bases)
+        kinds, state = [k for k, _ in copies.state], [v for _, v in copies.state]
+        for stage in range(ahead):
+            state = copies.bring(w.add(shared, stage * size), state, stage * depth)
         zero = "0.0" if self.kind == "float" else "0"
         end = w.add(shared, t.stages * size)
         starts = [self._first(self.a, self.warp_row), w.add(self._first(self.b, self.warp_column), self.a.nbytes)]
-        carry = [("i32", shared), ("i32", w.add(shared, ahead * size)), *(("ptr", p) for p in pointers), *[(self.kind, zero)] * t.registers]
-        with f.loop(0, k, depth, carry=carry) as loop:
+        carry = [("i32", shared), ("i32", w.add(shared, ahead * size)), *zip(kinds, state, strict=True), *[(self.kind, zero)] * t.registers]
+        with f.loop(0, at.k, depth, carry=carry) as loop:
             now, to, *rest = loop.vars
-            pointers, sums = rest[:2], rest[2:]
-            ptx.wait_copies(f, ahead - 1)
-            ptx.fence_shared_for_units(f)
-            self._barrier()  # the slice is complete, and all warpgroups are done with the slice before the last
+            state, sums = rest[:len(kinds)], rest[len(kinds):]
+            copies.wait(now, ahead - 1, state)
+            self.barrier()  # the slice is complete, and all warpgroups are done with the slice before the last
             each = len(sums) * WARPGROUP_ROWS // t.warp_m
             result = []
             for block in range(t.warp_m // WARPGROUP_ROWS):
@@ -35,13 +114,15 @@ class Product(gemm.Product):
                 steps = [self._descriptors(left, w.add(now, starts[1]), step) for step in range(STEPS)]
                 result += ptx.warpgroup_multiply(f, self.a.unit, self.b.unit, t.warp_n, steps, (not self.a.along_k, not self.b.along_k),
                                                  sums[block * each:(block + 1) * each])
-            pointers = self._bring(to, panels, pointers, f.add(loop.index, ahead * depth))
+            state = copies.bring(to, state, f.add(loop.index, ahead * depth))
             ptx.wait_units(f, t.warp_m // WARPGROUP_ROWS)
-            loop.next = [self._next(now, size, end, shared), self._next(to, size, end, shared), *pointers, *result]
+            following = self.next(now, size, end, shared)
+            state = copies.turn(state, f.icmp("eq", following, shared, "i32"))
+            loop.next = [following, self.next(to, size, end, shared), *state, *result]
         ptx.wait_units(f, 0)
-        ptx.wait_copies(f, 0)
-        self._barrier()
-        return loop.vars[4:]
+        copies.finish()
+        self.barrier()
+        return loop.vars[2 + len(kinds):]
 
     def _first(self, o: Operand, row: Int) -> Int:
         """Bytes from an operand's slice to a row, a multiple of eight or, where rows are contiguous, of 64."""
@@ -55,3 +136,7 @@ class Product(gemm.Product):
         pairs = ((self.a, left), (self.b, right))
         return tuple(ptx.matrix_descriptor(self.w, self.w.add(at, step * (32 if o.along_k else o.unit.k * LINE)), o.along_k, o.depth * LINE)
                      for o, at in pairs)
+
+
+class EngineProduct(Product):
+    engine = True
