@@ -241,11 +241,12 @@ os.register_at_fork(after_in_child=lambda: setattr(_POOL, "lock", threading.RLoc
 
 def memory_stats() -> dict[str, int]:
     """Bytes and blocks in use, the peak, and bytes kept for reuse: of the device's memory where it has its own."""
-    pool = _pool_in_use()
+    pool = memory_pool()
     return {"bytes": pool.used, "blocks": pool.blocks, "peak_bytes": pool.peak, "cached_bytes": pool.cached}
 
 
-def _pool_in_use() -> Pool:
+def memory_pool() -> Pool:
+    """Where the arrays of the device in use come from; a GPU's has a `driver`."""
     memory = _memory_type()
     return memory.pool() if hasattr(memory, "pool") else _POOL
 
@@ -257,14 +258,14 @@ def memory_summary() -> str:
 
 def reset_peak() -> None:
     """Start to measure the peak anew."""
-    pool = _pool_in_use()
+    pool = memory_pool()
     pool.peak = pool.used
 
 
 def empty_cache() -> None:
     """Give the memory kept for reuse back to the system."""
     _POOL.trim()
-    _pool_in_use().trim()
+    memory_pool().trim()
 
 
 # Back ends: module holding `compile_program(module, observe) -> Program`. Loaded when first used.

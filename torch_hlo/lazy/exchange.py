@@ -97,8 +97,7 @@ def _lease(x: HloTensor):
 
 def _driver():
     """The driver of the GPU in use, None where arrays are in the host's memory."""
-    memory = runtime._memory_type()
-    return memory.pool().driver if hasattr(memory, "pool") else None
+    return getattr(runtime.memory_pool(), "driver", None)
 
 
 # ---- torch.cuda
