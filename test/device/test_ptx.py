@@ -388,7 +388,7 @@ bar.sync 0;
 cvt.u64.u32 %rd2, %w; shr.u64 %rd2, %rd2, 4; add.u64 %rd3, %rd2, {a}; add.u64 %rd4, %rd2, {second}; or.b64 %rd4, %rd4, {b};
 {zero}
 setp.ne.u32 %p2, {accumulate}, 0;
-wgmma.fence.sync.aligned;
+{sync}
 wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{regs}}}, %rd3, %rd4, %p2, 1, {sign}, {ta}, {tb};
 wgmma.commit_group.sync.aligned;
 {wait}
@@ -398,7 +398,7 @@ mad.lo.u64 %rd9, %rdT, {row}, %rdA1;
 """
 
 
-def warpgroup(swizzle, a_major, b_major, fence="fence.proxy.async;", wait="wgmma.wait_group.sync.aligned 0;", after="", n=64, sign=1, accumulate=1):
+def warpgroup(swizzle, a_major, b_major, fence="fence.proxy.async;", wait="wgmma.wait_group.sync.aligned 0;", after="", n=64, sign=1, accumulate=1, sync="wgmma.fence.sync.aligned;"):
     g = np.random.default_rng(1)
     # A line along K is as long as the swizzle is wide; the product takes the second 16 elements of it, where there are so many.
     ka, kb = (max(16, swizzle // 2) if major == "K" else 16 for major in (a_major, b_major))
@@ -414,7 +414,7 @@ def warpgroup(swizzle, a_major, b_major, fence="fence.proxy.async;", wait="wgmma
     count = n // 2
     body = WGMMA.format(words=len(memory) // 4, fence=fence, a=code(la, sa) + (skip_a >> 4), b=code(lb, sb), second=start_b + skip_b >> 4, n=n, accumulate=accumulate, sign=sign,
                         zero="".join(f"mov.b32 %d{i}, 0f3F800000;" for i in range(count)), regs=", ".join(f"%d{i}" for i in range(count)), ta=int(a_major != "K"),
-                        tb=int(b_major != "K"), wait=wait, after=after, row=4 * count, stores="".join(f"st.global.b32 [%rd9+{4 * i}], %d{i};" for i in range(count)))
+                        tb=int(b_major != "K"), wait=wait, sync=sync, after=after, row=4 * count, stores="".join(f"st.global.b32 [%rd9+{4 * i}], %d{i};" for i in range(count)))
     run(f".reg .b32 %d<{count}>;" + body, [memory, out], threads=128, declarations=f".shared .align 1024 .b8 memory[{len(memory)}];")
     return a, b, out
 
@@ -439,7 +439,11 @@ def test_warpgroup_product_replaces_and_negates():
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"fence": ""}, "without a fence.proxy.async"),
-    ({"wait": "", "after": "@%once st.shared.b32 [%w], 0;"}, "still reading asynchronously"),
+    ({"wait": "", "after": "add.rn.f32 %d1, %d1, %d1;"}, "(reads|writes) %d1, which wgmma.mma_async is still working on"),
+    ({"wait": "", "after": "mov.b32 %d0, %d1; add.u32 %r1, %r1, %d0;"}, "reads %d0, which wgmma.mma_async"),
+    ({"wait": "wgmma.wait_group.sync.aligned 1;"}, "reads %d0, which wgmma.mma_async"),
+    ({"sync": ""}, "%d0 was written without a wgmma.fence since"),
+    ({"wait": "", "after": "@%once st.shared.b32 [%w], 0; wgmma.wait_group.sync.aligned 0;"}, "still reading asynchronously"),
 ])  # fmt: skip
 def test_warpgroup_products_nobody_waits_for(options, message):
     with pytest.raises(PtxError, match=message):

@@ -14,6 +14,7 @@ from importlib import import_module
 
 import numpy as np
 
+from torch_hlo.device.ptx import accumulators
 from torch_hlo.device.ptx.memory import Fault, GlobalMemory, Local, Shared
 from torch_hlo.device.ptx.races import Races
 from torch_hlo.device.ptx.syntax import SIZES, Function, Instruction, Module, PtxError, Sym, Variable, parse
@@ -134,6 +135,14 @@ class Routine:
             skipped = self.blocks[pc + 1]
             b.skips = b.after == "branch" and b.condition is not None and b.target == pc + 2 and skipped.after == "next" and skipped.wait is None
         self._find_live()
+        ends = [*order[1:], len(function.body)]
+        accumulators.check(code, [(start, end, self._successors(i)) for i, (start, end) in enumerate(zip(order, ends, strict=True))])
+
+    def _successors(self, pc: int) -> tuple[int, ...]:
+        block = self.blocks[pc]
+        target = (block.target,) if block.after == "branch" else ()
+        following = (pc + 1,) if (block.after == "next" or block.condition is not None) and pc + 1 < len(self.blocks) else ()
+        return target + following
 
     def _decode(self, code: Code, block: Block, x: Instruction, number: dict[int, int]) -> None:
         block.last = x
@@ -166,16 +175,15 @@ class Routine:
         mask = lambda names: sum(1 << numbers.setdefault(n, len(numbers)) for n in names)  # noqa: E731
         used, defined, live = [mask(b.used) for b in self.blocks], [mask(b.defined) for b in self.blocks], [0] * len(self.blocks)
         results = mask(r.name for r in self.function.results)
+        successors = [self._successors(i) for i in range(len(self.blocks))]
         changed = True
         while changed:
             changed = False
             for i in range(len(self.blocks) - 1, -1, -1):
                 b = self.blocks[i]
                 out = results if b.after == "ret" else 0
-                if b.after == "branch":
-                    out |= live[b.target]
-                if (b.after == "next" or b.condition is not None) and i + 1 < len(self.blocks):
-                    out |= live[i + 1]
+                for s in successors[i]:
+                    out |= live[s]
                 new = used[i] | (out & ~defined[i])
                 if new != live[i]:
                     live[i], changed = new, True
