@@ -1,0 +1,40 @@
+"""Programs that are one attention, forward or backward, as the lowering writes them, and inputs for them."""
+from __future__ import annotations
+
+import numpy as np
+
+from test.compiler.codegen.compiled import module, parameter
+from torch_hlo.hlo.dim import Dim, substitute
+from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.shape import Shape, numpy_dtype
+from torch_hlo.lowering.attention import attention, attention_backward
+from torch_hlo.lowering.registry import nested
+
+
+def program(kind: str, sizes, mask: str, dtype: str = "f32", group: int = 1) -> Module:
+    batch, heads, rows, columns, size, width = sizes
+    shapes = [(batch, heads, rows, size), (batch, heads // group, columns, size), (batch, heads // group, columns, width)]
+    out = (batch, heads, rows, width)
+    if kind == "backward":
+        shapes = [out, *shapes, out, out[:-1]]
+    params = [parameter(i, dtype, *s) for i, s in enumerate(shapes)]
+    dims = {"pred": (batch, 1, rows, columns), "row": (columns,), "column": (rows, 1), "f32": (1, heads, rows, columns)}.get(mask)
+    bias = None if dims is None else parameter(len(params), "f32" if mask == "f32" else "pred", *dims)
+    causal = mask == "causal"
+    if kind == "forward":
+        expected = (Shape(dtype, out), Shape("f32", out[:-1]), *[None] * 7)
+        results = nested((*expected[:2], None, None, None, None, Shape("s64"), Shape("s64"), None), attention, *params, bias, 0.0, causal, scale=0.2)[:2]
+    else:
+        grad, q, k, v, o, lse = params
+        expected = (*(Shape(dtype, s) for s in shapes[1:4]), None)
+        results = nested(expected, attention_backward, grad, q, k, v, bias, (True, True, True, False), o, lse, None, None, 0, 0, 0.0, causal, None, None,
+                         scale=0.2)[:3]  # fmt: skip
+    params = [*params, *([] if bias is None else [bias])]
+    places = {n: (p["index"], d) for p in reversed(params) for d, n in enumerate(p.shape.dims) if isinstance(n, Dim)}
+    return module(params, *results, symbols=tuple((str(n), *place) for n, place in places.items()))
+
+
+def inputs_of(m: Module, seed: int = 0, **sizes) -> list:
+    g = np.random.default_rng(seed)
+    shapes = [(p.shape.dtype, tuple(substitute(d, sizes) for d in p.shape.dims)) for p in m.entry.params]
+    return [g.random(dims) > 0.3 if dtype == "pred" else g.standard_normal(dims).astype(numpy_dtype(dtype)) for dtype, dims in shapes]
