@@ -6,6 +6,7 @@ from torch_hlo.compiler.passes.reshape_motion import reshape_motion
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.dim import symbol
 from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.window import WindowDim
 
 
 def p(*dims, index=0, dtype="f32"):
@@ -29,6 +30,16 @@ class ReshapeMotion(HloTestCase):
             (h.exponential(h.broadcast(V, (4, 6), (1,))), h.broadcast(h.exponential(V), (4, 6), (1,))),
             (h.add(h.broadcast(S, (4,)), h.full(1, "f32", (4,))), h.broadcast(h.add(S, h.constant(1, "f32")), (4,))),
             (h.reduce(h.transpose(X, (1, 0)), ZERO, (0,), "add"), h.reduce(X, ZERO, (1,), "add")),
+            (h.pad(h.transpose(X, (1, 0)), ZERO, [(1, 0, 0), (0, 2, 1)]), h.transpose(h.pad(X, ZERO, [(0, 2, 1), (1, 0, 0)]), (1, 0))),
+            (h.reverse(h.transpose(X, (1, 0)), (1,)), h.transpose(h.reverse(X, (0,)), (1, 0))),
+            (h.concatenate([h.transpose(X, (1, 0)), h.transpose(Y, (1, 0))], 0), h.transpose(h.concatenate([X, Y], 1), (1, 0))),
+            (h.add(h.transpose(X, (1, 0)), h.negate(h.iota("f32", (6, 4), 1))), h.transpose(h.add(X, h.negate(h.iota("f32", (4, 6), 0))), (1, 0))),
+            (h.reshape(h.transpose(X, (1, 0)), (2, 3, 4)), h.transpose(h.reshape(X, (4, 2, 3)), (1, 2, 0))),
+            (h.reshape(h.transpose(p(4, 2, 3), (1, 2, 0)), (6, 4)), h.transpose(h.reshape(p(4, 2, 3), (4, 6)), (1, 0))),
+            (h.reshape(h.broadcast(h.transpose(X, (1, 0)), (6, 2, 4, 3), (0, 2)), (12, 12)),
+             h.transpose(h.reshape(h.broadcast(X, (4, 3, 6, 2), (0, 2)), (12, 12)), (1, 0))),
+            (h.reduce_window(h.transpose(X, (1, 0)), ZERO, (WindowDim(2), WindowDim(3, 1, 1)), "add"),
+             h.transpose(h.reduce_window(X, ZERO, (WindowDim(3, 1, 1), WindowDim(2)), "add"), (1, 0))),
             (h.reduce(wide, ZERO, (2,), "add"), h.reshape(h.reduce(X, ZERO, (1,), "add"), (2, 2))),
             (h.reduce(wide, ZERO, (0, 1), "add"), h.reduce(X, ZERO, (0,), "add")),
         ]:
@@ -41,6 +52,8 @@ class ReshapeMotion(HloTestCase):
             "different transposes": h.add(h.transpose(p(4, 4), (1, 0)), p(4, 4)),
             "half of a group is reduced": h.reduce(h.reshape(X, (2, 2, 6)), ZERO, (1,), "add"),
             "different repeats": h.add(h.broadcast(V, (4, 6), (1,)), h.broadcast(p(4, index=1), (4, 6), (0,))),
+            "neighbours in the result only": h.reshape(h.transpose(p(4, 2, 3), (1, 0, 2)), (8, 3)),
+            "few bytes are transposed": h.concatenate([h.transpose(p(2, 6), (1, 0)), p(6, 9, index=1)], 1),
             "bounds are scalars": h.clamp(ZERO, h.transpose(X, (1, 0)), h.constant(1, "f32")),
         }.items():
             with self.subTest(why):

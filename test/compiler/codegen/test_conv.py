@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from test.compiler.codegen.steps import check
+from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.hlo import build
 from torch_hlo.hlo.window import WindowDim
 
@@ -115,3 +116,60 @@ def test_empty():
     w = WindowDim(3, 1, 1, 1)
     conv((0, 5, 9, 10), (6, 5, 3, 3), [w, w])
     conv((2, 0, 9, 10), (6, 0, 3, 3), [w, w])
+
+
+# -- channels last: the forms that conv_layout makes ---------------------------------------------------------------------
+LAST = "b01f_oi01->b01f"
+
+
+@pytest.mark.parametrize("w", SQUARE)
+@pytest.mark.parametrize("channels,features", [(3, 70), (40, 24)])
+def test_channels_last(w, channels, features):
+    conv((2, 13, 15, channels), (features, channels, w.size, w.size), [w, w], LAST, rtol=1e-4)
+
+
+@pytest.mark.parametrize("labels,kernel", [("b01f_01io->b01f", (3, 3, 8, 50)), ("b01f_io01->b01f", (8, 50, 3, 3)), ("b01f_o01i->b01f", (50, 3, 3, 8))])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_orders_of_the_kernel(labels, kernel, mirrored):
+    conv((2, 9, 11, 8), kernel, [WindowDim(3, 1, 1, 1, 1, 1, mirrored)] * 2, labels, rtol=1e-4)
+
+
+@pytest.mark.parametrize("groups,channels,features", [(32, 32, 32), (40, 40, 40), (12, 48, 48), (3, 24, 24), (24, 24, 48), (2, 40, 60), (100, 100, 100)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_groups_channels_last(groups, channels, features, stride):
+    conv((2, 9, 11, channels), (features, channels // groups, 3, 3), [WindowDim(3, stride, 1, 1)] * 2, LAST, groups=groups)
+    conv((2, 9, 11, channels), (features, channels // groups, 3, 3), [WindowDim(3, 1, 1, 1 + stride % 2, stride)] * 2, LAST, groups=groups)
+
+
+@pytest.mark.parametrize("n,ci,co,size,k,stride,pad,dilation,groups", [
+    (3, 6, 20, 14, 3, 1, 1, 1, 1), (2, 3, 16, 17, 7, 2, 3, 1, 1), (2, 3, 16, 17, 7, 2, 0, 1, 1), (4, 40, 33, 7, 3, 1, 1, 1, 1), (1, 4, 64, 30, 3, 2, 1, 1, 1),
+    (2, 20, 32, 16, 3, 1, 2, 2, 1), (2, 16, 16, 64, 3, 1, 1, 1, 1), (2, 8, 12, 10, 3, 1, 1, 1, 4), (2, 32, 32, 10, 3, 1, 1, 1, 32), (2, 40, 40, 10, 5, 2, 2, 1, 40),
+])  # fmt: skip
+@pytest.mark.parametrize("out", ["01bf", "fb01"])
+def test_gradient_channels_last(n, ci, co, size, k, stride, pad, dilation, groups, out):
+    outputs = (size + 2 * pad - dilation * (k - 1) - 1) // stride + 1
+    w = WindowDim(outputs, dilation, pad, (k - 1) * dilation + (outputs - 1) * stride + 1 - size - pad, 1, stride)
+    conv((n, size, size, ci), (n, outputs, outputs, co), [w, w], f"f01b_i01o->{out}", batch_groups=groups, rtol=1e-4)
+
+
+def test_symbolic_channels_last():
+    w = WindowDim(3, 1, 1, 1)
+    conv((3, 9, 10, 5), (20, 5, 3, 3), [w, w], LAST, symbolic={(0, 0): "s0", (0, 1): "s1"})
+    conv((3, 9, 10, 32), (32, 1, 3, 3), [w, w], LAST, groups=32, symbolic={(0, 0): "s0"})
+
+
+@pytest.mark.parametrize("groups,channels,features", [(1, 5, 70), (1, 3, 300), (32, 32, 32), (2, 8, 12)])
+@pytest.mark.parametrize("symbolic", [None, {(0, 0): "s0"}])
+def test_finished_in_the_same_kernel(groups, channels, features, symbolic):
+    """Bias, a residual that the result may overwrite, an activation, and the sums themselves."""
+    def network(x, k, b, r):
+        y = build.convolution(x, k, [WindowDim(3, 1, 1, 1)] * 2, LAST, groups)
+        s = build.add(build.add(y, build.broadcast(b, y.shape.dims, (3,))), r)
+        return s, build.multiply(s, build.logistic(s))
+
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(d).astype("float32") for d in ((2, 9, 11, channels), (features, channels // groups, 3, 3), (features,), (2, 9, 11, features))]
+    if symbolic:
+        symbolic = symbolic | {(3, 0): "s0"}
+    compiled = check(network, *arrays, symbolic=symbolic, rtol=1e-4, optimize=True)
+    assert sum(x.op == "fusion" and x["kind"] == "output" for x in optimize(compiled.module).entry.instructions()) == 1

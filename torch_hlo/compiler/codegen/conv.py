@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.conv_direct import emit_direct, is_direct
 from torch_hlo.compiler.codegen.conv_gradient import emit_gradient, is_gradient
-from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, emit_tree
+from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, Finish, arguments_of, emit_apart, emit_tree, parts_of_output
+from torch_hlo.compiler.codegen.epilogue import epilogue
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.compiler.passes.conv_layout import preferred, relabeled, sides
 from torch_hlo.hlo import build
-from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.window import WindowDim
 
 
@@ -54,6 +55,19 @@ def convolution(program, x: Instruction) -> None:
     if rewritten is not None:
         return emit_tree(program, rewritten, x.operands, x)
     (emit_gradient if is_gradient(x) else emit_direct)(program, x, ACCUMULATORS[x.shape.dtype][0])
+
+
+def emit_output(program, x: Instruction, body: Computation) -> None:
+    """A step with the value of `body` on the operands of `x`: a convolution of parameters, and elementwise instructions on its result."""
+    inner, outer, operands, results = parts_of_output(program, x, body, "convolution")
+    if outer.shape.size == 0:
+        return
+    takes = not program.target.grid and is_direct(outer) and _typed(outer) is None and all(o.shape.size != 0 for o in outer.operands)
+    found = epilogue(program, body, inner, 1, outer.shape.dtype) if takes else None
+    if found is None:
+        return emit_apart(program, body, inner, outer, operands, results)
+    finish = Finish(found, arguments_of(program, found, operands, results), lambda: "null")
+    emit_direct(program, outer, ACCUMULATORS[outer.shape.dtype][0], finish)
 
 
 def _typed(x: Instruction) -> Instruction | None:

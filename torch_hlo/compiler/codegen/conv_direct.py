@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from torch_hlo.compiler.codegen.dot import SOURCES
+from torch_hlo.compiler.codegen.dot import SOURCES, Finish
+from torch_hlo.compiler.codegen.epilogue import Epilogue
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gemm import (
     ITEMS_PER_CORE,
@@ -31,6 +32,7 @@ from torch_hlo.compiler.codegen.gemm import (
     splat,
     tile_heights,
 )
+from torch_hlo.compiler.passes.conv_layout import is_channels_last
 from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import row_major_strides
@@ -38,6 +40,8 @@ from torch_hlo.hlo.shape import row_major_strides
 POINTERS = 16  # entries of a row of the table of pointers
 PACK_DEPTH = 96  # elements of the kernel per output feature that are turned at a time
 B_BYTES = 768 << 10  # packed kernel that stays in L2 while the pixels pass
+FINISHED = 256  # columns of a row tile that an epilogue finishes at a time
+MOST_COLUMNS = 1 << 20
 NUMBERS = ("features", "k", "runs", "run", "ldc", "tiles_each", "blocks_m", "columns_each", "blocks_n", "x_group", "b_group", "c_group")
 
 
@@ -231,10 +235,13 @@ def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function
     return f, turn
 
 
-def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: int, odd: bool, size: int, program) -> str:
-    """Items (group, block of panels, block of row tiles): void(lo, hi, X, B, C, zeros, NUMBERS…, geometry…). `odd`: the last panel is one
-    vector wide. `size`: channels of the groups of `micro_grouped`, or 0. Returns the name, its functions defined in `program`."""
+def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: int, odd: bool, size: int, epilogue: Epilogue | None,
+         program) -> str:  # fmt: skip
+    """Items (group, block of panels, block of row tiles): void(lo, hi, X, B, C, zeros, NUMBERS…, geometry…, the epilogue's). `odd`: the last panel
+    is one vector wide. `size`: channels of the groups of `micro_grouped`, or 0. With an epilogue C is not used: it takes the sums of a row tile from
+    the stack. Returns the name, its functions defined in `program`."""
     params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in ("X", "B", "C", "zeros")), *(("i64", q) for q in NUMBERS), *geometry(spatial)]
+    params += epilogue.parameters if epilogue else ()
     f = Function(name, "void", params)
     make = tile_pointers(f"tile_pointers_{t.kind}_{spatial}", t.kind, spatial)
     find = program.function(make.name, make.text())
@@ -248,6 +255,7 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
 
     P = f.op(f"alloca i8, i64 {f.mul('%runs', 8 * POINTERS)}, align 64")
     tall = f.sub("%pixels", f.mul(f.ceildiv("%pixels", heights[0]), heights[1])) if len(heights) > 1 else None
+    sums = f.op(f"alloca {t.kind}, i64 {f.mul('%columns_each', heights[0])}, align 64") if epilogue else ""
     with f.loop("%lo", "%hi") as item:
         rest, row_block = f.div(item, "%blocks_m"), f.rem(item, "%blocks_m")
         group, column_block = f.div(rest, "%blocks_n"), f.rem(rest, "%blocks_n")
@@ -266,14 +274,14 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
                 row = f.add(f.mul(tile, heights[1]), f.min(tile, tall))
             f.call("void", find, f"ptr {x}", "ptr %zeros", f"i64 {row}", f"ptr {P}", *(f"i64 %{q}" for _, q in geometry(spatial)))
 
-            def columns(rows: int, partial: bool = False, row=row, b=b, c=c, n0=n0, n1=n1) -> None:
+            def columns(rows: int, partial: bool = False, row=row, b=b, c=c, n0=n0, n1=n1, group=group) -> None:
                 rest = [f"i64 {f.sub('%pixels', row)}"] * partial
 
                 def call(j: Int, vectors: int, whole: bool = False) -> None:
-                    to = f.gep(t.kind, c, f.add(f.mul(row, "%ldc"), j))
+                    to = f.gep(t.kind, sums, f.sub(j, n0)) if epilogue else f.gep(t.kind, c, f.add(f.mul(row, "%ldc"), j))
                     middle = f"i64 {j}" if size else "i64 %run"
                     f.call("void", kernel(rows, vectors, partial, whole), f"ptr {P}", f"ptr {f.gep(t.kind, b, f.mul(j, '%k'))}", "i64 %runs", middle,
-                           f"ptr {to}", "i64 %ldc", f"i64 {f.sub(n1, j)}", *rest)
+                           f"ptr {to}", "i64 %columns_each" if epilogue else "i64 %ldc", f"i64 {f.sub(n1, j)}", *rest)
 
                 with f.loop(n0, n1, t.columns) as j:
                     if size:
@@ -282,6 +290,9 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
                         f.choose(f.icmp("sgt", f.sub(n1, j), t.lanes), lambda: call(j, t.vectors), lambda: call(j, 1))
                     else:
                         call(j, t.vectors)
+                if epilogue:
+                    column = f.add(f.mul(group, "%c_group"), n0)
+                    epilogue.call(f, row, f.min(rows, f.sub("%pixels", row)) if partial else rows, column, f.sub(n1, n0), sums, "%columns_each")
 
             if is_tall is not None:
                 f.choose(is_tall, lambda: columns(heights[0]), lambda: columns(heights[1]))
@@ -293,11 +304,8 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
 
 
 def is_direct(x: Instruction) -> bool:
-    """Whether a convolution has the form that `emit_direct` takes: channels last in input and result, no dilated base, floats of one type."""
-    lhs, out = _sides(x)
-    n = len(x["window"])
-    digits = "".join(map(str, range(n)))
-    return lhs == out == f"b{digits}f" and all(w.base_dilation == 1 for w in x["window"]) and len({o.shape.dtype for o in (*x.operands, x)}) == 1
+    """Whether a convolution has the form that `emit_direct` takes: channels last, and elements of one type."""
+    return is_channels_last(x) and len({o.shape.dtype for o in (*x.operands, x)}) == 1
 
 
 def _group_size(x: Instruction, t: Tile) -> int:
@@ -309,13 +317,8 @@ def _group_size(x: Instruction, t: Tile) -> int:
     return size if isinstance(size, int) and size <= t.lanes // 2 and t.lanes % size == 0 and t.is_float else 0
 
 
-def _sides(x: Instruction) -> tuple[str, str]:
-    lhs, rest = x["dim_labels"].split("_")
-    return lhs, rest.split("->")[1]
-
-
-def emit_direct(program, x: Instruction, kind: str) -> None:
-    """Emit a convolution of the form of `is_direct`."""
+def emit_direct(program, x: Instruction, kind: str, finish: Finish | None = None) -> None:
+    """Emit a convolution of the form of `is_direct`, or what `finish` makes of it."""
     lhs, rhs = x.operands
     window, spatial = x["window"], len(x["window"])
     t = register_tile(kind, program.target.vector_bytes)
@@ -346,19 +349,19 @@ def emit_direct(program, x: Instruction, kind: str) -> None:
             numbers += [out, n, w.stride, w.pad_low, count, w.window_dilation, steps[1 + i]]
     heights = tile_heights(t, pixels)
     tiles = ceildiv(pixels, heights[0])
-    cut = _cut(t, tiles, features, k, groups, pixels)
+    cut = _cut(t, tiles, features, k, groups, pixels, FINISHED if finish else MOST_COLUMNS)
     odd = not size and (not isinstance(features, int) or ceildiv(features, t.lanes) % 2 == 1)
-    key = (t, heights, isinstance(pixels, int), shape, odd, size)
+    key = (t, heights, isinstance(pixels, int), shape, odd, size, finish and finish.epilogue)
     name = program.once(("conv_direct", *key), lambda: task(f"conv_{shape}_{'_'.join(map(str, heights))}_{size}{'o' * odd}", *key, program))
     zeros = program.constant(bytes(usual(max(run, lhs.shape.dims[-1]) if size else run, 4096) * t.itemsize))
     groups_step = {"x": channels if feature_groups > 1 else steps[0] * (lhs.shape.dims[0] // batch_groups), "c": features}
     arguments = [features, k, runs, run, x.shape.dims[-1], cut.tiles_each, cut.blocks_m, cut.columns_each, cut.blocks_n,
                  groups_step["x"], ceildiv(features, t.lanes) * t.lanes * k, groups_step["c"], *numbers]
-    pointers = [program.pointer(lhs), packed, program.pointer(x), program.at(zeros)]
+    pointers = [program.pointer(lhs), packed, "null" if finish else program.pointer(x), program.at(zeros)]
     items = groups * cut.blocks_m * cut.blocks_n
     work = float(usual(pixels, 4096) * usual(features, 64) * usual(k, 512))
-    program.parallel(name, [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(v)}" for v in arguments)], program.size(items),
-                     cost=100 + work * groups / max(1, usual(items, 8)) / (1.5 * t.lanes))
+    texts = [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(v)}" for v in arguments), *(finish.arguments if finish else ())]
+    program.parallel(name, texts, program.size(items), cost=100 + work * groups / max(1, usual(items, 8)) / (1.5 * t.lanes))
 
 
 def usual(size: Size, otherwise: int) -> int:
@@ -372,10 +375,10 @@ def product(sizes) -> Size:
     return total
 
 
-def _cut(t: Tile, tiles: Size, features: Size, k: Size, groups: int, pixels: Size) -> Partition:
-    """Columns in blocks whose packed kernel stays in L2, rows in enough blocks for this machine."""
-    panels = max(1, B_BYTES // (usual(k, 512) * t.columns * t.itemsize))
-    columns = panels * t.columns
+def _cut(t: Tile, tiles: Size, features: Size, k: Size, groups: int, pixels: Size, most: int) -> Partition:
+    """Columns, at most `most` of them, in blocks whose packed kernel stays in L2, rows in enough blocks for this machine."""
+    panels = min(B_BYTES // (usual(k, 512) * t.columns * t.itemsize), most // t.columns)
+    columns = max(1, panels) * t.columns
     blocks_n = ceildiv(features, columns)
     if isinstance(features, int):  # equal blocks
         columns = min(columns, ceildiv(ceildiv(features, blocks_n), t.columns) * t.columns)

@@ -296,13 +296,10 @@ def _emit(program, x: Instruction, pointers: list[str], finish: Finish | None) -
 
 def emit_output(program, x: Instruction, body: Computation) -> None:
     """A step with the value of `body` on the operands of `x`: a dot of parameters, and elementwise instructions on its result."""
-    inner = next(y for y in postorder((body.root,)) if y.op == "dot")
-    outer = instr("dot", tuple(x.operands[o["index"]] for o in inner.operands), inner.shape, **dict(inner.attrs))
+    inner, outer, operands, results = parts_of_output(program, x, body, "dot")
     if outer.shape.size == 0:
         return
     wide = ACCUMULATORS.get(outer.shape.dtype, (None, outer.shape.dtype))[1]
-    results = [program.place(x, i) for i in range(len(x.shape.elements))] if x.shape.is_tuple else [program.place(x)]
-    operands = [program.place(o) for o in x.operands]
     found = None
     if program.target.grid:
         from torch_hlo.compiler.codegen.gpu import dot as grid
@@ -312,7 +309,7 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
     elif _rewritten(outer) is None and not _is_long(outer):
         found = epilogue(program, body, inner, len(_roles(outer)[2][1]), wide)
     if found is None:
-        return _emit_apart(program, body, inner, _retyped(outer, wide, list(outer.operands)), operands, results)
+        return emit_apart(program, body, inner, _retyped(outer, wide, list(outer.operands)), operands, results)
 
     def sums() -> str:
         """The first result's memory where it can hold them."""
@@ -320,12 +317,25 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
         free = results_of(body)[0].shape.dtype == wide and (results[0].word, results[0].offset) not in taken
         return program.at(results[0] if free else program.scratch(outer.shape.with_dtype(wide).nbytes))
 
+    finish = Finish(found, arguments_of(program, found, operands, results), sums)
+    _emit(program, outer, [*(program.pointer(o) for o in outer.operands), "null"], finish)
+
+
+def parts_of_output(program, x: Instruction, body: Computation, op: str) -> tuple[Instruction, Instruction, list[Place], list[Place]]:
+    """Of a fusion of kind output: its product in `body` and on the operands of `x`, and where operands and results are."""
+    inner = next(y for y in postorder((body.root,)) if y.op == op)
+    outer = instr(op, tuple(x.operands[o["index"]] for o in inner.operands), inner.shape, **dict(inner.attrs))
+    results = [program.place(x, i) for i in range(len(x.shape.elements))] if x.shape.is_tuple else [program.place(x)]
+    return inner, outer, [program.place(o) for o in x.operands], results
+
+
+def arguments_of(program, found: Epilogue, operands: list[Place], results: list[Place]) -> tuple[str, ...]:
+    """What an engine passes on to an epilogue."""
     read = [operands[i] for i in found.leaves]
-    arguments = (*(f"ptr {program.at(p)}" for p in (*read, *results)), *(f"i64 {program.size(n)}" for n in found.sizes))
-    _emit(program, outer, [*(program.pointer(o) for o in outer.operands), "null"], Finish(found, arguments, sums))
+    return (*(f"ptr {program.at(p)}" for p in (*read, *results)), *(f"i64 {program.size(n)}" for n in found.sizes))
 
 
-def _emit_apart(program, body: Computation, inner: Instruction, outer: Instruction, operands: list[Place], results: list[Place]) -> None:
+def emit_apart(program, body: Computation, inner: Instruction, outer: Instruction, operands: list[Place], results: list[Place]) -> None:
     """The product into an array, then a loop."""
     rest, sums = on_sums(body, inner, outer.shape.dtype)
     with program.rebound():

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.attention import emit_attention
+from torch_hlo.compiler.codegen.conv import emit_output as emit_convolution
 from torch_hlo.compiler.codegen.dot import emit_output
 from torch_hlo.compiler.codegen.gpu.attention import emit_attention as grid_attention
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
@@ -51,7 +52,7 @@ def fusion(program, x: Instruction) -> None:
     if kind == "custom" and attention_of(x) is not None:
         (grid_attention if program.target.grid else emit_attention)(program, x)
     elif kind == "output":
-        emit_output(program, x, x["calls"])
+        (emit_convolution if any(y.op == "convolution" for y in x["calls"].instructions()) else emit_output)(program, x, x["calls"])
     elif any(y.op == "reduce" for y in x["calls"].instructions()):
         _run(program, x, x["calls"])
     elif kind in ("loop", "reduce", "row"):

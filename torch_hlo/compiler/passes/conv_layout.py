@@ -33,6 +33,13 @@ def contracts_pixels(x: Instruction) -> bool:
     return not isinstance(taps, Dim) and not isinstance(places, Dim) and taps > places
 
 
+def is_channels_last(x: Instruction) -> bool:
+    """Whether the result is a matrix of pixels and features, computed from pixels of the input as they lie in memory."""
+    digits = "".join(map(str, range(len(x["window"]))))
+    lhs, _, out = sides(x)
+    return digits != "" and lhs == out == f"b{digits}f" and all(w.base_dilation == 1 for w in x["window"])
+
+
 def preferred(x: Instruction) -> tuple[str, str, str]:
     """The labels that the kernels take without copying."""
     _, rhs, out = sides(x)

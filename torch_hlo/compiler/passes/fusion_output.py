@@ -10,15 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torch_hlo.compiler.passes.conv_layout import is_channels_last
 from torch_hlo.compiler.passes.fusion_plan import FULL, MAX_INPUTS, MAX_MEMBERS, SAME, Group, Plan
 from torch_hlo.compiler.passes.fusion_table import FREE, HEAVY, LIGHT
+from torch_hlo.hlo.ir import Instruction
 
-PRODUCTS = frozenset(("dot",))
+
+def is_product(x: Instruction) -> bool:
+    """Whether a fusion may finish the sums of this instruction: a dot, or a convolution whose result is a matrix of pixels and features."""
+    return x.op == "dot" or x.op == "convolution" and is_channels_last(x)
 
 
 def absorb(plan: Plan) -> None:
     """Merge groups of `plan` into the products they read; a group that reads several goes to the last one."""
-    products = [i for i, x in enumerate(plan.order) if x.op in PRODUCTS and x.shape.kind == "f" and x.shape.size != 0]
+    products = [i for i, x in enumerate(plan.order) if is_product(x) and x.shape.kind == "f" and x.shape.size != 0]
     if products:
         absorber = _Absorber(plan)
         for i in reversed(products):
@@ -45,7 +50,7 @@ class _Absorber:
     def joining(self, i: int, g: Group) -> set[int]:
         """The members of `g` that should be computed with product `i`; empty when none."""
         plan, product = self.plan, self.plan.group(i)
-        if any(plan.order[m].op in PRODUCTS for m in g.roles):
+        if any(is_product(plan.order[m]) for m in g.roles):
             return set()
         front = self._front(i, g)
         # What the group writes anyway, and what that is computed from, may be worth joining where all of the front is not.

@@ -154,7 +154,7 @@ def reshape_of_transpose(out: Instruction) -> Instruction | None:
     turned = out.operands[0]
     x, perm = turned.operands[0], turned["dimensions"]
     split = groups(turned.shape.dims, out.shape.dims)
-    if split is None or any(not left or not right for left, right in split):
+    if split is None or any(not left or not right for left, right in split) or any(n == 1 for n in out.shape.dims):  # see transpose_ones
         return None
     if any(perm[b] != perm[a] + 1 for left, _ in split for a, b in zip(left, left[1:])):
         return None

@@ -1,0 +1,63 @@
+"""conv_layout: channels last, and transposes that cancel."""
+from __future__ import annotations
+
+from test.support import HloTestCase
+from torch_hlo.compiler.passes.conv_layout import conv_layout
+from torch_hlo.compiler.pipeline import optimize
+from torch_hlo.hlo import build as h
+from torch_hlo.hlo.ir import called, postorder
+from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.window import WindowDim
+
+
+def p(index, *dims):
+    return h.parameter(index, Shape("f32", dims))
+
+
+def square(*args):
+    return [WindowDim(*args)] * 2
+
+
+def ops(root):
+    """All opcodes of a program, also inside of its fusions."""
+    return [y.op for x in postorder((root,)) for y in (x, *(z for c in called(x) for z in c.instructions()))]
+
+
+class ConvLayout(HloTestCase):
+    def test_channels_last(self):
+        x, k = p(0, 2, 3, 8, 9), p(1, 4, 3, 3, 3)
+        before = h.convolution(x, k, square(3, 1, 1, 1), "bf01_oi01->bf01")
+        inner = h.convolution(h.transpose(x, (0, 2, 3, 1)), k, square(3, 1, 1, 1), "b01f_oi01->b01f")
+        self.assertRewrites(conv_layout, before, h.transpose(inner, (0, 3, 1, 2)))
+        self.assertKept(conv_layout, inner)
+
+    def test_gradient_of_weights(self):
+        x, y = p(0, 2, 3, 8, 8), p(1, 2, 4, 8, 8)
+        before = h.convolution(x, y, square(8, 1, 1, 1), "fb01_io01->fb01")
+        after = h.convolution(h.transpose(x, (0, 2, 3, 1)), h.transpose(y, (0, 2, 3, 1)), square(8, 1, 1, 1), "f01b_i01o->fb01")
+        self.assertRewrites(conv_layout, before, after)
+
+    def test_window_of_one_element(self):
+        x, k = p(0, 2, 8, 9, 3), p(1, 4, 3, 1, 1)
+        product = h.dot(h.reshape(x, (144, 3)), h.reshape(k, (4, 3)), (1,), (1,))
+        self.assertRewrites(conv_layout, h.convolution(x, k, square(1), "b01f_oi01->b01f"), h.reshape(product, (2, 8, 9, 4)))
+        y = p(1, 2, 8, 8, 4)
+        x = p(0, 2, 8, 8, 3)
+        product = h.dot(h.reshape(y, (128, 4)), h.reshape(x, (128, 3)), (0,), (0,))
+        self.assertRewrites(conv_layout, h.convolution(x, y, square(8), "f01b_i01o->fb01"), h.reshape(product, (4, 3, 1, 1)))
+
+    def test_a_network_is_transposed_where_it_begins_and_ends(self):
+        x = p(0, 2, 3, 16, 16)
+        y = h.convolution(x, p(1, 32, 3, 3, 3), square(3, 1, 1, 1), "bf01_oi01->bf01")
+        y = h.add(y, h.broadcast(p(2, 32), y.shape.dims, (1,)))
+        y = h.maximum(y, h.full_like(y, 0))
+        y = h.reduce_window(y, h.constant(-float("inf"), "f32"), (WindowDim(1), WindowDim(1), *square(2, 2)), "maximum")
+        shortcut = y
+        for i in (3, 4):
+            y = h.tanh(h.convolution(y, p(i, 32, 32, 3, 3), square(3, 1, 1, 1), "bf01_oi01->bf01"))
+        y = h.concatenate([h.add(y, shortcut), y], 1)
+        y = h.convolution(h.pad(y, h.constant(0, "f32"), [(0, 0, 0), (0, 0, 0), (1, 1, 0), (1, 1, 0)]), p(5, 8, 64, 3, 3), square(3, 2), "bf01_oi01->bf01")
+        module = self.program(y)
+        result = optimize(module)
+        assert ops(result.entry.root).count("transpose") == 2
+        self.assertSameValue(module, result, 0, 1e-4)
