@@ -7,15 +7,15 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
-from torch_hlo.compiler.codegen.gpu.program import Kernel, TensorMap
+from torch_hlo.compiler.codegen.gpu.program import Kernel, LibraryProduct, TensorMap
 from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall
 from torch_hlo.hlo.dim import Size, parse_dim
 from torch_hlo.hlo.shape import DTYPES, Shape
 
 MAGIC = b"torch_hlo executable\0"
-VERSION = 6
+VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +109,14 @@ class Executable:
 
 
 def _kernel_data(k: Kernel) -> list:
-    return [k.name, k.arguments, k.threads, k.label, k.shared, [[m.pointer, m.itemsize, m.sizes, m.strides, m.box] for m in k.maps]]
+    return [k.name, k.arguments, k.threads, k.label, k.shared, [[m.pointer, m.itemsize, m.sizes, m.strides, m.box] for m in k.maps],
+            None if k.library is None else astuple(k.library)]
 
 
 def _kernel(data: list) -> Kernel:
-    name, arguments, threads, label, shared, maps = data
+    name, arguments, threads, label, shared, maps, library = data
     found = tuple(TensorMap(int(p), int(size), *(tuple(map(int, v)) for v in (sizes, strides, box))) for p, size, sizes, strides, box in maps)
-    return Kernel(str(name), str(arguments), int(threads), str(label), int(shared), found)
+    return Kernel(str(name), str(arguments), int(threads), str(label), int(shared), found, None if library is None else LibraryProduct(*library))
 
 
 def _shape_data(shape: Shape) -> list:

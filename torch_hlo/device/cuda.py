@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from torch_hlo import config
 from torch_hlo.compiler.codegen.gpu.program import Kernel, TensorMap
 from torch_hlo.compiler.codegen.gpu.target import nvptx_target
-from torch_hlo.device import collective, gpu, runtime
+from torch_hlo.device import collective, cublaslt, gpu, runtime
 from torch_hlo.device.gpu import DeviceMemory, DevicePool, DriverError
 
 _P, _SIZE, _INT, _UINT, _U64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint, ctypes.c_uint64
@@ -70,6 +71,7 @@ class Cuda:
         self._cu = _functions(library)
         self._lock = threading.RLock()
         self._depth = 0
+        self._library: cublaslt.CublasLt | None = None
         self._maps: dict[tuple[int, ...], tuple[int, object]] = {}  # tensor maps by what they are made of: address and memory
         self._last: Kernel | None = None  # launched last: what an asynchronous failure most likely is about
         self._check("cuInit", 0)
@@ -86,7 +88,7 @@ class Cuda:
         self.name = name.value.decode()
         self.capability = tuple(self._get("cuDeviceGetAttribute", what, self.device) for what in (_MAJOR, _MINOR))
         try:
-            self.target = nvptx_target(*self.capability)
+            self.target = replace(nvptx_target(*self.capability), library=config.get("TUNE") > 0 and cublaslt.find() is not None)
         except ValueError as error:
             raise DriverError(f"{self.name}: {error}") from None
         self._context = self._made("cuDevicePrimaryCtxRetain", self.device)
@@ -247,7 +249,7 @@ class Cuda:
             if code:
                 raise self._error("cuModuleLoadDataEx", code, f"kernels {', '.join(k.name for k in kernels)}")
             self._modules.append(module)
-            handles = [self._made("cuModuleGetFunction", module, k.name.encode(), what=k.name) for k in kernels]
+            handles = [k.library or self._made("cuModuleGetFunction", module, k.name.encode(), what=k.name) for k in kernels]
             for handle, k in zip(handles, kernels, strict=True):
                 if k.shared > _STATIC_SHARED:
                     self._check("cuFuncSetAttribute", handle, _DYNAMIC_SHARED, k.shared, what=f"{k.name} of {k.label}: {k.shared} bytes of shared memory")
@@ -256,6 +258,10 @@ class Cuda:
     def launch(self, handle: _P, kernel: Kernel, groups: int, words: int) -> None:
         # the driver wants an array of pointers to the arguments, all of which are words here, and to the tensor maps
         count = len(kernel.arguments)
+        if kernel.library is not None:
+            with self:
+                self._last, self._busy = kernel, True
+                return self._cublaslt().product(kernel.library, list((_U64 * count).from_address(words)), self.stream.value, self.stream is self.main)
         with self:
             maps = [self._tensor_map(m, kernel, (_U64 * count).from_address(words)) for m in kernel.maps]
             pointers = (_P * (count + len(maps)))(*range(words, words + 8 * count, 8), *maps)
@@ -264,6 +270,11 @@ class Cuda:
             if code:
                 error = self._error("cuLaunchKernel", code, f"kernel {kernel.name} of {kernel.label}")
                 raise error if isinstance(error, MemoryError) else LaunchError(str(error))
+
+    def _cublaslt(self) -> cublaslt.CublasLt:
+        if self._library is None:
+            self._library = cublaslt.CublasLt(cublaslt.find(), self.allocate)
+        return self._library
 
     def _tensor_map(self, m: TensorMap, kernel: Kernel, words: Sequence[int]) -> int:
         """Address of what the copy engine wants to know of an array; made once."""

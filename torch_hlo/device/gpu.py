@@ -427,15 +427,22 @@ def compile_program(pool: DevicePool, module: Module, observe: Observe | None = 
         PROFILED.append(made)
         return made
     text = module_text(module)
-    key = cache.fingerprint(text, target.key, config.get("DISABLE"))
+    tuned = config.get("TUNE") > 0
+    key = cache.fingerprint(text, target.key, config.get("DISABLE") + " tuned" * tuned)
     made = _stored(key, pool, program) if observe is None and not config.get("CHECK") else None
     if made is None:
+        complete = True
+        if tuned:
+            from torch_hlo.device import tuning
+
+            complete = tuning.measure(pool.driver, lambda e: program(e, pool), module)
         if observe is None:
             executable = compile_module(module, target)
         else:
             optimized = optimize(module, passes=passes_for(target), dump=lambda name, m, ms: name != "input" and observe(f"hlo:{name}", m))
             executable = compile_module(optimized, target, optimize=False, dump=observe)
-        cache.store(key, executable.to_bytes())
+        if complete:
+            cache.store(key, executable.to_bytes())
         made = program(executable, pool)
     if any(call.name.startswith("collective") for call in made.executable.host_calls):
         made.info = collective.Info(module, text)

@@ -6,6 +6,8 @@
 | matrix.py | types that the matrix units of NVIDIA GPUs take |
 | fma.py | the rest, and f32 exactly |
 
+Where several may be best, TORCH_HLO_TUNE measures (compiler/tune.py), NVIDIA's library among them.
+
 An engine has `blocks` (what a group of threads computes), `kind` (register type of sums), `threads`, `shared` (bytes of shared memory given at launch),
 `name`, `width(most)`: neighbouring columns it stores at a time; `write(f, place, lanes, store)` writes the kernel into `f` and returns
 definitions of shared memory; `maps(batch)`: for the copy engine. It is all that its code depends on but the finish.
@@ -16,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from torch_hlo.compiler import tune
 from torch_hlo.compiler.codegen import scalar
 from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, Product, product
 from torch_hlo.compiler.codegen.epilogue import expression
@@ -23,13 +26,14 @@ from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import blocks, fma, gemv, matrix
 from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, Store, divides
 from torch_hlo.compiler.codegen.gpu.finish import Fused, Plain
-from torch_hlo.compiler.codegen.gpu.program import MAP, TensorMap
+from torch_hlo.compiler.codegen.gpu.program import MAP, LibraryProduct, TensorMap
 from torch_hlo.compiler.codegen.gpu.target import machine
 from torch_hlo.compiler.codegen.inline import Writer, load
 from torch_hlo.compiler.codegen.program import Place
 from torch_hlo.compiler.codegen.scalar import STORAGE
 from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Computation, Instruction
+from torch_hlo.hlo.ir import Computation, Instruction, Module, instr
+from torch_hlo.hlo.text import module_text
 
 REGISTER_TYPE = {"float": "f32", "double": "f64", "i32": "s32", "i64": "s64"}  # element type that values of a kind are loaded and added as
 LEAST_DEPTH = 256  # of a part of k
@@ -131,8 +135,11 @@ def emit(program, x: Instruction) -> bool:
         return False
     p, engine, swapped = found
     operands, result, total = [program.pointer(o) for o in x.operands], program.pointer(x), x.shape.size
-    wide = REGISTER_TYPE[engine.kind]
     operands = operands[::-1] if swapped else operands
+    if isinstance(engine, LibraryProduct):
+        _call_library(program, p, engine, [*operands, result])
+        return True
+    wide = REGISTER_TYPE[engine.kind]
     if engine.blocks.parts == 1:
         _launch(program, p, engine, Plain(x.shape.dtype), [*operands, result])
     else:
@@ -144,9 +151,9 @@ def emit(program, x: Instruction) -> bool:
 
 def emit_output(program, body: Computation, inner: Instruction, outer: Instruction, columns: int, operands: Sequence[Place],
                 results: Sequence[Place]) -> bool:
-    """The kernel of a fusion of kind output (dot.emit_output); False where the product is rewritten, cut in k, or the expression gathers."""
+    """The kernel of a fusion of kind output (dot.emit_output); False where the product is rewritten, cut in k or the library's, or the expression gathers."""
     found = _chosen(program, outer)
-    if found is None or found[1].blocks.parts > 1 or found[2]:
+    if found is None or found[2] or isinstance(found[1], LibraryProduct) or found[1].blocks.parts > 1:
         return False
     p, engine, _ = found
     wide = REGISTER_TYPE[engine.kind]
@@ -158,7 +165,7 @@ def emit_output(program, body: Computation, inner: Instruction, outer: Instructi
     return True
 
 
-def _chosen(program, x: Instruction) -> tuple[Product, Engine, bool] | None:
+def _chosen(program, x: Instruction) -> tuple[Product, Engine | LibraryProduct, bool] | None:
     """(the strided product, its engine, whether the operands changed places), or None."""
     p, dtypes, result = product(x), tuple(o.shape.dtype for o in x.operands), x.shape.dtype
     if p is None or p.k == 0 or x.shape.kind == "c":
@@ -168,9 +175,52 @@ def _chosen(program, x: Instruction) -> tuple[Product, Engine, bool] | None:
         p = replace(p, m=1, n=p.m, a=p.b, b=p.a, c_m=p.m, batch=tuple((n, b, a, c) for n, a, b, c in p.batch))
         dtypes = dtypes[::-1]
     kind = ACCUMULATORS[result][0] if result in ACCUMULATORS and all((d, ACCUMULATORS[result][0]) in SOURCES for d in dtypes) else None
-    engine = kind and gemv.engine(program.target, p, dtypes, kind) or matrix.engine(program.target, p, dtypes, result)
-    engine = engine or kind and _fma(program.target, p, dtypes, kind)
-    return (p, engine, swapped) if engine else None
+    target = program.target
+    few = kind and gemv.engine(target, p, dtypes, kind)
+    found = [few] if few else []
+    found += matrix.engines(target, p, dtypes, result)[:MOST_WAYS]
+    if kind and not found:
+        found = [_fma(target, p, dtypes, kind)]
+    if not found:
+        return None
+    return p, _fastest(program, x, p, dtypes, found), swapped
+
+
+MOST_WAYS = 6  # engines on matrix units that are measured: the best by estimate
+LIBRARY = "library"
+
+
+def _fastest(program, x: Instruction, p: Product, dtypes: tuple[str, str], engines: list[Engine]) -> Engine | LibraryProduct:
+    """The engine to take: the first, unless others were measured to be faster."""
+    ways: dict[str, Engine | LibraryProduct] = {f"{e.name}/{e.blocks.parts}": e for e in engines}
+    library = _library(program.target, x, p, dtypes)
+    if library is not None:
+        ways[LIBRARY] = library
+    if len(ways) == 1 or not tune.active() or not all(o.shape.is_static for o in x.operands):
+        return engines[0]
+    parameters = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+    alone = Module("step", Computation("main", parameters, instr("dot", parameters, x.shape, **dict(x.attrs))))
+    return ways[tune.choose(program.target.key, module_text(alone), tuple(ways))]
+
+
+def _library(target, x: Instruction, p: Product, dtypes: tuple[str, str]) -> LibraryProduct | None:
+    """The product as NVIDIA's library takes it, or None: at most one dimension of products, rows contiguous and aligned."""
+    unit = matrix.units(target, dtypes, x.shape.dtype)
+    sums = {"float": "f32", "i32": "s32"}[unit[0].accumulator] if unit else "f64" if {*dtypes, x.shape.dtype} == {"f64"} else None
+    if dtypes == ("f32", "f32") and x.shape.dtype == "f32":
+        sums = "tf32" if target.tf32 else "f32"
+    if not target.library or sums is None or len(p.batch) > 1 or 1 not in p.a or 1 not in p.b or x.shape.dtype not in ("f32", "f64", "bf16", "f16", "s32"):
+        return None
+    a_along_k, b_along_k = p.a[1] == 1, p.b[1] == 1
+    if sums == "s32" and not divides(4, [p.m, p.n, p.k]) or STORAGE[dtypes[0]].bytes == 1 and not (a_along_k and b_along_k and divides(16, [p.k, p.n])):
+        return None
+    return LibraryProduct(*dtypes, x.shape.dtype, sums, a_along_k, b_along_k)
+
+
+def _call_library(program, p: Product, product: LibraryProduct, pointers: Sequence[str]) -> None:
+    lines = [strides[0] if along else strides[1] for strides, along in ((p.a, product.a_along_k), (p.b, product.b_along_k))]
+    sizes = [p.m, p.n, p.k, *lines, p.c_m, *(p.batch[0] if p.batch else (1, 0, 0, 0))]
+    program.library_product(product, [*(f"ptr {q}" for q in pointers), *(f"i64 {program.size(s)}" for s in sizes)])
 
 
 def _launch(program, p: Product, engine: Engine, finish: Plain | Fused, pointers: list[str], part: Size = 0, more: Sequence[str] = ()) -> None:

@@ -109,20 +109,20 @@ class Matrix:
         return tuple(found)
 
 
-def engine(target, p: Product, dtypes: Sequence[str], result: str) -> Matrix | None:
-    """The engine with the least estimated time; None where no matrix unit takes the types, or an operand has no contiguous dimension."""
+def engines(target, p: Product, dtypes: Sequence[str], result: str) -> list[Matrix]:
+    """Engines for a product, the least estimated time first; none where no matrix unit takes the types, or an operand has no contiguous dimension."""
     pair = units(target, dtypes, result)
     if pair is None:
-        return None
+        return []
     forms = []
     for unit, strides, own in zip(pair, (p.a, p.b), (1, 2), strict=True):
         if 1 not in strides:
-            return None
+            return []
         along_k = strides[1] == 1
         others = [strides[0] if along_k else strides[1], *(entry[own] for entry in p.batch)]
         width = next(w for w in (16, 8, 4, 2, 1) if divides(w, [s * unit.itemsize for s in others]))
         forms.append((unit, along_k, max(width, unit.itemsize)))
-    best: tuple[float, Matrix] | None = None
+    found: list[tuple[float, Matrix]] = []
     m, n, k, batch = (s if isinstance(s, int) else USUAL for s in (p.m, p.n, p.k, blocks.count(p)))
     depth = k * pair[0].itemsize
     have = machine(target)
@@ -138,11 +138,10 @@ def engine(target, p: Product, dtypes: Sequence[str], result: str) -> Matrix | N
             compute = each * (tile.m * tile.n * slices * LINE / (have.rate * share * (0.6 if tile.team == 1 and target.cpu == "sm_90a" else 1)) + 1500 / min(resident, each))
             moved = (min(across, 8) * m + min(down, 8) * n) * depth / have.bandwidth + m * n * 8 * (parts > 1) * (parts + 1) / have.bandwidth
             time = max(compute, batch * moved) + (3000 if parts > 1 else 0)
-            if best is None or time < best[0] * 0.999:
-                a, b = (Operand(unit, along, rows, width) for (unit, along, width), rows in zip(forms, (tile.m, tile.n), strict=True))
-                bulk = tile.team > 1 and all(o.width == 16 for o in (a, b)) and len(p.batch) <= 3 and all(0 not in entry[1:3] for entry in p.batch)
-                best = time, Matrix(Blocks(tile.m, tile.n, parts, a.depth), tile, a, b, bulk)
-    return best[1] if best else None
+            a, b = (Operand(unit, along, rows, width) for (unit, along, width), rows in zip(forms, (tile.m, tile.n), strict=True))
+            bulk = tile.team > 1 and all(o.width == 16 for o in (a, b)) and len(p.batch) <= 3 and all(0 not in entry[1:3] for entry in p.batch)
+            found.append((time, Matrix(Blocks(tile.m, tile.n, parts, a.depth), tile, a, b, bulk)))
+    return [engine for _, engine in sorted(found, key=lambda each: each[0])]
 
 
 def tiles(target) -> tuple[tuple[Tile, float], ...]:

@@ -44,6 +44,19 @@ class TensorMap:
     box: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LibraryProduct:
+    """C = A B by the vendor's library (device/cublaslt.py), in the place of a kernel. HLO types of the arrays and `sums` ("tf32": f32 of rounded
+    operands); whether operands are contiguous along k. The arguments are those of `device.cublaslt.CublasLt.product`."""
+
+    a: str
+    b: str
+    c: str
+    sums: str
+    a_along_k: bool
+    b_along_k: bool
+
+
 MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'  # type of a parameter that is a TensorMap
 
 
@@ -51,7 +64,7 @@ MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'  # type of a paramet
 class Kernel:
     """An entry point on the device: `name(i64 items, arguments…, maps…)`. `arguments`: "p" for a pointer, "n" for an i64, each; `threads` of a
     group; `label`: the HLO instruction it was first made for; `shared`: bytes of shared memory per group beyond what the code declares; `maps`: made by the
-    driver from the arguments of each launch."""
+    driver from the arguments of each launch; `library`: not in the image, the driver calls the library."""
 
     name: str
     arguments: str
@@ -59,6 +72,7 @@ class Kernel:
     label: str
     shared: int = 0
     maps: tuple[TensorMap, ...] = ()
+    library: LibraryProduct | None = None
 
 
 class GpuProfile(Profile):
@@ -187,6 +201,20 @@ class GpuProgram(Program):
         self._store_arguments([f"i64 {items}", *arguments])
         self._host("launch", f"i64 {number}", f"i64 {groups}", "ptr %arguments")
 
+    def library_product(self, product: LibraryProduct, arguments: Sequence[str]) -> None:
+        """Have the vendor's library compute a product."""
+        number = self._kernel_numbers.get(product)
+        if number is None:
+            number = self._kernel_numbers[product] = len(self.kernels)
+            kinds = "".join("p" if a.startswith("ptr") else "n" for a in arguments)
+            self.kernels.append(Kernel(f"library{number}", "n" + kinds, 0, self._label(), library=product))
+        self._store_arguments(["i64 1", *arguments])
+        self._host("launch", f"i64 {number}", "i64 1", "ptr %arguments")
+
+    def _label(self) -> str:
+        x = self._step
+        return "" if x is None else f"{x.op} {x.shape}" + (f" ({META[x].op_name})" if META.get(x) and META[x].op_name else "")
+
     def _kernel(self, function: str, arguments: Sequence[str]) -> int:
         found = self._kernel_numbers.get(function)
         if found is None:
@@ -195,10 +223,8 @@ class GpuProgram(Program):
             if any(k not in ("ptr", "i64") for k in kinds):
                 raise CodegenError(f"kernel {function}: arguments are pointers and i64, got {kinds}")
             threads, shared, maps = self.groups.get(function, (None, 0, ()))
-            x = self._step
-            label = "" if x is None else f"{x.op} {x.shape}" + (f" ({META[x].op_name})" if META.get(x) and META[x].op_name else "")
             name = f"k{found}_" + re.sub(r"\W", "_", function)
-            self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), threads or THREADS, label, shared, maps))
+            self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), threads or THREADS, self._label(), shared, maps))
             self._kernel_texts.append(kernel_text(self.functions[function], name, self.target.family, threads or THREADS, threads is not None))
         return found
 

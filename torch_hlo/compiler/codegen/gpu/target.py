@@ -79,6 +79,7 @@ class GpuTarget:
     """What code is generated for: looks like codegen.target.Target to emitters, and is compiled together with a plan for the host.
 
     `vector_bytes`: one access of a thread. `warp`: threads that run in step. `tf32`: products of f32 may round their operands to 11 bits.
+    `library`: the vendor's products can be called.
     """
 
     family: Family
@@ -87,6 +88,7 @@ class GpuTarget:
     warp: int = 32
     vector_bytes: int = 16
     tf32: bool = False
+    library: bool = False
     grid = True  # kernels run on a grid of threads
     fuses = True  # multiply-add is an instruction
     parallel_threshold_ps = 0
@@ -117,7 +119,7 @@ class GpuTarget:
 
     @property
     def key(self) -> str:
-        return f"{self.name} {self.features}{' tf32' * self.tf32} llvm{llvm.llvm_version_info[0]} + {host().key}"
+        return f"{self.name} {self.features}{' tf32' * self.tf32}{' library' * self.library} llvm{llvm.llvm_version_info[0]} + {host().key}"
 
 
 @lru_cache(1)
