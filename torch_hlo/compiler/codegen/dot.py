@@ -219,7 +219,7 @@ def _takes_amx(program, x: Instruction, pointers: list[str], finish: Finish | No
         each = ceildiv(tiles, max(1, min(gemm.ITEMS_PER_CORE * (os.cpu_count() or 1), p.m * _hint(p.n, 512) * p.k >> 24)))
         cut = gemm.Partition(each, p.n, ceildiv(tiles, each), 1, False)
     else:
-        cut = gemm.partition(Tile("float", 4, 16, BLOCK, 2), tiles, p.m, p.n, p.k, batch, 0.05, False, 1 << 24)
+        cut = gemm.partition(Tile("float", 4, 16, BLOCK, 2), tiles, p.m, p.n, p.k, batch, ("copy", "copy"), False, 1 << 24)
     for side, (lanes, strides) in enumerate(((p.m, p.a), (p.n, p.b))):
         if not prepacked or transposed and side == 0:
             continue
@@ -410,10 +410,7 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
         cut = gemm.Partition(1, each, 1, ceildiv(p.n, each), False)
     else:
         t = replace(t, vectors=plan.vectors)
-        # Rows that are read in place cost little to read again unless they come from memory; a transposing pack of B is the dearest.
-        far = _hint(p.n, 512) * _hint(p.k, 512) * t.itemsize > 1 << 24
-        b_cost = {"direct": 0.2 if far else 0.03, "copy": 0.08}.get(plan.form_b, 0.12)
-        cut = gemm.partition(t, ceildiv(p.m, plan.heights[0]), p.m, p.n, p.k, batch, b_cost, all(d[1] == 0 for d in p.batch))
+        cut = gemm.partition(t, ceildiv(p.m, plan.heights[0]), p.m, p.n, p.k, batch, (plan.form_a, plan.form_b), all(d[1] == 0 for d in p.batch))
     local = finish is not None and _is_local(plan, p)
     if finish is not None and not local:
         pointers = [*pointers[:2], finish.sums()]

@@ -274,29 +274,35 @@ class Partition:
 
 
 ITEMS_PER_CORE = 4
+IMBALANCE = {1: 0.08, 2: 0.015, 4: 0.0}  # items per core -> share of the time lost by waiting for the last one
+NEAR = 1 << 20  # bytes of an operand that stay in L2 while its packing runs again and again
+PACK_NS = {"copy": (0.08, 0.15), "transpose": (0.15, 0.3), "strided": (1.5, 1.5), "direct": (0.03, 0.2)}  # per element: near, far
+PREPACK_NS, READ_NS = 0.5, (0.05, 0.3)  # to pack all of A beforehand; to read that again
 
 
-def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, b_cost: float, may_prepack: bool = True,
+def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, forms: tuple[str, str], may_prepack: bool = True,
               work: int = 1 << 22) -> Partition:  # fmt: skip
-    """The cheapest cut into enough items for this machine. Costs are nanoseconds per element of an operand, on one thread:
-
-    packing A 0.1 (per block of columns, unless packed once), reading a packed A 0.05 from L2 and 0.2 from further away, packing B
-    `b_cost` per block of rows. `work`: multiply-adds that make an item worth its overhead. Which cut is taken does not change results: every element of C is summed in one item.
+    """The cheapest cut into items for this machine: A is packed once per block of columns and B once per block of rows, unless A is packed
+    beforehand, while few items leave cores idle at the end. `forms`: how the operands are read; the costs above were measured on one thread.
+    `work`: multiply-adds that make an item worth its overhead. Which cut is taken does not change results: every element of C is summed in one item.
     """
     step = t.columns
     if not (isinstance(tiles, int) and isinstance(n, int)):
         rows, columns = 16, 8 * step
         return Partition(rows, columns, ceildiv(tiles, rows), ceildiv(n, columns), False)
     m, k, batch = (v if isinstance(v, int) else usual for v, usual in ((m, 512), (k, 512), (batch, 8)))
-    items = max(1, min(ITEMS_PER_CORE * (os.cpu_count() or 1), m * n * k * batch // work) // max(1, batch))
-    read = 0.05 if m * k * t.itemsize < 1 << 20 else 0.2
+    far_a, far_b = m * k * t.itemsize > NEAR, n * k * t.itemsize > NEAR
+    multiply = m * n * k / (1.5 * t.lanes) / 1.5
     best = (float("inf"), 1, 1, False)
-    for blocks_n in range(1, min(items, ceildiv(n, step)) + 1):
-        blocks_m = min(ceildiv(items, blocks_n), tiles)
-        missing = (items - blocks_m * blocks_n) * m * n * k * 1e-2 / items if blocks_m * blocks_n < items else 0.0
-        for prepacked in (False, True) if may_prepack and blocks_n > 1 else (False,):
-            a_cost = m * k * (0.3 + read * blocks_n if prepacked else 0.1 * blocks_n)
-            best = min(best, (a_cost + blocks_m * n * k * b_cost + missing, blocks_m, blocks_n, prepacked))
+    for per_core, idle in IMBALANCE.items():
+        items = max(1, min(per_core * (os.cpu_count() or 1), m * n * k * batch // work) // max(1, batch))
+        for blocks_n in range(1, min(items, ceildiv(n, step)) + 1):
+            blocks_m = min(ceildiv(items, blocks_n), tiles)
+            lost = multiply * (idle + max(0, 1 - blocks_m * blocks_n / items))
+            passes = blocks_n * ceildiv(ceildiv(n, blocks_n), NC)
+            for prepacked in (False, True) if may_prepack and passes > 1 else (False,):
+                a_cost = PREPACK_NS + READ_NS[far_a] * passes if prepacked else PACK_NS[forms[0]][far_a] * passes
+                best = min(best, (m * k * a_cost + blocks_m * n * k * PACK_NS[forms[1]][far_b] + lost, blocks_m, blocks_n, prepacked))
     _, blocks_m, blocks_n, prepacked = best
     tiles_each, columns_each = ceildiv(tiles, blocks_m), ceildiv(ceildiv(n, blocks_n), step) * step
     return Partition(tiles_each, columns_each, ceildiv(tiles, tiles_each), ceildiv(n, columns_each), prepacked)
