@@ -211,6 +211,9 @@ SHARED = ".shared .align 16 .b8 buffer[256];"
 WRITE = "mov.b32 %r1, buffer; mad.lo.u32 %r2, %tid, 4, %r1; st.shared.b32 [%r2], %tid;"
 READ = "xor.b32 %r3, %tid, {0}; mad.lo.u32 %r3, %r3, 4, %r1; ld.shared.b32 %r4, [%r3];"
 
+GLOBAL_WRITE = "mad.lo.u64 %rd1, %rdT, 4, %rdA0; st.global.b32 [%rd1], %tid;"
+GLOBAL_READ = "xor.b64 %rd2, %rdT, 33; mad.lo.u64 %rd2, %rd2, 4, %rdA0; ld.global.b32 %r1, [%rd2];"
+
 
 @pytest.mark.parametrize(("body", "threads", "message"), [
     ("mad.lo.u64 %rd1, %rdT, 4, %rdA0; ld.global.b32 %r1, [%rd1];", 65, r"line \d+: `ld.global.b32 %r1, \[%rd1\];`: .*outside of every array: 0 bytes after.*the first is thread 64 of group 0"),
@@ -226,14 +229,20 @@ READ = "xor.b32 %r3, %tid, {0}; mad.lo.u32 %r3, %r3, 4, %r1; ld.shared.b32 %r4, 
     ("frob.b32 %r1, %r2;", 32, r"line \d+: frob is not evaluated: frob.b32 %r1, %r2;"),
     ("add.rn.f32.wobbly %r1, %r2, %r3;", 32, "is not evaluated"),
     ("trap;", 32, "the kernel traps"),
+    (GLOBAL_WRITE + GLOBAL_READ, 64, r"reads global memory that thread \d+ has written in this launch"),
+    (GLOBAL_READ + GLOBAL_WRITE, 64, "writes global memory that group 0 has read in this launch"),
+    ("mov.u32 %r1, %ctaid.x; setp.eq.u32 %p1, %r1, 0; @%p1 st.global.b32 [%rdA0], 1; @!%p1 st.global.b32 [%rdA0], 2;", 1, "writes global memory that thread 0 of group 0 has written in this launch"),
+    ("mov.u32 %r1, %ctaid.x; setp.eq.u32 %p1, %r1, 1; ld.global.b32 %r2, [%rdA0]; @%p1 st.global.b32 [%rdA0], 7;", 1, "writes global memory that several groups have read"),
 ])  # fmt: skip
 def test_mistakes_are_found(body, threads, message):
     with pytest.raises(PtxError, match=message):
-        run(body, [of(U32, np.zeros(64))], threads=threads, declarations=SHARED)
+        run(body, [of(U32, np.zeros(64))], threads=threads, declarations=SHARED, groups=2 if "ctaid" in body else 1)
 
 
 @pytest.mark.parametrize("body", [WRITE + "bar.sync 0;" + READ.format(32), WRITE + READ.format(0), WRITE + "bar.warp.sync -1;" + READ.format(1),
-                                  WRITE + "bar.sync 0;" + READ.format(32) + "bar.sync 0;" + WRITE])  # fmt: skip
+                                  WRITE + "bar.sync 0;" + READ.format(32) + "bar.sync 0;" + WRITE, GLOBAL_WRITE + "bar.sync 0;" + GLOBAL_READ,
+                                  GLOBAL_READ + "bar.sync 0;" + GLOBAL_WRITE, GLOBAL_WRITE + GLOBAL_WRITE + "ld.global.b32 %r1, [%rd1];",
+                                  "st.global.b32 [%rdA0], 5;"])  # fmt: skip
 def test_ordered_accesses_are_not_mistakes(body):
     run(body, [of(U32, np.zeros(64))], threads=64, declarations=SHARED)
 
@@ -464,9 +473,9 @@ OUT = "mad.lo.u32 %r1, %tid, 4, %w; ld.shared.b32 %r2, [%r1]; mad.lo.u64 %rd1, %
 LOAD = "@%one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%w], [%rdA0], 256, [%m];"
 
 
-def bulk(body, sync="bar.sync 0;"):
+def bulk(body, sync="bar.sync 0;", groups=2):
     source, out = of(U32, np.arange(64) + 100), of(U32, np.zeros(64))
-    run(BARRIER.format(sync=sync) + body, [source, out], threads=64, declarations=MEMORY, groups=2)
+    run(BARRIER.format(sync=sync) + body, [source, out], threads=64, declarations=MEMORY, groups=groups)
     return source, out
 
 
@@ -478,7 +487,7 @@ def test_bulk_copy():
 def test_phases():
     """The second phase's copy overwrites the first's when everybody has read it."""
     source, out = bulk(TELL.format(256) + LOAD + WAIT.format(0) + OUT + "bar.sync 0;" + TELL.format(256) +
-                       "@%one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%w+16], [%rdA0], 256, [%m];" + WAIT.format(1) + OUT)
+                       "@%one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%w+16], [%rdA0], 256, [%m];" + WAIT.format(1) + OUT, groups=1)
     np.testing.assert_array_equal(out, [*source[:4], *source[:60]])
 
 

@@ -55,8 +55,7 @@ def _land(frame, copies: Copies, done) -> None:
     """The bytes of a cp.async arrive."""
     shared = frame.run.shared
     shared.bytes.views[copies.nbytes][copies.place[done] // copies.nbytes] = copies.data[done]
-    if shared.races:
-        shared.races.finish_write(frame, copies.place[done], copies.nbytes)
+    shared.races.finish_write(frame, copies.place[done], copies.nbytes)
 
 
 @instruction("cp")
@@ -114,8 +113,7 @@ def copy(code: Code, x: Instruction) -> Run | None:
                 run.memory.check(where[which], int(n))
                 for i in range(int(n)):
                     raw[which, i] = run.memory.load(frame, where[which] + i, 1, 1)[0]
-        if run.races:
-            run.races.start_write(frame, place, size)
+        run.races.start_write(frame, place, size)
         queue = _queue(frame, "cp.async")
         queue.pending.append(Copies(frame, queue.committed[frame.threads], place, size, data))
 
@@ -211,8 +209,7 @@ def mbarrier(code: Code, x: Instruction) -> Run:
 
         def init(frame):
             for barrier, part, which in barriers(frame, address(frame), check=False):
-                if frame.run.races:
-                    frame.run.races.write(part, frame.run.shared.place(part, address(frame)[which], 8), 8)
+                frame.run.races.write(part, frame.run.shared.place(part, address(frame)[which], 8), 8)
                 g, count = part.group, frame.spread(amount(frame))[which].astype(np.int64)
                 if (count < 1).any():
                     raise Fault("an mbarrier expects at least one arrival", np.flatnonzero(which))
@@ -322,8 +319,7 @@ def bulk(code: Code, x: Instruction, rest: list[str]) -> Run | None:
 
         def finish(part, copies, done):
             for frame_group, tid, place in zip(part.group, part.tid, copies.place[done], strict=True):
-                if part.run.races:
-                    part.run.races.finish_read(int(frame_group), int(tid) >> 5, place)
+                part.run.races.finish_read(int(frame_group), int(tid) >> 5, place)
 
         def wait(frame):
             queue = _queue(frame, "bulk")

@@ -15,6 +15,7 @@ from importlib import import_module
 import numpy as np
 
 from torch_hlo.device.ptx import accumulators
+from torch_hlo.device.ptx.global_races import GlobalRaces
 from torch_hlo.device.ptx.memory import Fault, GlobalMemory, Local, Shared
 from torch_hlo.device.ptx.races import Races
 from torch_hlo.device.ptx.syntax import SIZES, Function, Instruction, Module, PtxError, Sym, Variable, parse
@@ -367,8 +368,8 @@ class GridRun:
     """Some groups of a launch that run together: their memory, barriers and special registers."""
 
     def __init__(self, image: Image, routine: Routine, first_group: int, groups_here: int, groups: int, threads: int, words: dict[str, np.ndarray],
-                 memory: GlobalMemory, dynamic_bytes: int) -> None:
-        self.image, self.kernel, self.memory = image, routine.function.name, memory
+                 memory: GlobalMemory, dynamic_bytes: int, global_races: GlobalRaces) -> None:
+        self.image, self.kernel, self.memory, self.global_races = image, routine.function.name, memory, global_races
         self.first_group, self.groups_here, self.groups, self.threads = first_group, groups_here, groups, threads
         self.dynamic_bytes, self.parameters = dynamic_bytes, words
         self.steps = self.events = 0
@@ -397,7 +398,7 @@ class GridRun:
         warps = -(-threads // 32)
         first = min((a for n, a in self.addresses.items() if n in variables and variables[n].space == "shared"), default=start)
         self.shared = Shared(groups_here, first, start - first,
-                             (lambda nbytes: Races(groups_here, warps, nbytes, image.unit)) if start > _SHARED_START else None)
+                             lambda nbytes: Races(groups_here, warps, nbytes if start > first else 0, image.unit))
         self.races = self.shared.races
         self.local = Local(groups_here * threads, local)
         self.spaces: dict[str, object] = {"global": memory, "const": memory, "shared": self.shared, "local": self.local}
@@ -406,8 +407,6 @@ class GridRun:
     def synchronized(self, frames: list[Frame] | None) -> None:
         """A barrier was completed, by the threads of these frames or by all."""
         self.events += 1
-        if self.races is None:
-            return
         warps = -(-self.threads // 32)
         if frames is None:
             self.races.barrier(*np.divmod(np.arange(self.groups_here * warps), warps))
@@ -490,10 +489,11 @@ class Image:
         try:
             static = sum(v.nbytes for v in (*self.module.variables.values(), *function.variables.values()) if v.space == "shared")
             at_once = max(1, min(THREADS_AT_ONCE // threads, SHARED_AT_ONCE // (static + shared_bytes + 1024)))
+            races = GlobalRaces(memory)
             with np.errstate(all="ignore"):
                 for first in range(0, groups, at_once):
                     here = min(at_once, groups - first)
-                    run = GridRun(self, routine, first, here, groups, threads, parameters, memory, shared_bytes)
+                    run = GridRun(self, routine, first, here, groups, threads, parameters, memory, shared_bytes, races)
                     routine.execute(Frame(run, np.arange(here * threads), {}))
         finally:
             for address, _ in blocks:

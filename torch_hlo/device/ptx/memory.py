@@ -109,15 +109,26 @@ class GlobalMemory:
             distance = f"{a - self.ends[block]} bytes after the end" if a >= self.starts[block] else f"{self.starts[block] - a} bytes before the start"
             raise Fault(f"access of {nbytes} bytes at {a:#x} is outside of every array: {distance} of one of {self.ends[block] - self.starts[block]} bytes", wrong)
 
-    def load(self, frame, address, size: int, count: int) -> list:
+    def load(self, frame, address, size: int, count: int, watch: bool = False) -> list:
+        """`watch`: an ordinary access of the frame's threads, which may race with others (global_races.py)."""
         check_alignment(address, size * count)
         self.check(address, size * count)
+        if watch:
+            frame.run.global_races.read(frame, address, size * count, size)
         return _process().take(address - _FIRST, size, count)
 
-    def store(self, frame, address, values: list, size: int) -> None:
+    def store(self, frame, address, values: list, size: int, watch: bool = False) -> None:
         check_alignment(address, size * len(values))
         self.check(address, size * len(values))
+        if watch:
+            frame.run.global_races.write(frame, address, size * len(values), size, lambda: self._unchanged(address, values, size))
         _process().put(address - _FIRST, values, size)
+
+    @staticmethod
+    def _unchanged(address, values: list, size: int):
+        """Which accesses store what is there."""
+        there = _process().take(address - _FIRST, size, len(values))
+        return np.logical_and.reduce([a == b for a, b in zip(there, values, strict=True)])
 
 
 class Window:
@@ -152,23 +163,21 @@ class Window:
 
 
 class Shared(Window):
-    """`races`: who may see what, see races.py."""
+    """`races(nbytes)` makes what watches it, see races.py."""
 
-    def __init__(self, groups: int, first: int, nbytes: int, races=None) -> None:
+    def __init__(self, groups: int, first: int, nbytes: int, races) -> None:
         super().__init__("shared", groups, first, nbytes)
-        self.races = races(groups * self.stride) if races else None
+        self.races = races(groups * self.stride)
 
     def load(self, frame, address, size: int, count: int, lanes: int | None = None) -> list:
         """`lanes`: see Races.read."""
         place = self.place(frame, address, size * count)
-        if self.races:
-            self.races.read(frame, place, size * count, lanes)
+        self.races.read(frame, place, size * count, lanes)
         return self.bytes.take(place, size, count)
 
     def store(self, frame, address, values: list, size: int, lanes: int | None = None) -> None:
         place = self.place(frame, address, size * len(values))
-        if self.races:
-            self.races.write(frame, place, size * len(values), lanes)
+        self.races.write(frame, place, size * len(values), lanes)
         self.bytes.put(place, values, size)
 
     def owner(self, frame):

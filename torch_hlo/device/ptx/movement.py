@@ -12,6 +12,7 @@ _HINTS = frozenset("""volatile relaxed acquire release weak mmio cta cluster gpu
 L1::evict_last L1::no_allocate L2::cache_hint L2::64B L2::128B L2::256B L2::evict_first L2::evict_last L2::evict_normal unified uni""".split())
 _SPACES = {"global": "global", "const": "const", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared", "local": "local", "param": "param",
            "param::entry": "param", "param::func": "param"}  # fmt: skip
+_STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})  # section 8.5: accesses that may meet others
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 
@@ -57,13 +58,15 @@ def load(code: Code, x: Instruction) -> Run:
     if space == "param":
         return _load_parameter(code, x, writes, kind, count)
     address = code.address(x, 1)
+    plain = not _STRONG & set(x.modifiers) and space != "const"
 
     def run(frame):
         at = address(frame)
         if not np.ndim(at) and space not in ("global", "const"):
             at = np.full(len(frame), at)
         memory, at = locate(frame, space, at)
-        for write, value in zip(writes, memory.load(frame, at, size, count), strict=True):
+        options = {"watch": True} if plain and memory is frame.run.memory else {}
+        for write, value in zip(writes, memory.load(frame, at, size, count, **options), strict=True):
             write(frame, value.view(dtype))
 
     return run
@@ -99,11 +102,13 @@ def store(code: Code, x: Instruction) -> Run:
     if space == "param":
         return _store_parameter(code, x, reads, size)
     address = code.address(x, 0)
+    plain = not _STRONG & set(x.modifiers)
 
     def run(frame):
         at = frame.spread(address(frame))
         memory, at = locate(frame, space, at)
-        memory.store(frame, at, [frame.spread(bits(r(frame))) for r in reads], size)
+        options = {"watch": True} if plain and memory is frame.run.memory else {}
+        memory.store(frame, at, [frame.spread(bits(r(frame))) for r in reads], size, **options)
 
     return run
 
@@ -227,7 +232,7 @@ def map_rank(code: Code, x: Instruction) -> Run:
 def nothing(code: Code, x: Instruction) -> Run | None:
     """Hints, and orderings that one instruction at a time gives anyway."""
     if x.opcode == "fence" and "proxy" in x.modifiers and any(m.startswith("async") for m in x.modifiers):
-        return lambda frame: frame.run.races and frame.run.races.fence(*frame.warps())
+        return lambda frame: frame.run.races.fence(*frame.warps())
     if x.opcode == "createpolicy":
         write = code.write(x, 0, "b64")
         return lambda frame: write(frame, np.uint64(0))

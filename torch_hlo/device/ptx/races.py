@@ -27,6 +27,7 @@ class Races:
         self.read_lane = np.zeros((n, warps), np.int16)
         self.known = np.zeros((groups, warps, warps), np.int32)  # known[g, w, v]: the time of v that w knows
         self.known[:, range(warps), range(warps)] = 1
+        self.epoch = np.zeros(groups, np.int32)  # barriers of the whole group so far
         self.fenced = np.zeros((groups, warps), np.int32)  # what fence.proxy.async has shown to asynchronous copies and wgmma
 
     # -- accesses -------------------------------------------------------------------------------------------------
@@ -155,11 +156,13 @@ class Races:
         if len(group) == self.groups * self.warps:
             self.known[:] = self.known.max(axis=1, keepdims=True)
             self.known[:, range(self.warps), range(self.warps)] += 1
+            self.epoch += 1
             return
         for g in np.unique(group):
             w = warp[group == g]
             self.known[g, w] = self.known[g, w].max(axis=0)
             self.known[g, w, w] += 1
+            self.epoch[g] += len(w) == self.warps
 
     def tick(self, group: np.ndarray, warp: np.ndarray) -> None:
         """The lanes of these warps have met."""

@@ -220,7 +220,7 @@ def barrier(code: Code, x: Instruction) -> Run | None:
     if "red" in x.modifiers:
         raise code.fail(x, "bar.red is not evaluated")
     if x.modifiers[:1] == ("warp",):
-        return lambda frame: frame.run.races and frame.run.races.tick(*frame.warps())
+        return lambda frame: frame.run.races.tick(*frame.warps())
     if "arrive" in x.modifiers:
         number, expected = code.read(x, 0, "u32"), code.read(x, 1, "u32")
 
