@@ -61,7 +61,6 @@ def test_a_program_runs_in_pytorchs_order_and_memory(stub):
         assert not stub.problems
         torch.testing.assert_close(y, F.gelu(F.linear(data, w)))
         torch.testing.assert_close(s, data.sum(0))
-    assert stub.calls.count("cuGraphLaunch") == 2
     assert not any(c.startswith(("cuMemcpyHtoD", "cuMemcpyDtoH")) for c in stub.calls)
     assert stub.calls.count("cuMemAllocAsync") == 0  # PyTorch's allocator gave all
 

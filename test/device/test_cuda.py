@@ -105,7 +105,7 @@ def test_contents_travel_only_when_needed(stub):
     np.testing.assert_array_equal(values(result), np.broadcast_to(7 + np.arange(30, dtype=np.float32), (100, 30)))
 
 
-def test_later_runs_are_graphs_one_per_set_of_addresses(stub):
+def test_addresses_that_come_again_have_a_graph(stub):
     run = Run(stub)
     x, y = inputs(run)
     result = run.buffer(run.module.entry.root.shape)
@@ -117,15 +117,26 @@ def test_later_runs_are_graphs_one_per_set_of_addresses(stub):
     assert len(stub.launches) == 4 and len({tuple(w[3]) for w in stub.launches}) == 1
     others = [run.buffer(x.shape, np.full(x.shape.size, k, np.float32)) for k in range(cuda_program.GRAPHS)]
     for k, other in enumerate(others):
-        run.program.run([other, y], [result])
-        run.finish()
-        assert stub.launches[-1][3][1] == other.memory.device_address
-        np.testing.assert_array_equal(values(result)[0], k + np.arange(30))
+        for _ in range(2):
+            run.program.run([other, y], [result])
+            run.finish()
+            assert stub.launches[-1][3][1] == other.memory.device_address
+            np.testing.assert_array_equal(values(result)[0], k + np.arange(30))
     assert stub.calls.count("cuGraphExecUpdate_v2") == 1 and stub.calls.count("cuGraphInstantiateWithFlags") == cuda_program.GRAPHS
-    captures = stub.calls.count("cuStreamBeginCapture_v2")
+    captures, launches = stub.calls.count("cuStreamBeginCapture_v2"), stub.calls.count("cuLaunchKernel")
     for other in others * 2:  # in turns, as batches come
         run.program.run([other, y], [result])
-    assert stub.calls.count("cuStreamBeginCapture_v2") == captures
+    assert stub.calls.count("cuStreamBeginCapture_v2") == captures and stub.calls.count("cuLaunchKernel") == launches
+
+
+def test_addresses_that_never_come_again_are_launched(stub):
+    run = Run(stub)
+    _, y = inputs(run)
+    kept = []
+    for k in range(6):
+        kept.append(run.buffer(Shape("f32", (100, 30)), np.full(3000, k, np.float32)))
+        np.testing.assert_array_equal(values(run(kept[-1], y))[0], k + np.arange(30))
+    assert "cuStreamBeginCapture_v2" not in stub.calls
 
 
 BRANCHES = """HloModule b
@@ -294,6 +305,17 @@ def test_a_failed_launch_names_the_instruction(stub):
     stub.fail["cuLaunchKernel"] = 700
     with pytest.raises(LaunchError, match=r"kernel k0_\w+ of fusion f32\[100,30\].*illegal memory access"):
         run(*inputs(run))
+
+
+def test_launches_after_a_failed_one_do_not_happen(stub):
+    run = Run(stub, BRANCHES)
+    given = [run.buffer(p.shape, np.ones(p.shape.size, np.float32)) for p in run.module.entry.params]
+    stub.fail["cuLaunchKernel"] = 1
+    with pytest.raises(LaunchError, match="kernel k0_"):
+        run(*given)
+    assert stub.calls.count("cuLaunchKernel") == 1
+    del stub.fail["cuLaunchKernel"]
+    assert (values(run(*given)) == 40 * 40 * 24).all()
 
 
 def test_a_failure_while_running_names_the_last_kernel(stub):

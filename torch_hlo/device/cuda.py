@@ -268,8 +268,20 @@ class Cuda:
             self._last, self._busy = kernel, True
             code = self._cu.cuLaunchKernel(handle, groups, 1, 1, kernel.threads, 1, 1, kernel.shared, self.stream, pointers, None)
             if code:
-                error = self._error("cuLaunchKernel", code, f"kernel {kernel.name} of {kernel.label}")
-                raise error if isinstance(error, MemoryError) else LaunchError(str(error))
+                raise self.launch_error(code, kernel)
+
+    def entry_point(self, function: str) -> int:
+        """Address of a function of libcuda, for native code."""
+        return ctypes.cast(getattr(self._cu, function), _P).value
+
+    def launched(self, kernel: Kernel) -> None:
+        """Native code has started kernels, the last of which was this one."""
+        self._last, self._busy = kernel, True
+
+    def launch_error(self, code: int, kernel: Kernel) -> BaseException:
+        """What to raise when cuLaunchKernel gave `code`."""
+        error = self._error("cuLaunchKernel", code, f"kernel {kernel.name} of {kernel.label}")
+        return error if isinstance(error, MemoryError) else LaunchError(str(error))
 
     def _cublaslt(self) -> cublaslt.CublasLt:
         if self._library is None:

@@ -3,10 +3,10 @@
     program.run(inputs, outputs)                        # on the device's own stream; see runtime.Program
     program.launch(words, arena, stream)                # on anybody's stream and memory: what torch.compile does with CUDA tensors
 
-The first run enqueues kernel by kernel. From the second on there is a graph per set of addresses, of which a few are kept: batches that arrive
-in turns in two buffers have a graph each. A new set gives its arguments to the graph that was not used for longest. Steps that do not depend on each
-other are branches of the graph (codegen/gpu/branches.py). Programs whose plan looks at values (while, conditional, host calls) are launched
-step by step.
+A run enqueues kernel by kernel, natively (cuda_launch.py), until it has addresses that an earlier one had: then a graph is made for them. A few are
+kept, since batches and results take turns in some buffers; a new one gives its arguments to the graph that was not used for longest. Steps that do
+not depend on each other are branches of the graph (codegen/gpu/branches.py). Programs whose plan looks at values (while, conditional, host calls) are
+always launched step by step.
 """
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from torch_hlo import metrics
+from torch_hlo.compiler.codegen.gpu.program import CALLS
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.program import HostCall
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.device import gpu, runtime
 from torch_hlo.device.cuda import CudaPool, LaunchError
+from torch_hlo.device.cuda_launch import Launcher
 from torch_hlo.device.gpu import DriverError, GpuProgram
 from torch_hlo.device.runtime import Buffer, Observe
 from torch_hlo.hlo.collective import Collective, current, nothing
@@ -28,7 +30,7 @@ from torch_hlo.hlo.dim import substitute
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
 
-GRAPHS = 4  # per program
+GRAPHS = 8  # per program
 
 
 class CudaProgram(GpuProgram):
@@ -38,7 +40,13 @@ class CudaProgram(GpuProgram):
         super().__init__(executable, pool, profile)
         if self._constants is not None:
             pool.driver.synchronize()  # whatever stream reads them
-        self._runs = 0
+        self._seen: OrderedDict[tuple[int, ...], bool] = OrderedDict()  # sets of addresses of late, newest last
+        self._launcher: Launcher | None = None
+        if executable.kernels:
+            launch = CALLS.index("launch")
+            self._launcher = Launcher(pool.driver.entry_point("cuLaunchKernel"), executable.kernels, self._handles, self._table[launch])
+            self._table[launch] = self._launcher.address
+            self._table.append(self._launcher.state)
         self._tensors = None  # see nccl.py
         self._pending: dict[int, Callable[[], None]] = {}  # collectives under way, by number
         self._timers = pool.driver.timers(len(profile.steps) + 1) if profile is not None else []
@@ -61,26 +69,45 @@ class CudaProgram(GpuProgram):
             self._start(arena, words)
 
     def _call(self, words: Sequence[int], sizes: Sequence[int]) -> None:
-        self._runs += 1
-        if self._runs == 1 or self.executable.fetches or not self.executable.kernels or self.profile is not None:
-            return super()._call(words, sizes)
-        graph = self._graph(tuple(words), sizes)
+        key = tuple(words)
+        graph = self._graphs.get(key)
         if graph is None:
-            return
+            if self.executable.fetches or not self.executable.kernels or self.profile is not None or not self._seen_before(key):
+                return self._enqueue(words, sizes)
+            graph = self._capture(key, sizes)
+            if graph is None:
+                return
+        self._graphs.move_to_end(key)
         try:
             self.driver.run_graph(graph)
         except DriverError as error:
             self._error = LaunchError(f"{self.name}: {error}")
 
-    def _graph(self, words: tuple[int, ...], sizes: Sequence[int]):
-        """The executable graph for these addresses; None when a call on the way failed."""
-        found = self._graphs.get(words)
-        if found is not None:
-            self._graphs.move_to_end(words)
-            return found
-        driver = self.driver
+    def _seen_before(self, key: tuple[int, ...]) -> bool:
+        """Whether a run had these addresses not long ago: then others will, and a graph is worth its making."""
+        known = self._seen.pop(key, False)
+        self._seen[key] = True
+        while len(self._seen) > 4 * GRAPHS:
+            self._seen.popitem(last=False)
+        return known
+
+    def _enqueue(self, words: Sequence[int], sizes: Sequence[int]) -> None:
+        launcher = self._launcher
+        if launcher is None:
+            return super()._call(words, sizes)
+        launcher.stream = self.driver.stream.value
+        super()._call(words, sizes)
+        if launcher.last >= 0:
+            self.driver.launched(self.executable.kernels[launcher.last])
+        if (failure := launcher.failure) is not None and self._error is None:
+            code, number = failure
+            self._error = self.driver.launch_error(code, self.executable.kernels[number])
+
+    def _capture(self, key: tuple[int, ...], sizes: Sequence[int]):
+        """An executable graph for these addresses; None when a call on the way failed."""
+        driver, found = self.driver, None
         with driver.captured() as graph:
-            super()._call(words, sizes)
+            self._enqueue(key, sizes)
         if self._error is not None:
             return driver.drop_graph(graph)
         if len(self._graphs) >= GRAPHS:
@@ -91,12 +118,14 @@ class CudaProgram(GpuProgram):
         if found is None:
             found = driver.instantiate(graph)
         driver.drop_graph(graph)
-        self._graphs[words] = found
+        self._graphs[key] = found
         return found
 
     # -- called by the plan ---------------------------------------------------------------------------------------
     def _branch(self, number: int, after: int) -> None:
         self.driver.branch(number, after)
+        if self._launcher is not None:
+            self._launcher.stream = self.driver.stream.value
 
     def _host_call(self, number: int, words: int) -> None:
         call = self.executable.host_calls[number]
