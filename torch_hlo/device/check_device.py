@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from torch_hlo import config
 from torch_hlo.device import runtime
 from torch_hlo.device.check_kernels import dot, reduction, softmax
 from torch_hlo.hlo.ir import outputs
@@ -313,7 +314,7 @@ def suite(seconds: float) -> str:
     """The tests of the lazy device, the lowerings and torch.compile on this device."""
     if not os.path.exists("test/lazy"):
         raise Skip("test/ is not in the current folder: start from the repository")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--maxfail=50", "-p", "no:cacheprovider", "test/lazy", "test/lowering", "test/test_models.py",
+    command = ["env", f"TORCH_HLO_DEVICE={config.get('DEVICE')}", sys.executable, "-m", "pytest", "-q", "--maxfail=50", "-p", "no:cacheprovider", "test/lazy", "test/lowering", "test/test_models.py",
                "test/test_dynamo.py", "test/test_op_db.py"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     last = [line for line in done.stdout.splitlines() if line.strip()][-1:] or [done.stderr[-200:]]

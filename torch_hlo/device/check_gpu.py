@@ -101,9 +101,9 @@ class Worker:
 
     def __init__(self, options: argparse.Namespace, names: list[str]) -> None:
         prefix = ["compute-sanitizer", "--tool", options.sanitize] if options.sanitize else []
-        command = [*prefix, sys.executable, "-m", "torch_hlo.device.check_gpu", "--worker", "--device", options.device, "--engines", options.engines]
+        command = [*prefix, sys.executable, "-X", "faulthandler", "-m", "torch_hlo.device.check_gpu", "--worker", "--device", options.device, "--engines", options.engines]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                        start_new_session=True, env=dict(os.environ, PYTHONFAULTHANDLER="1"))  # fmt: skip
+                                        start_new_session=True)  # fmt: skip
         self.process.stdin.write(json.dumps(names))
         self.process.stdin.close()
         self.said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
