@@ -41,6 +41,7 @@ FLAGS: dict[str, Flag] = {
         Flag("DEVICE", "cpu", str, "what runs compiled programs: cpu, cuda, opencl, ptx (GPU kernels evaluated), evaluator (NumPy reference), pjrt:PATH (an XLA plugin)"),
         Flag("TUNE", 0.0, float, "seconds per program to measure ways to compute its steps on a GPU; what was measured is kept in the cache"),
         Flag("TF32", False, lambda s: s not in ("", "0"), "products of f32 on NVIDIA GPUs may round their operands to 11 bits (matrix units)"),
+        Flag("MEMORY_BUDGET", 0.0, float, "MiB of working memory of a program above which values are computed again instead of kept; 0: no limit"),
         Flag("CPU_DEVICES", 1, int, "virtual devices of the CPU that sharded programs run on"),
         Flag("COLLECTIVE_TIMEOUT", 300.0, float, "seconds that a device waits for the others in a collective; 0: for ever"),
         Flag("EAGER", False, lambda s: s not in ("", "0"), "run op by op instead of recording"),
@@ -66,6 +67,11 @@ def get(name: str):
         except ValueError:
             raise ValueError(f"TORCH_HLO_{name}={text!r} is not valid: {flag.doc}") from None
     return _values[name]
+
+
+def code_flags() -> str:
+    """The flags that change what code a program becomes: part of its key in the disk cache."""
+    return f"{get('DISABLE')} {get('MEMORY_BUDGET')}"
 
 
 def suggest(variable: str, value: str) -> None:

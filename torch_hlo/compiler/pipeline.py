@@ -23,6 +23,7 @@ from torch_hlo.compiler.passes.dot_merge import dot_merge
 from torch_hlo.compiler.passes.fold import fold
 from torch_hlo.compiler.passes.fusion import fusion
 from torch_hlo.compiler.passes.legalize import legalize
+from torch_hlo.compiler.passes.rematerialize import rematerialize
 from torch_hlo.compiler.passes.reshape_motion import reshape_motion
 from torch_hlo.hlo.dim import symbols
 from torch_hlo.hlo.ir import Module
@@ -40,6 +41,7 @@ PIPELINE: list[Pass] = [
     dot_merge,  # products that belong together
     collective_async,  # work goes on while bytes travel
     hlo_pass(fusion),  # what becomes one kernel
+    rematerialize,  # what is computed again instead of kept, when there is a budget
 ]
 
 

@@ -95,7 +95,7 @@ def compile_program(module: Module, observe: Observe | None = None) -> NativePro
     if config.get("PROFILE"):
         return _profiled(module, target)
     text = module_text(module)
-    key = cache.fingerprint(text, target.key, config.get("DISABLE"))
+    key = cache.fingerprint(text, target.key, config.code_flags())
     program = _stored(key) if observe is None and not config.get("CHECK") else None
     if program is None:
         executable = _compile(module, target, observe)
