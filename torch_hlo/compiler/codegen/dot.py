@@ -406,7 +406,7 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
     for size, *_ in p.batch:
         batch = batch * size
     if plan.kernel != "tiles":
-        each = 64 if plan.kernel == "rows" else 2 * STRIP if isinstance(p.n, int) and p.n >= 8 * STRIP else STRIP // 2
+        each = 64 if plan.kernel == "rows" else _columns_each(p.n)
         cut = gemm.Partition(1, each, 1, ceildiv(p.n, each), False)
     else:
         t = replace(t, vectors=plan.vectors)
@@ -419,6 +419,12 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
     if cut.prepacked:
         pointers = [_prepack(program, engine, pointers[0], p), *pointers[1:]]
     _call(program, name, p, batch, cut, pointers, finish, 1 / (1.5 * t.lanes))
+
+
+def _columns_each(n: Size) -> int:
+    """Columns of an item of gemv_columns: long pieces of rows, but work for every core."""
+    share = ceildiv(n, 64 * (os.cpu_count() or 1)) * 64 if isinstance(n, int) else STRIP // 2
+    return max(256, min(share, 2 * STRIP))
 
 
 def _call(program, name: str, p: Product, batch: Size, cut: gemm.Partition, pointers: list[str], finish: Finish | None, cost: float) -> None:
@@ -479,7 +485,7 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
     static = isinstance(p.m, int)
     if static and p.m <= 8 and p.a[1] == 1 and p.b[1] == 1 and t.is_float and p.n != 1:
         return Plan("rows", form_a, form_b, (p.m,), 1)
-    if static and p.m in (1, 2, 4) and form_b == "copy" and t.is_float and _hint(p.n, 64) >= 64:
+    if static and p.m in (1, 2) and form_b == "copy" and t.is_float and _hint(p.n, 64) >= 64:
         return Plan("columns", form_a, form_b, (p.m,), 1)
     if form_b == "copy" and plain and static and (p.m <= 5 * t.rows or _hint(p.b[1], FAR) * t.itemsize <= FAR):
         # Too few rows to pay for packing B, or rows of B that are not far apart: read it where it is, in wider strips when there are registers left.

@@ -1,7 +1,7 @@
 """Products with few rows: no packing, the large operand streams through once.
 
     rows:      y[m, n] = sum_k x[m, k] w[n, k]        m = 1..8, both contiguous along K
-    columns:   y[m, n] = sum_k x[m, k] w[k, n]        m = 1..4, w contiguous along n
+    columns:   y[m, n] = sum_k x[m, k] w[k, n]        m = 1 or 2, w contiguous along n
 """
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _strip(f: Function, t: Tile, sources: tuple[Source, Source], rows: int, coun
             f.store(t.kind, total, f.gep(t.kind, "%y", f.add(f.mul("%y_m", i), f.mul("%y_n", f.add(n, j)))), t.itemsize)
 
 
-STRIP = 512  # columns whose sums stay in L1 while K runs
+STRIP = 2048  # columns whose sums stay in L1 while K runs: rows of w are read in pieces of a page or two, which the prefetcher follows
 
 
 def gemv_columns(name: str, t: Tile, sources: tuple[Source, Source], rows: int) -> Function:
