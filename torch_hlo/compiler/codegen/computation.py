@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
+from torch_hlo.compiler.codegen.batch import batch, groups
 from torch_hlo.compiler.codegen.program import ARENA, STEPS_PER_FUNCTION, Place, Program
 from torch_hlo.compiler.passes import memory
 from torch_hlo.compiler.passes.memory import Slot
@@ -33,11 +34,15 @@ def emit_entry(program: Program) -> str:
     bound = _Binding(program, assignment, arguments, results)
     if program.profile is not None:
         program.profile.start(program, len(order))
-    parts = [order[i:i + STEPS_PER_FUNCTION] for i in range(0, len(order), STEPS_PER_FUNCTION)] or [[]]
+    parts: list[list[list[Instruction]]] = [[]]
+    for group in groups(program, order, bound):
+        if sum(map(len, parts[-1])) >= STEPS_PER_FUNCTION:
+            parts.append([])
+        parts[-1].append(group)
     names = []
-    for number, steps in enumerate(parts):
+    for number, part in enumerate(parts):
         last = number == len(parts) - 1
-        names.append(_write(program, f"entry.part{number}", steps, bound, assignment.copies if last else (), program.profile))
+        names.append(_write(program, f"entry.part{number}", part, bound, assignment.copies if last else (), program.profile))
     program.exposed = _exposed(program, order, assignment)
     with program.block_function("entry") as f:
         for name in names:
@@ -66,7 +71,7 @@ def emit_computation(program: Program, computation: Computation, arguments: Sequ
     assignment = memory.assign(computation, order, aliases)
     bound = _Binding(program, assignment, given, wanted)
     name = f"{computation.name or 'computation'}.{program.number()}"
-    return _write(program, name, order, bound, assignment.copies)
+    return _write(program, name, groups(program, order, bound), bound, assignment.copies)
 
 
 class _Binding(dict):
@@ -95,15 +100,16 @@ class _Binding(dict):
         return self.bases[slots.base][slots.index]
 
 
-def _write(program: Program, name: str, steps: Sequence[Instruction], bound: _Binding, copies: Sequence[tuple[Slot, Slot]],
+def _write(program: Program, name: str, steps: Sequence[Sequence[Instruction]], bound: _Binding, copies: Sequence[tuple[Slot, Slot]],
            profile=None) -> str:
     with program.block_function(name, bound) as f:
-        for x in steps:
+        for group in steps:
             calls = len(program.host_calls)
-            with profile.step(x) if profile is not None else nullcontext():
-                program.step(x)
+            with batch(program, group) if len(group) > 1 else profile.step(group[0]) if profile is not None else nullcontext():
+                for x in group:
+                    program.step(x)
             if len(program.host_calls) > calls:
-                program.calling.add(x)
+                program.calling.add(group[0])
                 program.return_if_failed()
         for source, target in copies:
             program.copy(bound.place(target), bound.place(source))

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Function
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, step_emitter
+from torch_hlo.compiler.codegen.span import Span
 from torch_hlo.hlo.dim import Dim, Size, dim_max, substitute, symbol
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, outputs
 from torch_hlo.hlo.shape import Literal, Shape
@@ -60,6 +61,22 @@ class HostCall:
     inputs: tuple[Shape, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A call of `Program.parallel`; `arguments` are "type value"."""
+
+    function: str
+    arguments: tuple[str, ...]
+    items: int
+    grain: int
+    picoseconds: int  # per item
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The arguments' types."""
+        return tuple(a.split(" ", 1)[0] for a in self.arguments)
+
+
 class Program:
     """Collects the functions, constants and calls of one module for a target (target.py)."""
 
@@ -81,6 +98,8 @@ class Program:
         self._first_parameter = FIXED_WORDS + len(module.symbols)
         self.first_output = self._first_parameter + len(module.entry.params)
         self.words = self.first_output + len(outputs(module))
+        self._same = {self.first_output + o: self._first_parameter + p for o, p in module.aliases}  # words that hold the same address
+        self.rows: list[Row] | None = None  # where parallel calls are collected, see batch.py
         self._top: Size = 0  # first free byte of the arena
         self._arena: Size = 0  # its largest value
         self._places: list[dict[Instruction, object]] = [{}]
@@ -139,6 +158,14 @@ class Program:
         if place.offset == 0:
             return base
         return self.code.op(f"getelementptr inbounds i8, ptr {base}, i64 {self.size(place.offset)}")
+
+    def spans(self, places) -> Iterator[Span]:
+        """The bytes that places (nested in tuples) are, without constants."""
+        if isinstance(places, tuple):
+            for p in places:
+                yield from self.spans(p)
+        elif places.word != CONSTANTS:
+            yield Span(self._same.get(places.word, places.word), places.offset, places.offset + places.nbytes)
 
     def scratch(self, nbytes: Size, align: int = ALIGNMENT) -> Place:
         """Arena memory that is valid until the end of the current step (also inside computations that the step calls)."""
@@ -259,6 +286,9 @@ class Program:
                 self.call(function, ["i64 0", f"i64 {items}", *arguments])
             return
         if isinstance(items, int) or items.isdigit():
+            if self.rows is not None:
+                self.rows.append(Row(function, tuple(arguments), int(items), grain, picoseconds))
+                return
             if int(items) <= grain or int(items) * picoseconds < self.target.parallel_threshold_ps:
                 self.call(function, ["i64 0", f"i64 {items}", *arguments])
                 return

@@ -10,30 +10,10 @@ branches whose present end it has to wait for besides. What is already known to 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from torch_hlo.hlo.dim import Size
+from torch_hlo.compiler.codegen.span import Span
 
 LIMIT = 4  # branches: kernels of models seldom leave room on the device for more
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Bytes [start, end) behind a word of the program's block. A symbolic bound means all of the word's bytes."""
-
-    word: int
-    start: Size
-    end: Size
-
-    def overlaps(self, other: Span) -> bool:
-        """Whether a byte is in both; true when sizes decide."""
-        if any(not isinstance(x, int) for x in (self.start, self.end, other.start, other.end)):
-            return True
-        return self.start < other.end and other.start < self.end
-
-    def covers(self, other: Span) -> bool:
-        """Whether every byte of `other` is in this one for certain."""
-        return all(isinstance(x, int) for x in (self.start, self.end, other.start, other.end)) and self.start <= other.start and other.end <= self.end
 
 
 class Branches:

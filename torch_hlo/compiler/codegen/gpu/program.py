@@ -16,7 +16,7 @@ from torch_hlo.compiler.codegen.gpu.branches import Branches, Span
 from torch_hlo.compiler.codegen.gpu.spaces import Spaces
 from torch_hlo.compiler.codegen.gpu.target import Family
 from torch_hlo.compiler.codegen.profile import Profile, describe
-from torch_hlo.compiler.codegen.program import ALIGNMENT, CONSTANTS, HOST, CodegenError, Place, Program
+from torch_hlo.compiler.codegen.program import ALIGNMENT, HOST, CodegenError, Place, Program
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import META, Instruction
 
@@ -108,7 +108,6 @@ class GpuProgram(Program):
         self._turn: Size = 0  # where that of the next step begins: a little further each time, lest steps wait for nothing but it
         self._branches = Branches()
         self._branch = 0  # the plan goes on in
-        self._same = {self.first_output + o: self._first_parameter + p for o, p in module.aliases}
 
     def plan_function(self, name: str, text: str) -> str:
         self.plan[name] = text
@@ -152,8 +151,8 @@ class GpuProgram(Program):
 
     def _place_step(self, x: Instruction, lines: list[str], start: int) -> None:
         """Say, before what a step has written to the plan, in which branch it runs."""
-        reads = [s for o in x.operands for s in self._spans(self.places(o))]
-        branch, waits = self._branches.place(reads, [*self._spans(self.places(x)), *self._written])
+        reads = [s for o in x.operands for s in self.spans(self.places(o))]
+        branch, waits = self._branches.place(reads, [*self.spans(self.places(x)), *self._written])
         if branch != self._branch or waits:
             self._branch = branch
             tail = lines[start:]
@@ -161,17 +160,10 @@ class GpuProgram(Program):
             self._host("branch", f"i64 {branch}", f"i64 {sum(1 << b for b in waits)}")
             lines += tail
 
-    def _spans(self, places) -> Iterator[Span]:
-        if isinstance(places, tuple):
-            for p in places:
-                yield from self._spans(p)
-        elif places.word != CONSTANTS:
-            yield Span(self._same.get(places.word, places.word), places.offset, places.offset + places.nbytes)
-
     def _allocate(self, nbytes: Size, align: int) -> Place:
         place = super()._allocate(nbytes, align)
         if self._depth:
-            self._written += self._spans(place)
+            self._written += self.spans(place)
         return place
 
     # -- calls of the host ----------------------------------------------------------------------------------------
