@@ -53,6 +53,7 @@ class ReshapeMotion(HloTestCase):
             "half of a group is reduced": h.reduce(h.reshape(X, (2, 2, 6)), ZERO, (1,), "add"),
             "different repeats": h.add(h.broadcast(V, (4, 6), (1,)), h.broadcast(p(4, index=1), (4, 6), (0,))),
             "neighbours in the result only": h.reshape(h.transpose(p(4, 2, 3), (1, 0, 2)), (8, 3)),
+            "transposes have no dimensions of size 1": h.reshape(h.transpose(X, (1, 0)), (6, 1, 4)),
             "few bytes are transposed": h.concatenate([h.transpose(p(2, 6), (1, 0)), p(6, 9, index=1)], 1),
             "bounds are scalars": h.clamp(ZERO, h.transpose(X, (1, 0)), h.constant(1, "f32")),
         }.items():

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import torch
 
+from torch_hlo.hlo import build
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.elementwise import compute
@@ -194,40 +195,55 @@ def batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, s
     return native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask)
 
 
-# Group normalisation: [N, C, …] as [N, groups, C / groups, …], of which all but the first two are one group.
-def _grouped(x: Expr, n, groups: int) -> Expr:
-    return Expr(reshape(x.x, (n, groups, x.dims[1] // groups, *x.dims[2:])))
+# Group normalisation. Everything that is summed is first summed per image and channel, [N, C], and what is the same in a group is spread to
+# [N, C] in memory: the passes over the whole array then are those of batch normalisation, whichever dimension is innermost.
+def _spatial(x: Expr) -> tuple[int, ...]:
+    return tuple(range(2, len(x.dims)))
 
 
-def _rest(blocks: Expr) -> tuple[int, ...]:
-    return tuple(range(2, len(blocks.dims)))
+def _group_mean(sums: Expr, groups: int, n: Expr) -> Expr:
+    """[N, groups] from sums [N, C]; `n`: elements of a group."""
+    images, channels = sums.dims
+    return fold(Expr(reshape(sums.x, (images, groups, channels // groups))), (2,)) / n
+
+
+def _spread(x: Expr, channels) -> Expr:
+    """[N, groups] -> [N, C], as an array of its own."""
+    images, groups = x.dims
+    wide = build.broadcast(x.x, (images, groups, channels // groups), (0, 1))
+    return Expr(build.opt_barrier(reshape(wide, (images, channels))))
+
+
+def _pixels(x: Expr, like: Expr) -> Expr:
+    """[N, C] repeated over the pixels of `like`."""
+    return Expr(build.broadcast(x.x, like.dims, (0, 1)))
 
 
 @lowers(aten.native_group_norm)
 def native_group_norm(x, weight, bias, n, c, hxw, group, eps):
     value = compute(x)
-    blocks = _grouped(value, value.dims[0], group)
-    dims = _rest(blocks)
-    spread, mean = variance(blocks, dims, 0)
-    rstd = rsqrt(spread + eps)
-    normal = (blocks - keep(mean, blocks.dims, dims)) * keep(rstd, blocks.dims, dims)
-    normal = Expr(reshape(normal.x, value.dims))
-    scale, shift = (None if v is None else _channel(v, value) for v in (weight, bias))
-    return _results(_affine(normal, scale, shift), mean, rstd)
+    images, channels = value.dims[:2]
+    size = Expr(count(value, _spatial(value))) * (channels // group)
+    mean = _group_mean(fold(value, _spatial(value)), group, size)
+    centered = value - _pixels(_spread(mean, channels), value)
+    rstd = rsqrt(_group_mean(fold(square(centered), _spatial(value)), group, size) + eps)
+    scale = _spread(rstd, channels)
+    scale = scale if weight is None else scale * _like(weight, scale)
+    return _results(_affine(centered * _pixels(scale, value), None, None if bias is None else _channel(bias, value)), mean, rstd)
 
 
 @lowers(aten.native_group_norm_backward)
 def native_group_norm_backward(grad, x, mean, rstd, weight, n, c, hxw, group, mask):
     value, g = compute(x), compute(grad)
-    blocks = _grouped(value, value.dims[0], group)
-    dims = _rest(blocks)
-    mean, rstd = (keep(Expr(promote.cast(reshape(v, blocks.dims[:2]), blocks.dtype)), blocks.dims, dims) for v in (mean, rstd))
-    normal = (blocks - mean) * rstd
+    images, channels = value.dims[:2]
+    size = Expr(count(value, _spatial(value))) * (channels // group)
+    mean, rstd = (_spread(Expr(promote.cast(reshape(v, (images, group)), value.dtype)), channels) for v in (mean, rstd))
+    centered = value - _pixels(mean, value)
+    sums, products = fold(g, _spatial(g)), fold(g * centered, _spatial(g)) * rstd
     dx = None
     if mask[0]:
-        scaled = g if weight is None else g * _channel(weight, g)
-        dx = _input_gradient(_grouped(scaled, value.dims[0], group), normal, rstd, dims)
-        dx = Expr(reshape(dx.x, value.dims))
-    channels = _all_but_channel(value)
-    flat = Expr(reshape(normal.x, value.dims))
-    return _results(dx, fold(g * flat, channels) if mask[1] else None, fold(g, channels) if mask[2] else None)
+        scaled = [v if weight is None else v * _like(weight, v) for v in (sums, products)]
+        first, second = (_spread(_group_mean(v, group, size), channels) for v in scaled)
+        scale = rstd if weight is None else rstd * _like(weight, rstd)
+        dx = g * _pixels(scale, g) - _pixels(rstd * first, g) - centered * _pixels(square(rstd) * second, g)
+    return _results(dx, fold(products, (0,)) if mask[1] else None, fold(sums, (0,)) if mask[2] else None)
