@@ -23,6 +23,7 @@ from torch_hlo.compiler.passes.dot_merge import dot_merge
 from torch_hlo.compiler.passes.fold import fold
 from torch_hlo.compiler.passes.fusion import fusion
 from torch_hlo.compiler.passes.legalize import legalize
+from torch_hlo.compiler.passes.partial_sort import partial_sort
 from torch_hlo.compiler.passes.rematerialize import rematerialize
 from torch_hlo.compiler.passes.reshape_motion import reshape_motion
 from torch_hlo.hlo.dim import symbols
@@ -39,6 +40,7 @@ PIPELINE: list[Pass] = [
     # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
     fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),
     dot_merge,  # products that belong together
+    partial_sort,  # sorts of which a few elements are read
     collective_async,  # work goes on while bytes travel
     hlo_pass(fusion),  # what becomes one kernel
     rematerialize,  # what is computed again instead of kept, when there is a budget
@@ -46,8 +48,8 @@ PIPELINE: list[Pass] = [
 
 
 def passes_for(target) -> list[Pass]:
-    """The enabled passes for a target: layouts are those of the CPU's kernels."""
-    return [p for p in enabled(PIPELINE) if not (target.grid and p is conv_layout)]
+    """The enabled passes for a target: layouts and selections are those of the CPU's kernels."""
+    return [p for p in enabled(PIPELINE) if not (target.grid and p in (conv_layout, partial_sort))]
 
 
 class PassError(RuntimeError):

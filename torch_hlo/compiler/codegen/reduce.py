@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch_hlo.compiler.codegen.attention import emit_attention
 from torch_hlo.compiler.codegen.conv import emit_output as emit_convolution
 from torch_hlo.compiler.codegen.dot import emit_output
+from torch_hlo.compiler.codegen.first import emit_first
 from torch_hlo.compiler.codegen.gpu.attention import emit_attention as grid_attention
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
 from torch_hlo.compiler.codegen.loop import Store, emit_fusion_loop, run_loop
@@ -18,6 +19,7 @@ from torch_hlo.compiler.codegen.row_plan import RowPlan, plan
 from torch_hlo.compiler.codegen.row_strided import StridedEmitter
 from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.compiler.passes.attention import attention_of
+from torch_hlo.compiler.passes.partial_sort import first_of
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.shape import DTYPES, tuple_shape
@@ -51,6 +53,8 @@ def fusion(program, x: Instruction) -> None:
     kind = x.get("kind", "loop")
     if kind == "custom" and attention_of(x) is not None:
         (grid_attention if program.target.grid else emit_attention)(program, x)
+    elif kind == "custom" and first_of(x) is not None:
+        emit_first(program, x)
     elif kind == "output":
         (emit_convolution if any(y.op == "convolution" for y in x["calls"].instructions()) else emit_output)(program, x, x["calls"])
     elif any(y.op == "reduce" for y in x["calls"].instructions()):

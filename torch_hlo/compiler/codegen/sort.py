@@ -5,6 +5,7 @@ A comparator that only orders one array becomes an unsigned integer key, and row
 """
 from __future__ import annotations
 
+from torch_hlo.compiler.codegen.emit import Typed
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.indexing import Sizes
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, move
@@ -47,7 +48,7 @@ def sort(program, x: Instruction) -> None:
             if key is None:
                 order = _merge_sort(f, x["to_apply"], types, base, stride, size(n), memory)
             else:
-                order = _radix_sort(f, key, types[key[0]], base, stride, size(n), memory)
+                order = radix_sort(f, key, types[key[0]], base, stride, size(n), memory)
             with f.loop(0, size(n)) as i:
                 source = f.load("i64", f.gep("i64", order, i))
                 for k, t in enumerate(types):
@@ -94,24 +95,28 @@ def sort_key(comparator: Computation, types: list[str]) -> tuple[int, bool, bool
 
 def key_of(f: Writer, key: tuple[int, bool, bool], dtype: str, at: Int) -> str:
     """The unsigned key, as wide as the element, of element `at` of the array %from{operand}; `key` as sort_key gives it."""
-    operand, descending, total = key
+    row = DTYPES[dtype]
+    kind = f"i{row.itemsize * 8}"
+    return unsigned_key(f.emit(1).typed(kind), f.load(kind, f.gep(kind, f"%from{key[0]}", at), row.itemsize), key, dtype)
+
+
+def unsigned_key(t: Typed, v: str, key: tuple[int, bool, bool], dtype: str) -> str:
+    """The unsigned keys of elements whose bits are `v`, integers of `t`."""
+    _, descending, total = key
     row = DTYPES[dtype]
     bits = row.itemsize * 8
-    kind = f"i{bits}"
-    v = f.load(kind, f.gep(kind, f"%from{operand}", at), row.itemsize)
-    sign = -(1 << (bits - 1))
+    sign = t.const(-(1 << (bits - 1)))
     if row.kind == "s":
-        v = f.op(f"xor {kind} {v}, {sign}")
+        v = t.bin("xor", v, sign)
     elif row.kind == "f":
-        magnitude = f.op(f"and {kind} {v}, {(1 << (bits - 1)) - 1}")
+        magnitude = t.bin("and", v, t.const((1 << (bits - 1)) - 1))
         if not total:
-            v = f.select(f.icmp("eq", magnitude, 0, kind), kind, 0, v)
-            nan = f.icmp("ugt", magnitude, _infinity(dtype), kind)
-        negative = f.op(f"ashr {kind} {v}, {bits - 1}")  # all ones or zero
-        turned = f.op(f"or {kind} {negative}, {sign}")
-        flipped = f.op(f"xor {kind} {v}, {turned}")
-        v = flipped if total else f.select(nan, kind, -1, flipped)
-    return f.op(f"xor {kind} {v}, -1") if descending else v
+            v = t.select(t.cmp("eq", magnitude, t.const(0)), t.const(0), v)
+            nan = t.cmp("ugt", magnitude, t.const(_infinity(dtype)))
+        negative = t.bin("ashr", v, t.const(bits - 1))  # all ones or zero
+        flipped = t.bin("xor", v, t.bin("or", negative, sign))
+        v = flipped if total else t.select(nan, t.const(-1), flipped)
+    return t.bin("xor", v, t.const(-1)) if descending else v
 
 
 def _infinity(dtype: str) -> int:
@@ -125,7 +130,7 @@ def _infinity(dtype: str) -> int:
 _INFINITY = {"f64": 0x7FF0 << 48, "f32": 0x7F80 << 16, "bf16": 0x7F80, "f16": 0x7C00}
 
 
-def _radix_sort(f: Writer, key, dtype: str, base: Int, stride: Int, n: Int, memory: str) -> str:
+def radix_sort(f: Writer, key, dtype: str, base: Int, stride: Int, n: Int, memory: str) -> str:
     """Sort (key, position) pairs of i64 by counting bytes, least significant first; bytes that all agree are skipped.
     Returns the pointer to the sorted positions."""
     keys, order = memory, f.gep("i64", memory, n)

@@ -1,0 +1,60 @@
+"""The first few of sorted rows, against the sort itself; and which sorts become that."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from test.compiler.codegen.compiled import check, module, parameter
+from test.support import short
+from torch_hlo.compiler.passes.partial_sort import partial_sort
+from torch_hlo.hlo import build as b
+from torch_hlo.hlo.numeric import round_to
+
+rng = np.random.default_rng(0)
+
+
+def first(dtype: str, dims, k: int, axis: int, direction: str, cut: int = 0):
+    x = parameter(0, dtype, *dims)
+    both = b.sort([x, b.iota("s64", dims, axis)], axis, direction, True)
+    limits = [*dims]
+    limits[axis] = k
+    starts = [0] * len(dims)
+    starts[axis] = cut
+    return module([x], *(b.slice_(b.get_tuple_element(both, i), tuple(starts), tuple(limits)) for i in (0, 1)))
+
+
+def values(dtype: str, dims):
+    v = rng.standard_normal(dims) * 30
+    if dtype.startswith(("f", "bf")):
+        v = np.where(rng.random(dims) < 0.1, rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0], dims), v)
+    return round_to(np.abs(v) if dtype.startswith("u") else v, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64", "s8", "u8", "s64", "f16"])
+@pytest.mark.parametrize("direction", ["LT", "GT"])
+def test_types_and_ties(dtype, direction):
+    """Small integers and rounded floats have many equal elements: they stay in the order of their positions."""
+    m = first(dtype, (3, 333), 17, 1, direction)
+    assert "custom" in short(partial_sort(m))
+    check(m, [values(dtype, (3, 333))], 0, optimize=True)
+
+
+@pytest.mark.parametrize(("dims", "axis", "k"), [((1000,), 0, 1), ((4, 130, 6), 1, 5), ((70, 3), 0, 4), ((20, 512), 1, 128)])
+def test_shapes(dims, axis, k):
+    check(first("f32", dims, k, axis, "GT"), [values("f32", dims)], 0, optimize=True)
+
+
+@pytest.mark.parametrize("make", [lambda n: np.arange(n), lambda n: -np.arange(n), lambda n: np.zeros(n)])
+def test_rows_in_order(make):
+    """Rows that bring better and better elements are sorted after all."""
+    x = np.stack([make(2000), make(2000) * 2.5]).astype(np.float32)
+    check(first("f32", (2, 2000), 40, 1, "GT"), [x], 0, optimize=True)
+
+
+def test_what_stays_a_sort():
+    for m in (first("f32", (3, 100), 60, 1, "GT"), first("f32", (3, 100), 20, 1, "GT", cut=10), first("f32", (3, 4000), 500, 1, "LT")):
+        assert partial_sort(m) is m  # most of a row; not the first ones; too many to keep in order
+    m = first("f32", (3, 100), 5, 1, "GT")
+    root = m.entry.root
+    whole = b.tuple_(*root.operands, root.operands[0].operands[0])
+    assert partial_sort(m.with_root(whole)) is not None and "custom" not in short(partial_sort(m.with_root(whole)))
