@@ -13,6 +13,8 @@ from torch_hlo.compiler.codegen.gpu import attention_mma
 from torch_hlo.compiler.codegen.gpu.target import gpu_target
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.passes.attention import attention as attention_pass
+from torch_hlo.compiler.passes.conv_layout import for_matrix_units
+from torch_hlo.compiler.pipeline import random_inputs
 from torch_hlo.device import check_gpu, runtime
 from torch_hlo.device.ptx import memory
 from torch_hlo.hlo import build
@@ -20,15 +22,16 @@ from torch_hlo.hlo.dim import substitute, symbol
 from torch_hlo.hlo.evaluate import evaluate
 from torch_hlo.hlo.ir import Module, outputs
 from torch_hlo.hlo.numeric import decode, encode
+from torch_hlo.hlo.parse import parse_module
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.window import WindowDim
 
 rng = np.random.default_rng(0)
 
 
-def run(module: Module, inputs) -> list[np.ndarray]:
+def run(module: Module, inputs, device: str = "ptx:sm_80") -> list[np.ndarray]:
     """The results on the evaluator; symbolic sizes are those of the inputs."""
-    with config.override(DEVICE="ptx:sm_80", CACHE=""):
+    with config.override(DEVICE=device, CACHE=""):
         program = runtime.compile_program(module)
         params = module.entry.params
         sizes = {name: np.shape(inputs[i])[d] for name, i, d in module.symbols}
@@ -198,6 +201,64 @@ def test_reductions(dims, over):
     x = rng.standard_normal(dims).astype("float32")
     check(lambda x: build.reduce(x, build.full(0, "f32", ()), over, "add"), x, tolerance=2e-5)
     check(lambda x: build.reduce(x, build.full(-np.inf, "f32", ()), over, "maximum"), x)
+
+
+# -- convolution on matrix units ---------------------------------------------------------------------------------------------
+# (type, input, kernel, result, window); labels are those of conv_layout.for_matrix_units
+CONVOLUTIONS = [
+    ("bf16", (2, 9, 9, 8), (24, 3, 3, 8), (2, 9, 9, 24), "size=3x3 pad=1_1x1_1"),
+    ("bf16", (2, 9, 9, 16), (8, 3, 3, 16), (2, 5, 5, 8), "size=3x3 stride=2x2 pad=1_1x1_1"),
+    ("f16", (1, 6, 7, 64), (40, 3, 3, 64), (1, 13, 15, 40), "size=3x3 pad=2_2x2_2 lhs_dilate=2x2 rhs_reversal=1x1"),
+    ("bf16", (1, 8, 8, 128), (16, 3, 3, 128), (1, 4, 4, 16), "size=3x3 rhs_dilate=2x2"),
+    ("bf16", (3, 40, 8), (8, 5, 8), (3, 36, 8), "size=5"),
+]
+KERNEL_GRADIENTS = [
+    ("bf16", (2, 9, 9, 8), (2, 9, 9, 24), (24, 3, 3, 8), "size=9x9 pad=1_1x1_1"),
+    ("f16", (3, 9, 9, 16), (3, 5, 5, 8), (8, 3, 3, 16), "size=5x5 pad=1_1x1_1 rhs_dilate=2x2"),
+    ("bf16", (1, 12, 12, 72), (1, 12, 12, 64), (64, 3, 3, 72), "size=12x12 pad=1_1x1_1"),
+]
+
+
+@pytest.mark.parametrize("device", ["ptx:sm_80", "ptx:sm_90a"])
+@pytest.mark.parametrize(("dtype", "x", "k", "out", "window", "labels"), [
+    *(pytest.param(*c, "b{0}f_o{0}i->b{0}f", id=f"forward {c[4]}") for c in CONVOLUTIONS), *(pytest.param(*c, "f{0}b_i{0}o->f{0}b", id=f"gradient {c[4]}") for c in KERNEL_GRADIENTS)])
+def test_convolutions(device, dtype, x, k, out, window, labels):
+    sides = [",".join(map(str, d)) for d in (x, k, out)]
+    labels = labels.format("01"[:len(x) - 2])
+    module = parse_module(f"""HloModule c
+ENTRY main {{
+  x = {dtype}[{sides[0]}] parameter(0)
+  k = {dtype}[{sides[1]}] parameter(1)
+  ROOT r = f32[{sides[2]}] convolution(x, k), window={{{window}}}, dim_labels={labels}
+}}""")
+    target = gpu_target(device.replace("ptx", "nvptx"))
+    assert any("conv_" in kernel.name and "16k16" in kernel.name or "16r16" in kernel.name for kernel in compile_module(module, target).kernels)
+    inputs = random_inputs(module, seed=1)
+    (expected,) = evaluate(module, inputs)
+    np.testing.assert_allclose(run(module, inputs, device)[0], expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_layouts_for_matrix_units():
+    """Training a convolution: forward, both gradients; f32 stays as it is, and so do features that are no multiple of 16 bytes."""
+    def labels(dtype: str, channels: int) -> list[str]:
+        module = parse_module(f"""HloModule c
+ENTRY main {{
+  x = {dtype}[2,{channels},9,9] parameter(0)
+  k = {dtype}[16,{channels},3,3] parameter(1)
+  g = {dtype}[2,16,9,9] parameter(2)
+  y = {dtype}[2,16,9,9] convolution(x, k), window={{size=3x3 pad=1_1x1_1}}, dim_labels=bf01_oi01->bf01
+  dx = {dtype}[2,{channels},9,9] convolution(g, k), window={{size=3x3 pad=1_1x1_1 rhs_reversal=1x1}}, dim_labels=bf01_io01->bf01
+  dk = {dtype}[16,{channels},3,3] convolution(x, g), window={{size=9x9 pad=1_1x1_1}}, dim_labels=fb01_io01->fb01
+  ROOT t = ({dtype}[2,16,9,9], {dtype}[2,{channels},9,9], {dtype}[16,{channels},3,3]) tuple(y, dx, dk)
+}}""")
+        result = for_matrix_units(frozenset(("bf16",))).run(module)
+        for e, f in zip(*(evaluate(m, random_inputs(module)) for m in (module, result)), strict=True):
+            np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-5)
+        return [x["dim_labels"] for x in result.entry.instructions() if x.op == "convolution"]
+
+    assert labels("bf16", 8) == ["b01f_o01i->b01f", "b01f_o01i->b01f", "f01b_i01o->f01b"]
+    assert labels("bf16", 3) == ["bf01_oi01->bf01", "b01f_o01i->b01f", "fb01_io01->fb01"]
+    assert labels("f32", 8) == ["bf01_oi01->bf01", "bf01_io01->bf01", "fb01_io01->fb01"]
 
 
 # -- banks and sectors -------------------------------------------------------------------------------------------------------

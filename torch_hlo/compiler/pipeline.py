@@ -15,7 +15,7 @@ from torch_hlo.compiler.passes.algebra import algebra
 from torch_hlo.compiler.passes.attention import attention
 from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
 from torch_hlo.compiler.passes.collective_async import collective_async
-from torch_hlo.compiler.passes.conv_layout import conv_layout
+from torch_hlo.compiler.passes.conv_layout import conv_layout, for_matrix_units
 from torch_hlo.compiler.passes.convert_motion import convert_motion
 from torch_hlo.compiler.passes.dce import dce
 from torch_hlo.compiler.passes.dot_canon import dot_canon
@@ -48,8 +48,12 @@ PIPELINE: list[Pass] = [
 
 
 def passes_for(target) -> list[Pass]:
-    """The enabled passes for a target: layouts and selections are those of the CPU's kernels."""
-    return [p for p in enabled(PIPELINE) if not (target.grid and p in (conv_layout, partial_sort))]
+    """The enabled passes for a target: layouts and selections are those of its kernels."""
+    passes = enabled(PIPELINE)
+    if not target.grid:
+        return passes
+    types = ("bf16", "f16", *(("f32",) if target.tf32 else ())) if target.family.name == "nvptx" else ()
+    return [for_matrix_units(frozenset(types)) if p is conv_layout else p for p in passes if p is not partial_sort]
 
 
 class PassError(RuntimeError):

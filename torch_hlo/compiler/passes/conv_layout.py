@@ -9,12 +9,13 @@ Windows of one element become dots. A gradient of weights, recognized by a windo
 """
 from __future__ import annotations
 
-from torch_hlo.compiler.passes.base import hlo_pass
+from torch_hlo.compiler.passes.base import Pass, hlo_pass
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.infer import product
 from torch_hlo.hlo.ir import Instruction, Module, instr
 from torch_hlo.hlo.match import op, rewrite, rules
+from torch_hlo.hlo.shape import DTYPES
 
 
 def sides(x: Instruction) -> tuple[str, str, str]:
@@ -85,6 +86,33 @@ def pointwise_product(out: Instruction) -> Instruction | None:
     flat = h.reshape(k, [k.shape.dims[d] for d in sorted((o, i))])
     found = h.dot(h.reshape(x, (product(x.shape.dims[:-1]), channels)), flat, (1,), (int(i > o),), dtype=out.shape.dtype)
     return h.reshape(found, out.shape.dims)
+
+
+def for_matrix_units(dtypes: frozenset[str]) -> Pass:
+    """The pass for a device whose matrix units take `dtypes`: of kernels, too, the input features come last, and of gradients of weights. Convolutions
+    with other types, in groups, or with features that are no multiple of 16 bytes stay as they are."""
+
+    def wanted(x: Instruction) -> tuple[str, str, str]:
+        digits = "".join(map(str, range(len(x["window"]))))
+        if contracts_pixels(x):
+            one = all(w.window_dilation == 1 and w.output_size(n) == 1 for w, n in zip(x["window"], (x.operands[0].shape.dims[sides(x)[0].index(d)] for d in digits)))
+            return preferred(x) if one else (f"f{digits}b", f"i{digits}o", f"f{digits}b")
+        return f"b{digits}f", f"o{digits}i", f"b{digits}f"
+
+    def fits(x: Instruction) -> bool:
+        lhs, rhs, _ = sides(x)
+        dtype = x.operands[0].shape.dtype
+        if dtype not in dtypes or x.operands[1].shape.dtype != dtype or x["feature_group_count"] * x["batch_group_count"] > 1 or not x["window"]:
+            return False
+        runs = [x.operands[0].shape.dims[lhs.index("b")], x.operands[1].shape.dims[rhs.index("o")]] if contracts_pixels(x) else [x.operands[0].shape.dims[lhs.index("f")]]
+        return all(isinstance(n, int) and n * DTYPES[dtype].itemsize % 16 == 0 for n in runs)
+
+    def features_last(out: Instruction) -> Instruction | None:
+        """convolution -> transpose(convolution(transpose, transpose)) with features last"""
+        return relabeled(out, wanted(out)) if out.shape.size != 0 and fits(out) and sides(out) != wanted(out) else None
+
+    both = rules((op("convolution"), features_last), (op("convolution"), pointwise_product))
+    return Pass("conv_layout", lambda module: rewrite(module, both), for_matrix_units.__doc__)
 
 
 RULES = rules(

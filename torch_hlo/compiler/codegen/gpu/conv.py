@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch_hlo.compiler.codegen.conv import Labels, _typed
 from torch_hlo.compiler.codegen.dot import ACCUMULATORS, emit_tree
 from torch_hlo.compiler.codegen.function import Int
-from torch_hlo.compiler.codegen.gpu import fma
+from torch_hlo.compiler.codegen.gpu import conv_matrix, fma
 from torch_hlo.compiler.codegen.gpu.dot import element
 from torch_hlo.compiler.codegen.indexing import Sizes, digits
 from torch_hlo.compiler.codegen.inline import Writer
@@ -22,7 +22,7 @@ SIDE = 64  # of a block
 
 @emits_step("convolution", grid=True)
 def convolution(program, x: Instruction) -> None:
-    if x.shape.size == 0:
+    if x.shape.size == 0 or conv_matrix.emit(program, x):
         return
     rewritten = _typed(x)
     if rewritten is not None:

@@ -134,19 +134,23 @@ def emit(program, x: Instruction) -> bool:
     if found is None or x.shape.kind == "p":
         return False
     p, engine, swapped = found
-    operands, result, total = [program.pointer(o) for o in x.operands], program.pointer(x), x.shape.size
+    operands = [program.pointer(o) for o in x.operands]
     operands = operands[::-1] if swapped else operands
     if isinstance(engine, LibraryProduct):
-        _call_library(program, p, engine, [*operands, result])
-        return True
+        _call_library(program, p, engine, [*operands, program.pointer(x)])
+    else:
+        compute(program, p, engine, x.shape.dtype, operands, program.pointer(x), x.shape.size)
+    return True
+
+
+def compute(program, p: Product, engine: Engine, dtype: str, operands: Sequence[str], result: str, total: Size) -> None:
+    """Launch the kernels of a product of two arrays; `total`: elements of the result."""
     wide = REGISTER_TYPE[engine.kind]
     if engine.blocks.parts == 1:
-        _launch(program, p, engine, Plain(x.shape.dtype), [*operands, result])
-    else:
-        sums = program.at(program.scratch(STORAGE[wide].bytes * total * engine.blocks.parts))
-        _launch(program, p, engine, Plain(wide), [*operands, sums], total)
-        blocks.add_parts(program, sums, result, total, engine.blocks.parts, wide, x.shape.dtype)
-    return True
+        return _launch(program, p, engine, Plain(dtype), [*operands, result])
+    sums = program.at(program.scratch(STORAGE[wide].bytes * total * engine.blocks.parts))
+    _launch(program, p, engine, Plain(wide), [*operands, sums], total)
+    blocks.add_parts(program, sums, result, total, engine.blocks.parts, wide, dtype)
 
 
 def emit_output(program, body: Computation, inner: Instruction, outer: Instruction, columns: int, operands: Sequence[Place],

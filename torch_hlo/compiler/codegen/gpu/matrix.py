@@ -109,8 +109,9 @@ class Matrix:
         return tuple(found)
 
 
-def engines(target, p: Product, dtypes: Sequence[str], result: str) -> list[Matrix]:
-    """Engines for a product, the least estimated time first; none where no matrix unit takes the types, or an operand has no contiguous dimension."""
+def engines(target, p: Product, dtypes: Sequence[str], result: str, repeats: tuple[int, int] = (1, 1)) -> list[Matrix]:
+    """Engines for a product, the least estimated time first; none where no matrix unit takes the types, or an operand has no contiguous dimension.
+    `repeats`: how often each operand has an element of its array."""
     pair = units(target, dtypes, result)
     if pair is None:
         return []
@@ -136,7 +137,7 @@ def engines(target, p: Product, dtypes: Sequence[str], result: str) -> list[Matr
             each = -(-groups // have.cores)  # blocks that a core goes through; those resident together hide each other's start and end
             slices = -(-depth // (parts * LINE))
             compute = each * (tile.m * tile.n * slices * LINE / (have.rate * share * (0.6 if tile.team == 1 and target.cpu == "sm_90a" else 1)) + 1500 / min(resident, each))
-            moved = (min(across, 8) * m + min(down, 8) * n) * depth / have.bandwidth + m * n * 8 * (parts > 1) * (parts + 1) / have.bandwidth
+            moved = (min(across, 8) * m / repeats[0] + min(down, 8) * n / repeats[1]) * depth / have.bandwidth + m * n * 8 * (parts > 1) * (parts + 1) / have.bandwidth
             time = max(compute, batch * moved) + (3000 if parts > 1 else 0)
             a, b = (Operand(unit, along, rows, width) for (unit, along, width), rows in zip(forms, (tile.m, tile.n), strict=True))
             bulk = tile.team > 1 and all(o.width == 16 for o in (a, b)) and len(p.batch) <= 3 and all(0 not in entry[1:3] for entry in p.batch)
