@@ -166,11 +166,22 @@ def test_what_follows_is_fused(dtype, m, n, k):
 ])  # fmt: skip
 def test_nothing_is_spilled(dtypes, layout, cpu):
     e = compile_module(product(dtypes, 4096, 4096, 1024, layout), gpu_target(f"nvptx:{cpu}"))
-    done = subprocess.run([PTXAS, f"-arch={cpu}", "-v", "-", "-o", "/dev/null"], input=e.image, capture_output=True, text=False)
+    assert e.kernels[0].shared <= 99 << 10 or cpu not in ("sm_86", "sm_89")
+    no_spills(e.image, cpu)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("cpu", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_nothing_is_spilled_by_what_is_fused(dtype, cpu):
+    no_spills(compile_module(silu(dtype, 4096, 4096, 512), gpu_target(f"nvptx:{cpu}")).image, cpu)
+
+
+def no_spills(image: bytes, cpu: str) -> None:
+    done = subprocess.run([PTXAS, f"-arch={cpu}", "-v", "-", "-o", "/dev/null"], input=image, capture_output=True)
     report = done.stderr.decode()
     assert done.returncode == 0, report
     assert set(re.findall(r"(\d+) bytes spill", report)) == {"0"} and "Potential Performance Loss" not in report, report
-    assert e.kernels[0].shared <= 99 << 10 or cpu not in ("sm_86", "sm_89")
 
 
 # -- banks and sectors -------------------------------------------------------------------------------------------------------

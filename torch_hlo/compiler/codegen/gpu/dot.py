@@ -9,7 +9,7 @@
 Where several may be best, TORCH_HLO_TUNE measures (compiler/tune.py), NVIDIA's library among them.
 
 An engine has `blocks` (what a group of threads computes), `kind` (register type of sums), `threads`, `shared` (bytes of shared memory given at launch),
-`name`, `width(most)`: neighbouring columns it stores at a time; `write(f, place, lanes, store)` writes the kernel into `f` and returns
+`resident` (program.Group), `name`, `width(most)`: neighbouring columns it stores at a time; `write(f, place, lanes, store)` writes the kernel into `f` and returns
 definitions of shared memory; `maps(batch)`: for the copy engine. It is all that its code depends on but the finish.
 """
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Engine(Protocol):
     kind: str
     threads: int
     shared: int
+    resident: int
     name: str
 
     def width(self, most: int) -> int: ...
@@ -74,6 +75,11 @@ class Fma:
     forms: tuple[tuple[bool, int], tuple[bool, int]]
     threads = fma.THREADS
     shared = 0
+
+    @property
+    def resident(self) -> int:
+        """Two groups hide each other's waits; 64-bit sums, and operands that are walked in two ways, need more registers than that leaves."""
+        return 2 if self.kind in ("float", "i32") and self.forms[0] == self.forms[1] else 0
 
     @property
     def name(self) -> str:
@@ -241,4 +247,4 @@ def _write(program, engine: Engine, finish: Plain | Fused, lanes: int, batch: in
     f.unit.declare(program)
     maps = engine.maps(batch)
     f.params = [*f.params, *((MAP, f"map{i}") for i in range(len(maps)))]
-    return program.group_function(f.name, shared + f.text(), engine.threads, engine.shared, maps), tuple(finish.sizes)
+    return program.group_function(f.name, shared + f.text(), engine.threads, engine.shared, maps, engine.resident), tuple(finish.sizes)

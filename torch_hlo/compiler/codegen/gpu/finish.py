@@ -36,7 +36,7 @@ class Plain:
 
     @property
     def bytes(self) -> int:
-        """Of the widest element that is read or written."""
+        """Of the widest element that is read or written along a row."""
         return STORAGE[self.dtype].bytes
 
     def store(self, f: Writer, at: Place, kind: str) -> Store:
@@ -59,7 +59,8 @@ class Fused:
 
     @property
     def bytes(self) -> int:
-        return max(STORAGE[x.shape.dtype].bytes * STORAGE[x.shape.dtype].parts for x in (*self.e.leaves, *self.e.results))
+        wide = (x.shape.dtype for x in (*self.e.leaves, *self.e.results) if x.shape.size != 1)
+        return max(STORAGE[d].bytes * STORAGE[d].parts for d in wide)
 
     def store(self, f: Writer, at: Place, kind: str) -> Store:
         first = f.div(at.c, "%c_m")  # row of the whole result that the product's first one is

@@ -35,7 +35,7 @@ class Gemv:
     rows: int
     along_k: bool
     lanes: int
-    shared = 0
+    shared = resident = 0
 
     @property
     def name(self) -> str:

@@ -65,6 +65,7 @@ class Matrix:
     a: Operand
     b: Operand
     bulk: bool = False
+    resident = 0
 
     @property
     def kind(self) -> str:

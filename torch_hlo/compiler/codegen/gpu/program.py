@@ -75,6 +75,17 @@ class Kernel:
     library: LibraryProduct | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """How a group of threads works on one item of a function: see Kernel. `resident`: groups that a multiprocessor shall be able to hold, which limits
+    the registers of a thread; 0 for as many as it may be."""
+
+    threads: int
+    shared: int = 0
+    maps: tuple[TensorMap, ...] = ()
+    resident: int = 0
+
+
 class GpuProfile(Profile):
     """The plan says where a step begins; who runs it takes the time there (device/gpu.py)."""
 
@@ -95,8 +106,7 @@ class GpuProgram(Program):
         super().__init__(module, target, profile)
         self.plan: dict[str, str] = {}
         self.kernels: list[Kernel] = []
-        # functions whose threads work on one item together -> threads of a group, Kernel.shared, Kernel.maps
-        self.groups: dict[str, tuple[int, int, tuple[TensorMap, ...]]] = {}
+        self.groups: dict[str, Group] = {}  # functions whose threads work on one item together
         self.routines: dict[str, None] = {}  # of libm.py
         self.fetches = False  # whether the host looks at values on the way
         self._kernel_numbers: dict[str, int] = {}
@@ -124,11 +134,11 @@ class GpuProgram(Program):
         self.routines.setdefault(name)
         return name
 
-    def group_function(self, name: str, text: str, threads: int, shared: int = 0, maps: tuple[TensorMap, ...] = ()) -> str:
-        """A function one item of which is worked on by a group of `threads` threads, with `shared` bytes of memory whose size the launch
-        gives: the text declares it as an external array of no length. Its last parameters are `maps`, of type MAP, which callers do not give."""
+    def group_function(self, name: str, text: str, threads: int, shared: int = 0, maps: tuple[TensorMap, ...] = (), resident: int = 0) -> str:
+        """A function one item of which is worked on by a Group: `shared` bytes of memory are given at launch, which the text declares as an external array of
+        no length; its last parameters are `maps`, of type MAP, which callers do not give."""
         name = self.function(f"{name}_{threads}", text.replace(f"@{name}(", f"@{name}_{threads}(", 1))
-        self.groups[name] = threads, shared, maps
+        self.groups[name] = Group(threads, shared, maps, resident)
         return name
 
     def step(self, x: Instruction) -> None:
@@ -214,10 +224,11 @@ class GpuProgram(Program):
             kinds = [a.split(" ", 1)[0] for a in arguments]
             if any(k not in ("ptr", "i64") for k in kinds):
                 raise CodegenError(f"kernel {function}: arguments are pointers and i64, got {kinds}")
-            threads, shared, maps = self.groups.get(function, (None, 0, ()))
+            group = self.groups.get(function)
+            g = group or Group(THREADS)
             name = f"k{found}_" + re.sub(r"\W", "_", function)
-            self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), threads or THREADS, self._label(), shared, maps))
-            self._kernel_texts.append(kernel_text(self.functions[function], name, self.target.family, threads or THREADS, threads is not None))
+            self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), g.threads, self._label(), g.shared, g.maps))
+            self._kernel_texts.append(kernel_text(self.functions[function], name, self.target.family, g, group is not None))
         return found
 
     def copy(self, target: Place, source: Place) -> None:
@@ -268,8 +279,9 @@ def _called(texts: Sequence[str]) -> set[str]:
     return {m for t in texts for m in re.findall(r"call [^\n]*?@([\w.$]+)\(", t)}
 
 
-def kernel_text(text: str, name: str, family: Family, threads: int, group: bool) -> str:
+def kernel_text(text: str, name: str, family: Family, g: Group, group: bool) -> str:
     """The entry point made of a function `void f(i64 lo, i64 hi, …)`: its [lo, hi) is the group's item, or the thread's: one each way."""
+    threads = g.threads
     head = _HEAD.search(text)
     if head is None:
         raise CodegenError(f"kernel {name} is not a function of a range: {text[:120]!r}")
@@ -290,7 +302,7 @@ def kernel_text(text: str, name: str, family: Family, threads: int, group: bool)
     start += ["  %hi = add i64 %lo, 1",
               "  %kernel.any = icmp slt i64 %lo, %items", "  br i1 %kernel.any, label %entry, label %kernel.none", "entry:\n"]
     attributes = f'#0{family.attributes}' + (f' "amdgpu-flat-work-group-size"="{threads},{threads}"' if family.name == "amdgcn" else "")
-    extra = f' "nvvm.maxntid"="{threads}"' if family.name == "nvptx" else ""
+    extra = f' "nvvm.maxntid"="{threads}"' + (f' "nvvm.minctasm"="{g.resident}"' if g.resident else "") if family.name == "nvptx" else ""
     size = f" !reqd_work_group_size !{{i32 {threads}, i32 1, i32 1}}" if family.name == "spirv64" else ""
     before = text[: head.start()].replace("@SELF", f"@{name}")
     body = body.rstrip()
