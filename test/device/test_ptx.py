@@ -330,6 +330,14 @@ setp.lt.u32 %p1, %tid, {8 * count}; mad.lo.u64 %rd2, %rdT, 16, %rdA1; @%p1 ld.sh
     np.testing.assert_array_equal(back, np.arange(count * 64).reshape(-1, 8))
 
 
+def test_whole_warps_meet_between_matrices_too():
+    body = "mov.b32 %r1, memory; shl.b32 %r2, %tid, 4; add.u32 %r1, %r1, %r2; mov.b32 %r2, 0; stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1], {%r2}; "
+    load = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r3}, [%r1];"
+    run(body + "bar.warp.sync -1;" + load, [of(U32, [0])], declarations=".shared .align 16 .b8 memory[1024];")
+    with pytest.raises(PtxError, match="has written, with no barrier in between"):
+        run(body + load, [of(U32, [0])], declarations=".shared .align 16 .b8 memory[1024];")
+
+
 # -- asynchronous copies ---------------------------------------------------------------------------------------------------------------
 COPY = "mov.b32 %r1, memory; shl.b32 %r2, %tid, 4; add.u32 %r1, %r1, %r2; mad.lo.u64 %rd1, %rdT, 16, %rdA0; mad.lo.u64 %rd2, %rdT, 16, %rdA1;"
 BACK = "ld.shared.v4.b32 {{%r3, %r4, %r5, %r6}}, [%r1+{0}]; st.global.v4.b32 [%rd2], {{%r3, %r4, %r5, %r6}};".format

@@ -398,7 +398,7 @@ class GridRun:
         warps = -(-threads // 32)
         first = min((a for n, a in self.addresses.items() if n in variables and variables[n].space == "shared"), default=start)
         self.shared = Shared(groups_here, first, start - first,
-                             lambda nbytes: Races(groups_here, warps, nbytes if start > first else 0, image.unit))
+                             lambda nbytes: Races(groups_here, warps, nbytes if start > first else 0, image.unit(routine)))
         self.races = self.shared.races
         self.local = Local(groups_here * threads, local)
         self.spaces: dict[str, object] = {"global": memory, "const": memory, "shared": self.shared, "local": self.local}
@@ -440,10 +440,7 @@ class Image:
         self.routines: dict[str, Routine] = {}
         self.addresses: dict[str, int] = {}
         self._data: list[np.ndarray] = []
-        sizes = [SIZES[m] for f in self.module.functions.values() for x in f.body if x.opcode in ("ld", "st", "atom", "red") for m in x.modifiers if m in SIZES
-                 and ("shared" in "".join(x.modifiers) or not set(x.modifiers) & {"global", "local", "param", "const"})]
-        self.unit = min([4, *sizes])  # bytes that the accesses to shared memory are watched in
-        self.blocks: list[tuple[int, int]] = []
+        self.blocks: list[tuple[int, int]] = []  # (address, bytes) of the module's variables
         for v in self.module.variables.values():
             if v.space in ("global", "const"):
                 raw = np.zeros(v.nbytes + v.align, np.uint8)
@@ -470,6 +467,19 @@ class Image:
                 stack += [self.routine(o.name) for x in r.function.body if x.opcode == "call" for o in x.operands
                           if isinstance(o, Sym) and o.name in self.module.functions]
         return list(found.values())
+
+    def unit(self, routine: Routine) -> int:
+        """Bytes of the smallest access to shared memory."""
+        sizes = [16]
+        for x in (x for r in self.called(routine) for x in r.function.body):
+            if x.opcode in ("ld", "st", "atom", "red") and not {"global", "local", "param", "const"} & set(x.modifiers):
+                count = next((int(m[1]) for m in x.modifiers if m in ("v2", "v4", "v8")), 1)
+                sizes.append(count * next(SIZES[m] for m in x.modifiers if m in SIZES))
+            elif x.opcode == "cp" and "bulk" not in x.modifiers and len(x.operands) > 2:
+                sizes.append(x.operands[2].value)
+            elif x.opcode == "mbarrier":
+                sizes.append(8)
+        return min(sizes)
 
     def launch(self, kernel: str, groups: int, threads: int, words, memory: GlobalMemory, shared_bytes: int = 0) -> None:
         """Runs a kernel to its end. `words`: one 64-bit word per parameter (or an array of bytes for one that is longer); `shared_bytes`: dynamic

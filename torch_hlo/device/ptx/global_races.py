@@ -10,8 +10,9 @@ from bisect import bisect_right
 import numpy as np
 
 from torch_hlo.device.ptx.memory import Fault
-from torch_hlo.device.ptx.races import MANY, NOBODY
+from torch_hlo.device.ptx.races import NOBODY
 
+MANY = -2
 _FIELDS = ("write_group", "write_warp", "write_lane", "write_time", "read_group", "read_warp", "read_lane", "read_time", "read_epoch")
 
 

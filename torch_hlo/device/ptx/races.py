@@ -10,8 +10,8 @@ import numpy as np
 
 from torch_hlo.device.ptx.memory import Fault
 
-IN_FLIGHT = np.iinfo(np.int32).max  # the time of a copy that nobody has waited for
-NOBODY, MANY, COPY = -1, -2, -3  # lanes: never written; several, or the whole warp; an asynchronous copy
+IN_FLIGHT = (1 << 25) - 1  # the time of a copy that nobody has waited for
+NOBODY, MANY, COPY = -1, 63, -3  # lanes: never written; several, or the whole warp; an asynchronous copy
 
 
 class Races:
@@ -23,8 +23,8 @@ class Races:
         self.write_warp = np.full(n, NOBODY, np.int16)
         self.write_lane = np.full(n, NOBODY, np.int16)
         self.write_time = np.zeros(n, np.int32)
-        self.read_time = np.zeros((n, warps), np.int32)
-        self.read_lane = np.zeros((n, warps), np.int16)
+        self.write_epoch = np.full(n, IN_FLIGHT, np.int32)  # of writes that a barrier of the whole group may order
+        self.reads = np.zeros(n * warps, np.int32)  # of every unit by every warp: 64 * time + lane
         self.known = np.zeros((groups, warps, warps), np.int32)  # known[g, w, v]: the time of v that w knows
         self.known[:, range(warps), range(warps)] = 1
         self.epoch = np.zeros(groups, np.int32)  # barriers of the whole group so far
@@ -47,50 +47,54 @@ class Races:
         own = self.known[group, warp, warp][:, None]
         seen = self.known[group[:, None], warp[:, None], np.maximum(writer, 0)] >= time
         same = writer == warp[:, None]
-        return np.where(same, (self.write_lane[units] == lane[:, None]) | (time < own), seen) | (writer == NOBODY)
+        return np.where(same, (self.write_lane[units] == lane[:, None]) & (lane[:, None] != MANY) | (time < own), seen) | (writer == NOBODY)
 
-    def read(self, frame, place, nbytes: int, lanes: int | None = None, quiet: bool = False) -> None:
+    def read(self, frame, place, nbytes: int, lanes: int | None = None) -> None:
         """`lanes`: MANY when the warp reads as a whole. Raises Fault."""
         units = self._units(place, nbytes)
         group, warp, lane = self._who(frame, lanes)
-        wrong = (self.write_warp[units] == NOBODY).any(1)
-        if wrong.any():
-            raise Fault("reads shared memory that nobody has written", np.flatnonzero(wrong))
+        if not (self.write_epoch[units] < self.epoch[group][:, None]).all():  # else the group has met since all of these writes
+            self._check_read(frame, units, group, warp, lane)
+        column = units * self.warps + warp[:, None]
+        mine = (64 * self.known[group, warp, warp].astype(np.int32) + lane.astype(np.int32))[:, None]
+        old = self.reads[column]
+        if (old >> 6 == mine >> 6).any():
+            mine = np.where((old >> 6 == mine >> 6) & (old != mine), mine | MANY, mine)
+        self.reads[column] = mine
+        lost = self.reads[column] != mine  # threads of this instruction that read one place
+        if lost.any():
+            self.reads[column[lost]] |= MANY
+
+    def _check_read(self, frame, units, group, warp, lane) -> None:
+        missing = (self.write_warp[units] == NOBODY).any(1)
+        if missing.any():
+            raise Fault("reads shared memory that nobody has written", np.flatnonzero(missing))
         ordered = self._written_before(units, group, warp, lane)
         if not ordered.all():
             self._race("reads", units, ordered, frame)
-        now = np.broadcast_to(self.known[group, warp, warp][:, None], units.shape)
-        column = np.broadcast_to(warp[:, None], units.shape)
-        lanes_ = np.broadcast_to(lane[:, None], units.shape)
-        again = (self.read_time[units, column] == now) & (self.read_lane[units, column] != lanes_)
-        self.read_time[units, column] = now
-        self.read_lane[units, column] = np.where(again, MANY, lanes_)
-        several = self.read_lane[units, column] != lanes_
-        if several.any():
-            self.read_lane[units[several], column[several]] = MANY
 
     def write(self, frame, place, nbytes: int, lanes: int | None = None) -> None:
         """Raises Fault."""
         units = self._units(place, nbytes)
         group, warp, lane = self._who(frame, lanes)
         self._check_write(frame, units, group, warp, lane)
-        self._set(units, warp, lane, self.known[group, warp, warp])
+        self._set(units, warp, lane, self.known[group, warp, warp], self.epoch[group])
 
     def _check_write(self, frame, units, group, warp, lane) -> None:
         ordered = self._written_before(units, group, warp, lane)
         if not ordered.all():
             self._race("writes", units, ordered, frame)
-        times = self.read_time[units]  # [access, unit, warp]
-        if not times.any():
+        reads = self.reads.reshape(-1, self.warps)[units]  # [access, unit, warp]
+        if not reads.any():
             return
+        times = reads >> 6
         known = self.known[group, warp].copy()
         at = np.arange(len(group))
         own = known[at, warp].copy()
         known[at, warp] = IN_FLIGHT  # its own reads are looked at below
         late = times > known[:, None, :]
-        mine = times[at[:, None], np.arange(units.shape[1]), warp[:, None]]
-        lane_of = self.read_lane[units, warp[:, None]]
-        late_mine = (mine >= own[:, None]) & (lane_of != lane[:, None])
+        mine = reads[at[:, None], np.arange(units.shape[1]), warp[:, None]]
+        late_mine = (mine >> 6 >= own[:, None]) & ((mine & MANY != lane[:, None]) | (lane[:, None] == MANY))
         wrong = late.any(2) | late_mine
         if wrong.any():
             first = np.argwhere(wrong)[0]
@@ -99,12 +103,13 @@ class Races:
             raise Fault(f"writes shared memory that warp {reader} " + ("is still reading asynchronously" if flight else "has read, with no barrier in between"),
                         np.flatnonzero(wrong.any(1)))
 
-    def _set(self, units, warp, lane, time) -> None:
+    def _set(self, units, warp, lane, time, epoch=None) -> None:
         shape = units.shape
         self.write_warp[units] = np.broadcast_to(warp[:, None], shape)
         self.write_lane[units] = np.broadcast_to(lane[:, None], shape)
         self.write_time[units] = np.broadcast_to(np.asarray(time)[:, None], shape)
-        self.read_time[units] = 0
+        self.write_epoch[units] = IN_FLIGHT if epoch is None else np.broadcast_to(epoch[:, None], shape)
+        self.reads.reshape(-1, self.warps)[units] = 0
 
     def _race(self, what: str, units, ordered, frame) -> None:
         access, unit = np.argwhere(~ordered)[0]
@@ -127,28 +132,22 @@ class Races:
     def finish_write(self, frame, place, nbytes: int) -> None:
         """The threads of the frame have waited: it is as if they had written."""
         group, warp, lane = self._who(frame, None)
-        self._set(self._units(place, nbytes), warp, lane, self.known[group, warp, warp])
+        self._set(self._units(place, nbytes), warp, lane, self.known[group, warp, warp], self.epoch[group])
 
     def start_read(self, frame, units: np.ndarray) -> None:
         """Each thread of the frame begins an asynchronous read of its units [thread, unit]: what it sees must be known to the thread, and fenced.
         Raises Fault."""
         group, warp, lane = self._who(frame, None)
-        missing = (self.write_warp[units] == NOBODY).any(1)
-        if missing.any():
-            raise Fault("reads shared memory that nobody has written", np.flatnonzero(missing))
-        ordered = self._written_before(units, group, warp, lane)
-        if not ordered.all():
-            self._race("reads", units, ordered, frame)
+        self._check_read(frame, units, group, warp, lane)
         fenced = (self.write_time[units] <= self.fenced[group[:, None], self.write_warp[units]]) | (self.write_lane[units] == COPY)
         if not fenced.all():
             raise Fault("reads asynchronously what was written without a fence.proxy.async since", np.flatnonzero(~fenced.all(1)))
-        column = np.broadcast_to(warp[:, None], units.shape)
-        self.read_time[units, column] = IN_FLIGHT
-        self.read_lane[units, column] = MANY
+        self.reads[units * self.warps + warp[:, None]] = 64 * IN_FLIGHT + MANY
 
     def finish_read(self, group: int, warp: int, units: np.ndarray) -> None:
-        mine = units[self.read_time[units, warp] == IN_FLIGHT]
-        self.read_time[mine, warp] = self.known[group, warp, warp]
+        column = units * self.warps + warp
+        mine = column[self.reads[column] >> 6 == IN_FLIGHT]
+        self.reads[mine] = 64 * self.known[group, warp, warp] + MANY
 
     # -- synchronization ------------------------------------------------------------------------------------------
     def barrier(self, group: np.ndarray, warp: np.ndarray) -> None:
