@@ -102,15 +102,20 @@ def machine_code(text: str, target: Target, assembly: bool = False) -> tuple[byt
     _release_lock()
     # The list of steps is long and each runs once: optimising it would take a fifth of a program's compile time for nothing.
     machine = target.machine(2 if _LOOP.search(text) else 0)
-    context = llvm.create_context()
+    module = parsed(text, machine)
+    asm = machine.emit_assembly(module) if assembly else ""
+    return machine.emit_object(module), asm
+
+
+def parsed(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+    """IR text as a module for a machine, in a context of its own. Raises RuntimeError with LLVM's words."""
     try:
-        parsed = llvm.parse_assembly(text, context)
+        module = llvm.parse_assembly(text, llvm.create_context())
     except RuntimeError as error:
         raise RuntimeError(f"generated IR is invalid: {error}") from None
-    parsed.triple = machine.triple
-    parsed.data_layout = str(machine.target_data)
-    asm = machine.emit_assembly(parsed) if assembly else ""
-    return machine.emit_object(parsed), asm
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    return module
 
 
 def _release_lock() -> None:

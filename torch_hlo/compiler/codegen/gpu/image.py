@@ -8,11 +8,10 @@ import re
 import subprocess
 import sys
 
-import llvmlite.binding as llvm
-
 from torch_hlo.compiler.codegen.gpu.program import GpuProgram, Kernel
 from torch_hlo.compiler.codegen.gpu.target import GpuTarget
 from torch_hlo.compiler.codegen.program import CodegenError
+from torch_hlo.compiler.machine_code import parsed
 
 _INTRINSIC = re.compile(r"@llvm\.([a-z0-9_.]+)\(")
 _CODE_OBJECT = '!llvm.module.flags = !{!1}\n!1 = !{i32 1, !"amdhsa_code_object_version", i32 500}\n'
@@ -56,13 +55,7 @@ def assemble(text: str, target: GpuTarget) -> bytes:
     machine = target.machine()
     if target.family.isolated:
         return _isolated(text, machine.triple, target)
-    context = llvm.create_context()
-    try:
-        module = llvm.parse_assembly(text, context)
-    except RuntimeError as error:
-        raise RuntimeError(f"generated device IR is invalid: {error}") from None
-    module.triple = machine.triple
-    module.data_layout = str(machine.target_data)
+    module = parsed(text, machine)
     if target.family.output == "assembly":
         return machine.emit_assembly(module).encode()
     return machine.emit_object(module)
