@@ -41,6 +41,7 @@ class Convolution:
     inner: matrix.Matrix
     image: Image
     gradient: bool
+    resident = 0
 
     @property
     def blocks(self) -> Blocks:
