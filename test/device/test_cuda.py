@@ -3,7 +3,10 @@ import threading
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import torch_hlo
 from test.device.stub_cuda import StubCuda
 from torch_hlo import config
 from torch_hlo.device import cuda, cuda_program, native, runtime
@@ -105,7 +108,8 @@ def test_contents_travel_only_when_needed(stub):
     np.testing.assert_array_equal(values(result), np.broadcast_to(7 + np.arange(30, dtype=np.float32), (100, 30)))
 
 
-def test_addresses_that_come_again_have_a_graph(stub):
+def test_addresses_that_come_again_have_a_graph(stub, monkeypatch):
+    monkeypatch.setattr(cuda_program._Moved, "MOST", 0)
     run = Run(stub)
     x, y = inputs(run)
     result = run.buffer(run.module.entry.root.shape)
@@ -129,7 +133,8 @@ def test_addresses_that_come_again_have_a_graph(stub):
     assert stub.calls.count("cuStreamBeginCapture_v2") == captures and stub.calls.count("cuLaunchKernel") == launches
 
 
-def test_addresses_that_never_come_again_are_launched(stub):
+def test_addresses_that_never_come_again_are_launched(stub, monkeypatch):
+    monkeypatch.setattr(cuda_program._Moved, "MOST", 0)
     run = Run(stub)
     _, y = inputs(run)
     kept = []
@@ -137,6 +142,46 @@ def test_addresses_that_never_come_again_are_launched(stub):
         kept.append(run.buffer(Shape("f32", (100, 30)), np.full(3000, k, np.float32)))
         np.testing.assert_array_equal(values(run(kept[-1], y))[0], k + np.arange(30))
     assert "cuStreamBeginCapture_v2" not in stub.calls
+
+
+def test_small_arrays_that_always_move_do_not_cost_the_graph(stub):
+    run = Run(stub)
+    _, y = inputs(run)
+    kept = []
+    for k in range(10):
+        x = run.buffer(Shape("f32", (100, 30)), np.full(3000, k, np.float32))
+        kept += [x, run(x, y)]
+    assert stub.calls.count("cuGraphLaunch") >= 4 and stub.calls.count("cuGraphInstantiateWithFlags") == 1
+    for k, result in enumerate(kept[1::2]):
+        np.testing.assert_array_equal(values(result)[0], k + np.arange(30))
+
+
+def test_training_on_the_whole_path(stub, monkeypatch):
+    """Recording, background execution, uploads, graphs, kernels: losses as on the CPU. Work happens as late as its order allows."""
+    pool = CudaPool(Cuda(0, stub))
+    monkeypatch.setattr(cuda, "pool_of", lambda number: pool)
+
+    def losses(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        found = []
+        for _ in range(7):
+            x, y = torch.randn(4, 8).to(device), torch.randint(0, 4, (4,)).to(device)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            if device == "hlo":
+                torch_hlo.mark_step()
+            found.append(loss.detach())
+        return [x.item() for x in found]
+
+    with config.override(DEVICE="cuda"):
+        found = losses("hlo")
+        torch_hlo.sync()
+    np.testing.assert_allclose(found, losses("cpu"), rtol=1e-4)
+    assert not stub.problems
 
 
 BRANCHES = """HloModule b

@@ -97,6 +97,8 @@ def run_devices(program: Program, inputs: Sequence[Sequence[Buffer]], outputs: S
     n = len(inputs)
     if process_count() > 1 and n == 1:
         return program.run(inputs[0], outputs[0])
+    if n > 1 and hasattr(program, "driver"):
+        raise ValueError(f"{program.name} is for {n} devices: virtual devices are the CPU's; on GPUs start one process per device with torchrun")
     meeting = Rendezvous(collective.program_name(program.name), replicas, n // replicas, config.get("COLLECTIVE_TIMEOUT") or None)
     with cpu.shared_by(n):
         meeting.run(lambda device: program.run(inputs[device], outputs[device]), _submit)

@@ -452,10 +452,12 @@ def _functions(library: str | object):
 
 # -- memory --------------------------------------------------------------------------------------------------------------
 class CudaPool(DevicePool):
-    """Blocks remember the mark after which nobody uses them, so that an upload need not wait for the programs started later."""
+    """Blocks remember the mark after which nobody uses them, so that an upload need not wait for the programs started later. There is one lock per
+    device, the driver's: programs free blocks while they are started, and blocks are taken while others start programs."""
 
     def __init__(self, driver: Cuda) -> None:
         super().__init__(driver)
+        self.lock = driver
         self.pinned = PinnedPool(driver)
 
     def give(self, size: int, block) -> None:
@@ -470,7 +472,7 @@ class PinnedPool(runtime.Pool):
 
     def __init__(self, driver: Cuda) -> None:
         super().__init__()
-        self.driver = driver
+        self.driver = self.lock = driver
 
     def _allocate(self, size: int):
         array = self.driver.lock_pages(size)

@@ -3,8 +3,8 @@
     program.run(inputs, outputs)                        # on the device's own stream; see runtime.Program
     program.launch(words, arena, stream)                # on anybody's stream and memory: what torch.compile does with CUDA tensors
 
-A run enqueues kernel by kernel, natively (cuda_launch.py), until it has addresses that an earlier one had: then a graph is made for them. A few are
-kept, since batches and results take turns in some buffers; a new one gives its arguments to the graph that was not used for longest. Steps that do
+A run enqueues kernel by kernel, natively (cuda_launch.py), until it has addresses that an earlier one had: then a graph is made for them. Small arrays
+that move in every run are copied to and from places that stay (_Moved). A few graphs are kept, since batches and results take turns in some buffers; a new one gives its arguments to the graph that was not used for longest. Steps that do
 not depend on each other are branches of the graph (codegen/gpu/branches.py). Programs whose plan looks at values (while, conditional, host calls) are
 always launched step by step.
 """
@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
 from torch_hlo import metrics
 from torch_hlo.compiler.codegen.gpu.program import CALLS
 from torch_hlo.compiler.codegen.profile import Profile
-from torch_hlo.compiler.codegen.program import HostCall
+from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.device import gpu, runtime
 from torch_hlo.device.cuda import CudaPool, LaunchError
 from torch_hlo.device.cuda_launch import Launcher
-from torch_hlo.device.gpu import DriverError, GpuProgram
+from torch_hlo.device.gpu import Block, DriverError, GpuProgram
 from torch_hlo.device.runtime import Buffer, Observe
 from torch_hlo.hlo.collective import Collective, current, nothing
 from torch_hlo.hlo.dim import substitute
@@ -40,6 +40,7 @@ class CudaProgram(GpuProgram):
         super().__init__(executable, pool, profile)
         if self._constants is not None:
             pool.driver.synchronize()  # whatever stream reads them
+        self._moved = _Moved(executable, pool)
         self._seen: OrderedDict[tuple[int, ...], bool] = OrderedDict()  # sets of addresses of late, newest last
         self._launcher: Launcher | None = None
         if executable.kernels:
@@ -69,19 +70,22 @@ class CudaProgram(GpuProgram):
             self._start(arena, words)
 
     def _call(self, words: Sequence[int], sizes: Sequence[int]) -> None:
-        key = tuple(words)
-        graph = self._graphs.get(key)
-        if graph is None:
-            if self.executable.fetches or not self.executable.kernels or self.profile is not None or not self._seen_before(key):
-                return self._enqueue(words, sizes)
-            graph = self._capture(key, sizes)
-            if graph is None:
-                return
-        self._graphs.move_to_end(key)
-        try:
-            self.driver.run_graph(graph)
-        except DriverError as error:
-            self._error = LaunchError(f"{self.name}: {error}")
+        if self.executable.fetches or not self.executable.kernels or self.profile is not None:
+            return self._enqueue(words, sizes)
+        key = self._moved.settle(tuple(words))
+        for block, address, nbytes in self._moved.before:
+            self.driver.copy(block, address, nbytes)
+        graph = self._graphs.get(key) or (self._capture(key, sizes) if self._seen_before(key) else None)
+        if graph is not None:
+            self._graphs.move_to_end(key)
+            try:
+                self.driver.run_graph(graph)
+            except DriverError as error:
+                self._error = LaunchError(f"{self.name}: {error}")
+        elif self._error is None:
+            self._enqueue(key, sizes)
+        for address, block, nbytes in self._moved.after:
+            self.driver.copy(address, block, nbytes)
 
     def _seen_before(self, key: tuple[int, ...]) -> bool:
         """Whether a run had these addresses not long ago: then others will, and a graph is worth its making."""
@@ -162,6 +166,41 @@ class CudaProgram(GpuProgram):
 
     def _elapsed(self, start, end) -> float:
         return self.driver.elapsed(start, end)
+
+
+class _Moved:
+    """Small arrays that lie elsewhere in every run (a batch, the loss that somebody keeps) get a block of the program's own and are copied, so that the
+    addresses that a graph knows stay."""
+
+    LARGEST, MOST = 4 << 20, 8  # bytes of an array, arrays
+
+    def __init__(self, executable: Executable, pool: CudaPool) -> None:
+        self.pool = pool
+        first = FIXED_WORDS + len(executable.symbols)
+        shared = {i for o, p in executable.aliases for i in (first + p, first + len(executable.parameters) + o)}
+        sizes = [s.nbytes for s in (*executable.parameters, *executable.outputs)]
+        self.nbytes = {i: n for i, n in enumerate(sizes, first) if isinstance(n, int) and 0 < n <= self.LARGEST and i not in shared}
+        self.outputs = first + len(executable.parameters)
+        self.last: tuple[int, ...] = ()
+        self.changes: Counter[int] = Counter()
+        self.blocks: dict[int, Block] = {}
+        self.before: list[tuple[int, int, int]] = []  # (target, source, bytes) of the copies that a run needs
+        self.after: list[tuple[int, int, int]] = []
+
+    def settle(self, words: tuple[int, ...]) -> tuple[int, ...]:
+        """The words to run with; fills `before` and `after`."""
+        if self.last and len(self.blocks) < self.MOST:
+            for i, n in self.nbytes.items():
+                if words[i] != self.last[i] and i not in self.blocks:
+                    self.changes[i] += 1
+                    if self.changes[i] > 2 and len(self.blocks) < self.MOST:
+                        self.blocks[i] = Block(self.pool, n)
+        self.last = words
+        if not self.blocks:
+            return words
+        self.before = [(b.address, words[i], self.nbytes[i]) for i, b in self.blocks.items() if i < self.outputs]
+        self.after = [(words[i], b.address, self.nbytes[i]) for i, b in self.blocks.items() if i >= self.outputs]
+        return tuple(self.blocks[i].address if i in self.blocks else w for i, w in enumerate(words))
 
 
 def compile_program(pool: CudaPool, module: Module, observe: Observe | None = None) -> CudaProgram:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -92,16 +91,16 @@ class DevicePool(runtime.Pool):
     def __init__(self, driver: Driver) -> None:
         super().__init__()
         self.driver = driver
-        self._arena: _Device | None = None
+        self._arena: Block | None = None
 
-    def arena(self, nbytes: int) -> _Device:
+    def arena(self, nbytes: int) -> Block:
         """Working memory of at least `nbytes`, to be held while a program is started: everybody gets the same block until it is too small."""
         with self.lock:
             arena = self._arena
             if arena is None or arena.size < nbytes:
                 self._arena = None  # what it is replaced by may need the room
                 del arena
-                arena = self._arena = _Device(self, nbytes)
+                arena = self._arena = Block(self, nbytes)
             return arena
 
     def trim(self) -> None:
@@ -118,7 +117,7 @@ class DevicePool(runtime.Pool):
 
 
 class DeviceMemory(runtime.Memory):
-    """Contents that are on the device, on the host, or on both. Looking at `array` or `address` brings them to the host, and counts as writing
+    """Contents that are on the device, on the host, or on both (the pool's lock guards which). Looking at `array` or `address` brings them to the host, and counts as writing
     there unless `readers` says that somebody only reads. A back end's own class says which `pool` they come from."""
 
     __slots__ = ("nbytes", "_pool", "_block", "_host", "_current", "_lock")
@@ -129,16 +128,17 @@ class DeviceMemory(runtime.Memory):
         self.nbytes = nbytes
         self._host: runtime.Memory | None = None
         self._current = "none"  # where the contents are: none, host, device, both
-        self._lock = threading.Lock()
         self._pool = type(self).pool()
+        self._lock = self._pool.lock
         self.size, self._block = self._pool.take(nbytes)
 
     @classmethod
     def adopt(cls, address: int, nbytes: int, owner: object) -> DeviceMemory:
         self = cls.__new__(cls)
         self.readers, self.size, self.nbytes, self.owner = 1, 0, nbytes, owner
-        self._host, self._current, self._lock = None, "device", threading.Lock()
+        self._host, self._current = None, "device"
         self._pool, self._block = cls.pool(), (None, address)
+        self._lock = self._pool.lock
         return self
 
     def __del__(self) -> None:
@@ -227,7 +227,7 @@ class GpuProgram:
         self._engine = cpu.engine(executable.objects, host())
         self._entry = _ENTRY(self._engine.get_function_address(executable.entry))
         self._handles = driver.load(executable.image, executable.kernels) if executable.kernels else []
-        self._constants = _Device(pool, len(executable.constants)) if executable.constants else None
+        self._constants = Block(pool, len(executable.constants)) if executable.constants else None
         if self._constants is not None:
             driver.upload(self._constants.address, ctypes.cast(executable.constants, _P).value, len(executable.constants))
         self._error: BaseException | None = None
@@ -242,7 +242,7 @@ class GpuProgram:
         sizes = [inputs[i].shape.dims[d] for _, i, d in e.symbols]
         try:
             arena = self.pool.arena(max(self.arena_bytes(*sizes), 1))
-            staged: dict[int, _Device] = {}
+            staged: dict[int, Block] = {}
             given = [self._input(b, staged) for b in inputs]
             saved = self._save(inputs)
             own = {o for o, _ in e.aliases}
@@ -286,7 +286,7 @@ class GpuProgram:
         self._sizes = {name: n for (name, _, _), n in zip(self.executable.symbols, sizes, strict=True)}
         self._entry(block.buffer_info()[0])
 
-    def _input(self, buffer: Buffer, staged: dict[int, _Device]) -> int:
+    def _input(self, buffer: Buffer, staged: dict[int, Block]) -> int:
         memory = buffer.memory
         if isinstance(memory, DeviceMemory):
             return memory.device_address
@@ -299,16 +299,16 @@ class GpuProgram:
         self.driver.upload(address, whole.address, nbytes)
         return address + offset
 
-    def _stage(self, memory: runtime.Memory, nbytes: int, staged: dict[int, _Device]) -> int:
+    def _stage(self, memory: runtime.Memory, nbytes: int, staged: dict[int, Block]) -> int:
         """Device memory for the time of a run, for what lives on the host."""
-        staged[id(memory)] = block = _Device(self.pool, max(nbytes, 1))
+        staged[id(memory)] = block = Block(self.pool, max(nbytes, 1))
         return block.address
 
-    def _save(self, inputs: Sequence[Buffer]) -> list[tuple[int, _Device, int]]:
+    def _save(self, inputs: Sequence[Buffer]) -> list[tuple[int, Block, int]]:
         """Copies of what will be overwritten: Python code called on the way may raise."""
         saved = []
         for i in self.executable.exposed:
-            copy = _Device(self.pool, max(inputs[i].nbytes, 1))
+            copy = Block(self.pool, max(inputs[i].nbytes, 1))
             address = self._input(inputs[i], {})
             self.driver.copy(copy.address, address, inputs[i].nbytes)
             saved.append((address, copy, inputs[i].nbytes))
@@ -399,7 +399,7 @@ def run_host_call(call: HostCall, outputs: list[np.ndarray], inputs: list[np.nda
     HOST_CALLS[call.name](outputs, inputs, **attributes)
 
 
-class _Device:
+class Block:
     """A block of a pool, given back with this object."""
 
     __slots__ = ("pool", "size", "block")
