@@ -238,6 +238,14 @@ ENTRY main {{
     np.testing.assert_allclose(run(module, inputs, device)[0], expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(("channels", "features", "groups"), [(16, 16, 16), (6, 12, 6), (8, 24, 2)])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "s32"])
+def test_convolutions_in_groups(channels, features, groups, dtype):
+    window = (WindowDim(3, pad_low=1, pad_high=1), WindowDim(3, 2, 1, 1))
+    check(lambda x, k: build.convolution(x, k, window, "bf01_oi01->bf01", feature_group_count=groups), rng.integers(-3, 4, (2, channels, 6, 7)).astype("float32"),
+          rng.integers(-3, 4, (features, channels // groups, 3, 3)).astype("float32"), dtypes=[dtype] * 2)
+
+
 def test_layouts_for_matrix_units():
     """Training a convolution: forward, both gradients; f32 stays as it is, and so do features that are no multiple of 16 bytes."""
     def labels(dtype: str, channels: int) -> list[str]:

@@ -1,6 +1,8 @@
 """Convolution on a grid: an implicit matrix product per group of features; the matrix of patches is never in memory.
 
     rows: output features of the group    columns: images x output positions    K: input features of the group x taps
+
+Groups of few output features (depthwise) would leave blocks almost empty: a thread computes an element there. What matrix units take is conv_matrix.py's.
 """
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import row_major_strides
 
 SIDE = 64  # of a block
+FEW_FEATURES = 8  # of a group, that are computed by a thread each
 
 
 @emits_step("convolution", grid=True)
@@ -59,9 +62,10 @@ def _write(program, x: Instruction, kind: str):
     m, images = features // groups, d_o[at.out[0]]
     out_sizes, taps = [d_o[d] for d in at.out[2:]], [w.size for w in window]
     n, k = images * _product(out_sizes), channels * _product(taps)
-    across, down = ceildiv(n, SIDE), ceildiv(m, SIDE)
-    rest, column = f.div("%lo", size(across)), f.mul(f.rem("%lo", size(across)), SIDE)
-    group, row = f.div(rest, size(down)), f.mul(f.rem(rest, size(down)), SIDE)
+    direct = isinstance(m, int) and m <= FEW_FEATURES and groups != 1
+    across, down, side = (n, m, 1) if direct else (ceildiv(n, SIDE), ceildiv(m, SIDE), SIDE)
+    rest, column = f.div("%lo", size(across)), f.mul(f.rem("%lo", size(across)), side)
+    group, row = f.div(rest, size(down)), f.mul(f.rem(rest, size(down)), side)
 
     def weight(i: Int, deep: Int, lanes: int) -> list[str]:
         channel, *tap = digits(f, deep, [size(v) for v in (channels, *taps)])
@@ -99,6 +103,13 @@ def _write(program, x: Instruction, kind: str):
             place = f.add(place, f.mul(o, s_o[d]))
         f.store(kind, value, f.gep(kind, "%C", place))
 
+    if direct:
+        t = f.emit().typed(kind)
+        with f.loop(0, size(k), carry=[(kind, t.const(0))]) as loop:
+            (p,), (q,), old = weight(row, loop.index, 1), patch(column, loop.index, 1), loop.vars[0]
+            loop.next = [t.fma(p, q, old) if t.is_float else t.add(t.mul(p, q), old)]
+        store(row, column, 1, loop.vars[0])
+        return f.define(), list(size.names), across * down * groups
     block = fma.Block(f, kind, SIDE)
     block.write(fma.Operand(weight, size(m), row, True), fma.Operand(patch, size(n), column, False), size(k), store)
     f.unit.declare(program)
