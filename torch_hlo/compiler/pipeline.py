@@ -26,6 +26,7 @@ from torch_hlo.compiler.passes.legalize import legalize
 from torch_hlo.compiler.passes.partial_sort import partial_sort
 from torch_hlo.compiler.passes.rematerialize import rematerialize
 from torch_hlo.compiler.passes.reshape_motion import reshape_motion
+from torch_hlo.compiler.passes.scatter_fill import scatter_fill
 from torch_hlo.hlo.dim import symbols
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape, numpy_dtype
@@ -40,6 +41,7 @@ PIPELINE: list[Pass] = [
     # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
     fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),
     dot_merge,  # products that belong together
+    scatter_fill,  # scatters into new arrays
     partial_sort,  # sorts of which a few elements are read
     collective_async,  # work goes on while bytes travel
     hlo_pass(fusion),  # what becomes one kernel

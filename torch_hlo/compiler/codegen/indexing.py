@@ -12,6 +12,7 @@ from torch_hlo.compiler.codegen.control import copy_places
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import lane_mask
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
+from torch_hlo.compiler.codegen.loop import Store, run_loop
 from torch_hlo.compiler.codegen.registry import emits_step, emits_value
 from torch_hlo.hlo.dim import Dim, Size, dim_max
 from torch_hlo.hlo.ir import Instruction
@@ -99,19 +100,38 @@ def digits(f: Writer, value: Int, sizes: list[Int]) -> list[Int]:
 @emits_step("scatter")
 def scatter(program, x: Instruction) -> None:
     count = len(x.operands) // 2
-    operands, indices, updates = x.operands[:count], x.operands[count], x.operands[count + 1:]
     places = program.places(x) if x.shape.is_tuple else (program.places(x),)
-    for place, operand in zip(places, operands, strict=True):
+    for place, operand in zip(places, x.operands[:count], strict=True):
         copy_places(program, place, program.places(operand))
+    _scatter_into(program, x, places, [program.place(o) for o in x.operands[count:]])
+
+
+def emit_filled_scatter(program, x: Instruction) -> None:
+    """Emit a fusion that passes/scatter_fill.py made."""
+    inner = x["calls"].root
+    place, start = program.place(x), inner.operands[0]
+    run_loop(program, [Store(start)], [], [], [place], key=("fill", start))
+    _scatter_into(program, inner, (place,), [program.place(x.operands[o["index"]]) for o in inner.operands[1:]])
+
+
+def _scatter_into(program, x: Instruction, places, sources) -> None:
+    """Apply the updates of a scatter to its results, which hold the operands already. `sources`: places of the indices and the updates."""
+    count = len(x.operands) // 2
+    operands, indices, updates = x.operands[:count], x.operands[count], x.operands[count + 1:]
     if updates[0].shape.size == 0 or operands[0].shape.size == 0:
         return
-    f = Writer(program, "scatter", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"to{i}") for i in range(count)), ("ptr", "indices"),
-                                     *(("ptr", f"by{i}") for i in range(count))])
-    writer = Scatter(f, x, operands, indices, updates, program.target.strip)
-    items, grain, cost = writer.write()
-    name = f.define()
-    pointers = [program.at(p) for p in places] + [program.pointer(o) for o in (indices, *updates)]
-    program.parallel(name, [f"ptr {p}" for p in pointers] + writer.size.arguments(program), program.size(items), grain, cost)
+
+    def build() -> tuple:
+        f = Writer(program, "scatter", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"to{i}") for i in range(count)), ("ptr", "indices"),
+                                         *(("ptr", f"by{i}") for i in range(count))])
+        writer = Scatter(f, x, operands, indices, updates, program.target.strip)
+        items, grain, cost = writer.write()
+        return f.define(), tuple(writer.size.names), items, grain, cost
+
+    key = ("scatter", tuple(o.shape for o in x.operands), x.attrs)
+    name, sizes, items, grain, cost = program.once(key, build)
+    arguments = [f"ptr {program.at(p)}" for p in (*places, *sources)] + [f"i64 {program.size(s)}" for s in sizes]
+    program.parallel(name, arguments, program.size(items), grain, cost)
 
 
 class Scatter:
