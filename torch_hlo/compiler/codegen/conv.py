@@ -7,6 +7,7 @@ kernel conversions.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen import index as ix
@@ -14,8 +15,9 @@ from torch_hlo.compiler.codegen.conv_direct import emit_direct, is_direct
 from torch_hlo.compiler.codegen.conv_gradient import emit_gradient, is_gradient
 from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, Finish, arguments_of, emit_apart, emit_tree, parts_of_output
 from torch_hlo.compiler.codegen.epilogue import epilogue
+from torch_hlo.compiler.codegen.loop import emit_instruction
 from torch_hlo.compiler.codegen.registry import emits_step
-from torch_hlo.compiler.passes.conv_layout import preferred, relabeled, sides
+from torch_hlo.compiler.passes.conv_layout import is_channels_last, preferred, relabeled, sides
 from torch_hlo.hlo import build
 from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.window import WindowDim
@@ -45,6 +47,8 @@ def convolution(program, x: Instruction) -> None:
     if any(o.shape.size == 0 for o in x.operands):
         return emit_tree(program, build.full(0, x.shape.dtype, x.shape.dims), (), x)
     rewritten = _typed(x)
+    if rewritten is None and _takes_tiles(program, x):
+        return _emit_patches(program, x)
     if rewritten is None and any(o.shape.dtype != x.shape.dtype for o in x.operands):
         operands = tuple(o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype) for o in x.operands)
         rewritten = instr("convolution", operands, x.shape, **dict(x.attrs))
@@ -92,6 +96,50 @@ def _typed(x: Instruction) -> Instruction | None:
     return None
 
 
+PATCHES = 1 << 30  # number of a parameter that no program has: it names an array inside of a step
+TILE_DEPTH = 16  # channels from which on AMX tiles pay
+
+
+def _takes_tiles(program, x: Instruction) -> bool:
+    """Whether a bf16 convolution is faster as a product of patches on AMX tiles than in f32 as it lies in memory."""
+    return (program.target.has("amx-bf16") and [o.shape.dtype for o in x.operands] == ["bf16", "bf16"] and is_channels_last(x) and x.shape.is_static
+            and all(o.shape.is_static for o in x.operands) and x["feature_group_count"] * x["batch_group_count"] == 1
+            and x.operands[0].shape.dims[-1] >= TILE_DEPTH)  # fmt: skip
+
+
+def _emit_patches(program, x: Instruction) -> None:
+    """The patches [pixels, taps * channels] in memory, times the kernel."""
+    lhs, rhs = x.operands
+    _, label, _ = sides(x)
+    window, digits = x["window"], "".join(map(str, range(len(x["window"]))))
+    channels, outs = lhs.shape.dims[-1], x.shape.dims[1:-1]
+    taps = math.prod(w.size for w in window)
+    padded = build.pad(lhs, build.full(0, lhs.shape.dtype), [(0, 0, 0), *((w.pad_low, w.pad_high, 0) for w in window), (0, 0, 0)])
+    kernel = build.reverse(rhs, [label.index(str(i)) for i, w in enumerate(window) if w.reversal and w.size != 1])
+    kernel = build.reshape(build.transpose(kernel, [label.index(c) for c in f"o{digits}i"]), (x.shape.dims[-1], taps * channels))
+    dims = (*x.shape.dims[:-1], taps * channels)
+    pixels = math.prod(dims[:-1])
+    patches = instr("parameter", (), lhs.shape.with_dims((pixels, taps * channels)), index=PATCHES)
+    with program.rebound():
+        if padded is not lhs:
+            emit_tree(program, padded, (lhs,), padded)
+        target = program.allocate_shape(patches.shape)
+        program.bind(patches, target)
+        for number, offsets in enumerate(itertools.product(*(range(w.size) for w in window))):
+            starts = [o * w.window_dilation for o, w in zip(offsets, window, strict=True)]
+            limits = [a + (n - 1) * w.stride + 1 for a, n, w in zip(starts, outs, window, strict=True)]
+            part = build.slice_(padded, (0, *starts, 0), (dims[0], *limits, channels), (1, *(w.stride for w in window), 1))
+
+            def place(index, number=number) -> ix.Index:
+                return ix.linear((*index[:-1], index[-1] + number * channels), dims)
+
+            if part is padded:
+                part = instr("copy", (padded,), padded.shape)
+            emit_instruction(program, part, target, place, key=(x, number))
+        product = build.dot(patches, kernel, (1,), (1,), dtype=x.shape.dtype)
+        emit_tree(program, build.reshape(product, x.shape.dims), (patches, rhs), x)
+
+
 def _remake(x: Instruction, lhs: Instruction, rhs: Instruction, **changes) -> Instruction:
     """The convolution with other operands and attributes, of the same element type."""
     attrs = {k: x[k] for k in ("window", "dim_labels", "feature_group_count", "batch_group_count")} | changes
@@ -131,8 +179,6 @@ def _has_phases(x: Instruction) -> bool:
 
 def _emit_phases(program, x: Instruction) -> None:
     """Outputs u = d * v + r of dilation d only meet the taps t = r' + d * j: one dense convolution per remainder r."""
-    from torch_hlo.compiler.codegen.loop import emit_instruction
-
     lhs, rhs = x.operands
     at, target = Labels.parse(x["dim_labels"]), program.place(x)
     for phase in itertools.product(*(range(w.base_dilation) for w in x["window"])):
