@@ -179,7 +179,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", default="core", help="comma-separated names, or core, models, gpu")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where all engines compute")
-    parser.add_argument("--engines", default="eager,inductor,hlo", help="of eager, inductor, hlo, hlo_compile")
+    parser.add_argument("--engines", default="eager,inductor,hlo", help="of eager, inductor, hlo, hlo_captured (torch_hlo.compile of the whole step), hlo_compile")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=3, help="steps before measuring")
     parser.add_argument("--slice", type=float, default=0.5, help="seconds per engine and round")

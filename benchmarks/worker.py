@@ -23,6 +23,13 @@ def engine_hlo(make, device):
     return step, lambda: torch_hlo.sync(), w
 
 
+def engine_hlo_captured(make, device):
+    import torch_hlo
+
+    w = make("hlo")
+    return torch_hlo.compile(w.step), torch_hlo.sync, w
+
+
 def _compiled(backend):
     def engine(make, device):
         import torch
@@ -62,6 +69,7 @@ ENGINES = {
     "eager": engine_eager,
     "inductor": _compiled("inductor"),
     "hlo": engine_hlo,
+    "hlo_captured": engine_hlo_captured,
     "hlo_compile": _compiled("hlo"),
     "torch_xla": engine_torch_xla,
 }
