@@ -124,12 +124,17 @@ def _rate(amount, seconds: float) -> float:
     return amount / max(seconds, 1e-9) / 1e9 if isinstance(amount, int) else 0.0
 
 
+# What saturates a back end: elements of an f32 array that is copied, rows of square matrices. By default a CPU's.
+_SIZES = {"cuda": (1 << 27, 8192), "ptx": (1 << 12, 32)}
+
+
 @lru_cache
 def measured_limits(clock: str = "wall") -> Limits:
-    """Measure the machine, with programs of our own: a copy of 128 MB and products of 1024 x 1024 matrices."""
-    copy = _best(clock, (Shape("f32", (1 << 25,)),), lambda x: b.negate(x))
-    rates = [_best(clock, (Shape(t, (1024, 1024)),) * 2, _product) for t in ("f32", "bf16")]
-    return Limits((2 << 27) / copy, *((2 << 30) / t for t in rates))
+    """Measure the device in use, with programs of our own: a copy of 128 MB and products of 1024 x 1024 matrices (on GPUs of 512 MB, 8192 x 8192)."""
+    count, rows = _SIZES.get(runtime.backend_name().partition(":")[0], (1 << 25, 1024))
+    copy = _best(clock, (Shape("f32", (count,)),), lambda x: b.negate(x))
+    rates = [_best(clock, (Shape(t, (rows, rows)),) * 2, _product) for t in ("f32", "bf16")]
+    return Limits(8 * count / copy, *(2 * rows**3 / t for t in rates))
 
 
 def _product(x, y):

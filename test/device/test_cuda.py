@@ -180,6 +180,7 @@ def test_training_on_the_whole_path(stub, monkeypatch):
     with config.override(DEVICE="cuda"):
         found = losses("hlo")
         torch_hlo.sync()
+        assert torch.hlo.mem_get_info()[1] == stub.memory and torch.hlo.get_device_properties().total_memory == stub.memory
     np.testing.assert_allclose(found, losses("cpu"), rtol=1e-4)
     assert not stub.problems
 

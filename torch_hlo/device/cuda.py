@@ -180,6 +180,13 @@ class Cuda:
             self.synchronize()
             self._check("cuMemPoolTrimTo", self._memory, 0)
 
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device."""
+        free, total = _SIZE(), _SIZE()
+        with self:
+            self._check("cuMemGetInfo_v2", ctypes.addressof(free), ctypes.addressof(total))
+        return free.value, total.value
+
     def lock_pages(self, nbytes: int) -> np.ndarray:
         """Page-locked host memory, which the device reads and writes by itself. Raises MemoryError."""
         with self:

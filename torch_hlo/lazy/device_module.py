@@ -79,7 +79,7 @@ class DeviceProperties:
 
     def __init__(self) -> None:
         self.name = get_device_name()
-        self.total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self.total_memory = mem_get_info()[1]
         self.multi_processor_count = os.cpu_count() or 1
         self.major, self.minor = get_device_capability()
 
@@ -318,6 +318,9 @@ reset_accumulated_memory_stats = reset_max_memory_allocated = reset_peak_memory_
 
 def mem_get_info(device=None) -> tuple[int, int]:
     """(free, total) bytes of the memory the device uses."""
+    driver = getattr(runtime.memory_pool(), "driver", None)
+    if hasattr(driver, "memory_info"):
+        return driver.memory_info()
     page = os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
