@@ -304,13 +304,13 @@ def touched(name: str) -> tuple[dict[str, float], float]:
             sectors += 32 * len({(int(a) + b) // 32 for a in at for b in range(0, nbytes, min(nbytes, 4))})
             wanted += nbytes * len(np.unique(at))
 
-    def load_global(self, frame, address, size, n):
+    def load_global(self, frame, address, size, n, **how):
         count(frame, address, size * n)
-        return of_global[0](self, frame, address, size, n)
+        return of_global[0](self, frame, address, size, n, **how)
 
-    def store_global(self, frame, address, values, size):
+    def store_global(self, frame, address, values, size, **how):
         count(frame, address, size * len(values))
-        return of_global[1](self, frame, address, values, size)
+        return of_global[1](self, frame, address, values, size, **how)
 
     of_shared, of_global = (memory.Shared.load, memory.Shared.store), (memory.GlobalMemory.load, memory.GlobalMemory.store)
     with (mock.patch.object(memory.Shared, "load", load_shared), mock.patch.object(memory.Shared, "store", store_shared),
