@@ -15,7 +15,6 @@ from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.infer import product
 from torch_hlo.hlo.ir import Instruction, Module, instr
 from torch_hlo.hlo.match import op, rewrite, rules
-from torch_hlo.hlo.shape import DTYPES
 
 
 def sides(x: Instruction) -> tuple[str, str, str]:
@@ -89,8 +88,8 @@ def pointwise_product(out: Instruction) -> Instruction | None:
 
 
 def for_matrix_units(dtypes: frozenset[str]) -> Pass:
-    """The pass for a device whose matrix units take `dtypes`: of kernels, too, the input features come last, and of gradients of weights. Convolutions
-    with other types, in groups, or with features that are no multiple of 16 bytes stay as they are."""
+    """The pass for a device whose matrix units take `dtypes`: of kernels, too, the input features come last, and of gradients of weights. Features that are
+    no multiple of 16 bytes get zeros. Convolutions with other types or in groups stay as they are."""
 
     def wanted(x: Instruction) -> tuple[str, str, str]:
         digits = "".join(map(str, range(len(x["window"]))))
@@ -99,20 +98,39 @@ def for_matrix_units(dtypes: frozenset[str]) -> Pass:
             return preferred(x) if one else (f"f{digits}b", f"i{digits}o", f"f{digits}b")
         return f"b{digits}f", f"o{digits}i", f"b{digits}f"
 
+    def missing(x: Instruction) -> dict[str, int] | None:
+        """How many features, by the label of the input (f; b in a gradient) or of the kernel (o), are missing to whole 16 bytes; None for other types."""
+        (lhs, rhs, _), (image, kernel) = sides(x), (o.shape for o in x.operands)
+        if image.dtype not in dtypes or kernel.dtype != image.dtype or x["feature_group_count"] * x["batch_group_count"] > 1 or not x["window"]:
+            return None
+        runs = {"b": image.dims[lhs.index("b")], "o": kernel.dims[rhs.index("o")]} if contracts_pixels(x) else {"f": image.dims[lhs.index("f")]}
+        return {label: -n % (16 // image.itemsize) for label, n in runs.items()} if all(isinstance(n, int) for n in runs.values()) else None
+
     def fits(x: Instruction) -> bool:
-        lhs, rhs, _ = sides(x)
-        dtype = x.operands[0].shape.dtype
-        if dtype not in dtypes or x.operands[1].shape.dtype != dtype or x["feature_group_count"] * x["batch_group_count"] > 1 or not x["window"]:
-            return False
-        runs = [x.operands[0].shape.dims[lhs.index("b")], x.operands[1].shape.dims[rhs.index("o")]] if contracts_pixels(x) else [x.operands[0].shape.dims[lhs.index("f")]]
-        return all(isinstance(n, int) and n * DTYPES[dtype].itemsize % 16 == 0 for n in runs)
+        more = missing(x)
+        return more is not None and not any(more.values())
+
+    def whole_chunks(out: Instruction) -> Instruction | None:
+        """convolution -> slice(convolution(pad, pad)) with features in whole 16 bytes; windows of one element are dots of any size"""
+        more = missing(out)
+        if not more or not any(more.values()) or out.shape.size == 0 or all(w.size == 1 for w in out["window"]):
+            return None
+        labels = sides(out)
+        gradient = "o" in more
+        grown = [{"b": more.get("b", 0), "f": more.get("f", 0)}, {"i": more.get("f", 0), "o": more.get("o", 0)}, {"b": more.get("b", 0), "f": more.get("o", 0)}]
+        operands = []
+        for x, side, by in zip(out.operands, labels, grown):
+            operands.append(h.pad(x, h.full(0, x.shape.dtype, ()), [(0, by.get(label, 0), 0) for label in side]))
+        dims = tuple(n + grown[2].get(label, 0) for n, label in zip(out.shape.dims, labels[2]))
+        wide = instr("convolution", tuple(operands), out.shape.with_dims(dims), **dict(out.attrs))
+        return h.slice_(wide, (0,) * out.shape.rank, out.shape.dims) if gradient else wide
 
     def features_last(out: Instruction) -> Instruction | None:
         """convolution -> transpose(convolution(transpose, transpose)) with features last"""
         return relabeled(out, wanted(out)) if out.shape.size != 0 and fits(out) and sides(out) != wanted(out) else None
 
-    both = rules((op("convolution"), features_last), (op("convolution"), pointwise_product))
-    return Pass("conv_layout", lambda module: rewrite(module, both), for_matrix_units.__doc__)
+    all_rules = rules((op("convolution"), whole_chunks), (op("convolution"), features_last), (op("convolution"), pointwise_product))
+    return Pass("conv_layout", lambda module: rewrite(module, all_rules), for_matrix_units.__doc__)
 
 
 RULES = rules(
