@@ -20,9 +20,9 @@ def test_family_of_kernels(name):
         check_gpu.check(name)
 
 
-@pytest.mark.parametrize("name", ["softmax", "dot bf16", "fused transpose", "attention bf16"])
-def test_ampere(name):
-    with config.override(DEVICE="ptx:sm_80", CACHE=""):
+@pytest.mark.parametrize(("cpu", "name"), [*(("sm_80", n) for n in ("softmax", "dot bf16", "fused transpose", "attention bf16")), ("sm_100", "softmax"), ("sm_100", "loop")])
+def test_other_architectures(cpu, name):
+    with config.override(DEVICE=f"ptx:{cpu}", CACHE=""):
         check_gpu.check(name)
 
 

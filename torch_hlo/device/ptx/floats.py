@@ -1,6 +1,6 @@
 """Floating point (PTX ISA, sections 9.7.3 to 9.7.5). Sums and products are rounded once, `fma` too; approximate functions are exact here.
 
-Types: f16 and f64 are NumPy's, f32 too; bf16 values travel as float32. Pairs (f16x2, bf16x2) are arrays with a last dimension of 2.
+Types: f16 and f64 are NumPy's, f32 too; bf16 values travel as float32. Pairs (f16x2, bf16x2, f32x2) are arrays with a last dimension of 2.
 """
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def to_bf16(value):
     return result if result.ndim else result[()]
 
 
-def pairs(raw):
-    """The two halves of 32-bit values, the lower first, as a last dimension."""
-    return np.ascontiguousarray(np.asarray(raw))[..., None].view(np.uint16)
+def pairs(raw, half=np.uint16):
+    """The two halves of 32-bit (64-bit) values, the lower first, as a last dimension."""
+    return np.ascontiguousarray(np.asarray(raw))[..., None].view(half)
 
 
-def joined(halves):
-    result = np.ascontiguousarray(halves).view(np.uint32)[..., 0]
+def joined(halves, whole=np.uint32):
+    result = np.ascontiguousarray(halves).view(whole)[..., 0]
     return result if result.ndim else result[()]
 
 
@@ -45,6 +45,8 @@ def decoded(code: Code, x: Instruction, number, kind: str):
         return lambda frame: pairs(read(frame)).view(np.float16)
     if kind == "bf16x2":
         return lambda frame: from_bf16(pairs(read(frame)))
+    if kind == "f32x2":
+        return lambda frame: pairs(read(frame), np.float32)
     return read
 
 
@@ -56,6 +58,8 @@ def encoded(code: Code, x: Instruction, number, kind: str):
         return lambda frame, value: write(frame, pack(to_bf16(odd(value) if value.dtype is F64 else value)))
     if kind == "f16x2":
         return lambda frame, value: write(frame, joined(value.astype(np.float16).view(np.uint16)))
+    if kind == "f32x2":
+        return lambda frame, value: write(frame, joined(value.astype(np.float32), np.uint64))
     dtype = {"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind]
     return lambda frame, value: write(frame, value if value.dtype == dtype else value.astype(dtype))
 
@@ -194,7 +198,7 @@ def with_nan(function):
 
 
 # -- the table -----------------------------------------------------------------------------------------------------------------
-FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64")
+FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64")
 _BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": minimum, "max": maximum}
 _UNARY = {"neg": np.negative, "abs": np.abs}
 
@@ -214,7 +218,7 @@ def arithmetic(code: Code, x: Instruction) -> Run:
         x, ("rn", "rz", "rm", "rp", "approx", "full"), "ftz", "sat", "relu", "NaN", "xorsign", "abs", FLOATS)
     reads = [decoded(code, x, i, kind) for i in range(1, len(x.operands))]
     write = encoded(code, x, 0, kind)
-    half = kind not in ("f32", "f64")
+    half = kind not in ("f32", "f32x2", "f64")
     if opcode in ("neg", "abs"):  # of NaN too: only the sign bit changes
         function = _UNARY[opcode]
     elif mode in ("rz", "rm", "rp"):
@@ -222,7 +226,7 @@ def arithmetic(code: Code, x: Instruction) -> Run:
             raise code.fail(x, f".{mode} is not evaluated here")
         function = _directed(opcode, mode)
     elif opcode == "fma":
-        function = {"f32": fused, "f64": fused64}.get(kind, lambda a, b, c: odd_sum(a.astype(F64) * b.astype(F64), c.astype(F64)))
+        function = {"f32": fused, "f32x2": fused, "f64": fused64}.get(kind, lambda a, b, c: odd_sum(a.astype(F64) * b.astype(F64), c.astype(F64)))
     elif opcode in _BINARY:
         function = _BINARY[opcode]
         if nan:

@@ -103,7 +103,7 @@ class Module:
 
 
 SIZES = {"pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4,
-         "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16}  # fmt: skip
+         "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f32x2": 8, "b128": 16}  # fmt: skip
 _SPACES = ("global", "const", "shared", "local", "param")
 _TOKEN = re.compile(r"""\s*(?:(?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16})|(?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?)
     |(?P<name>[%$_a-zA-Z][\w$]*(?:\.[\w]+)*)|(?P<mark>[-+~!{}\[\](),|<>=;:@]))""", re.X)

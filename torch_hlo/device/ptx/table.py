@@ -22,7 +22,7 @@ RENDEZVOUS: dict[str, Callable] = {}  # instructions for which threads wait: (co
 NUMPY = {k: np.dtype(v) for k, v in {
     "pred": np.bool_, "b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16": np.uint16, "s16": np.int16, "f16": np.float16,
     "bf16": np.uint16, "b32": np.uint32, "u32": np.uint32, "s32": np.int32, "f32": np.float32, "f16x2": np.uint32, "bf16x2": np.uint32,
-    "b64": np.uint64, "u64": np.uint64, "s64": np.int64, "f64": np.float64,
+    "b64": np.uint64, "u64": np.uint64, "s64": np.int64, "f64": np.float64, "f32x2": np.uint64,
 }.items()}  # fmt: skip
 UNSIGNED = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 _UNDEFINED = {1: np.uint8(0xA5), 2: np.uint16(0x7FA5), 4: np.uint32(0x7FA5A5A5), 8: np.uint64(0x7FFDA5A5A5A5A5A5)}  # NaNs, and far from every address
