@@ -39,7 +39,7 @@ FLAGS: dict[str, Flag] = {
         Flag("DISABLE", "", str, "comma-separated names of passes to leave out"),
         Flag("THREADS", 0, int, "CPU threads for compiled programs; 0: torch.get_num_threads()"),
         Flag("DEVICE", "cpu", str, "what runs compiled programs: cpu, cuda, opencl, ptx (GPU kernels evaluated), evaluator (NumPy reference), pjrt:PATH (an XLA plugin)"),
-        Flag("TUNE", 0.0, float, "seconds per program to measure ways to compute its steps on a GPU; what was measured is kept in the cache"),
+        Flag("TUNE", 0.0, float, "seconds per program to measure ways to compute its products; what was measured is kept in the cache"),
         Flag("TF32", False, lambda s: s not in ("", "0"), "products of f32 on NVIDIA GPUs may round their operands to 11 bits (matrix units)"),
         Flag("MEMORY_BUDGET", 0.0, float, "MiB of working memory of a program above which values are computed again instead of kept; 0: no limit"),
         Flag("CPU_DEVICES", 1, int, "virtual devices of the CPU that sharded programs run on"),

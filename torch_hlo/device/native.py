@@ -1,8 +1,10 @@
 """The CPU back end (TORCH_HLO_DEVICE=cpu): modules become machine code, kept on disk between processes."""
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
@@ -11,12 +13,14 @@ from torch_hlo.compiler.codegen.target import Target, host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.pipeline import optimize
-from torch_hlo.device import collective, cpu
+from torch_hlo.device import collective, cpu, runtime
 from torch_hlo.device.buffer import Arena
 from torch_hlo.device.runtime import Buffer, Memory, Observe
 from torch_hlo.hlo.collective import current
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.text import module_text
+
+TRIAL_SECONDS = 0.1
 
 
 class NativeProgram:
@@ -95,11 +99,14 @@ def compile_program(module: Module, observe: Observe | None = None) -> NativePro
     if config.get("PROFILE"):
         return _profiled(module, target)
     text = module_text(module)
-    key = cache.fingerprint(text, target.key, config.code_flags())
+    tuned = config.get("TUNE") > 0
+    key = cache.fingerprint(text, target.key, config.code_flags() + " tuned" * tuned)
     program = _stored(key) if observe is None and not config.get("CHECK") else None
     if program is None:
+        complete = not tuned or _measured(module, target)
         executable = _compile(module, target, observe)
-        cache.store(key, executable.to_bytes())
+        if complete:
+            cache.store(key, executable.to_bytes())
         program = NativeProgram(executable)
     if any(call.name in ("collective", "collective-start") for call in program.executable.host_calls):
         program.info = collective.Info(module, text)
@@ -115,6 +122,32 @@ def _profiled(module: Module, target: Target) -> NativeProgram:
     program.name = f"{program.name}.{len(PROFILED)}"
     PROFILED.append(program)
     return program
+
+
+def _measured(module: Module, target: Target) -> bool:
+    """See tuning.measure."""
+    from torch_hlo.device import tuning
+
+    return tuning.measure(_Host(target), NativeProgram, module, _seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """What is measured on, for tuning.measure."""
+
+    target: Target
+
+
+def _seconds(_: _Host, program: NativeProgram, module: Module) -> float:
+    """Of the fastest of several runs, which take TRIAL_SECONDS together."""
+    inputs = [runtime.from_bytes(p.shape, b"\x3c" * p.shape.nbytes) for p in module.entry.params]  # small numbers
+    results = [runtime.allocate(s) for s in program.executable.outputs]
+    best, end = float("inf"), time.perf_counter() + TRIAL_SECONDS
+    while time.perf_counter() < end or best == float("inf"):
+        start = time.perf_counter()
+        program.run(inputs, results)
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 def _stored(key: str) -> NativeProgram | None:

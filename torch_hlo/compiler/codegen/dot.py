@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from torch_hlo.compiler import tune
 from torch_hlo.compiler.codegen import gemm
 from torch_hlo.compiler.codegen.epilogue import Epilogue, epilogue, on_sums, results_of
 from torch_hlo.compiler.codegen.function import Function, Int
@@ -24,8 +25,9 @@ from torch_hlo.compiler.codegen.program import CodegenError, Place
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Dim, Size, ceildiv
-from torch_hlo.hlo.ir import Computation, Instruction, instr, postorder
+from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder
 from torch_hlo.hlo.shape import row_major_strides
+from torch_hlo.hlo.text import module_text
 
 # The upper half of a float. (LLVM's own bfloat needs library functions on machines without AVX512-BF16.)
 _BF16 = ("zext {s} {v} to {i}", "shl {i} {v}, splat (i32 16)", "bitcast {i} {v} to {f}")
@@ -196,18 +198,24 @@ def emit_tree(program, root: Instruction, known: tuple[Instruction, ...], result
             program.step(x)
 
 
-def _takes_amx(program, x: Instruction, pointers: list[str], finish: Finish | None) -> bool:
-    """Emit a bf16 dot on AMX tiles where there are some and it has enough rows and depth to pay; False when it is not for them."""
-    if program.target.grid or not program.target.has("amx-bf16") or [o.shape.dtype for o in x.operands] != ["bf16", "bf16"]:
+def _on_amx(x: Instruction, target, p: Product) -> bool:
+    """Whether a dot is for AMX tiles: bf16, with enough rows and depth to pay."""
+    if target.grid or not target.has("amx-bf16") or [o.shape.dtype for o in x.operands] != ["bf16", "bf16"]:
         return False
+    return isinstance(p.k, int) and p.k >= 16 and not (isinstance(p.m, int) and p.m <= 8)
+
+
+def _takes_amx(program, x: Instruction, pointers: list[str], finish: Finish | None) -> bool:
+    """Emit a dot on AMX tiles; False when it is not for them."""
     p = product(x)
-    if not isinstance(p.k, int) or p.k < 16 or isinstance(p.m, int) and p.m <= 8:
+    if not _on_amx(x, program.target, p):
         return False
     prepacked = not p.batch
     if finish is not None and p.k > K_SINGLE and not prepacked:
         return False  # sums of several blocks of K need an array
     forms = ["k" if k == 1 else "lane" if free == 1 else "none" for free, k in (p.a, p.b)]
-    transposed = prepacked and forms[1] == "k" and p.k <= K_TRANSPOSED and isinstance(p.n, int) and _hint(p.m, 512) * p.k <= B_ELEMENTS
+    way = _way(program, x, p)
+    transposed = _may_transpose(p) and (_hint(p.m, 512) * p.k <= B_ELEMENTS if way == STATIC else way == "transposed")
     if transposed:
         p, forms, pointers = replace(p, m=p.n, n=p.m, a=p.b, b=p.a), forms[::-1], [pointers[1], pointers[0], pointers[2]]
     engine = AmxGemm(*forms, prepacked, transposed, finish and finish.epilogue)
@@ -291,7 +299,8 @@ def _rewritten(x: Instruction) -> Instruction | None:
 def _emit(program, x: Instruction, pointers: list[str], finish: Finish | None) -> None:
     """A dot that a kernel takes; `pointers`: A, B and C, an array of accumulators."""
     if not _takes_amx(program, x, pointers, finish):
-        emit_product(program, product(x), ACCUMULATORS[x.shape.dtype][0], tuple(o.shape.dtype for o in x.operands), pointers, finish)
+        p = product(x)
+        emit_product(program, p, ACCUMULATORS[x.shape.dtype][0], tuple(o.shape.dtype for o in x.operands), pointers, finish, _way(program, x, p))
 
 
 def emit_output(program, x: Instruction, body: Computation) -> None:
@@ -347,6 +356,7 @@ def emit_apart(program, body: Computation, inner: Instruction, outer: Instructio
         run_loop(program, [Store(r) for r in results_of(rest)], [p for p, _ in used], [q for _, q in used], results, key=("output", body, sums))
 
 
+STATIC = "static"  # the way that costs suggest
 SPLITS = 8  # pieces of a long sum: a constant, because they decide how it is rounded
 
 
@@ -397,8 +407,9 @@ def _is_local(plan: Plan, p: Product) -> bool:
     return plan.kernel != "tiles" or isinstance(p.k, int) and p.k <= (gemm.KC_DIRECT if plan.form_b == "direct" else gemm.KC)
 
 
-def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointers: list[str], finish: Finish | None = None) -> None:
-    """Call the kernels for one strided product; `pointers` are A, B, C."""
+def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointers: list[str], finish: Finish | None = None,
+                 way: str = STATIC) -> None:  # fmt: skip
+    """Call the kernels for one strided product; `pointers` are A, B, C; `way`: how it is cut, see `_ways`."""
     t = gemm.tile(kind, program.target.vector_bytes)
     sources = tuple(SOURCES[d, kind] for d in dtypes)
     plan = _plan(p, t, sources)
@@ -410,7 +421,11 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
         cut = gemm.Partition(1, each, 1, ceildiv(p.n, each), False)
     else:
         t = replace(t, vectors=plan.vectors)
-        cut = gemm.partition(t, ceildiv(p.m, plan.heights[0]), p.m, p.n, p.k, batch, (plan.form_a, plan.form_b), all(d[1] == 0 for d in p.batch))
+        tiles = ceildiv(p.m, plan.heights[0])
+        if way == STATIC:
+            cut = gemm.partition(t, tiles, p.m, p.n, p.k, batch, (plan.form_a, plan.form_b), all(d[1] == 0 for d in p.batch))
+        else:
+            cut = gemm.cut(t, tiles, p.n, *map(int, way.split("x")))
     local = finish is not None and _is_local(plan, p)
     if finish is not None and not local:
         pointers = [*pointers[:2], finish.sums()]
@@ -419,6 +434,32 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
     if cut.prepacked:
         pointers = [_prepack(program, engine, pointers[0], p), *pointers[1:]]
     _call(program, name, p, batch, cut, pointers, finish, 1 / (1.5 * t.lanes))
+
+
+def _ways(x: Instruction, target, p: Product) -> tuple[str, ...]:
+    """How a product may be computed, the static choice first: cut into rows x columns of items, or on AMX with the right or left operand's
+    tiles made on the way."""
+    if p.batch or not all(isinstance(v, int) for v in (p.m, p.n, p.k)) or p.m <= 8 or p.m * p.n * p.k < 1 << 22:
+        return (STATIC,)
+    if _on_amx(x, target, p):
+        return (STATIC, "transposed", "packed") if _may_transpose(p) else (STATIC,)
+    counts = {(rows, items // rows) for items in (c * (os.cpu_count() or 1) for c in (1, 2, 4)) for rows in (1, 2, 4, 8) if items % rows == 0}
+    return (STATIC, *(f"{rows}x{columns}" for rows, columns in sorted(counts)))
+
+
+def _way(program, x: Instruction, p: Product) -> str:
+    """One of `_ways`: what TORCH_HLO_TUNE found to be fastest."""
+    ways = _ways(x, program.target, p) if tune.active() and not program.target.grid else (STATIC,)
+    if len(ways) == 1:
+        return STATIC
+    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+    alone = Module("step", Computation("main", params, instr("dot", params, x.shape, **dict(x.attrs))))
+    return tune.choose(program.target.key, module_text(alone), ways)
+
+
+def _may_transpose(p: Product) -> bool:
+    """Whether a bf16 product on AMX tiles may be computed transposed."""
+    return not p.batch and p.b[1] == 1 and p.k <= K_TRANSPOSED and isinstance(p.n, int)
 
 
 def _columns_each(n: Size) -> int:

@@ -303,8 +303,12 @@ def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, form
             for prepacked in (False, True) if may_prepack and passes > 1 else (False,):
                 a_cost = PREPACK_NS + READ_NS[far_a] * passes if prepacked else PACK_NS[forms[0]][far_a] * passes
                 best = min(best, (m * k * a_cost + blocks_m * n * k * PACK_NS[forms[1]][far_b] + lost, blocks_m, blocks_n, prepacked))
-    _, blocks_m, blocks_n, prepacked = best
-    tiles_each, columns_each = ceildiv(tiles, blocks_m), ceildiv(ceildiv(n, blocks_n), step) * step
+    return cut(t, tiles, n, *best[1:])
+
+
+def cut(t: Tile, tiles: int, n: int, blocks_m: int, blocks_n: int, prepacked: bool = False) -> Partition:
+    """At most `blocks_m` x `blocks_n` items of whole tiles."""
+    tiles_each, columns_each = ceildiv(tiles, blocks_m), ceildiv(ceildiv(n, blocks_n), t.columns) * t.columns
     return Partition(tiles_each, columns_each, ceildiv(tiles, tiles_each), ceildiv(n, columns_each), prepacked)
 
 
