@@ -75,9 +75,10 @@ class Driver(Protocol):
 
 
 def tiled(tensor_map: TensorMap, words: Sequence[int]) -> tuple[int, list[int], list[int], tuple[int, ...]]:
-    """(address, sizes in elements, strides in bytes, box in elements) of a kernel's tensor map, for these argument words."""
-    strides = [words[i] * tensor_map.itemsize for i in tensor_map.strides]
-    return words[tensor_map.pointer], [words[i] for i in tensor_map.sizes], strides, tensor_map.box
+    """(address, sizes in elements, strides in bytes, box in elements) of a kernel's tensor map, for these argument words. Empty arrays, of which nothing
+    will be copied, are described as the driver takes it."""
+    strides = [max(words[i] * tensor_map.itemsize, 16) for i in tensor_map.strides]
+    return words[tensor_map.pointer], [max(words[i], 1) for i in tensor_map.sizes], strides, tensor_map.box
 
 
 # CUtensorMapDataType by bytes (numbers are not looked at), CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B

@@ -279,5 +279,22 @@ def test_slices_by_the_copy_engine(dtypes, sizes, layout, batch, monkeypatch):
     check(module, "ptx:sm_90a", 1e-2 if dtypes.endswith(" bf16") else 1e-3 if dtypes.endswith(" f16") else 2e-6)
 
 
+def test_an_empty_sum_of_unknown_depth(monkeypatch):
+    monkeypatch.setattr(matrix, "tiles", lambda target: matrix.HOPPER_TILES)
+    module = parse_module("""HloModule symbolic
+ENTRY main { x = bf16[s0,64] parameter(0)
+ y = bf16[s0,72] parameter(1)
+ ROOT r = f32[64,72] dot(x, y), lhs_contracting_dims={0}, rhs_contracting_dims={0} }""")
+    with config.override(DEVICE="ptx:sm_90a", CACHE=""):
+        compiled = runtime.compile_program(module)
+        assert "bulk" in compiled.executable.kernels[0].name
+        for k in (0, 40):
+            inputs = [np.random.default_rng(k).standard_normal((k, n)).astype(np.float32).view(np.uint32) for n in (64, 72)]
+            inputs = [(v & np.uint32(0xFFFF0000)).view(np.float32) for v in inputs]
+            result = runtime.allocate(Shape("f32", (64, 72)))
+            compiled.run([runtime.from_bytes(Shape("bf16", v.shape), encode(v, "bf16")) for v in inputs], [result])
+            np.testing.assert_allclose(decode(result.bytes.tobytes(), "f32", (64, 72)), inputs[0].T @ inputs[1], atol=1e-4)
+
+
 def test_rows_that_are_not_aligned_are_copied_by_threads():
     assert "bulk" not in kernels(product("bf16 bf16 f32", 4096, 4096, 4097, "kk"), "sm_90a")[0]
