@@ -92,6 +92,25 @@ def test_tensors_of_the_cpu_are_brought_over(stub):
     torch.testing.assert_close(y, x * 3)
 
 
+@torch.library.custom_op("hlo_test::cube", mutates_args=())
+def cube(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+@cube.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_operators_of_python_see_the_streams_values(stub):
+    x = theirs(stub, torch.zeros(32))
+    run = compiled(lambda x: (torch.ops.hlo_test.cube(x + 1) * 2,), x)
+    stub.queues[STREAM].append(lambda: x.fill_(1))  # a kernel of PyTorch's that has not run yet
+    (y,) = run([x])
+    stub._advance(STREAM)
+    assert not stub.problems and (y == 16).all()
+
+
 def test_random_numbers_differ_between_calls(stub):
     x = theirs(stub, torch.zeros(4096))
     run = compiled(lambda x: (torch.rand_like(x),), x)

@@ -408,7 +408,8 @@ class Cuda:
         if self._forked is None:
             return
         while len(self._branches) <= number:
-            self._branches.append(self._made("cuStreamCreate", _NON_BLOCKING) if self._branches else self.main)
+            # A graph may be launched on any stream: what only `main` may use (`stream is main`) is not for its first branch either.
+            self._branches.append(self._made("cuStreamCreate", _NON_BLOCKING) if self._branches else _P(self.main.value))
         stream = self._branches[number]
         if number not in self._forked:
             self._check("cuStreamWaitEvent", stream, self._start, 0)
