@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from torch_hlo.device.ptx import floats
 from torch_hlo.device.ptx.syntax import SIZES, Instruction
 from torch_hlo.device.ptx.table import NUMPY, UNSIGNED, Code, Run, instruction
 
@@ -46,9 +47,7 @@ def high(a, b):
 @instruction("mul", "mad", "fma")
 def multiply(code: Code, x: Instruction) -> Run:
     if x.modifiers[-1] not in INTEGERS:
-        from torch_hlo.device.ptx.floats import arithmetic
-
-        return arithmetic(code, x)
+        return floats.arithmetic(code, x)
     part, kind = code.modifiers(x, ("lo", "hi", "wide"), INTEGERS)
     result = _WIDE.get(kind, "") if part == "wide" else kind
     if not part or not result:
@@ -91,9 +90,7 @@ def _scalar(value):
 def divide(code: Code, x: Instruction) -> Run:
     if x.modifiers[-1] in INTEGERS:
         return simple(code, x, quotient, x.modifiers[-1])
-    from torch_hlo.device.ptx.floats import arithmetic
-
-    return arithmetic(code, x)
+    return floats.arithmetic(code, x)
 
 
 # -- add, sub, min, max, … -----------------------------------------------------------------------------------------------------
@@ -107,9 +104,7 @@ _INTEGER = {
 def integer(code: Code, x: Instruction) -> Run:
     kind = x.modifiers[-1]
     if kind not in INTEGERS:
-        from torch_hlo.device.ptx.floats import arithmetic
-
-        return arithmetic(code, x)
+        return floats.arithmetic(code, x)
     if x.modifiers[:-1] == ("sat",) and kind == "s32" and x.opcode in ("add", "sub"):
         wide = {"add": np.add, "sub": np.subtract}[x.opcode]
         return simple(code, x, lambda a, b: np.clip(wide(a.astype(np.int64), b.astype(np.int64)), -(1 << 31), (1 << 31) - 1).astype(np.int32), kind)
@@ -118,11 +113,6 @@ def integer(code: Code, x: Instruction) -> Run:
 
 
 # -- bits ---------------------------------------------------------------------------------------------------------------------
-def clamped(shift):
-    """Shifts by the width or more give zero or the sign (section 9.7.8.8); NumPy does the same for amounts of the operand's type."""
-    return shift
-
-
 _LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "cnot": lambda a: (a == 0).astype(a.dtype)}
 
 
@@ -134,6 +124,7 @@ def logic(code: Code, x: Instruction) -> Run:
 
 @instruction("shl", "shr")
 def shift(code: Code, x: Instruction) -> Run:
+    """Section 9.7.8.8: amounts of the width or more give zero, or the sign; so do NumPy's shifts."""
     (kind,) = code.modifiers(x, ("b16", "b32", "b64", *INTEGERS))
     dtype = NUMPY[kind]
     operate = np.left_shift if x.opcode == "shl" else np.right_shift
@@ -317,18 +308,15 @@ _COMBINE = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 @instruction("setp", "set")
 def compare(code: Code, x: Instruction) -> Run:
     """Section 9.7.6. The second predicate of `p|q` is the comparison's opposite, combined with c too."""
-    from torch_hlo.device.ptx.floats import decoded
-
     modifiers = [m for m in x.modifiers if m != "ftz"]
-    result = "pred" if x.opcode == "setp" else modifiers[-2]
-    modifiers = modifiers[:1] + modifiers[1:-1 if x.opcode == "setp" else -2] + modifiers[-1:]
+    result = "pred" if x.opcode == "setp" else modifiers.pop(-2)
     kind = modifiers[-1]
     family = "int" if kind in (*INTEGERS, "b16", "b32", "b64") else "float"
     test = COMPARE[family].get(modifiers[0])
     combine = _COMBINE.get(modifiers[1]) if len(modifiers) == 3 else None
     if test is None or len(modifiers) == 3 and combine is None or len(modifiers) > 3 or kind in ("f16x2", "bf16x2"):
         raise code.fail(x, "no such comparison")
-    (a, b), ftz = [decoded(code, x, i, kind) if family == "float" else code.read(x, i, kind) for i in (1, 2)], "ftz" in x.modifiers and kind == "f32"
+    (a, b), ftz = [floats.decoded(code, x, i, kind) if family == "float" else code.read(x, i, kind) for i in (1, 2)], "ftz" in x.modifiers and kind == "f32"
     third = code.read(x, 3, "pred") if combine else None
     targets = code.items(x, 0)
     writes = [code.write(x, t, "pred" if result == "pred" else result) for t in targets]
@@ -337,15 +325,13 @@ def compare(code: Code, x: Instruction) -> Run:
     def run(frame):
         u, v = a(frame), b(frame)
         if ftz:
-            u, v = flushed(u), flushed(v)
+            u, v = floats.flushed(u), floats.flushed(v)
         found = test(u, v)
         answers = [found, ~found] if len(writes) == 2 else [found]
         for write, answer in zip(writes, answers, strict=True):
             if combine:
                 answer = combine(answer, third(frame))
             write(frame, answer if result == "pred" else _scalar(np.where(answer, true, true.dtype.type(0))))
-
-    from torch_hlo.device.ptx.floats import flushed
 
     return run
 

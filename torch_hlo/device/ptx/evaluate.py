@@ -508,6 +508,3 @@ class Image:
         finally:
             for address, _ in blocks:
                 memory.remove(address)
-
-
-__all__ = ["Frame", "GlobalMemory", "Image", "PtxError"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torch_hlo.device.ptx.syntax import Imm, Instruction
+from torch_hlo.device.ptx.syntax import Instruction
 from torch_hlo.device.ptx.table import Code, Run, instruction
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -287,7 +287,3 @@ def test(code: Code, x: Instruction) -> Run:
     what, kind = code.modifiers(x, tuple(_TESTS), ("f32", "f64"))
     read, write = code.read(x, 1, kind), code.write(x, 0, "pred")
     return lambda frame: write(frame, _TESTS[what](read(frame)))
-
-
-def constant_zero(operand) -> bool:
-    return isinstance(operand, Imm) and operand.value == 0

@@ -5,7 +5,7 @@ import numpy as np
 
 from torch_hlo.device.ptx import floats
 from torch_hlo.device.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, Fault
-from torch_hlo.device.ptx.syntax import SIZES, Instruction, Mem, Reg, Sym, Vec
+from torch_hlo.device.ptx.syntax import SIZES, Instruction, Mem, Sym, Vec
 from torch_hlo.device.ptx.table import NUMPY, UNSIGNED, Code, Run, bits, instruction
 
 _HINTS = frozenset("""volatile relaxed acquire release weak mmio cta cluster gpu sys ca cg cs lu cv wb wt nc L1::evict_normal L1::evict_unchanged L1::evict_first
@@ -309,6 +309,3 @@ def atomic(code: Code, x: Instruction) -> Run:
             write(frame, old.view(dtype))
 
     return run
-
-
-__all__ = ["Reg", "load", "locate", "store"]

@@ -8,7 +8,6 @@ function of (frame, value). A value is an array with an element per thread of th
 """
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -195,10 +194,6 @@ def _constant(operand: Imm, kind: str):
     return dtype.type(operand.value)
 
 
-def _thread(name: str, kind: str = "u32"):
-    return kind, lambda frame: getattr(frame, name)
-
-
 # name -> (type, value of a frame). Section 10.
 SPECIAL: dict[str, tuple[str, Callable]] = {
     "%tid.x": ("u32", lambda f: f.tid), "%ntid.x": ("u32", lambda f: np.uint32(f.run.threads)), "%ctaid.x": ("u32", lambda f: f.ctaid),
@@ -217,7 +212,3 @@ SPECIAL: dict[str, tuple[str, Callable]] = {
 
 def _lane(frame):
     return np.uint32(1) << (frame.tid & np.uint32(31))
-
-
-def is_register(name: str) -> bool:
-    return re.match(r"[%\w]", name) is not None
