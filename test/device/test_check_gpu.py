@@ -21,7 +21,7 @@ def done(name, result="PASS", what="fine"):
     return "@" + json.dumps({"name": name, "result": result, "what": what})
 
 
-def watched(monkeypatch, *lives, options=OPTIONS, minutes=1.0):
+def watched(monkeypatch, *lives, options=OPTIONS, minutes=1.0, table=TABLE):
     """The results when the processes say, one after the other, what is in `lives`; an exception in there is raised."""
     asked, rest = [], iter(lives)
 
@@ -42,7 +42,7 @@ def watched(monkeypatch, *lives, options=OPTIONS, minutes=1.0):
         def kill(self): ...
 
     monkeypatch.setattr(check_gpu, "Worker", Worker)
-    found = {name: (result, what) for name, result, what in check_gpu.watch(options, TABLE, list(TABLE), time.monotonic() + 60 * minutes)}
+    found = {name: (result, what) for name, result, what in check_gpu.watch(options, table, list(table), time.monotonic() + 60 * minutes)}
     return found, asked
 
 
@@ -58,6 +58,17 @@ def test_a_crash_loses_one_check(monkeypatch):
     found, asked = watched(monkeypatch, [start(A), done(A), start(B), "Fatal Python error: Segmentation fault"], [start(C), done(C), start(D), done(D, "FAIL", "wrong")])
     assert found[B] == ("FAIL", "its process ended (-11): Fatal Python error: Segmentation fault")
     assert found[C][0] == "PASS" and found[D] == ("FAIL", "wrong") and asked[1] == [C, D]
+
+
+def test_a_process_that_ends_between_two_checks_loses_none(monkeypatch):
+    found, asked = watched(monkeypatch, [start(A), done(A, "FAIL", "illegal memory access")], [x for n in (B, C, D) for x in (start(n), done(n))])
+    assert [found[n][0] for n in TABLE] == ["FAIL", "PASS", "PASS", "PASS"] and asked[1] == [B, C, D]
+
+
+def test_without_a_device_nothing_else_is_tried(monkeypatch):
+    facts = check_gpu.FACTS
+    found, asked = watched(monkeypatch, [start(facts), done(facts, "FAIL", "no driver")], table={facts: Check(lambda: None), **TABLE})
+    assert found[A] == ("SKIP", "the device cannot be used") and len(asked) == 1 and len(found) == 5
 
 
 def test_a_check_that_hangs_is_ended(monkeypatch):

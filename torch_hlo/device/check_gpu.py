@@ -37,6 +37,7 @@ _START = 120.0  # seconds until a process may have begun its first check
 _BENCHMARKS = ("gpt2_124m_bf16_train", "llama_1b_decode", "matmul_bf16_8k", "attention_bf16", "softmax_8k", "bert_base_bf16_train", "resnet50_bf16_train",
                "adamw_124m", "layernorm_gelu_bf16", "linear_gelu_bf16", "cross_entropy_50k", "sum_x_yz_100m", "transposes_large", "embedding",
                "bert_base_bf16_infer")  # fmt: skip
+FACTS = "device: facts"  # without them there is no point in the rest
 _TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
@@ -51,11 +52,11 @@ class Check:
 def checks(device: str, engines: str) -> dict[str, Check]:
     """All checks by name ("part: what"), the most telling first."""
     large = device.startswith("cuda")
-    found = {"device: facts": Check(check_device.facts)}
+    found = {FACTS: Check(check_device.facts)}
     found |= {f"kernels: {name}": Check(lambda name=name: f"largest relative error {check(name):.1e}") for name in PROGRAMS}
     found |= {f"runtime: {f.__name__.replace('_', ' ')}": Check(f, 120) for f in
               (check_device.graphs, check_device.out_of_memory, check_device.exchange, check_device.compiled)}  # fmt: skip
-    found |= {f"training: {name}": Check(lambda name=name: training(name), 120) for name in ("transformer", "cnn")}
+    found |= {f"training: {name}": Check(lambda name=name: training(name), 120 if large else 1500) for name in ("transformer", "cnn")}
     found |= {f"streams: {name}": Check(lambda name=name: check_device.streaming(name, 0 if large else 6)) for name in check_device.STREAMS}
     found |= {f"products: {t}": Check(lambda t=t: check_device.products(t, 8192 if large else 256)) for t in ("bf16", "f16", "f32")}
     found |= {f"benchmarks: {name}": Check(lambda name=name: check_device.benchmark(name, engines, 280), 300) for name in _BENCHMARKS}
@@ -131,7 +132,8 @@ def watch(options: argparse.Namespace, table: dict[str, Check], names: list[str]
         if time.monotonic() > deadline:
             yield from ((name, "SKIP", "no time was left") for name in left)
             return
-        worker, current, noise, limit = Worker(options, left), left[0], [], _START
+        worker = Worker(options, left)
+        current, noise, limit = left[0], [], _START  # the check under way; of the first also what comes before it
         why = ""
         while left:
             try:
@@ -152,8 +154,12 @@ def watch(options: argparse.Namespace, table: dict[str, Check], names: list[str]
             found = [n for n in noise if n.startswith("=========") and len(n) > 12 and not n.startswith(("========= COMPUTE", "========= ERROR SUMMARY: 0"))]
             yield (current, "FAIL", " ".join(found)[:400]) if found else (current, said["result"], said["what"])
             left.remove(current)
+            if current == FACTS and said["result"] == "FAIL":
+                yield from ((name, "SKIP", "the device cannot be used") for name in left)
+                left = []
+            current = ""
         worker.kill()
-        if left and why:
+        if current and left:  # else it ended between two checks: the others get another process
             yield current, "SKIP" if why.startswith("no time") else "FAIL", why
             left.remove(current)
 
