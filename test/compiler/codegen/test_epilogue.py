@@ -1,15 +1,21 @@
 """Products with what is computed from them, in one kernel: all engines, layouts and types, against the evaluator."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from compiled import check, module, parameter, run
 
+from torch_hlo.compiler.codegen.target import host
+from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.passes.fusion import fusion
+from torch_hlo.device import cpu
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import symbol
 from torch_hlo.hlo.evaluate import evaluate
 from torch_hlo.hlo.ir import Instruction, Module
+from torch_hlo.hlo.numeric import decode, encode
 
 
 def row(x: Instruction, like: Instruction) -> Instruction:
@@ -131,3 +137,28 @@ def test_long_sums_and_odd_forms_keep_their_kernels():
     x, w = parameter(0, "f32", 3, 20, 4, 40), parameter(1, "f32", 3, 4, 40, 30)
     m = module([x, w], b.tanh(b.dot(x, w, (0, 3), (0, 2), (2,), (1,))))
     check(fusion(m), inputs_of(m), 1e-4, 1e-4)
+
+
+def _without(*features: str) -> str:
+    return ",".join(f"-{f[1:]}" if f[1:].startswith(features) else f for f in host().features.split(","))
+
+
+@pytest.mark.skipif(not host().has("avx2"), reason="needs a machine with AVX2 at least")
+@pytest.mark.parametrize("machine", ["no tiles", "no bf16", "avx2"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_lesser_machines(machine, dtype):
+    """The same products for processors without AMX, without AVX512-BF16, and without AVX-512."""
+    target = {
+        "no tiles": replace(host(), features=_without("amx")),
+        "no bf16": replace(host(), features=_without("amx", "avx512bf16", "avx512fp16")),
+        "avx2": replace(host(), features=_without("amx", "avx512", "avx10"), cpu="haswell", vector_bytes=32),
+    }[machine]
+    for m, n, k in ((40, 70, 500), (2, 300, 64)):
+        params = [parameter(i, dtype, *dims) for i, dims in enumerate([(m, k), (n, k), (n,), (m, n)])]
+        made = fusion(module(params, layer(*params, (1,))[0]))
+        program = cpu.load(compile_module(made, target, optimize=False), target)
+        inputs = [np.frombuffer(encode(x, dtype), np.uint8).copy() for x in inputs_of(made)]
+        out = np.zeros(m * n * (4 if dtype == "f32" else 2), np.uint8)
+        program.call([x.ctypes.data for x in inputs], [out.ctypes.data])
+        tolerance = 2e-4 if dtype == "f32" else 6e-2
+        np.testing.assert_allclose(decode(out.tobytes(), dtype, (m, n)), evaluate(made, inputs_of(made))[0], rtol=tolerance, atol=tolerance)

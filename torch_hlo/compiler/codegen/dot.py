@@ -437,8 +437,8 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
 
 
 def _ways(x: Instruction, target, p: Product) -> tuple[str, ...]:
-    """How a product may be computed, the static choice first: cut into rows x columns of items, or on AMX with the right or left operand's
-    tiles made on the way."""
+    """How a product may be computed, the static choice first: cut into rows x columns of items; on AMX transposed, the right operand's tiles
+    made on the way, or with both operands packed before."""
     if p.batch or not all(isinstance(v, int) for v in (p.m, p.n, p.k)) or p.m <= 8 or p.m * p.n * p.k < 1 << 22:
         return (STATIC,)
     if _on_amx(x, target, p):
