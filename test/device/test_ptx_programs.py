@@ -9,6 +9,7 @@ from torch_hlo import config
 from torch_hlo.device import check_gpu
 from torch_hlo.device.gpu import DriverError
 from torch_hlo.device.ptx import driver
+from torch_hlo.device.ptx.evaluate import Image
 from torch_hlo.hlo.parse import parse_module
 
 SLOW = {"attention gradient", "attention gradient bf16", "long sort"}  # for the evaluator
@@ -84,6 +85,51 @@ def test_training(name):
 def test_training_of_check_gpu(model):
     with config.override(DEVICE="ptx", CACHE=""):
         assert "losses agree" in check_gpu.training(model, 2)
+
+
+class Block(torch.nn.Module):
+    """A token mixer and a feed-forward part, wide enough for the largest matrix instructions."""
+
+    def __init__(self, d=128, heads=2):
+        super().__init__()
+        self.heads, self.embed, self.norm = heads, torch.nn.Embedding(256, d), torch.nn.LayerNorm(d)
+        self.qkv, self.up, self.down = torch.nn.Linear(d, 3 * d), torch.nn.Linear(d, 4 * d), torch.nn.Linear(4 * d, d)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        b, t, d = x.shape
+        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(self.norm(x)).split(d, 2))
+        x = x + torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d)
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+@pytest.mark.slow
+def test_bf16_on_matrix_units(monkeypatch):
+    """Autocast: products by wgmma from tensor copies, attention by mma.sync, forward and backward."""
+    opcodes = set()
+    launch = Image.launch
+
+    def recorded(self, kernel, *arguments, **options):
+        opcodes.update(x.opcode for x in self.module.functions[kernel].body)
+        return launch(self, kernel, *arguments, **options)
+
+    monkeypatch.setattr(Image, "launch", recorded)
+
+    def gradients(device):
+        torch.manual_seed(0)
+        model, tokens = Block().to(device), torch.randint(0, 256, (2, 64)).to(device)
+        with torch.autocast(device, torch.bfloat16):
+            loss = model(tokens).float().square().mean()
+        loss.backward()
+        return [loss.item(), *(p.grad.cpu() for p in model.parameters())]
+
+    expected = gradients("cpu")
+    with config.override(DEVICE="ptx", CACHE=""):
+        found = gradients("hlo")
+    assert {"wgmma", "mma", "ldmatrix", "cp", "mbarrier"} <= opcodes
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-2)
+    for a, b in zip(found[1:], expected[1:], strict=True):
+        assert (a - b).norm() <= 0.03 * b.norm()
 
 
 # -- the device itself ---------------------------------------------------------------------------------------------------------------
