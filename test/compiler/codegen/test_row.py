@@ -111,3 +111,17 @@ def test_masked_rows():
 @pytest.mark.parametrize("seed", range(20))
 def test_random_programs(seed):
     check_module(random_module(seed, 30, (5, 40, 33)), seed, 1e-4)
+
+
+@pytest.mark.parametrize(("dims", "dim"), [((1100, 4096), 1), ((300, 15000), 0), ((4096, 1025), 1)])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_large_results_pass_the_caches(dims, dim, in_place):
+    """Rows, columns, and rows whose vectors are not aligned; and over the operand itself."""
+    from test.compiler.codegen import compiled
+
+    x = compiled.parameter(0, "f32", *dims)
+    kept = (1 - dim,)
+    top = b.reduce(x, b.constant(-np.inf, "f32"), (dim,), "maximum")
+    y = b.subtract(x, b.broadcast(top, dims, kept))
+    value = np.random.default_rng(0).standard_normal(dims).astype(np.float32)
+    compiled.check(compiled.module([x], y, aliases=((0, 0),) if in_place else ()), [value], 0, optimize=True)

@@ -11,7 +11,7 @@ from torch_hlo.compiler.codegen.first import emit_first
 from torch_hlo.compiler.codegen.gpu.attention import emit_attention as grid_attention
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
 from torch_hlo.compiler.codegen.indexing import emit_filled_scatter
-from torch_hlo.compiler.codegen.loop import Store, emit_fusion_loop, run_loop
+from torch_hlo.compiler.codegen.loop import STREAM_BYTES, Store, emit_fusion_loop, run_loop
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.reducer import Reducer, fold_pairwise
 from torch_hlo.compiler.codegen.registry import emits_step
@@ -94,17 +94,18 @@ def _run_loops(program, x: Instruction) -> None:
 
 
 def _run(program, x: Instruction, computation: Computation) -> None:
-    code = program.once(("rows", computation), lambda: _build(program, computation))
-    partials = [program.scratch(n) for n in code.partial_bytes]
     count = len(results_of(computation))
     targets = [program.place(x, n) for n in range(count)] if x.shape.is_tuple else [program.place(x)]
+    in_place = any((s.word, s.offset) == (t.word, t.offset) for s in map(program.place, x.operands) for t in targets)
+    code = program.once(("rows", computation, in_place), lambda: _build(program, computation, in_place))
+    partials = [program.scratch(n) for n in code.partial_bytes]
     for call in code.calls:
         places = [*(program.place(o) for o in x.operands), *(targets[n] for n in call.results), *(partials if call.partials else ())]
         arguments = [f"ptr {program.at(p)}" for p in places] + [f"i64 {program.size(n)}" for n in call.sizes]
         program.parallel(call.name, arguments, program.size(call.items), call.grain, call.cost)
 
 
-def _build(program, computation: Computation) -> _Code:
+def _build(program, computation: Computation, in_place: bool) -> _Code:
     if any(table.is_degenerate(x) for x in computation.instructions() if x.op == "reduce"):
         return _trivial(program, computation)
     p = plan(computation, 1 if program.target.grid else lanes_for(program.target), program.target.grid)
@@ -112,11 +113,15 @@ def _build(program, computation: Computation) -> _Code:
     every = tuple(range(len(results)))
     if p.style == "strided":
         emitter = StridedEmitter(program.target, computation, p)
+        if not in_place:
+            emitter.stream(STREAM_BYTES)
         kernel = emitter.emit()
         name = kernel.define(program, "columns")
         rest = _small_results(program, computation, p)
         return _Code((_Call(name, tuple(kernel.sizes), emitter.items, 1, _cost(p, computation, emitter.items), every, False), *rest), ())
     emitter = RowEmitter(program.target, computation, p)
+    if not in_place:
+        emitter.stream(STREAM_BYTES)
     kernel = emitter.emit()
     name = kernel.define(program, "rows" if p.passes > 1 else "reduce")
     if p.style == "rows":

@@ -22,6 +22,7 @@ from torch_hlo.hlo.ir import Computation, Instruction
 BLOCK = 4096  # elements summed into one set of accumulators before they are added to the next level: rounding errors stay small
 ROWS_BLOCK = 64  # the same for rows and other outer loops
 STASH_LIMIT = 8192  # elements of a row whose expensive values are kept on the stack between passes
+PREFETCHED_ROW = 1024  # elements of a row that is worth asking for ahead of time
 
 
 class RowKernel(Kernel):
@@ -47,6 +48,15 @@ class RowKernel(Kernel):
         for u in users if x.shape.is_tuple else (x,):
             n = u["index"] if x.shape.is_tuple else 0
             self.computed[u] = lambda index, n=n: value(index)[n]
+
+
+def stream(k: RowKernel, plan: RowPlan, results: Sequence[Instruction], last: Size, nbytes: int) -> None:
+    """Let the results with an element per point bypass the caches when they take `nbytes` or more and their vectors are aligned: the
+    dimension of `last` elements that lanes lie along has whole ones."""
+    large = [n for n in plan.full_outputs if results[n].shape.kind != "c"]
+    if not k.grid and isinstance(plan.size, int) and isinstance(last, int) and last % k.lanes == 0:
+        if sum(results[n].shape.nbytes for n in large) >= nbytes:
+            k.nontemporal.update(k.outputs[n] for n in large)
 
 
 def results_of(computation: Computation) -> tuple[Instruction, ...]:
@@ -143,6 +153,10 @@ class RowEmitter:
     def items(self) -> Size:
         """Number of items of work."""
         return self.chunks.items if self.chunks else _product(self.plan.outer_sizes())
+
+    def stream(self, nbytes: int) -> None:
+        """Write results past the caches when they are larger than this together."""
+        stream(self.k, self.plan, self.results, self.plan.dims[self.plan.inner[-1]] if self.plan.inner else 1, nbytes)
 
     def emit(self) -> RowKernel:
         k, plan = self.k, self.plan
@@ -288,10 +302,22 @@ class RowEmitter:
             following += r.keep_masked(k, r.combine(k, old, r.values(k, index_of)), old)
         for x in columns:
             self._add_column(x, where, index_of)
+        if self.current_pass == plan.passes - 1 and plan.passes > 1:
+            self._prefetch(at)
         for n in writes:
             x = self.results[n]
             k.store(k.outputs[n], x.shape.dtype, at, k.value(x, index_of(x)))
         return following
+
+    def _prefetch(self, at: Index) -> None:
+        """While a row is read for the last time, from the cache, memory brings the next one."""
+        k, length = self.k, _product(self.plan.inner_sizes())
+        if k.grid or not isinstance(length, int) or length < PREFETCHED_ROW or k.e.lanes == 1 or k.level.tail is not None:
+            return
+        for x, pointer in k.leaves.items():
+            if x.shape.size == self.plan.size and x.shape.kind != "c":
+                address = k.address(pointer, STORAGE[x.shape.dtype].memory, at + length)
+                k.e.do(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 2, i32 1)")
 
     def _split(self, reducers, copies: list[list[str]]) -> list[list[str]]:
         """Per reducer the accumulators of all unrolled copies folded into one."""

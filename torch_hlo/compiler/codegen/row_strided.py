@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch_hlo.compiler.codegen.index import Index, delinear, divide, linear, product, regroup
 from torch_hlo.compiler.codegen.reducer import Reducer
-from torch_hlo.compiler.codegen.row import ROWS_BLOCK, RowKernel, lanes_for, results_of, tuple_users
+from torch_hlo.compiler.codegen.row import ROWS_BLOCK, RowKernel, lanes_for, results_of, stream, tuple_users
 from torch_hlo.compiler.codegen.row_plan import GRID_COLUMNS, RowPlan
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
 from torch_hlo.hlo.dim import Size, ceildiv
@@ -42,6 +42,11 @@ class StridedEmitter:
             self.block = min(self.block, max(1, self.width))
         self.blocks = ceildiv(self.width, self.block * self.k.columns)
         self.accs: dict[Instruction, list[str]] = {}
+
+    def stream(self, nbytes: int) -> None:
+        """Write results past the caches when they are larger than this together."""
+        short = self.plan.inner and self.plan.inner[-1] == len(self.plan.dims) - 1  # lanes are no neighbours
+        stream(self.k, self.plan, self.results, 1 if short else self.width, nbytes)
 
     def _split(self, wanted: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The outer dimensions: those before, and the last ones, as many neighbours as make a row of blocks wide enough."""
