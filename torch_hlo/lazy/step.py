@@ -301,7 +301,7 @@ def run_again(
     executor.throttle()
     with LOCK:
         _surface()
-        if spmd.active:
+        if spmd.active or any(type(leaf) is not Array for leaf in leaves):  # another thread has just recorded a new value
             return False
         given = set(map(id, storages))
         dead = []
