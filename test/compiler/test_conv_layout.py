@@ -46,6 +46,13 @@ class ConvLayout(HloTestCase):
         product = h.dot(h.reshape(y, (128, 4)), h.reshape(x, (128, 3)), (0,), (0,))
         self.assertRewrites(conv_layout, h.convolution(x, y, square(8), "f01b_i01o->fb01"), h.reshape(product, (4, 3, 1, 1)))
 
+    def test_windows_that_do_not_overlap(self):
+        x, k = p(0, 2, 3, 8, 12), p(1, 5, 3, 4, 2)
+        before = h.convolution(x, k, [WindowDim(4, 4), WindowDim(2, 2)], "bf01_oi01->bf01")
+        patches = h.reshape(h.transpose(h.reshape(x, (2, 3, 2, 4, 6, 2)), (0, 2, 4, 1, 3, 5)), (24, 24))
+        after = h.transpose(h.reshape(h.dot(patches, h.reshape(k, (5, 24)), (1,), (1,)), (2, 2, 6, 5)), (0, 3, 1, 2))
+        self.assertRewrites(conv_layout, before, after)
+
     def test_a_network_is_transposed_where_it_begins_and_ends(self):
         x = p(0, 2, 3, 16, 16)
         y = h.convolution(x, p(1, 32, 3, 3, 3), square(3, 1, 1, 1), "bf01_oi01->bf01")

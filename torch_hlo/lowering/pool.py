@@ -149,7 +149,11 @@ def _max_pool(x, kernel, stride, padding, dilation, n=None):
             better = better | is_nan(value)
         best = where(better, value, best)
         index = where(better, _flat([s + sh for s, sh in zip(starts, shift, strict=True)], steps), index)
-    return best.x, index.x
+    # The values alone need neither the padded copy nor the comparisons: they are a window's maximum, and the indices go when nobody reads them.
+    window = [*_leading(x.shape.rank, n)]
+    for s, p, need, k, st, d in zip(sizes, padding, needs, kernel, stride, dilation, strict=True):
+        window.append(WindowDim(k, st, p, need - s - p, 1, d))
+    return _window_reduce(x, window, "maximum"), index.x
 
 
 def _first_inside(start: Expr, dilation: int) -> Expr:

@@ -175,9 +175,9 @@ def test_finished_in_the_same_kernel(groups, channels, features, symbolic):
     assert sum(x.op == "fusion" and x["kind"] == "output" for x in optimize(compiled.module).entry.instructions()) == 1
 
 
-@pytest.mark.parametrize("labels,kernel", [(LAST, (24, 32, 3, 3)), ("b01f_io01->b01f", (32, 24, 3, 3)), ("b01f_01io->b01f", (3, 3, 32, 24))])
+@pytest.mark.parametrize("labels,kernel", [(LAST, (24, 100, 3, 3)), ("b01f_io01->b01f", (100, 24, 3, 3)), ("b01f_01io->b01f", (3, 3, 100, 24))])
 @pytest.mark.parametrize("w", [SQUARE[0], SQUARE[1], WindowDim(3, 1, 2, 2, 1, 2), WindowDim(3, 2, 1, 0), SQUARE[9]])
 def test_bf16_channels_last(labels, kernel, w):
     """On machines with AMX a product of patches, on others f32."""
-    conv((2, 9, 11, 32), kernel, [w, w], labels, types=("bf16", "bf16"), out="f32")
-    conv((2, 9, 11, 32), kernel, [w, w], labels, types=("bf16", "bf16"))
+    conv((2, 9, 11, 100), kernel, [w, w], labels, types=("bf16", "bf16"), out="f32", rtol=1e-4)
+    conv((2, 9, 11, 100), kernel, [w, w], labels, types=("bf16", "bf16"))

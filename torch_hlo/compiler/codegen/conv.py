@@ -97,7 +97,7 @@ def _typed(x: Instruction) -> Instruction | None:
 
 
 PATCHES = 1 << 30  # number of a parameter that no program has: it names an array inside of a step
-TILE_DEPTH = 16  # channels from which on AMX tiles pay
+TILE_DEPTH = 96  # channels from which on AMX tiles pay for copying the patches
 
 
 def _takes_tiles(program, x: Instruction) -> bool:

@@ -5,7 +5,7 @@
 
 The kernels of the CPU read runs of channels (codegen/conv.py). reshape_motion and algebra then move the transposes outward through pointwise
 instructions, pools, pads and concatenations until two of them cancel, so that a network is transposed where the program's own arrays enter and leave.
-Windows of one element become dots. A gradient of weights, recognized by a window larger than its result, contracts images and pixels: f01b_i01o->fb01.
+Windows of one element, and windows that do not overlap, become dots. A gradient of weights, recognized by a window larger than its result, contracts images and pixels: f01b_i01o->fb01.
 """
 from __future__ import annotations
 
@@ -133,7 +133,37 @@ def for_matrix_units(dtypes: frozenset[str]) -> Pass:
     return Pass("conv_layout", lambda module: rewrite(module, all_rules), for_matrix_units.__doc__)
 
 
+FEW_CHANNELS = 16  # runs of fewer are cheaper to copy than to read in place
+
+
+def patches_product(out: Instruction) -> Instruction | None:
+    """A convolution whose windows do not overlap, of few channels (the patches of a vision transformer) -> dot(patches, kernel)"""
+    lhs, rhs, to = sides(out)
+    x, k = out.operands
+    window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
+    at = [lhs.index(d) for d in digits]
+    channels = x.shape.dims[lhs.index("f")]
+    plain = all(w.stride == w.size and not (w.pad_low or w.pad_high or w.reversal) and w.base_dilation == w.window_dilation == 1 for w in window)
+    if not plain or rhs != f"oi{digits}" or out["feature_group_count"] * out["batch_group_count"] > 1 or not x.shape.is_static or not k.shape.is_static:
+        return None
+    if channels >= FEW_CHANNELS or all(w.size == 1 for w in window) or any(x.shape.dims[d] % w.size for d, w in zip(at, window)):
+        return None
+    dims: list[int] = []
+    place: dict[str, list[int]] = {}  # label -> dimensions of the split input: for spatial ones which window, and where in it
+    for label, n in zip(lhs, x.shape.dims):
+        parts = [n // window[int(label)].size, window[int(label)].size] if label.isdigit() else [n]
+        place[label] = list(range(len(dims), len(dims) + len(parts)))
+        dims += parts
+    order = [*place["b"], *(place[d][0] for d in digits), *place["f"], *(place[d][1] for d in digits)]
+    outs = [dims[place[d][0]] for d in digits]
+    depth, features = product(k.shape.dims[1:]), k.shape.dims[0]
+    patches = h.reshape(h.transpose(h.reshape(x, dims), order), (dims[place["b"][0]] * product(outs), depth))
+    found = h.reshape(h.dot(patches, h.reshape(k, (features, depth)), (1,), (1,), dtype=out.shape.dtype), (dims[place["b"][0]], *outs, features))
+    return h.transpose(found, [f"b{digits}f".index(c) for c in to])
+
+
 RULES = rules(
+    (op("convolution"), patches_product),
     (op("convolution"), channels_last),
     (op("convolution"), pointwise_product),
 )
