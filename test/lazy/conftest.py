@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import torch_hlo  # noqa: F401
-from torch_hlo.lazy import engine, storage
+from torch_hlo.lazy import engine, spmd, storage
 
 from .interpreter import Interpreter
 
@@ -20,5 +20,6 @@ def recorded():
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
+    monkeypatch.setattr(spmd, "active", False)  # once anything has been annotated, graphs are looked at for shardings

@@ -5,13 +5,12 @@ import pytest
 import torch
 
 import torch_hlo
-from torch_hlo.lazy import spmd, step
+from torch_hlo.lazy import step
 from torch_hlo.lowering.tape import TAPE
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch):
-    monkeypatch.setattr(spmd, "active", False)  # once anything has been annotated, graphs are looked at for shardings
+def _fresh():
     step.sync()
     step.clear_cache()
     yield

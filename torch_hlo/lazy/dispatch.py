@@ -20,7 +20,7 @@ from torch_hlo.device import collective as collective_devices
 from torch_hlo.lazy import backend, engine, storage, tensor
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import Meta, Result, aten
-from torch_hlo.lazy.storage import Number, Storage, read
+from torch_hlo.lazy.storage import RECORDING, Number, Storage, read
 from torch_hlo.lazy.tensor import DEVICE, STRIDED, HloTensor, fresh, make
 from torch_hlo.lazy.views import View, chain
 from torch_hlo.lowering.graph import Node, Out
@@ -44,12 +44,13 @@ def handle(func: OpOverload, args: tuple, kwargs: dict | None):
     handler = TABLE.get(func)
     if handler is None:
         handler = resolve(func)
-    if len(_PENDING) >= LIMIT:
-        cut()
-    try:
-        return handler(args, kwargs or _NO_KWARGS)
-    except Foreign:
-        return NotImplemented
+    with RECORDING:
+        if len(_PENDING) >= LIMIT:
+            cut()
+        try:
+            return handler(args, kwargs or _NO_KWARGS)
+        except Foreign:
+            return NotImplemented
 
 
 def eager_handle(func: OpOverload, args: tuple, kwargs: dict | None):

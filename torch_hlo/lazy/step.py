@@ -30,13 +30,10 @@ from torch_hlo.lazy import dump, exchange, executor, explain, generalize, log, p
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
 from torch_hlo.lazy.launch import IN_FLIGHT, Binding, Compiled, launch, leaf_buffer, number_buffers
-from torch_hlo.lazy.storage import Array, Effect, Number, Storage, must_run, pending, pending_storages, take_effects
+from torch_hlo.lazy.storage import RECORDING, Array, Effect, Number, Storage, must_run, pending, pending_storages, take_effects
 from torch_hlo.lowering.graph import Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 from torch_hlo.lowering.tape import INDEX_BITS, TAPE
-
-LOCK = threading.RLock()  # one cut at a time; the executor's thread never takes it
-
 
 _CACHE: OrderedDict[tuple, Compiled] = OrderedDict()
 _compiles = 0
@@ -115,7 +112,7 @@ def materialize(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def clear_cache() -> None:
     """Forget the compiled programs in memory."""
-    with LOCK:
+    with RECORDING:
         _CACHE.clear()
         _KNOWN.clear()
         generalize.FAMILIES.clear()
@@ -132,7 +129,7 @@ def cache_size() -> int:
 def _evaluate(only: Sequence[Storage] | None = None) -> None:
     """Run the pending graph: all of it, or what the storages `only` need."""
     executor.throttle()
-    with LOCK:
+    with RECORDING:
         _surface()
         found = pending() if only is None else [(s, s.value, ref(s)) for s in only if type(s.value) is Out]
         bindings = []
@@ -299,7 +296,7 @@ def run_again(
     """Launch a graph that ran before on other arrays and numbers; storage i gets output `places[i]`. Nothing may be pending. `known`: the caller's memory
     of the programs by which leaves die. False, and nothing done, where the step has to be recorded."""
     executor.throttle()
-    with LOCK:
+    with RECORDING:
         _surface()
         if spmd.active or any(type(leaf) is not Array for leaf in leaves):  # another thread has just recorded a new value
             return False
@@ -335,7 +332,7 @@ def pending_step() -> tuple[Module, list[Buffer]]:
     """What `mark_step()` would run now: the module before any pass, with its donations, and the arrays and numbers that it takes. Nothing is run but
     what was under way. Raises ValueError when nothing is pending."""
     _wait_all()
-    with LOCK:
+    with RECORDING:
         bindings = sorted((out.node.serial << INDEX_BITS | out.index, i, s, out, r) for i, (s, out, r) in enumerate(pending()) if out.array is None)
         if not bindings:
             raise ValueError("nothing is recorded")
@@ -509,12 +506,12 @@ def _generalized(
 
 def _before_fork() -> None:
     # The child has no executor thread: what is under way must be there before memory is copied.
-    LOCK.acquire()
+    RECORDING.acquire()
     executor.drain()
     executor.drain_compiler()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=LOCK.release, after_in_child=LOCK.release)
+os.register_at_fork(before=_before_fork, after_in_parent=RECORDING.release, after_in_child=RECORDING.release)
 
 
 def _wait_all() -> None:
@@ -524,7 +521,7 @@ def _wait_all() -> None:
 
 def _surface() -> None:
     """Forget runs that are done. If one failed, give its storages their graph back and raise its error."""
-    with LOCK:
+    with RECORDING:
         _forget_done()
         if not IN_FLIGHT or not IN_FLIGHT[0].job.is_done():
             return
@@ -542,7 +539,7 @@ def _surface() -> None:
 
 def _forget_done() -> None:
     """Let go of the graphs of runs that succeeded, and of the arrays that only those still read."""
-    with LOCK:
+    with RECORDING:
         while IN_FLIGHT and IN_FLIGHT[0].job.is_done() and IN_FLIGHT[0].job.error is None:
             IN_FLIGHT.popleft()
 
@@ -588,7 +585,7 @@ class Lease:
             if buffer is None:
                 continue
             executor.wait(buffer)
-            with LOCK:
+            with RECORDING:
                 if buffer.job is not None:
                     _surface()
                 elif storage.value is value:

@@ -25,6 +25,7 @@ from torch_hlo.lowering.graph import Leaf, Lift, Out
 from torch_hlo.lowering.tape import LIFTS
 
 LOCK = threading.Lock()  # guards "compare value, then replace it"
+RECORDING = threading.RLock()  # one op is recorded, or one step cut, at a time; no thread that runs programs or compiles takes it
 _PENDING: deque[ref] = deque()
 _VIEWED: deque[ref] = deque()  # storages with cached view values
 FILLED: list[tuple[ref, Out]] = []  # storages that began as one number everywhere in this step, and that value (see optimizer_state.py)
