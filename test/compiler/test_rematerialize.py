@@ -1,6 +1,9 @@
 """rematerialize: values that are computed again, in text; and a training step under a budget."""
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
 import torch
 
 import torch_hlo
@@ -149,3 +152,14 @@ def _train() -> list[float]:
         torch_hlo.mark_step()
         losses.append(loss.item())
     return losses
+
+
+def test_a_budget_that_cannot_be_met_is_announced():
+    with pytest.warns(RuntimeWarning, match="MiB of working memory at least, the budget is 0.0"):
+        within(hlo(LATE), 1)
+
+
+def test_symbolic_programs_are_announced():
+    module = hlo(LATE)
+    with pytest.warns(RuntimeWarning, match="has symbolic sizes"):
+        assert within(symbolic := dataclasses.replace(module, symbols=(("s0", 0, 0),)), 1) is symbolic

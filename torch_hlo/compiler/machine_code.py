@@ -44,6 +44,7 @@ class Objects:
         self.texts: list[str] = []
         self._heads: dict[str, str] = {}
         self._groups: dict[bool, dict[str, str]] = {True: {}, False: {}}  # with loops; lists of calls, which are compiled without optimisation
+        self._sizes = {True: 0, False: 0}
         self._pool: ThreadPoolExecutor | None = None
         self._results: list[Future] = []
 
@@ -61,12 +62,15 @@ class Objects:
             raise ValueError(f"function {name} is not defined by its text: {text[:200]!r}")
         params = re.sub(r"%[\w.$]+", "", match["params"])
         self._heads[name] = f"declare {match['result']}@{name}({params})"
-        group = self._groups[not name.startswith("entry") or bool(_LOOP.search(text))]
+        kind = not name.startswith("entry") or bool(_LOOP.search(text))
+        group = self._groups[kind]
         group[name] = text
-        if sum(map(len, group.values())) >= MODULE_BYTES:
+        self._sizes[kind] += len(text)
+        if self._sizes[kind] >= MODULE_BYTES:
             module = self._module(group)
             if module is not None:
                 group.clear()
+                self._sizes[kind] = 0
                 self._submit(module)
 
     def finish(self) -> list[tuple[bytes, str]]:

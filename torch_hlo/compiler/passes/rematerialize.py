@@ -11,6 +11,7 @@ Cost, 2016.)
 """
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,8 +44,10 @@ def rematerialize(module: Module) -> Module:
 
 
 def within(module: Module, budget: int) -> Module:
-    """`module`, fused, with a working set of at most `budget` bytes, or as near as computing again leads. Symbolic programs stay as they are."""
+    """`module`, fused, with a working set of at most `budget` bytes, or, with a RuntimeWarning, as near as computing again leads. Symbolic programs
+    stay as they are."""
     if module.symbols:
+        _warn(f"{module.name} has symbolic sizes, and keeps all its values")
         return module
     best, lowest, idle = module, None, 0
     for _ in range(ROUNDS):
@@ -59,7 +62,13 @@ def within(module: Module, budget: int) -> Module:
         if root is None:
             break
         module = module.with_root(root)
+    if lowest > budget:
+        _warn(f"{module.name} needs {lowest / 2**20:.1f} MiB of working memory at least, the budget is {budget / 2**20:.1f}; use a smaller batch")
     return best
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"TORCH_HLO_MEMORY_BUDGET: {text}", RuntimeWarning, stacklevel=3)
 
 
 @dataclass(slots=True)
