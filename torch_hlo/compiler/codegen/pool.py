@@ -7,8 +7,7 @@ after a region and then sleep on a futex.
 """
 from __future__ import annotations
 
-import platform
-import sys
+from torch_hlo.compiler.codegen import system
 
 _SPINS = 20000  # about 0.7 ms: the gap between two kernels of a program is much shorter
 
@@ -27,23 +26,7 @@ _TEXT = """
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
 declare i32 @sched_yield()
-{declarations}
-
-define internal void @relax() alwaysinline {{
-  {relax}
-  ret void
-}}
-
-define internal void @sleep(i32 %seen) {{
-  {sleep}
-  ret void
-}}
-
-define internal void @wake() {{
-  {wake}
-  ret void
-}}
-
+{waiting}
 define internal void @work(i32 %g) {{
 entry:
   %wide = zext i32 %g to i64
@@ -102,7 +85,7 @@ again:
   br label %spin
 asleep:
   %s0 = atomicrmw add ptr @sleepers, i32 1 seq_cst
-  call void @sleep(i32 %seen)
+  call void @sleep(ptr @generation, i32 %seen, ptr null)
   %s1 = atomicrmw sub ptr @sleepers, i32 1 seq_cst
   br label %spin
 region:
@@ -201,7 +184,7 @@ region:
   %any = icmp sgt i32 %sleeping, 0
   br i1 %any, label %rouse, label %go
 rouse:
-  call void @wake()
+  call void @wake(ptr @generation)
   br label %go
 go:
   call void @work(i32 %new)
@@ -234,26 +217,8 @@ out:
   ret void
 }}
 """
-_RELAX = {"x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
-          "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)")}
-_FUTEX = {"x86_64": 202, "aarch64": 98}  # system call numbers on Linux
-
-
-def waiting(word: str, seen: str, timeout: str = "null") -> tuple[str, str, str, str]:
-    """(declarations, a pause, sleep while the i32 at `word` is `seen` (at most as long as the timespec `timeout`), wake all that sleep on `word`), as IR for this platform."""
-    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
-    declare_relax, relax = _RELAX.get(machine, ("", ""))
-    if sys.platform.startswith("linux") and machine in _FUTEX:
-        declare = "declare i64 @syscall(i64, ...)"
-        call = f"call i64 (i64, ...) @syscall(i64 {_FUTEX[machine]}, ptr {word}, i32 {{op}}, i32 {{value}}, ptr {{limit}}, ptr null, i32 0)"
-        sleep = "%r = " + call.format(op=128, value=seen, limit=timeout)
-        wake = "%r = " + call.format(op=129, value=2**31 - 1, limit="null")
-    else:
-        declare, sleep, wake = "declare i32 @usleep(i32)", "%r = call i32 @usleep(i32 50)", ""
-    return f"{declare_relax}\n{declare}", relax, sleep, wake
 
 
 def text(threshold_ps: int, spins: int = _SPINS) -> str:
     """The pool's IR module for this platform."""
-    declarations, relax, sleep, wake = waiting("@generation", "%seen")
-    return _TEXT.format(declarations=declarations, relax=relax, sleep=sleep, wake=wake, spins=spins, threshold=threshold_ps)
+    return _TEXT.format(waiting=system.waiting(), spins=spins, threshold=threshold_ps)

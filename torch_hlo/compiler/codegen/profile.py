@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torch_hlo.compiler.codegen import system
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import META, Instruction, called
 from torch_hlo.hlo.shape import Shape
@@ -57,8 +58,8 @@ class Profile:
     def step(self, x: Instruction) -> Iterator[None]:
         """Around the emission of one step."""
         program = self.program
-        now = program.function("profile_now", _NOW)
-        program.symbol("clock_gettime", "declare i32 @clock_gettime(i32, ptr)")
+        now = program.function("clock_now", system.NOW)
+        program.symbol("clock_gettime", system.CLOCK)
         before = program.call(now, [f"i32 {self.clock}"], "i64")
         yield
         base = program._base(1)
@@ -168,19 +169,8 @@ def _shape_bytes(shape: Shape) -> Size:
     return shape.nbytes
 
 
-_NOW = """define i64 @profile_now(i32 %clock) #0 {
-  %t = alloca [2 x i64], align 8
-  %rc = call i32 @clock_gettime(i32 %clock, ptr %t)
-  %s = load i64, ptr %t
-  %q = getelementptr i64, ptr %t, i64 1
-  %ns = load i64, ptr %q
-  %a = mul i64 %s, 1000000000
-  %r = add i64 %a, %ns
-  ret i64 %r
-}
-"""
 _COUNT = """define void @profile_count(i32 %clock, i64 %before, ptr %counter) #0 {
-  %now = call i64 @profile_now(i32 %clock)
+  %now = call i64 @clock_now(i32 %clock)
   %d = sub i64 %now, %before
   %n = load i64, ptr %counter
   %n1 = add i64 %n, 1

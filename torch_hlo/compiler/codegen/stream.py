@@ -5,7 +5,7 @@ Whoever waits for a job that nobody has begun runs it himself: no thread has to 
 """
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen import pool
+from torch_hlo.compiler.codegen import system
 
 TAIL, SLEEPING, TAKEN, FIRST, RECORD, RECORDS = 0, 1, 2, 8, 4, 64  # words; RECORD words each
 QUEUED, RUNNING, DONE, AWAITED = 0, 1, 2, 3  # states; AWAITED: running, and somebody sleeps until it is done
@@ -14,36 +14,10 @@ _SPINS = 1000  # about 40 us: what waking up takes
 _TEXT = """
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
-declare i32 @clock_gettime(i32, ptr)
-{declarations}
-
-define internal void @relax() alwaysinline {{
-  {relax}
-  ret void
-}}
-
+{clock}
+{now}
+{waiting}
 @moment = internal constant [2 x i64] [i64 0, i64 200000000]
-
-define internal void @sleep(ptr %word, i32 %seen, ptr %timeout) {{
-  {sleep}
-  ret void
-}}
-
-define internal void @wake(ptr %word) {{
-  {wake}
-  ret void
-}}
-
-define internal i64 @now() {{
-  %time = alloca [2 x i64]
-  %rc = call i32 @clock_gettime(i32 1, ptr %time)
-  %seconds = load i64, ptr %time
-  %p = getelementptr i64, ptr %time, i64 1
-  %ns = load i64, ptr %p
-  %wide = mul i64 %seconds, 1000000000
-  %sum = add i64 %wide, %ns
-  ret i64 %sum
-}}
 
 ; run a record's job unless somebody did or does; returns when it is done, or after a sleep of a fifth of a second
 define internal void @finish(ptr %record, i64 %spins) {{
@@ -52,13 +26,13 @@ entry:
   %mine = extractvalue {{i64, i1}} %claim, 1
   br i1 %mine, label %run, label %look
 run:
-  %start = call i64 @now()
+  %start = call i64 @clock_now(i32 1)
   %p1 = getelementptr i64, ptr %record, i64 1
   %entry_point = load ptr, ptr %p1
   %p2 = getelementptr i64, ptr %record, i64 2
   %block = load ptr, ptr %p2
   call void %entry_point(ptr %block)
-  %end = call i64 @now()
+  %end = call i64 @clock_now(i32 1)
   %elapsed = sub i64 %end, %start
   %p3 = getelementptr i64, ptr %record, i64 3
   store i64 %elapsed, ptr %p3
@@ -164,8 +138,7 @@ define i32 @torch_hlo_stream_wait(ptr %record) {{
 
 def text() -> str:
     """The stream's IR module for this platform."""
-    declarations, relax, sleep, wake = pool.waiting("%word", "%seen", "%timeout")
     return _TEXT.format(
-        declarations=declarations, relax=relax, sleep=sleep, wake=wake, queued=QUEUED, running=RUNNING, done=DONE, awaited=AWAITED, sleeping_word=SLEEPING,
+        clock=system.CLOCK, now=system.NOW, waiting=system.waiting(), queued=QUEUED, running=RUNNING, done=DONE, awaited=AWAITED, sleeping_word=SLEEPING,
         taken_word=TAKEN, first=FIRST, record=RECORD, records=RECORDS, spins=_SPINS,
     )  # fmt: skip
