@@ -271,3 +271,19 @@ def test_sums_over_the_neighbours_of_few_columns_are_done_in_two_steps():
     inside = [y for z in postorder((f.entry.root,)) if z.op == "fusion" for y in z["calls"].instructions() if y.op == "reduce"]
     assert [y.shape.dims for y in inside] == [(6, 96), (6, 3)]
     assert_same_value(m, f)
+
+
+def test_masks_of_labels_are_computed_where_they_are_read():
+    """The gradient waits for a sum over all rows, yet the mask is no array in memory."""
+    def gradient(x, t):
+        counts = b.compare(t, b.full_like(t, -1), "NE")
+        scale = b.divide(b.constant(1.0, "f32"), b.reduce(b.convert(counts, "f32"), b.constant(0.0, "f32"), (0,), "add"))
+        label = b.select(counts, t, b.full_like(t, 0))
+        chosen = b.compare(b.iota("s32", x.shape.dims, 1), b.broadcast(label, x.shape.dims, (0,)), "EQ")
+        return b.select(chosen, b.broadcast(scale, x.shape.dims, ()), x)
+
+    x, t = b.parameter(0, Shape("f32", (64, 1000))), b.parameter(1, Shape("s32", (64,)))
+    m = Module("labels", Computation("main", (x, t), b.tuple_(gradient(x, t))))
+    f = fusion(m)
+    assert not any("pred" in k for k in kernels(f)), kernels(f)
+    assert_same_value(m, f)

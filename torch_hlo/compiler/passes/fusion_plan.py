@@ -27,6 +27,8 @@ ROW_LIMIT = 1 << 15  # elements of a row that one thread may walk alone when the
 STRIDED_ROW_LIMIT = 2048  # elements of a row whose neighbours are far apart
 FEW_ROWS = 8
 CHEAP_INDEX = 2  # operations per index that a gather may as well repeat
+CHEAP_EXPANSION = 3  # operations per element that are repeated rather than written and read back
+FEWER_BYTES = 8  # an expansion is this many times larger than what it is made of
 
 OTHER = None  # an edge that no role explains: the operand must be in memory
 SAME = "same"  # an edge that reads the operand at the user's own linear index
@@ -132,7 +134,7 @@ class Plan:
             self.free_cost[i] = 1 + sum(self._cost_of_free(o) for o in x.operands)
 
     def _is_free(self, i: int) -> bool:
-        """Cheaper to compute again in each kernel than to read from memory: widening converts, and masks made of iotas."""
+        """Cheaper to compute again in each kernel than to read from memory: widening converts, masks made of iotas, expansions."""
         x = self.order[i]
         if x.shape.is_tuple or x.op == "get-tuple-element" or sum(self._cost_of_free(o) for o in x.operands) > 16:
             return False
@@ -143,7 +145,19 @@ class Plan:
         if x.op == "convert":
             before = DTYPES[x.operands[0].shape.dtype]
             return before.bits < DTYPES[x.shape.dtype].bits and before.kind != "c" and self.kind[self.number[x.operands[0]]] in (FREE, STEP)
-        return not self.sources[i]
+        return not self.sources[i] or self._is_expansion(i)
+
+    def _is_expansion(self, i: int) -> bool:
+        """A few operations on repeated elements of much smaller arrays, such as a mask of labels: reading them takes fewer bytes than the result."""
+        x = self.order[i]
+        if 1 + sum(self._cost_of_free(o) for o in x.operands) > CHEAP_EXPANSION or self._feeds_memory(i):
+            return False
+        read: Size = 0
+        for s, edge in self.sources[i]:
+            if edge is OTHER or edge is SAME:
+                return False
+            read = read + self.order[s].shape.nbytes
+        return isinstance(read, int) and isinstance(x.shape.nbytes, int) and read * FEWER_BYTES <= x.shape.nbytes
 
     def _is_index_table(self, i: int) -> bool:
         """Indices that a gather reads several times each, and that take more than a few operations."""
