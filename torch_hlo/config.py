@@ -41,6 +41,7 @@ FLAGS: dict[str, Flag] = {
         Flag("DEVICE", "cpu", str, "what runs compiled programs: cpu, cuda, opencl, ptx (GPU kernels evaluated), evaluator (NumPy reference), pjrt:PATH (an XLA plugin)"),
         Flag("TUNE", 0.0, float, "seconds per program to measure ways to compute its products; what was measured is kept in the cache"),
         Flag("TF32", False, lambda s: s not in ("", "0"), "products of f32 on NVIDIA GPUs may round their operands to 11 bits (matrix units)"),
+        Flag("WINOGRAD", True, lambda s: s not in ("", "0"), "3x3 convolutions of f32 on the CPU may be computed by minimal filtering, F(2x2, 3x3)"),
         Flag("MEMORY_BUDGET", 0.0, float, "MiB of working memory of a program above which values are computed again instead of kept; 0: no limit"),
         Flag("CPU_DEVICES", 1, int, "virtual devices of the CPU that sharded programs run on"),
         Flag("COLLECTIVE_TIMEOUT", 300.0, float, "seconds that a device waits for the others in a collective; 0: for ever"),
@@ -71,7 +72,7 @@ def get(name: str):
 
 def code_flags() -> str:
     """The flags that change what code a program becomes: part of its key in the disk cache."""
-    return f"{get('DISABLE')} {get('MEMORY_BUDGET')}"
+    return f"{get('DISABLE')} {get('MEMORY_BUDGET')} {get('WINOGRAD')}"
 
 
 def suggest(variable: str, value: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.conv_direct import emit_direct, is_direct
 from torch_hlo.compiler.codegen.conv_gradient import emit_gradient, is_gradient
+from torch_hlo.compiler.codegen.conv_winograd import emit_winograd, is_winograd
 from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, Finish, arguments_of, emit_apart, emit_tree, parts_of_output
 from torch_hlo.compiler.codegen.epilogue import epilogue
 from torch_hlo.compiler.codegen.loop import emit_instruction
@@ -58,7 +59,8 @@ def convolution(program, x: Instruction) -> None:
         rewritten = _prepared(x)
     if rewritten is not None:
         return emit_tree(program, rewritten, x.operands, x)
-    (emit_gradient if is_gradient(x) else emit_direct)(program, x, ACCUMULATORS[x.shape.dtype][0])
+    emit = emit_gradient if is_gradient(x) else emit_winograd if is_winograd(x) else emit_direct
+    emit(program, x, ACCUMULATORS[x.shape.dtype][0])
 
 
 def emit_output(program, x: Instruction, body: Computation) -> None:
@@ -71,7 +73,7 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
     if found is None:
         return emit_apart(program, body, inner, outer, operands, results)
     finish = Finish(found, arguments_of(program, found, operands, results), lambda: "null")
-    emit_direct(program, outer, ACCUMULATORS[outer.shape.dtype][0], finish)
+    (emit_winograd if is_winograd(outer) else emit_direct)(program, outer, ACCUMULATORS[outer.shape.dtype][0], finish)
 
 
 def _typed(x: Instruction) -> Instruction | None:

@@ -334,7 +334,7 @@ def emit_direct(program, x: Instruction, kind: str, finish: Finish | None = None
     k = taps * channels
     pixels = product(x.shape.dims[:-1])
 
-    packed = _packed_kernel(program, x, t, groups, features, taps, channels)
+    packed = packed_kernel(program, x, t, groups, features, taps, channels)
     runs, run = taps, channels
     pads = [(w.pad_low, w.pad_high) for w in window]
     if all(w.size == 1 and w.stride == 1 for w in window) and not any(map(any, pads)):
@@ -390,7 +390,7 @@ def _cut(t: Tile, tiles: Size, features: Size, k: Size, groups: int, pixels: Siz
     return Partition(each, columns, ceildiv(tiles, each), blocks_n, True)
 
 
-def _packed_kernel(program, x: Instruction, t: Tile, groups: int, features: Size, taps: Size, channels: Size) -> str:
+def packed_kernel(program, x: Instruction, t: Tile, groups: int, features: Size, taps: Size, channels: Size) -> str:
     """Emit the packing of the kernel; the pointer to it."""
     rhs, window = x.operands[1], x["window"]
     label = x["dim_labels"].split("_")[1].split("->")[0]
