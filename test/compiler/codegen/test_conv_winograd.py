@@ -5,6 +5,7 @@ import pytest
 from test.compiler.codegen.steps import Compiled, check, module_of
 from torch_hlo import config
 from torch_hlo.compiler.codegen.conv_winograd import F23, is_winograd, transposed
+from torch_hlo.compiler.codegen.conv_winograd_gradient import is_winograd_gradient
 from torch_hlo.hlo import build
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.window import WindowDim
@@ -77,3 +78,17 @@ def test_errors_are_not_larger_than_those_of_the_definition():
         with config.override(WINOGRAD=on):
             errors[on] = float(np.abs(Compiled(module)(x, k)[0] - exact).max())
     assert errors[True] < 1.5 * errors[False], errors
+
+
+@pytest.mark.parametrize("n,ci,co,high,wide,pad", [(4, 64, 64, 14, 14, 1), (3, 40, 70, 13, 27, 1), (2, 130, 33, 16, 16, 0), (2, 64, 150, 20, 12, 2), (8, 20, 16, 30, 30, 1)])
+@pytest.mark.parametrize("labels", ["f01b_i01o->fb01", "f01b_i01o->01bf"])
+def test_gradient_of_weights(n, ci, co, high, wide, pad, labels):
+    out = high + 2 * pad - 2, wide + 2 * pad - 2
+    window = [WindowDim(o, 1, pad, pad) for o in out]
+
+    def fn(x, y):
+        found = build.convolution(x, y, window, labels)
+        assert is_winograd_gradient(found)
+        return found
+
+    check(fn, values(n, high, wide, ci), values(n, *out, co), rtol=1e-4)

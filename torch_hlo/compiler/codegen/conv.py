@@ -14,6 +14,7 @@ from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.conv_direct import emit_direct, is_direct
 from torch_hlo.compiler.codegen.conv_gradient import emit_gradient, is_gradient
 from torch_hlo.compiler.codegen.conv_winograd import emit_winograd, is_winograd
+from torch_hlo.compiler.codegen.conv_winograd_gradient import emit_winograd_gradient, is_winograd_gradient
 from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, Finish, arguments_of, emit_apart, emit_tree, parts_of_output
 from torch_hlo.compiler.codegen.epilogue import epilogue
 from torch_hlo.compiler.codegen.loop import emit_instruction
@@ -41,6 +42,14 @@ class Labels:
         return Labels(*(tuple(side.index(c) for c in (*names, *digits)) for side, names in ((lhs, "bf"), (rhs, "oi"), (out, "bf"))))
 
 
+KERNELS = (
+    (is_winograd_gradient, emit_winograd_gradient),
+    (is_gradient, emit_gradient),
+    (is_winograd, emit_winograd),
+    (is_direct, emit_direct),
+)
+
+
 @emits_step("convolution")
 def convolution(program, x: Instruction) -> None:
     if x.shape.size == 0:
@@ -59,7 +68,7 @@ def convolution(program, x: Instruction) -> None:
         rewritten = _prepared(x)
     if rewritten is not None:
         return emit_tree(program, rewritten, x.operands, x)
-    emit = emit_gradient if is_gradient(x) else emit_winograd if is_winograd(x) else emit_direct
+    emit = next(emit for fits, emit in KERNELS if fits(x))
     emit(program, x, ACCUMULATORS[x.shape.dtype][0])
 
 

@@ -15,7 +15,7 @@ from torch_hlo.compiler.codegen.conv_direct import product, register_tile, usual
 from torch_hlo.compiler.codegen.dot import SPLITS, sum_parts
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask, masked_load, masked_store, multiply_add, splat, transposed
-from torch_hlo.hlo.dim import ceildiv
+from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import row_major_strides
 
@@ -246,10 +246,15 @@ def emit_gradient(program, x: Instruction, kind: str) -> None:
     work = float(usual(rows, 64) * usual(row_pixels, 32)) * usual(weights, 1 << 16)
     program.parallel(name, [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(v)}" for v in arguments)], program.size(items),
                      cost=100 + work / max(1, usual(items, 8)) / (1.5 * t.lanes))
+    add_pieces(program, t, to, target, product(taps), features_in, o, splits, turned)
+
+
+def add_pieces(program, t: Tile, parts: str, target: str, taps: Size, channels: Size, features: Size, count: int, turned: bool) -> None:
+    """The sum of `count` arrays [tap][channel][feature], also turned to [feature][channel][tap]. One array that is not turned is there already."""
     if turned:
         name = program.once(("turn", t.kind), lambda: program.function(f"turn_{t.suffix}", turn(f"turn_{t.suffix}", t).text()))
-        arguments = (product(taps), features_in, o, splits)
-        program.parallel(name, [f"ptr {to}", f"ptr {target}", *(f"i64 {program.size(v)}" for v in arguments)], program.size(ceildiv(o, t.lanes)),
-                         cost=0.2 * t.lanes * usual(product(taps) * features_in, 512) * splits)
-    elif splits > 1:
-        sum_parts(program, t, to, target, weights, splits)
+        arguments = (taps, channels, features, count)
+        program.parallel(name, [f"ptr {parts}", f"ptr {target}", *(f"i64 {program.size(v)}" for v in arguments)], program.size(ceildiv(features, t.lanes)),
+                         cost=0.2 * t.lanes * usual(taps * channels, 512) * count)
+    elif count > 1:
+        sum_parts(program, t, parts, target, taps * channels * features, count)

@@ -16,7 +16,7 @@ The matrices hold 0, 1 and 1/2, so sums and halves are all that is added to the 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch_hlo import config
@@ -95,11 +95,11 @@ def transform(f: Function, t: Tile, m: Matrix, square: list[list[str]]) -> list[
     return [combine(f, t, m, row) for row in zip(*columns, strict=True)]
 
 
-def transform_inputs(name: str, t: Tile, s: Filtering) -> Function:
-    """void(P, count, channels, V, ldv, plane): V[i][tile][c] = (B' d B)[i], d[r] of tile number n read at P[r][n] for n < count. Rows of V end in zeros."""
+def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
+    """void(P, count, channels, V, ldv, plane): V[i][tile][c] = (m d m')[i], d[r] of tile number n read at P[r][n] for n < count. Rows of V end in zeros."""
     params = [("ptr", "P"), ("i64", "count"), ("i64", "channels"), ("ptr", "V"), ("i64", "ldv"), ("i64", "plane")]
     f = Function(name, "void", params, attrs="noinline #0")
-    n = s.inputs
+    n = len(m[0])
     with f.loop(0, "%count", known_nonempty=True) as tile:
         row = f.gep("ptr", "%P", tile)
         pointers = [f.load("ptr", f.gep("ptr", row, r * POINTERS), 8) for r in range(n * n)]
@@ -108,7 +108,7 @@ def transform_inputs(name: str, t: Tile, s: Filtering) -> Function:
         def vectors(c: Int, mask: str | None, pointers=pointers, to=to) -> None:
             places = [f.gep(t.kind, p, c) for p in pointers]
             values = [masked_load(f, t.kind, t.lanes, p, mask, t.itemsize) if mask else f.load(t.vector, p, t.itemsize) for p in places]
-            made = transform(f, t, s.B, [values[r * n : r * n + n] for r in range(n)])
+            made = transform(f, t, m, [values[r * n : r * n + n] for r in range(n)])
             at = f.gep(t.kind, to, c)
             for i, v in enumerate(v for row in made for v in row):
                 f.store(t.vector, v, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize)
@@ -165,18 +165,20 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
     return f
 
 
+def define(program, make: Callable[..., Function], name: str, *arguments) -> str:
+    """The name of the function `make(name, *arguments)`, defined in `program`."""
+    return program.once(("define", name, *arguments), lambda: program.function(name, make(name, *arguments).text()))
+
+
 def task(name: str, t: Tile, s: Filtering, height: int, odd: bool, epilogue: Epilogue | None, program) -> str:
     """Items (block of tiles, block of columns): void(lo, hi, X, U, C, zeros, NUMBERS…, geometry…, the epilogue's). `odd`: the last panel is one vector
     wide. With an epilogue C is not used. Returns the name, its functions defined in `program`."""
     params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in ("X", "U", "C", "zeros")), *(("i64", q) for q in NUMBERS), *geometry(2)]
     f = Function(name, "void", params + list(epilogue.parameters if epilogue else ()))
 
-    def define(make, label: str, *args) -> str:
-        label = f"{label}_{t.suffix}"
-        return program.function(label, make(label, *args).text())
-
-    find, rows_of = (define(lambda label, d=d: tile_pointers(label, t.kind, d), f"tile_pointers_{d}") for d in (2, 0))
-    inputs, outputs = define(transform_inputs, "winograd_inputs", t, s), define(transform_outputs, "winograd_outputs", t, s)
+    find, rows_of = (define(program, tile_pointers, f"tile_pointers_{t.kind}_{d}", t.kind, d) for d in (2, 0))
+    inputs = define(program, transform_inputs, f"winograd_inputs_{t.suffix}", t, s.B)
+    outputs = define(program, transform_outputs, f"winograd_outputs_{t.suffix}", t, s)
     points = s.inputs**2
     P = f.alloca("ptr", points * POINTERS, 64)
     plane = f.mul("%tiles_each", "%ldv")
@@ -206,8 +208,8 @@ def task(name: str, t: Tile, s: Filtering, height: int, odd: bool, epilogue: Epi
                 rest = f.sub(count, row)
 
                 def products(vectors: int, partial: bool, to=to, rest=rest, panel=panel, size=size, point=point) -> None:
-                    made = micro(f"conv_micro_{t.suffix}_{height}x{vectors}{'p' * partial}", t, height, vectors, partial)
-                    f.call("void", program.function(made.name, made.text()), f"ptr {P}", f"ptr {f.gep(t.kind, panel, f.mul(point, size))}", "i64 1",
+                    kernel = define(program, micro, f"conv_micro_{t.suffix}_{height}x{vectors}{'p' * partial}", t, height, vectors, partial)
+                    f.call("void", kernel, f"ptr {P}", f"ptr {f.gep(t.kind, panel, f.mul(point, size))}", "i64 1",
                            "i64 %channels", f"ptr {to}", f"i64 {t.columns}", f"i64 {vectors * t.lanes}", *[f"i64 {rest}"] * partial)
 
                 def width(partial: bool, cols=cols, products=products) -> None:
@@ -250,10 +252,15 @@ def _tiles(x: Instruction, s: Filtering) -> tuple[int, int, int]:
     return high, wide, x.shape.dims[0] * high * wide
 
 
+def applies(x: Instruction) -> bool:
+    """Whether element type and sizes allow minimal filtering."""
+    return bool(config.get("WINOGRAD")) and x.shape.dtype == "f32" and x.shape.is_static and all(o.shape.is_static for o in x.operands)
+
+
 def is_winograd(x: Instruction) -> bool:
     """Whether a convolution has the form that `emit_winograd` takes, and is faster that way: the estimate counts products at equal rates, the passes over
     tiles, and those over the kernel, in ns on one core."""
-    if not config.get("WINOGRAD") or not is_direct(x) or x.shape.dtype != "f32" or not x.shape.is_static or not all(o.shape.is_static for o in x.operands):
+    if not is_direct(x) or not applies(x):
         return False
     plain = all(w.size == F23.taps and w.stride == w.window_dilation == 1 for w in x["window"])
     if len(x["window"]) != 2 or not plain or x["feature_group_count"] * x["batch_group_count"] != 1:
@@ -274,8 +281,7 @@ def emit_winograd(program, x: Instruction, kind: str, finish: Finish | None = No
     panels = ceildiv(features, t.columns)
     packed = packed_kernel(program, x, t, 1, features, s.taps**2, channels)
     U = program.at(program.scratch(ceildiv(features, t.lanes) * t.lanes * channels * points * t.itemsize))
-    label = f"winograd_kernel_{t.suffix}"
-    name = program.once((label,), lambda: program.function(label, transform_kernel(label, t, s).text()))
+    name = define(program, transform_kernel, f"winograd_kernel_{t.suffix}", t, s)
     program.parallel(name, [f"ptr {packed}", f"ptr {U}", f"i64 {features}", f"i64 {channels}"], str(panels), cost=10.0 * channels * t.columns / t.lanes)
 
     ldv = ceildiv(channels, t.lanes) * t.lanes + t.lanes  # rows a power of two apart would share few sets of L1
