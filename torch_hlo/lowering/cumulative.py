@@ -58,7 +58,7 @@ def _cumulative_extreme(x: Instruction, dim: int, op: str) -> tuple[Instruction,
     # The last position so far where the element is the running extreme.
     updates = value.eq(best) | is_nan(value)
     position = where(updates, Expr(iota(value.dims, dim)), -1)
-    return best.x, prefix(position, dim, "maximum", -1).x
+    return best.x, prefix(position, dim, "maximum").x
 
 
 @lowers(aten.cummax)

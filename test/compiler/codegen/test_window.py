@@ -49,7 +49,7 @@ def test_maximum_keeps_nan():
     check(reduced((ONE, WindowDim(3, 2, 1, 1)), "maximum", "f32"), v)
 
 
-@pytest.mark.parametrize("dims,axis", [((7,), 0), ((3, 40), 1), ((40, 3), 0), ((2, 30, 33), 1), ((1000,), 0), ((2, 3, 20), 2)])
+@pytest.mark.parametrize("dims,axis", [((7,), 0), ((3, 40), 1), ((40, 3), 0), ((2, 30, 33), 1), ((1000,), 0), ((2, 3, 20), 2), ((5, 64), 1)])
 @pytest.mark.parametrize("op,dtype", [("add", "f32"), ("add", "s64"), ("maximum", "f32"), ("add", "bf16"), ("multiply", "f64"), ("add", "c64")])
 @pytest.mark.parametrize("backward", [False, True])
 def test_running(dims, axis, op, dtype, backward):
@@ -60,6 +60,13 @@ def test_running(dims, axis, op, dtype, backward):
     kind = {"f32": "float32", "s64": "int64", "bf16": "float32", "f64": "float64", "c64": "complex64"}[dtype]
     v = rng.integers(-5, 5, dims).astype(kind) if op != "multiply" else rng.uniform(0.9, 1.1, dims)
     check(reduced(window, op, dtype), v, dtypes=[dtype])
+
+
+def test_running_maximum_from_a_value():
+    """An initial value that is not the identity, of a fold where it may enter several times."""
+    window = (ONE, WindowDim(300, 1, 299, 0))
+    v = np.random.default_rng(0).standard_normal((4, 300)).astype("float32")
+    check(lambda x, i: build.reduce_window(x, i, window, "maximum"), v, np.float32(1.5))
 
 
 def test_running_pairs_and_symbolic_length():

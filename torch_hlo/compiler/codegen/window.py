@@ -1,6 +1,6 @@
 """reduce-window and select-and-scatter.
 
-A window as long as its dimension that ends at the element (a running sum) is a scan. A small window is unrolled into a value, so
+A window as long as its dimension that ends at the element (a running sum) is a scan (scan.py). A small window is unrolled into a value, so
 that pooling is a vector loop over its output. Any other window is a loop nest over its positions.
 """
 from __future__ import annotations
@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen import scalar
 from torch_hlo.compiler.codegen.function import Int
-from torch_hlo.compiler.codegen.gemm import lane_mask
 from torch_hlo.compiler.codegen.indexing import Sizes, dot_product, loop_nest
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.codegen.loop import Store, run_loop
@@ -19,15 +18,14 @@ from torch_hlo.compiler.codegen.plan import Planner
 from torch_hlo.compiler.codegen.reducer import Reducer
 from torch_hlo.compiler.codegen.registry import emits_step, emits_value
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
+from torch_hlo.compiler.codegen.scan import emit_scan, is_scan
 from torch_hlo.compiler.codegen.views import choose
-from torch_hlo.hlo.dim import Dim, Size
+from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import DTYPES, row_major_strides
 from torch_hlo.hlo.window import Window, WindowDim
 
 UNROLLED_TAPS = 64  # windows up to this size are written out
-# Running sums are kept in a wider type, as PyTorch does on the CPU.
-_WIDER = {"f32": "double", "bf16": "float", "f16": "float"}
 
 
 def _taps(window: Window) -> int | None:
@@ -53,9 +51,8 @@ def reduce_window(program, x: Instruction) -> None:
     shape = _elements(x)[0]
     if shape.size == 0:
         return
-    scanned = scan_dimension(x)
-    if scanned is not None and not Reducer(x).needs_initial():  # else the padding counts
-        return _scan(program, x, *scanned)
+    if is_scan(x):
+        return emit_scan(program, x)
     taps = _taps(x["window"])
     if taps is not None and taps <= UNROLLED_TAPS and not x.shape.is_tuple:
         params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands[:1]))
@@ -111,87 +108,6 @@ def _padding(k, reducer: Reducer, initial: Instruction) -> Value:
         return k.value(initial, ())
     parts = [k.e.splat(kind, v) for kind, v in zip(reducer.kinds, reducer.identity(k), strict=True)]
     return tuple(parts) if len(parts) == 2 else parts[0]
-
-
-# -- scans ---------------------------------------------------------------------------------------------------------------
-def scan_dimension(x: Instruction) -> tuple[int, bool] | None:
-    """(dimension, from the end) when output i is the fold of the elements up to (or from) i along one dimension."""
-    dims, found = x.operands[0].shape.dims, None
-    for d, (n, w) in enumerate(zip(dims, x["window"], strict=True)):
-        if _padded_away(w):
-            continue
-        plain = w.stride == 1 and w.base_dilation == 1 and w.window_dilation == 1 and w.size == n
-        ends = (w.pad_low, w.pad_high)
-        if found is not None or not plain or ends not in ((n - 1, 0), (0, n - 1)):
-            return None
-        found = d, ends[0] == 0
-    return found
-
-
-def _scan(program, x: Instruction, axis: int, backward: bool) -> None:
-    """Running folds: rows in parallel where the dimension is the last one, else vectors of neighbouring columns."""
-    half = len(x.operands) // 2
-    operands, inits = x.operands[:half], x.operands[half:]
-    dims, types = operands[0].shape.dims, [o.shape.dtype for o in operands]
-    outer, inner = _product(dims[:axis]), _product(dims[axis + 1:])
-    f = Writer(program, "scan", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to"))])
-    size = Sizes(f)
-    real = all(STORAGE[t].parts == 1 for t in types)
-    lanes = program.target.strip if inner != 1 and real else 1
-    reducer = Reducer(x)
-    wide = _WIDER.get(types[0]) if reducer.op in ("add", "multiply") and half == 1 else None
-    blocks = f.ceildiv(size(inner), lanes)
-    with f.loop("%lo", "%hi") as item:
-        column = f.mul(f.rem(item, blocks), lanes)
-        base = f.add(f.mul(f.div(item, blocks), f.mul(size(dims[axis]), size(inner))), column)
-        mask = lane_mask(f, lanes, column, size(inner)) if lanes > 1 else None
-        e = f.emit(lanes)
-        kinds = [wide] if wide else [STORAGE[t].register for t in types for _ in range(STORAGE[t].parts)]
-        first = []
-        for i, t in enumerate(types):
-            v = load(f, t, f"%init{i}", 0)
-            parts = list(v) if isinstance(v, tuple) else [v]
-            first += [e.splat(STORAGE[t].register, p) for p in parts]
-        if wide:
-            first = [e.cast("fpext", first[0], STORAGE[types[0]].register, wide)]
-        with f.loop(0, size(dims[axis]), carry=list(zip([e.type(kind) for kind in kinds], first, strict=True))) as loop:
-            step = f.sub(f.sub(size(dims[axis]), 1), loop.index) if backward else loop.index
-            at = f.add(base, f.mul(step, size(inner)))
-            values = [load(f, t, f"%from{i}", at, lanes, mask) for i, t in enumerate(types)]
-            if wide:
-                t = e.typed(wide)
-                new = e.cast("fpext", values[0], STORAGE[types[0]].register, wide)
-                total = scalar.TABLE[reducer.op, "f"](t, loop.vars[0], new)
-                loop.next = [total]
-                store(f, types[0], e.cast("fptrunc", total, wide, STORAGE[types[0]].register), "%to0", at, lanes, mask)
-            else:
-                results = apply(f, x["to_apply"], [*_grouped(types, loop.vars), *values], lanes)
-                loop.next = [p for v in results for p in (v if isinstance(v, tuple) else (v,))]
-                for i, (t, v) in enumerate(zip(types, results, strict=True)):
-                    store(f, t, v, f"%to{i}", at, lanes, mask)
-    places = program.places(x) if x.shape.is_tuple else (program.places(x),)
-    pointers = []
-    for o, i, place in zip(operands, inits, places, strict=True):
-        pointers += [f"ptr {program.pointer(o)}", f"ptr {program.pointer(i)}", f"ptr {program.at(place)}"]
-    items = outer * (-(-inner // lanes) if isinstance(inner, int) else (inner + (lanes - 1)) // lanes)
-    name = f.define()
-    length = dims[axis] if isinstance(dims[axis], int) else 1000
-    program.parallel(name, pointers + size.arguments(program), program.size(items), cost=1.0 + 1.5 * length)
-
-
-def _grouped(types: list[str], flat: list[str]) -> list[Value]:
-    values: list[Value] = []
-    rest = iter(flat)
-    for t in types:
-        values.append((next(rest), next(rest)) if STORAGE[t].parts == 2 else next(rest))
-    return values
-
-
-def _product(sizes) -> Size:
-    total: Size = 1
-    for s in sizes:
-        total = total * s
-    return total
 
 
 # -- any window ----------------------------------------------------------------------------------------------------------
@@ -269,7 +185,7 @@ def _nested(program, x: Instruction) -> None:
     for o, i, place in zip(operands, inits, places, strict=True):
         pointers += [f"ptr {program.pointer(o)}", f"ptr {program.pointer(i)}", f"ptr {program.at(place)}"]
     name = f.define()
-    program.parallel(name, pointers + size.arguments(program), program.size(_product(out)), cost=2.0 * (_taps(window) or 100))
+    program.parallel(name, pointers + size.arguments(program), program.size(ix.product(out)), cost=2.0 * (_taps(window) or 100))
 
 
 @emits_step("select-and-scatter")
@@ -286,7 +202,7 @@ def select_and_scatter(program, x: Instruction) -> None:
     f = Writer(program, "select_and_scatter", [("i64", "lo"), ("i64", "hi"), ("ptr", "x"), ("ptr", "source"), ("ptr", "init"), ("ptr", "to")])
     size = Sizes(f)
     strides, source_strides = ([size(s) for s in row_major_strides(d)] for d in (dims, out))
-    plane, source_plane = (size(_product(d[lead:])) for d in (dims, out))
+    plane, source_plane = (size(ix.product(d[lead:])) for d in (dims, out))
     best = f.alloca("i64")
     with f.loop("%lo", "%hi") as item:
         base, source_base = f.mul(item, plane), f.mul(item, source_plane)
@@ -313,7 +229,7 @@ def select_and_scatter(program, x: Instruction) -> None:
                 store(f, dtype, apply(f, x["scatter"], [load(f, dtype, "%to", chosen), add])[0], "%to", chosen)
     name = f.define()
     pointers = [f"ptr {program.pointer(o)}" for o in (operand, source, init)] + [f"ptr {program.pointer(x)}"]
-    items = _product(dims[:lead])
+    items = ix.product(dims[:lead])
     work = 1.0
     for n, w in zip(out[lead:], window[lead:], strict=True):
         work *= (n if isinstance(n, int) else 16) * (w.size if isinstance(w.size, int) else 16)

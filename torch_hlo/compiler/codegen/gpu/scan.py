@@ -15,6 +15,7 @@ from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.codegen.reducer import Reducer
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.compiler.codegen.scalar import STORAGE
+from torch_hlo.compiler.codegen.scan import scan_dimension
 from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import DTYPES
@@ -28,7 +29,7 @@ _SYMBOLIC_CHUNKS = 32
 
 @emits_step("reduce-window", grid=True)
 def reduce_window(program, x: Instruction) -> None:
-    scanned = window.scan_dimension(x)
+    scanned = scan_dimension(x)
     dims = x.operands[0].shape.dims
     long = scanned is not None and scanned[0] == len(dims) - 1 and not (isinstance(dims[-1], int) and dims[-1] <= SHORT_ROW)
     if not long or x.operands[0].shape.size == 0 or Reducer(x).needs_initial():
