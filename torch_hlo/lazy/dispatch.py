@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from torch_hlo import config
 from torch_hlo.device import collective as collective_devices
-from torch_hlo.lazy import backend, engine, storage, tensor
+from torch_hlo.lazy import backend, engine, plain_sizes, storage, tensor
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import Meta, Result, aten
 from torch_hlo.lazy.storage import RECORDING, Number, Storage, read
@@ -161,7 +161,7 @@ def nested(fn: Callable, args: tuple, kwargs: dict):
     """Call a decomposition: ops on hlo tensors re-enter `handle`; autocast does not apply a second time."""
     _state.nested += 1
     try:
-        with backend.without_autocast():
+        with backend.without_autocast(), plain_sizes.answers():
             return fn(*args, **kwargs)
     finally:
         _state.nested -= 1
@@ -356,61 +356,9 @@ INFER: dict[OpOverload, Callable] = {
 }
 
 
-def same_type(args: tuple, kwargs: dict) -> Meta | None:
-    """Metadata of the result of a pointwise op on contiguous floats of one type and real numbers that gives floats of that type. Else None."""
-    found = [a._meta for a in args if type(a) is HloTensor]
-    dtype = found[0].dtype if found else torch.bool
-    numbers = [a for a in (*args, *kwargs.values()) if type(a) is not HloTensor and a not in ("none", "tanh")]  # gelu's ways
-    if not dtype.is_floating_point or any(m.dtype != dtype for m in found) or not {*map(type, numbers)} <= {int, float}:
-        return None
-    if any(m is not metas.contiguous(m.size, dtype) for m in found):
-        return None
-    size = max((m.size for m in found), key=len)
-    for m in found:
-        if any(n != 1 and n != k for n, k in zip(m.size, size[len(size) - len(m.size) :])):
-            return None
-    return metas.contiguous(size, dtype)
-
-
-def product(args: tuple, kwargs: dict) -> Meta | None:
-    """Metadata of the product of two matrices, or batches of them, that fit. Else None."""
-    if kwargs or any(type(a) is not HloTensor for a in args):
-        return None
-    a, b = (x._meta for x in args)
-    fits = len(a.size) == len(b.size) >= 2 and a.size[:-2] == b.size[:-2] and a.size[-1] == b.size[-2] and a.dtype == b.dtype
-    return metas.contiguous((*a.size[:-1], b.size[-1]), a.dtype) if fits and a.dtype.is_floating_point else None
-
-
-def softmax(args: tuple, kwargs: dict) -> Meta | None:
-    """Metadata of the softmax of contiguous floats in their own type. Else None."""
-    x, dim, other_type = args
-    if other_type or type(x) is not HloTensor or not -len(x._meta.size) <= dim < len(x._meta.size):
-        return None
-    return same_type((x,), {})
-
-
-# Ops whose results are plain to see for most arguments. PyTorch's functions for them import sympy, which is 0.3 seconds and 30 MB for programs
-# that need it for nothing else.
-PLAIN: dict[OpOverload, Callable] = {
-    **{
-        getattr(getattr(aten, name), overload): same_type
-        for overload, names in {
-            "Tensor": "add sub mul div",
-            "default": "neg relu exp log log1p expm1 sqrt rsqrt reciprocal tanh sigmoid gelu silu abs sin cos erf maximum minimum gelu_backward "
-            "silu_backward tanh_backward sigmoid_backward threshold_backward",
-        }.items()
-        for name in names.split()
-    },
-    aten.mm.default: product, aten.bmm.default: product, aten._softmax.default: softmax, aten._log_softmax.default: softmax,
-}  # fmt: skip
-
-
+@plain_sizes.answers()
 def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     """Metadata of the results, by running the op on meta tensors; raises PyTorch's own errors."""
-    plain = PLAIN.get(op)
-    meta = plain(args, kwargs) if plain is not None else None
-    if meta is not None:
-        return Result.of([meta], single=True)
     own = INFER.get(op)
     if own is not None:
         return Result.of(own(*checks.admit_all(args), **checks.admit_all(kwargs)), len(op._schema.returns) == 1)
@@ -519,6 +467,7 @@ def viewer(op: OpOverload) -> Handler:
     return view
 
 
+@plain_sizes.answers()
 def make_rule(op: OpOverload, plan, meta: Meta, args: tuple) -> ViewRule:
     """Run the view on a meta tensor for its metadata; `plan` says what to record."""
     result = op(metas.meta_tensor(meta), *args)

@@ -11,7 +11,7 @@ import sys
 import torch
 from torch._ops import OpOverload
 
-from torch_hlo.lazy import checks, decompose, dispatch, exchange, generator, optimizer_state, views
+from torch_hlo.lazy import checks, decompose, dispatch, exchange, generator, optimizer_state, plain_sizes, views
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import Arguments, Handler, call, handles, operands
 from torch_hlo.lazy.meta import Meta, aten, meta_tensor
@@ -224,6 +224,7 @@ def _conversion(result: Meta, target: Meta) -> tuple | None:
     return {"dtype": target.dtype}, (target.hlo,)
 
 
+@plain_sizes.answers()
 def checked(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """Run the mutating op itself on meta tensors, so that its errors are PyTorch's. Returns the meta tensors written to."""
     mirrors: dict[int, torch.Tensor] = {}
