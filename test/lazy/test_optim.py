@@ -90,6 +90,59 @@ def test_steps_have_one_fingerprint(case, recorded):
     assert keys[2] == keys[3] == keys[4]
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "ASGD"])
+def test_default_implementation_is_captured(name):
+    """No number of a step is computed in Python, so a captured step replays, and keeps to the CPU's trajectory."""
+    import torch_hlo
+
+    def losses(device, wrap):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        x = torch.randn(6, 4).to(device)
+        optimizer = getattr(torch.optim, name)(model.to(device).parameters(), lr=0.01)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = wrap(step)
+        return torch.stack([step(x).cpu() for _ in range(8)])
+
+    torch.testing.assert_close(losses("hlo", torch_hlo.compile(full_graph=True)), losses("cpu", lambda f: f), rtol=2e-4, atol=2e-5)
+
+
+def test_chosen_implementation_is_kept():
+    w = nn.Parameter(torch.ones(3, device="hlo"))
+    for options, key in ((dict(foreach=True), "fused"), (dict(foreach=False), "fused"), (dict(fused=False), "fused"), (dict(capturable=True), "fused")):
+        o = torch.optim.Adam([w], **options)
+        w.grad = torch.ones_like(w)
+        o.step()
+        assert not o.param_groups[0][key], options
+
+
+def test_training_goes_on_from_a_checkpoint_of_the_cpu():
+    def trained(device: str, state: dict | None) -> tuple[dict, torch.Tensor]:
+        w = nn.Parameter(torch.linspace(-1, 1, 5).to(device))
+        o = torch.optim.AdamW([w], lr=0.1)
+        if state is not None:
+            o.load_state_dict(state)
+        for _ in range(3):
+            o.zero_grad()
+            (w.square() + w).sum().backward()
+            o.step()
+        return o.state_dict(), w.detach().cpu()
+
+    state, _ = trained("cpu", None)
+    _, e = trained("cpu", copy.deepcopy(state))
+    hlo_state, a = trained("hlo", copy.deepcopy(state))
+    torch.testing.assert_close(a, e)
+    assert hlo_state["state"][0]["step"].item() == 6
+    torch.testing.assert_close(trained("cpu", copy.deepcopy(hlo_state))[1], trained("cpu", trained("cpu", copy.deepcopy(state))[0])[1])
+
+
 def test_clip_and_zero():
     for fn in (lambda ps: nn.utils.clip_grad_norm_(ps, 0.1), lambda ps: nn.utils.clip_grad_value_(ps, 0.1)):
         results = []

@@ -1,6 +1,10 @@
-"""State that an optimizer's first step creates becomes an input of that step's program.
+"""Optimizers on hlo parameters: which of PyTorch's implementations they use, and what their first step creates.
 
-`exp_avg = torch.zeros_like(p)` is part of the first step only. Recorded as it is, the first step of a training loop would be a program
+PyTorch's default on a device it does not know is the "foreach" implementation: ten recorded ops per group, with a list of numbers computed in Python from
+the number of the step, so that no two steps are the same. Where the user left the choice open, Adam takes the fused implementation instead: one op.
+The others that count steps have none and take the capturable one: the count is a tensor, as are the numbers made from it.
+
+State that the first step creates becomes an input of that step's program: `exp_avg = torch.zeros_like(p)` is part of the first step only. Recorded as it is, the first step of a training loop would be a program
 of its own, compiled for a single run. With the zeros in memory before the program starts, it is the program of all later steps.
 """
 from __future__ import annotations
@@ -8,7 +12,7 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_hlo.lazy import engine
 from torch_hlo.lazy.dispatch import Handler
@@ -45,6 +49,29 @@ def note(storage: Storage) -> None:
         FILLED.append((ref(storage), storage.value))
 
 
+# Optimizers whose step depends on its number -> the option of their groups that keeps the number on the device.
+IMPLEMENTATIONS: dict[type[torch.optim.Optimizer], str] = {
+    torch.optim.Adam: "fused",  # and AdamW, a subclass
+    torch.optim.NAdam: "capturable", torch.optim.RAdam: "capturable", torch.optim.Adamax: "capturable", torch.optim.ASGD: "capturable",
+}  # fmt: skip
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    option = next((o for kind, o in IMPLEMENTATIONS.items() if isinstance(optimizer, kind)), None)
+    if option is None:
+        return
+    for group in optimizer.param_groups:
+        # Not when the user asked for an implementation: foreach, fused, capturable and differentiable are unset by default.
+        if group.get("foreach") is None and group.get("fused") is None and not group.get("capturable") and not group.get("differentiable"):
+            parameters = group["params"]
+            if parameters and all(type(p) is HloTensor and p.is_floating_point() for p in parameters):
+                group[option] = True
+                for p in parameters:  # state from a checkpoint, or from before the model moved
+                    for name in _COUNTS & optimizer.state.get(p, {}).keys():
+                        optimizer.state[p][name] = torch.as_tensor(optimizer.state[p][name], dtype=torch.float32).to(p.device)
+
+
+_COUNTS = {"step", "mu_product", "eta", "mu"}  # state that PyTorch keeps on the CPU unless an option says otherwise
 _sizes: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()  # entries of `optimizer.state` when last seen
 
 
@@ -69,4 +96,5 @@ def _number(out: Out):
 
 def register() -> None:
     """Watch every optimizer."""
+    register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
