@@ -1,6 +1,8 @@
 """Autograd on hlo tensors: gradients equal the CPU's, errors are PyTorch's own and never end the process."""
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -163,6 +165,21 @@ def test_errors_do_not_keep_tensors_alive():
     del x
     gc.collect()
     assert alive() is None
+
+
+def test_backward_runs_where_it_is_called():
+    threads = []
+    x = torch.randn(3, device="hlo", requires_grad=True)
+    y = x.exp()
+    y.register_hook(lambda g: threads.append(threading.get_ident()))
+    y.sum().backward()
+    assert threads == [threading.get_ident()]
+    assert torch._C._is_multithreading_enabled()  # for the graphs of other devices
+    y = x.exp()
+    y.register_hook(_raise)
+    with pytest.raises(Boom):
+        y.sum().backward()
+    assert torch._C._is_multithreading_enabled()
 
 
 def test_backward_twice_and_retain():

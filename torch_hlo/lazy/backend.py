@@ -91,7 +91,7 @@ def done_work(tensors: list[torch.Tensor]):
     return torch._C._distributed_c10d._create_work_from_future(done).boxed()
 
 
-# ---- errors in backward
+# ---- backward: errors, and where it runs
 
 # The autograd engine asks Python for the device type in a destructor while a Python exception is pending. Entering Python with an
 # exception set is a SystemError, and throwing in a destructor ends the process. So the guard takes the pending exception away first, and
@@ -135,20 +135,28 @@ def _stash() -> None:
         cell.value = None
 
 
-def _protect_backward() -> None:
+def _patch_backward(tensor_class: type) -> None:
+    # Graphs of this device run on the thread that calls `backward`: handing each op over to the engine's thread for the device, and the interpreter
+    # with it, takes longer than recording it.
     original = torch.autograd.graph._engine_run_backward
+    threads_wanted, set_threads = torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled
 
     @functools.wraps(original)
-    def run_backward(*args, **kwargs):
+    def run_backward(roots, *args, **kwargs):
         depth = len(_stashed)
+        own = threads_wanted() and any(type(root) is tensor_class for root in roots)
+        if own:
+            set_threads(False)
         try:
-            return original(*args, **kwargs)
+            return original(roots, *args, **kwargs)
         except SystemError:
             if len(_stashed) > depth:
                 error = _stashed[depth]
                 raise error from error.__cause__
             raise
         finally:
+            if own:
+                set_threads(True)
             del _stashed[depth:]
 
     torch.autograd.graph._engine_run_backward = run_backward
@@ -192,7 +200,7 @@ def _guard() -> _Guard:
 
 def patch(tensor_class: type, module: types.ModuleType, generator_class: type, default_dtype_changed: Callable[[], None]) -> None:
     """Behaviour of PyTorch that has no hook: see each line."""
-    _protect_backward()
+    _patch_backward(tensor_class)
     _shorten_dispatch(tensor_class)
     _patch_module_apply()
     # Optimizers and clip_grad_norm_ take the _foreach_ and _fused_ paths only for these exact types.
@@ -357,7 +365,15 @@ class _Watch:
     def find_spec(cls, name: str, path=None, target=None) -> None:
         if name == "torch.distributed.tensor._api":
             sys.meta_path.remove(cls)
-            _StandIn.__instancecheck__ = lambda stand_in, x: (real := _dtensor()) is not None and isinstance(x, real)
+            _StandIn.__instancecheck__ = _is_dtensor
+
+
+def _is_dtensor(stand_in: type, x) -> bool:
+    real = _dtensor()
+    if real is None:  # it is being imported
+        return False
+    _StandIn.__instancecheck__ = type.__instancecheck__.__get__(real)  # asked for every op: without Python
+    return isinstance(x, real)
 
 
 def _shorten_dispatch(tensor_class: type) -> None:

@@ -29,6 +29,7 @@ from torch_hlo.lowering.tape import INDEX_BITS, TAPE
 
 Handler = Callable[[tuple, dict], object]
 TABLE: dict[OpOverload, Handler] = {}
+_FOUND: dict[int, Handler] = {}  # TABLE by the op's id, which needs no call of OpOverload.__hash__
 WRITTEN_BY_HAND: set[OpOverload] = set()  # what `@handles` registered
 _NO_KWARGS: dict = {}
 _PENDING = storage._PENDING
@@ -41,9 +42,7 @@ class Foreign(Exception):
 
 def handle(func: OpOverload, args: tuple, kwargs: dict | None):
     """Record (or run) one op. Raises what PyTorch raises for bad arguments."""
-    handler = TABLE.get(func)
-    if handler is None:
-        handler = resolve(func)
+    handler = _FOUND.get(id(func)) or find(func)
     with RECORDING:
         if len(_PENDING) >= LIMIT:
             cut()
@@ -104,6 +103,12 @@ def handles(*ops: OpOverload) -> Callable[[Handler], Handler]:
     return register
 
 
+def find(op: OpOverload) -> Handler:
+    """The handler of an op."""
+    handler = _FOUND[id(op)] = TABLE.get(op) or resolve(op)
+    return handler
+
+
 def resolve(op: OpOverload) -> Handler:
     """Make, remember and return the handler of an op."""
     schema = op._schema
@@ -146,7 +151,7 @@ def lower_or_fall_back(op: OpOverload) -> Handler:
 
     def decomposed(args: tuple, kwargs: dict):
         if op in _state.active:  # many of PyTorch's decompositions end in a primitive that is the op itself
-            TABLE[op] = on_cpu
+            TABLE[op] = _FOUND[id(op)] = on_cpu
             return on_cpu(args, kwargs)
         _state.active.add(op)
         try:
@@ -393,7 +398,7 @@ def build(form, metadata: tuple[Meta | None, ...], node: Node):
 
 def call(op: OpOverload, *args, **kwargs):
     """The op through the table, without the dispatcher: for handlers built from other ops."""
-    return (TABLE.get(op) or resolve(op))(args, kwargs)
+    return (_FOUND.get(id(op)) or find(op))(args, kwargs)
 
 
 def on_device(device) -> bool:
