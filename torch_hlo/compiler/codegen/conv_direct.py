@@ -14,21 +14,18 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from torch_hlo.compiler.codegen.dot import SOURCES, Finish
+from torch_hlo.compiler.codegen.conv_pack import PACK_PARAMETERS, packing, product, usual
+from torch_hlo.compiler.codegen.dot import Finish
 from torch_hlo.compiler.codegen.epilogue import Epilogue
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gemm import (
     ITEMS_PER_CORE,
-    KIND_SUFFIX,
     Partition,
-    Source,
     Tile,
-    converted,
     lane_mask,
     masked_load,
     masked_store,
     multiply_add,
-    pack_transpose,
     splat,
     tile_heights,
 )
@@ -38,7 +35,6 @@ from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import row_major_strides
 
 POINTERS = 16  # entries of a row of the table of pointers
-PACK_DEPTH = 96  # elements of the kernel per output feature that are turned at a time
 B_BYTES = 768 << 10  # packed kernel that stays in L2 while the pixels pass
 FINISHED = 256  # columns of a row tile that an epilogue finishes at a time
 MOST_COLUMNS = 1 << 20
@@ -176,71 +172,14 @@ def tile_pointers(name: str, kind: str, spatial: int) -> Function:
     return f
 
 
-def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function, Function | None]:
-    """void(lo, hi, W, packed, table, features, taps, depth, o_step, c_step, o_group, packed_group): groups of `lanes` output features
-    [lo, hi) into panels [tap][channel][columns]; and the function that it calls, if any.
-
-    form "copy" (o_step is 1) and "gather": element (o, c, tap) is W[o * o_step + c * c_step + table[tap]].
-    form "turn": for one o the (c, tap) are contiguous, in this order; table[tap] is the tap's place in the panel.
-    """
-    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "W"), ("ptr", "packed"), ("ptr", "table")]
-    params += [("i64", q) for q in ("features", "taps", "depth", "o_step", "c_step", "o_group", "packed_group")]
-    f = Function(name, "void", params)
-    n, kind = t.lanes, source.kind
-    turn = pack_transpose(f"pack_transpose_{t.suffix}_{source.name}", t, source) if form == "turn" else None
-    temporary = f.alloca(t.kind, (PACK_DEPTH + n) * n, 64) if turn else ""
-    numbers = "<" + ", ".join(f"i64 {i}" for i in range(n)) + ">"
-    steps = f.op(f"mul <{n} x i64> {numbers}, {splat(f, 'i64', n, '%o_step')}") if form == "gather" else ""
-    per_group = f.ceildiv("%features", n)
-    with f.loop("%lo", "%hi") as item:
-        group, number = f.div(item, per_group), f.rem(item, per_group)
-        first = f.mul(number, n)
-        valid = f.min(f.sub("%features", first), n)
-        mask = lane_mask(f, n, 0, valid)
-        start = f.gep(kind, "%W", f.add(f.mul(group, "%o_group"), f.mul(first, "%o_step")))
-        panel = f.mul(f.div(number, t.vectors), t.columns)
-        width = f.min(t.columns, f.sub(f.mul(per_group, n), panel))  # a last panel may be one vector wide
-        to = f.gep(t.kind, "%packed", f.add(f.mul(group, "%packed_group"), f.mul(panel, f.mul("%taps", "%depth"))))
-        to = f.gep(t.kind, to, f.sub(first, panel))
-
-        def put(v: str, tap: Int, c: Int, width=width, to=to) -> None:
-            f.store(t.vector, v, f.gep(t.kind, to, f.mul(f.add(f.mul(tap, "%depth"), c), width)), t.itemsize)
-
-        def entry(tap: Int) -> str:
-            return f.load("i64", f.gep("i64", "%table", tap), 8)
-
-        if turn:
-            each = f.max(f.div(PACK_DEPTH, "%taps"), 1)  # channels that are turned at a time
-            with f.loop(0, "%depth", each) as c0, f.loop(0, f.mul(f.min(each, f.sub("%depth", c0)), "%taps"), PACK_DEPTH) as q0:
-                many = f.min(f.sub(f.mul(f.min(each, f.sub("%depth", c0)), "%taps"), q0), PACK_DEPTH)
-                src = f.gep(kind, start, f.add(f.mul(c0, "%taps"), q0))
-                f.call("void", turn.name, f"ptr {src}", "i64 %o_step", f"i64 {many}", f"i64 {valid}", f"ptr {temporary}")
-                with f.loop(0, many, carry=[("i64", f.rem(q0, "%taps")), ("i64", f.add(c0, f.div(q0, "%taps")))], known_nonempty=True) as run:
-                    tap, c = run.vars
-                    put(f.load(t.vector, f.gep(t.kind, temporary, f.mul(run.index, n)), t.itemsize), entry(tap), c)
-                    wrap = f.icmp("eq", f.add(tap, 1), "%taps")
-                    run.next = [f.select(wrap, "i64", 0, f.add(tap, 1)), f.select(wrap, "i64", f.add(c, 1), c)]
-        else:
-            with f.loop(0, "%taps") as tap:
-                from_tap = f.gep(kind, start, entry(tap))
-                with f.loop(0, "%depth") as c:
-                    p = f.gep(kind, from_tap, f.mul(c, "%c_step"))
-                    if form == "copy":
-                        v = masked_load(f, kind, n, p, mask, source.itemsize)
-                    else:
-                        at = f.op(f"getelementptr {kind}, ptr {p}, <{n} x i64> {steps}")
-                        intrinsic = f"llvm.masked.gather.v{n}{KIND_SUFFIX[kind]}.v{n}p0"
-                        v = f.op(f"call <{n} x {kind}> @{intrinsic}(<{n} x ptr> align {source.itemsize} {at}, <{n} x i1> {mask}, <{n} x {kind}> zeroinitializer)")
-                    put(converted(f, t, source, v), tap, c)
-    return f, turn
-
-
-def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: int, odd: bool, size: int, epilogue: Epilogue | None,
+def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: int, odd: bool, size: int, pack: str, epilogue: Epilogue | None,
          program) -> str:  # fmt: skip
     """Items (group, block of panels, block of row tiles): void(lo, hi, X, B, C, zeros, NUMBERS…, geometry…, the epilogue's). `odd`: the last panel
-    is one vector wide. `size`: channels of the groups of `micro_grouped`, or 0. With an epilogue C is not used: it takes the sums of a row tile from
-    the stack. Returns the name, its functions defined in `program`."""
+    is one vector wide. `size`: channels of the groups of `micro_grouped`, or 0. `pack`: a function of `pack_kernel` with which
+    an item packs its panels for itself, B is then the kernel, or "". With an epilogue C is not used: it takes the sums of a row tile from the stack.
+    Returns the name, its functions defined in `program`."""
     params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in ("X", "B", "C", "zeros")), *(("i64", q) for q in NUMBERS), *geometry(spatial)]
+    params += [(kind, f"pack_{q}") for kind, q in PACK_PARAMETERS] if pack else []
     params += epilogue.parameters if epilogue else ()
     f = Function(name, "void", params)
     make = tile_pointers(f"tile_pointers_{t.kind}_{spatial}", t.kind, spatial)
@@ -256,6 +195,7 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
     P = f.op(f"alloca i8, i64 {f.mul('%runs', 8 * POINTERS)}, align 64")
     tall = f.sub("%pixels", f.mul(f.ceildiv("%pixels", heights[0]), heights[1])) if len(heights) > 1 else None
     sums = f.op(f"alloca {t.kind}, i64 {f.mul('%columns_each', heights[0])}, align 64") if epilogue else ""
+    panels = f.op(f"alloca {t.kind}, i64 {f.mul('%columns_each', '%k')}, align 64") if pack else ""
     with f.loop("%lo", "%hi") as item:
         rest, row_block = f.div(item, "%blocks_m"), f.rem(item, "%blocks_m")
         group, column_block = f.div(rest, "%blocks_n"), f.rem(rest, "%blocks_n")
@@ -264,6 +204,10 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
         c = f.gep(t.kind, "%C", f.mul(group, "%c_group"))
         n0 = f.mul(column_block, "%columns_each")
         n1 = f.min(f.add(n0, "%columns_each"), "%features")
+        if pack:
+            b = f.op(f"getelementptr {t.kind}, ptr {panels}, i64 {f.sub(0, f.mul(n0, '%k'))}")  # where panel 0 would be
+            f.call("void", pack, f"i64 {f.div(n0, t.lanes)}", f"i64 {f.ceildiv(n1, t.lanes)}", "ptr %B", f"ptr {b}",
+                   *(f"{kind} %pack_{q}" for kind, q in PACK_PARAMETERS))
         first = f.mul(row_block, "%tiles_each")
         last = f.min(f.add(first, "%tiles_each"), f.ceildiv("%pixels", heights[0]))
         with f.loop(first, last) as tile:
@@ -334,7 +278,7 @@ def emit_direct(program, x: Instruction, kind: str, finish: Finish | None = None
     k = taps * channels
     pixels = product(x.shape.dims[:-1])
 
-    packed = packed_kernel(program, x, t, groups, features, taps, channels)
+    kernel = packing(program, x, t, groups, features, taps, channels)
     runs, run = taps, channels
     pads = [(w.pad_low, w.pad_high) for w in window]
     if all(w.size == 1 and w.stride == 1 for w in window) and not any(map(any, pads)):
@@ -351,28 +295,19 @@ def emit_direct(program, x: Instruction, kind: str, finish: Finish | None = None
     tiles = ceildiv(pixels, heights[0])
     cut = _cut(t, tiles, features, k, groups, pixels, FINISHED if finish else MOST_COLUMNS)
     odd = not size and (not isinstance(features, int) or ceildiv(features, t.lanes) % 2 == 1)
-    key = (t, heights, isinstance(pixels, int), shape, odd, size, finish and finish.epilogue)
-    name = program.once(("conv_direct", *key), lambda: task(f"conv_{shape}_{'_'.join(map(str, heights))}_{size}{'o' * odd}", *key, program))
+    own = groups == cut.blocks_m == 1 and not size and x.shape.is_static and rhs.shape.is_static  # every panel is used by one item
+    key = (t, heights, isinstance(pixels, int), shape, odd, size, kernel.name if own else "", finish and finish.epilogue)
+    name = program.once(("conv_direct", *key), lambda: task(f"conv_{shape}_{'_'.join(map(str, heights))}_{size}{'o' * odd}{'k' * own}", *key, program))
     zeros = program.constant(bytes(usual(max(run, lhs.shape.dims[-1]) if size else run, 4096) * t.itemsize))
     groups_step = {"x": channels if feature_groups > 1 else steps[0] * (lhs.shape.dims[0] // batch_groups), "c": features}
     arguments = [features, k, runs, run, x.shape.dims[-1], cut.tiles_each, cut.blocks_m, cut.columns_each, cut.blocks_n,
                  groups_step["x"], ceildiv(features, t.lanes) * t.lanes * k, groups_step["c"], *numbers]
-    pointers = [program.pointer(lhs), packed, "null" if finish else program.pointer(x), program.at(zeros)]
+    pointers = [program.pointer(lhs), kernel.kernel if own else kernel.everything(program), "null" if finish else program.pointer(x), program.at(zeros)]
     items = groups * cut.blocks_m * cut.blocks_n
     work = float(usual(pixels, 4096) * usual(features, 64) * usual(k, 512))
-    texts = [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(v)}" for v in arguments), *(finish.arguments if finish else ())]
+    texts = [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(v)}" for v in arguments), *([f"ptr {kernel.table}", *kernel.numbers] if own else ()),
+             *(finish.arguments if finish else ())]
     program.parallel(name, texts, program.size(items), cost=100 + work * groups / max(1, usual(items, 8)) / (1.5 * t.lanes))
-
-
-def usual(size: Size, otherwise: int) -> int:
-    return size if isinstance(size, int) else otherwise
-
-
-def product(sizes) -> Size:
-    total: Size = 1
-    for s in sizes:
-        total = total * s
-    return total
 
 
 def _cut(t: Tile, tiles: Size, features: Size, k: Size, groups: int, pixels: Size, most: int) -> Partition:
@@ -388,63 +323,3 @@ def _cut(t: Tile, tiles: Size, features: Size, k: Size, groups: int, pixels: Siz
     blocks_m = max(1, -(-wanted // (usual(blocks_n, 1) * groups)))
     each = ceildiv(tiles, min(blocks_m, tiles) if isinstance(tiles, int) else blocks_m)
     return Partition(each, columns, ceildiv(tiles, each), blocks_n, True)
-
-
-def packed_kernel(program, x: Instruction, t: Tile, groups: int, features: Size, taps: Size, channels: Size) -> str:
-    """Emit the packing of the kernel; the pointer to it."""
-    rhs, window = x.operands[1], x["window"]
-    label = x["dim_labels"].split("_")[1].split("->")[0]
-    strides = dict(zip(label, row_major_strides(rhs.shape.dims), strict=True))
-    o_step, c_step = strides["o"], strides["i"]
-    tap_steps = [strides[str(i)] for i in range(len(window))]
-    mirrored = [w.reversal and w.size != 1 for w in window]
-    form = "copy" if o_step == 1 else "gather"
-    if label.startswith("oi") and label[2:] == "".join(map(str, range(len(window)))):
-        form = "turn"
-        tap_steps = row_major_strides(tuple(w.size for w in window))  # places in the panel
-    start: Size = 0
-    for i, (w, flip) in enumerate(zip(window, mirrored, strict=True)):
-        if flip:
-            start, tap_steps = start + (w.size - 1) * tap_steps[i], [*tap_steps[:i], tap_steps[i] * -1, *tap_steps[i + 1:]]
-    table = _table(program, [w.size for w in window], tap_steps, start)
-    lanes = ceildiv(features, t.lanes)
-    packed = program.at(program.scratch(lanes * t.lanes * taps * channels * groups * t.itemsize))
-    source = SOURCES[rhs.shape.dtype, t.kind]
-
-    def write() -> str:
-        f, inner = pack_kernel(f"conv_pack_{form}_{t.suffix}", t, source, form)
-        if inner:
-            program.function(inner.name, inner.text())
-        return program.function(f.name, f.text())
-
-    name = program.once(("conv_pack", form, t, source), write)
-    numbers = (features, taps, channels, o_step, c_step, features * o_step, lanes * t.lanes * taps * channels)
-    program.parallel(name, [f"ptr {program.pointer(rhs)}", f"ptr {packed}", f"ptr {program.at(table)}", *(f"i64 {program.size(v)}" for v in numbers)],
-                     program.size(lanes * groups), cost=0.2 * t.lanes * usual(taps * channels, 512))
-    return packed
-
-
-def _table(program, sizes: list[Size], steps, start: Size):
-    """Scratch memory with start + sum of index * step for every index within `sizes`, row-major."""
-    place = program.scratch(product(sizes) * 8)
-    name = program.function(f"offset_table_{len(sizes)}", offset_table(f"offset_table_{len(sizes)}", len(sizes)).text())
-    numbers = [start, *(v for pair in zip(sizes, steps, strict=True) for v in pair)]
-    program.call(name, [f"ptr {program.at(place)}", *(f"i64 {program.size(n)}" for n in numbers)])
-    return place
-
-
-def offset_table(name: str, taps: int) -> Function:
-    """void(table, start, then size and step per tap dimension): start + sum of index * step, row-major."""
-    params = [("ptr", "table"), ("i64", "start")]
-    params += [("i64", f"{what}{i}") for i in range(taps) for what in ("size", "step")]
-    f = Function(name, "void", params)
-
-    def nest(level: int, number: Int, offset: Int) -> None:
-        if level == taps:
-            f.store("i64", offset, f.gep("i64", "%table", number), 8)
-            return
-        with f.loop(0, f"%size{level}") as i:
-            nest(level + 1, f.add(f.mul(number, f"%size{level}"), i), f.add(offset, f.mul(i, f"%step{level}")))
-
-    nest(0, 0, "%start")
-    return f

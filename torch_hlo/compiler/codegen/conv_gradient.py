@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch_hlo.compiler.codegen import gemm
-from torch_hlo.compiler.codegen.conv_direct import product, register_tile, usual
+from torch_hlo.compiler.codegen.conv_direct import register_tile
+from torch_hlo.compiler.codegen.conv_pack import product, usual
 from torch_hlo.compiler.codegen.dot import SPLITS, sum_parts
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask, masked_load, masked_store, multiply_add, splat, transposed
@@ -157,12 +158,14 @@ def task(name: str, t: Tile, heights: tuple[int, ...], spatial: int, even: bool,
 
 
 def turn(name: str, t: Tile) -> Function:
-    """void(lo, hi, parts, C, taps, channels, features, splits): for groups of `lanes` features, C[o][c][tap] = sum over splits of parts[split][tap][c][o]."""
-    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "parts"), ("ptr", "C"), *(("i64", q) for q in ("taps", "channels", "features", "splits"))]
+    """void(lo, hi, parts, C, taps, channels, features, splits, ldp, ldc): for groups of `lanes` features, C[o][c][tap] = sum over splits of
+    parts[split][tap][c][o]; rows of parts are `ldp` apart, those of C `ldc`."""
+    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "parts"), ("ptr", "C")]
+    params += [("i64", q) for q in ("taps", "channels", "features", "splits", "ldp", "ldc")]
     f = Function(name, "void", params)
     n = t.lanes
     length = f.mul("%taps", "%channels")
-    whole = f.mul(length, "%features")
+    whole = f.mul(length, "%ldp")
     one = Tile(t.kind, t.itemsize, n, n, 1)
     with f.loop("%lo", "%hi") as item:
         o = f.mul(item, n)
@@ -172,7 +175,7 @@ def turn(name: str, t: Tile) -> Function:
             block: list[str] = []
             tap, c = f.rem(q0, "%taps"), f.div(q0, "%taps")
             for _ in range(n):
-                at = f.mul(f.add(f.mul(tap, "%channels"), f.min(c, f.sub("%channels", 1))), "%features")
+                at = f.mul(f.add(f.mul(tap, "%channels"), f.min(c, f.sub("%channels", 1))), "%ldp")
                 wrap = f.icmp("eq", f.add(tap, 1), "%taps")
                 tap, c = f.select(wrap, "i64", 0, f.add(tap, 1)), f.select(wrap, "i64", f.add(c, 1), c)
                 with f.loop(0, "%splits", carry=[(t.vector, "zeroinitializer")], known_nonempty=True) as split:
@@ -183,7 +186,7 @@ def turn(name: str, t: Tile) -> Function:
             for i, v in enumerate(transposed(f, one, block)):
                 inside = f.icmp("slt", i, rows)
                 m = f.op(f"select i1 {inside}, <{n} x i1> {columns}, <{n} x i1> zeroinitializer")
-                masked_store(f, t.kind, n, v, f.gep(t.kind, "%C", f.add(f.mul(f.add(o, i), length), q0)), m, t.itemsize)
+                masked_store(f, t.kind, n, v, f.gep(t.kind, "%C", f.add(f.mul(f.add(o, i), "%ldc"), q0)), m, t.itemsize)
     return f
 
 
@@ -253,7 +256,7 @@ def add_pieces(program, t: Tile, parts: str, target: str, taps: Size, channels: 
     """The sum of `count` arrays [tap][channel][feature], also turned to [feature][channel][tap]. One array that is not turned is there already."""
     if turned:
         name = program.once(("turn", t.kind), lambda: program.function(f"turn_{t.suffix}", turn(f"turn_{t.suffix}", t).text()))
-        arguments = (taps, channels, features, count)
+        arguments = (taps, channels, features, count, features, taps * channels)
         program.parallel(name, [f"ptr {parts}", f"ptr {target}", *(f"i64 {program.size(v)}" for v in arguments)], program.size(ceildiv(features, t.lanes)),
                          cost=0.2 * t.lanes * usual(taps * channels, 512) * count)
     elif count > 1:

@@ -20,16 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch_hlo import config
-from torch_hlo.compiler.codegen.conv_direct import (
-    POINTERS,
-    geometry,
-    is_direct,
-    micro,
-    packed_kernel,
-    product,
-    register_tile,
-    tile_pointers,
-)
+from torch_hlo.compiler.codegen.conv_direct import POINTERS, geometry, is_direct, micro, register_tile, tile_pointers
+from torch_hlo.compiler.codegen.conv_pack import packing, product
 from torch_hlo.compiler.codegen.dot import Finish
 from torch_hlo.compiler.codegen.epilogue import Epilogue
 from torch_hlo.compiler.codegen.function import Function, Int, float_constant
@@ -64,6 +56,7 @@ F23 = Filtering(
 )  # fmt: skip
 TILES = 56  # of an item: a panel of the kernel that comes from L3 is used this often
 V_BYTES = 1 << 20  # transformed inputs of an item
+FAR = 8 << 20  # bytes of a transformed kernel from which on reading it takes time
 NUMBERS = ("tiles", "tiles_each", "channels", "ldv", "features", "columns_each", "blocks_n", "ldc", "high", "wide", "tiles_high", "tiles_wide")
 
 
@@ -258,8 +251,8 @@ def applies(x: Instruction) -> bool:
 
 
 def is_winograd(x: Instruction) -> bool:
-    """Whether a convolution has the form that `emit_winograd` takes, and is faster that way: the estimate counts products at equal rates, the passes over
-    tiles, and those over the kernel, in ns on one core."""
+    """Whether a convolution has the form that `emit_winograd` takes, and is faster that way. The estimate, in ns on one core, counts products at equal rates, the
+    passes over tiles and over the kernel, and the reads of a kernel that does not stay near."""
     if not is_direct(x) or not applies(x):
         return False
     plain = all(w.size == F23.taps and w.stride == w.window_dilation == 1 for w in x["window"])
@@ -269,7 +262,8 @@ def is_winograd(x: Instruction) -> bool:
     tiles = _tiles(x, F23)[2]
     weights = channels * features
     direct = product(x.shape.dims[:-1]) * 9 * weights * 0.0135
-    return weights * (tiles * 16 * 0.015 + 12) + tiles * 16 * (channels + features) * 0.2 < direct
+    far = weights * 16 * x.shape.itemsize > FAR
+    return weights * (tiles * (16 * 0.015 + far * 0.12) + 12) + tiles * 16 * (channels + features) * 0.2 < direct
 
 
 def emit_winograd(program, x: Instruction, kind: str, finish: Finish | None = None) -> None:
@@ -279,7 +273,7 @@ def emit_winograd(program, x: Instruction, kind: str, finish: Finish | None = No
     channels, features, points = lhs.shape.dims[-1], x.shape.dims[-1], s.inputs**2
     tiles_high, tiles_wide, tiles = _tiles(x, s)
     panels = ceildiv(features, t.columns)
-    packed = packed_kernel(program, x, t, 1, features, s.taps**2, channels)
+    packed = packing(program, x, t, 1, features, s.taps**2, channels).everything(program)
     U = program.at(program.scratch(ceildiv(features, t.lanes) * t.lanes * channels * points * t.itemsize))
     name = define(program, transform_kernel, f"winograd_kernel_{t.suffix}", t, s)
     program.parallel(name, [f"ptr {packed}", f"ptr {U}", f"i64 {features}", f"i64 {channels}"], str(panels), cost=10.0 * channels * t.columns / t.lanes)

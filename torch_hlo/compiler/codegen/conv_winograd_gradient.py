@@ -3,14 +3,15 @@
     lhs f01b (X), rhs i01o (Y), result 01bf or fb01, as in conv_gradient.py
 
 An item of work is a piece of the tiles and a block of the weights: the sums of its 16 products stay in L2 while blocks of tiles are transformed and
-added, and become 9 taps at the end. Pieces are added afterwards, in order.
+added, and become 9 taps at the end. Pieces are added afterwards, in order. A block that is in one piece is turned to fb01, the order of PyTorch's
+weights, on its way to memory.
 """
 from __future__ import annotations
 
 import os
 
 from torch_hlo.compiler.codegen.conv_direct import POINTERS, geometry, register_tile, tile_pointers
-from torch_hlo.compiler.codegen.conv_gradient import ENTRY, add_pieces, is_gradient, micro
+from torch_hlo.compiler.codegen.conv_gradient import ENTRY, add_pieces, is_gradient, micro, turn
 from torch_hlo.compiler.codegen.conv_winograd import F23, Filtering, applies, define, transform, transform_inputs, transposed
 from torch_hlo.compiler.codegen.dot import SPLITS
 from torch_hlo.compiler.codegen.function import Function
@@ -44,8 +45,9 @@ def store_taps(name: str, t: Tile, s: Filtering) -> Function:
     return f
 
 
-def task(name: str, t: Tile, s: Filtering, height: int, program) -> str:
-    """Items (piece of the tiles, block of rows, block of columns): void(lo, hi, X, Y, C, zeros, NUMBERS…, geometry of X…, geometry of Y…)."""
+def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program) -> str:
+    """Items (piece of the tiles, block of rows, block of columns): void(lo, hi, X, Y, C, zeros, NUMBERS…, geometry of X…, geometry of Y…). `turned`:
+    C is [feature][channel][tap], else [piece][tap][channel][feature]."""
     params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in ("X", "Y", "C", "zeros")), *(("i64", q) for q in NUMBERS), *both("x"), *both("y")]
     f = Function(name, "void", params)
     find = define(program, tile_pointers, f"tile_pointers_{t.kind}_2", t.kind, 2)
@@ -62,6 +64,9 @@ def task(name: str, t: Tile, s: Filtering, height: int, program) -> str:
     ldm = f.mul(f.ceildiv("%columns", t.columns), t.columns)
     m_plane = f.mul(f.mul(f.ceildiv("%rows", height), height), ldm)
     M = f.op(f"alloca {t.kind}, i64 {f.mul(m_plane, points)}, align 64")
+    taps = s.taps**2
+    here = f.op(f"alloca {t.kind}, i64 {f.mul(f.mul('%rows', ldm), taps)}, align 64") if turned else ""
+    turning = define(program, turn, f"turn_{t.suffix}", t) if turned else ""
     weights = f.mul("%channels", "%features")
     with f.loop("%lo", "%hi") as item:
         rest, n0 = f.div(item, "%blocks_n"), f.mul(f.rem(item, "%blocks_n"), "%columns")
@@ -88,8 +93,15 @@ def task(name: str, t: Tile, s: Filtering, height: int, program) -> str:
                     to = f.gep(t.kind, m, f.add(f.mul(r, ldm), c))
                     f.call("void", kernel, f"ptr {run}", "i64 1", f"i64 {r}", f"i64 {c}", "i64 %ldv", "i64 %ldz", f"ptr {to}", f"i64 {ldm}",
                            f"i64 {t.columns}", f"i1 {more}")
-        c = f.gep(t.kind, "%C", f.add(f.mul(f.mul(piece, weights), s.taps**2), f.add(f.mul(m0, "%features"), n0)))
-        f.call("void", store, f"ptr {M}", f"i64 {m_plane}", f"i64 {ldm}", f"i64 {rows}", f"i64 {cols}", f"ptr {c}", "i64 %features", f"i64 {weights}")
+        sums = [f"ptr {M}", f"i64 {m_plane}", f"i64 {ldm}", f"i64 {rows}", f"i64 {cols}"]
+        if turned:
+            f.call("void", store, *sums, f"ptr {here}", f"i64 {ldm}", f"i64 {f.mul(rows, ldm)}")
+            c = f.gep(t.kind, "%C", f.mul(f.add(f.mul(n0, "%channels"), m0), taps))
+            f.call("void", turning, "i64 0", f"i64 {f.ceildiv(cols, t.lanes)}", f"ptr {here}", f"ptr {c}", f"i64 {taps}", f"i64 {rows}", f"i64 {cols}", "i64 1",
+                   f"i64 {ldm}", f"i64 {f.mul('%channels', taps)}")
+        else:
+            c = f.gep(t.kind, "%C", f.add(f.mul(f.mul(piece, weights), taps), f.add(f.mul(m0, "%features"), n0)))
+            f.call("void", store, *sums, f"ptr {c}", "i64 %features", f"i64 {weights}")
     return program.function(f.name, f.text())
 
 
@@ -110,7 +122,7 @@ def is_winograd_gradient(x: Instruction) -> bool:
     tiles, weights = _tiles(x)[2], channels * features
     pixels = x.operands[0].shape.dims[0] * x["window"][0].size * x["window"][1].size
     passes = ceildiv(features, COLUMNS) * channels + ceildiv(channels, ROWS) * features
-    return weights * (tiles * 16 * 0.015 + 8) + tiles * 16 * passes * 0.1 < pixels * 9 * weights * 0.0135
+    return weights * (tiles * 16 * 0.015 + 4) + tiles * 16 * passes * 0.1 < pixels * 9 * weights * 0.0135
 
 
 def emit_winograd_gradient(program, x: Instruction, kind: str) -> None:
@@ -138,11 +150,14 @@ def emit_winograd_gradient(program, x: Instruction, kind: str) -> None:
     turned = x["dim_labels"].endswith("fb01")
     weights = channels * features * s.taps**2
     target = program.pointer(x)
-    to = program.at(program.scratch(weights * pieces * t.itemsize)) if pieces > 1 or turned else target
+    inside = turned and pieces == 1
+    to = program.at(program.scratch(weights * pieces * t.itemsize)) if pieces > 1 else target
     zeros = program.constant(bytes((max(channels, features) + t.lanes) * t.itemsize))
-    name = program.once(("winograd_gradient", t, s, height), lambda: task(f"winograd_gradient_{t.suffix}_{height}", t, s, height, program))
+    key = (t, s, height, inside)
+    name = program.once(("winograd_gradient", *key), lambda: task(f"winograd_gradient_{t.suffix}_{height}{'t' * inside}", *key, program))
     items = pieces * blocks_m * blocks_n
     pointers = [program.pointer(lhs), program.pointer(rhs), to, program.at(zeros)]
     program.parallel(name, [*(f"ptr {p}" for p in pointers), *(f"i64 {v}" for v in numbers)], str(items),
                      cost=100 + tiles * 16 * channels * features / items / (1.5 * t.lanes))
-    add_pieces(program, t, to, target, s.taps**2, channels, features, pieces, turned)
+    if not inside:
+        add_pieces(program, t, to, target, s.taps**2, channels, features, pieces, turned)
