@@ -125,3 +125,36 @@ def test_large_results_pass_the_caches(dims, dim, in_place):
     y = b.subtract(x, b.broadcast(top, dims, kept))
     value = np.random.default_rng(0).standard_normal(dims).astype(np.float32)
     compiled.check(compiled.module([x], y, aliases=((0, 0),) if in_place else ()), [value], 0, optimize=True)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_long_rows_are_summed_below_a_growing_maximum(guarded):
+    """softmax and logsumexp of rows that are walked in blocks: maxima that grow, or are not finite, or first appear late."""
+    rng = np.random.default_rng(0)
+    v = rng.standard_normal((12, 20000)).astype(np.float32) * 3
+    v[1] = np.linspace(-200, 200, 20000)
+    v[2] = np.linspace(200, -200, 20000)
+    v[3] = -np.inf
+    v[4, :15000] = -np.inf
+    v[5, 15000] = np.inf
+    v[6, 100] = np.nan
+    v[7, 9000:] = -np.inf
+    v[8] -= 1e30
+    v[9, 10000] = 1e30
+    v[10] = -1e4
+
+    def fn(x):
+        m = b.reduce(x, b.constant(-np.inf, "f32"), (1,), "maximum")
+        if guarded:
+            m = b.select(b.compare(b.abs_(m), b.full_like(m, np.inf), "EQ"), b.full_like(m, 0), m)
+        e = b.exponential(b.subtract(x, b.broadcast(m, x.shape.dims, (0,))))
+        total = b.reduce(e, b.constant(0.0, "f32"), (1,), "add")
+        return [b.divide(e, b.broadcast(total, x.shape.dims, (0,))), b.add(b.log(total), m)]
+
+    with np.errstate(all="ignore"):
+        check(fn, v, optimize=True, rtol=1e-4)
+
+
+def test_large_results_of_rows_that_start_anywhere():
+    """Rows of an odd length, whose results bypass the caches."""
+    check_module(programs.softmax((420, 10003), 1))

@@ -57,6 +57,7 @@ class Kernel:
         self.e = self.level.emit
         self.guards: list[Condition] = []
         self.nontemporal: set[str] = set()
+        self.ragged = False  # a lane loop may start at any element, not only at a multiple of `lanes`
         self.lane_var: Var | None = None
         self.body_lines = 0  # lines of the innermost body per copy: for the cost estimate
         self._names: dict[Var, str] = {}
@@ -352,6 +353,8 @@ class Kernel:
         deep = [(v, c) for v, c in index.terms if v.depth == len(self.levels) - 1]
         if len(deep) != 1 or deep[0][1] != 1 or deep[0][0].kind not in ("mod", "div"):
             return None
+        if self.ragged:  # the first lane may be anything
+            return None
         var = deep[0][0]
         inner, d = var.payload
         lane = [(v, c) for v, c in inner.terms if v.depth == len(self.levels) - 1]
@@ -518,7 +521,7 @@ class Kernel:
         aligned: bool = False,
         compact: bool = False,
     ) -> list[list[str]]:
-        """Vector loop over [low, high) in steps of `lanes`; the range may be empty. `low` is a multiple of `lanes` or 0.
+        """Vector loop over [low, high) in steps of `lanes`; the range may be empty. `low` is a multiple of `lanes`, unless the kernel is `ragged`.
 
         `body(index, carried)` writes one vector's worth; it runs once per unrolled copy and for the tail, in which `mask()` is
         set. `carry`: (scalar kind, initial scalar operand) of values carried between iterations, `lanes` wide, each copy having its own; the

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 
+from torch_hlo.compiler.codegen.emit import Emit
 from torch_hlo.compiler.codegen.index import ZERO, Index, combine, delinear, divide, linear, regroup
 from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen.math import exp
 from torch_hlo.compiler.codegen.reducer import Reducer
 from torch_hlo.compiler.codegen.row_plan import CHUNKS, RowPlan
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
@@ -50,13 +52,11 @@ class RowKernel(Kernel):
             self.computed[u] = lambda index, n=n: value(index)[n]
 
 
-def stream(k: RowKernel, plan: RowPlan, results: Sequence[Instruction], last: Size, nbytes: int) -> None:
-    """Let the results with an element per point bypass the caches when they take `nbytes` or more and their vectors are aligned: the
-    dimension of `last` elements that lanes lie along has whole ones."""
+def stream(k: RowKernel, plan: RowPlan, results: Sequence[Instruction], nbytes: int) -> None:
+    """Let the results with an element per point bypass the caches when they take `nbytes` or more. Their vectors have to be aligned."""
     large = [n for n in plan.full_outputs if results[n].shape.kind != "c"]
-    if not k.grid and isinstance(plan.size, int) and isinstance(last, int) and last % k.lanes == 0:
-        if sum(results[n].shape.nbytes for n in large) >= nbytes:
-            k.nontemporal.update(k.outputs[n] for n in large)
+    if not k.grid and isinstance(plan.size, int) and sum(results[n].shape.nbytes for n in large) >= nbytes:
+        k.nontemporal.update(k.outputs[n] for n in large)
 
 
 def results_of(computation: Computation) -> tuple[Instruction, ...]:
@@ -155,8 +155,12 @@ class RowEmitter:
         return self.chunks.items if self.chunks else _product(self.plan.outer_sizes())
 
     def stream(self, nbytes: int) -> None:
-        """Write results past the caches when they are larger than this together."""
-        stream(self.k, self.plan, self.results, self.plan.dims[self.plan.inner[-1]] if self.plan.inner else 1, nbytes)
+        """Write results past the caches when they are larger than this together, and rows can be walked in aligned vectors."""
+        plan, lanes = self.plan, self.k.lanes
+        length = plan.dims[plan.inner[-1]] if plan.inner else 1
+        if isinstance(length, int) and (length % lanes == 0 or length >= PREFETCHED_ROW and not plan.late_reduces):
+            stream(self.k, plan, self.results, nbytes)
+            self.k.ragged = bool(self.k.nontemporal) and length % lanes != 0
 
     def emit(self) -> RowKernel:
         k, plan = self.k, self.plan
@@ -214,6 +218,8 @@ class RowEmitter:
         writes = plan.full_outputs if number == plan.passes - 1 else []
         if not due and not late and not writes:
             return
+        if any(r in plan.online for r in due):
+            return self._online_pass(where, due)
         in_registers = due + [r for r in late if r in self.slots]
         columns = [r for r in late if r not in self.slots]
         reducers = [self.reducers[r] for r in in_registers]
@@ -229,10 +235,18 @@ class RowEmitter:
 
         def lanes(inside: dict[int, Index], first, end, slots: list[list[str]]) -> None:
             carry = [(kind, v) for r, vs in zip(reducers, identities) for kind, v in zip(r.kinds, vs, strict=True)]
+            op = k.level.scalar.op
 
             def body(j: Index, carried: list[str]) -> list[str]:
                 return self._point({**inside, last: j}, reducers, carried, columns, writes)
 
+            if k.ragged and writes and not carry:  # up to the first element that is aligned in memory, then from there
+                start = k.scalar(linear([{**inside, last: ZERO}[d] for d in range(len(plan.dims))], plan.dims))
+                missing = op(f"sub i64 0, {start}")
+                missing = op(f"and i64 {missing}, {k.lanes - 1}")
+                head = op(f"call i64 @llvm.smin.i64(i64 {missing}, i64 {end})")
+                k.lane_loop(str(first), head, length, body, 1, compact=True)
+                first = head
             copies = k.lane_loop(first, end, length, body, self.unroll, carry)
             self.finals = self._split(reducers, [list(c) for c in copies])
             for r, slot, accs in zip(reducers, slots, self.finals):
@@ -258,11 +272,92 @@ class RowEmitter:
             if x in self.slots:
                 self._into(r, self.slots[x], accs)
             else:
-                values = r.grouped(r.finish(k, r.fold_lanes(k, accs)))
-                dtypes = r.dtypes
-                # An index that seems to vary within the row still means this row.
-                k.bind_reduce(x, self.gtes.get(x, ()), lambda index, values=values, dtypes=dtypes: [
-                    k.splat(v, t) if k.e.lanes > 1 else v for v, t in zip(values, dtypes)])
+                self._bind(x, r.fold_lanes(k, accs))
+
+    def _bind(self, x: Instruction, folded: Sequence[str]) -> None:
+        """Give a row's reduction its scalar accumulators as value."""
+        k, r = self.k, self.reducers[x]
+        values = r.grouped(r.finish(k, folded))
+        # An index that seems to vary within the row still means this row.
+        k.bind_reduce(x, self.gtes.get(x, ()), lambda index: [k.splat(v, t) if k.e.lanes > 1 else v for v, t in zip(values, r.dtypes)])
+
+    def _online_pass(self, where: dict[int, Index], due: list[Instruction]) -> None:
+        """Maxima, and sums of exponentials of what is left below them, in one pass: each block of the row is walked for the maxima, then, from L1,
+        for the sums, with the maximum so far. What was summed before is scaled when that has grown."""
+        k, plan = self.k, self.plan
+        (last,) = plan.inner
+        length = plan.dims[last]
+        sums = [r for r in due if r in plan.online]
+        firsts = [r for r in due if r not in plan.online]
+        slots = {r: self._new_slots(self.reducers[r], self.reducers[r].identity(k)) for r in due}
+        kind = {r: self.reducers[r].kinds[0] for r in sums}
+        shifts = {m: k.alloca(kind[r]) for r in sums for m in (plan.online[r].maximum,)}
+        for r in sums:
+            t = k.level.scalar.typed(kind[r])
+            t.store(t.const(0.0), shifts[plan.online[r].maximum], STORAGE[r.shape.dtype].bytes)
+
+        def walk(chosen: list[Instruction], first: str, end: str, ahead: Size) -> None:
+            reducers = [self.reducers[r] for r in chosen]
+            carry = [(t, v) for r in reducers for t, v in zip(r.kinds, r.identity(k), strict=True)]
+
+            def body(j: Index, carried: list[str]) -> list[str]:
+                following = self._point({**where, last: j}, reducers, carried, (), ())
+                if ahead:
+                    self._prefetch(linear([{**where, last: j}[d] for d in range(len(plan.dims))], plan.dims), ahead)
+                return following
+
+            copies = k.lane_loop(first, end, length, body, self.unroll, carry)
+            for r, accs in zip(chosen, self._split(reducers, [list(c) for c in copies])):
+                self._into(self.reducers[r], slots[r], accs)
+
+        with k.loop("0", k.size(length), length, BLOCK) as b:
+            first = k.scalar(b)
+            op = k.level.scalar.op
+            end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {BLOCK}')}, i64 {k.size(length)})")
+            walk(firsts, first, end, 0)
+            for m in shifts:
+                self._grow(m, slots, shifts[m], [r for r in sums if plan.online[r].maximum is m])
+            for r in sums:
+                shift, e = shifts[plan.online[r].maximum], plan.online[r].exponential
+                k.computed[e] = lambda index, e=e, shift=shift: self._shifted(e, index, shift)
+            walk(sums, first, end, BLOCK)
+            for r in sums:
+                del k.computed[plan.online[r].exponential]
+        for r in firsts:
+            self._bind(r, self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r])))
+        row, sizes = [where[d] for d in plan.outer], plan.outer_sizes()
+        for r in sums:
+            # The shift asked for differs from ours where the maximum is not finite.
+            online, t = plan.online[r], k.level.scalar.typed(kind[r])
+            wanted = k.value(online.shift, regroup(row, sizes, online.shift.shape.dims))
+            used = t.load(shifts[online.maximum], STORAGE[r.shape.dtype].bytes)
+            (total,) = self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r]))
+            self._bind(r, [t.mul(total, exp(t, t.sub(used, wanted)))])
+
+    def _grow(self, m: Instruction, slots: dict[Instruction, list[str]], shift: str, sums: list[Instruction]) -> None:
+        """After a block's maximum: the new shift, 0 unless the maximum is finite, and the sums so far scaled to it."""
+        k, reducer = self.k, self.reducers[m]
+        (best,) = reducer.fold_lanes(k, self._load(reducer, slots[m]))
+        t = k.level.scalar.typed(reducer.kinds[0])
+        new = t.select(t.cmp("olt", t.abs(best), t.const(float("inf"))), best, t.const(0.0))
+        old = t.load(shift, STORAGE[m.shape.dtype].bytes)
+        # Sums so far are 0 when there was no finite maximum, and lost when there is one no more: the factor only has to be finite.
+        change = t.sub(old, new)
+        factor = exp(t, t.select(t.cmp("olt", change, t.const(0.0)), change, t.const(0.0)))
+        t.store(new, shift, STORAGE[m.shape.dtype].bytes)
+        wide = Emit(k.lanes, k.level.lines, k.unit)
+        for r in sums:
+            (slot,), kind = slots[r], self.reducers[r].kinds[0]
+            v = wide.op(f"load {self._type(kind)}, ptr {slot}")
+            wide.do(f"store {self._type(kind)} {wide.typed(kind).mul(v, wide.splat(kind, factor))}, ptr {slot}")
+
+    def _shifted(self, e: Instruction, index: tuple[Index, ...], shift: str) -> Value:
+        """exp(x - shift) with the shift of the current block."""
+        k = self.k
+        minuend = e.operands[0].operands[0]
+        t = k.e.typed(STORAGE[e.shape.dtype].register)
+        own = k.levels[-2].scalar.typed(t.kind).load(shift, STORAGE[e.shape.dtype].bytes)
+        return exp(t, t.sub(k.value(minuend, regroup(index, e.shape.dims, minuend.shape.dims)), k.e.splat(t.kind, own)))
 
     @contextmanager
     def _in_blocks(self, low: str, high: str, extent: Size, sums: list[tuple[Reducer, list[str]]], slots: list[list[str]]):
@@ -303,20 +398,20 @@ class RowEmitter:
         for x in columns:
             self._add_column(x, where, index_of)
         if self.current_pass == plan.passes - 1 and plan.passes > 1:
-            self._prefetch(at)
+            self._prefetch(at, _product(plan.inner_sizes()))
         for n in writes:
             x = self.results[n]
             k.store(k.outputs[n], x.shape.dtype, at, k.value(x, index_of(x)))
         return following
 
-    def _prefetch(self, at: Index) -> None:
-        """While a row is read for the last time, from the cache, memory brings the next one."""
-        k, length = self.k, _product(self.plan.inner_sizes())
-        if k.grid or not isinstance(length, int) or length < PREFETCHED_ROW or k.e.lanes == 1 or k.level.tail is not None:
+    def _prefetch(self, at: Index, ahead: Size) -> None:
+        """While elements are read for the last time, from the cache, memory brings those that follow `ahead` of them: the next block, or row."""
+        k = self.k
+        if k.grid or not isinstance(ahead, int) or ahead < PREFETCHED_ROW or k.e.lanes == 1 or k.level.tail is not None:
             return
         for x, pointer in k.leaves.items():
             if x.shape.size == self.plan.size and x.shape.kind != "c":
-                address = k.address(pointer, STORAGE[x.shape.dtype].memory, at + length)
+                address = k.address(pointer, STORAGE[x.shape.dtype].memory, at + ahead)
                 k.e.do(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 2, i32 1)")
 
     def _split(self, reducers, copies: list[list[str]]) -> list[list[str]]:
@@ -333,8 +428,6 @@ class RowEmitter:
         return f"<{self.k.lanes} x {kind}>" if self.k.lanes > 1 else kind
 
     def _new_slots(self, r: Reducer, first: Sequence[str]) -> list[str]:
-        from torch_hlo.compiler.codegen.emit import Emit
-
         slots = [self.k.alloca(self._type(kind)) for kind in r.kinds]
         wide = Emit(self.k.lanes, self.k.level.lines, self.k.unit)
         for slot, kind, v in zip(slots, r.kinds, first, strict=True):

@@ -23,10 +23,21 @@ STRIDED_ITEMS = 16  # blocks of columns that make a strided reduction worth its 
 STRIDED_LENGTH = 2048
 SHORT_ROW = 16  # rows up to this length are one lane each: a vector along them would be mostly empty, and folding its lanes the most work
 MANY_ROWS = 256
+LONG_ROW = 8192  # elements of a row for which saving a pass is worth more than keeping its exponentials between passes
 # Chunks of rows with partial results: (at most, items in all, points that make one worth it). On a grid an item is a group of threads, and hundreds keep it busy.
 CHUNKS = {False: (32, 64, 16384), True: (256, 512, 4096)}
 GRID_ROWS, GRID_ROW = 512, 8192  # fewer rows, each longer than this, are cut on a grid where only their folds are wanted
 GRID_COLUMNS = 32  # rows across memory whose threads are neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """A sum of `exponential`, which is exp(x - shift), where `shift` is `maximum`, the row's largest x, or a choice between that and something else. It can be
+    taken block by block with the maximum so far and scaled when that grows (Milakov and Gimelshein, 2018)."""
+
+    maximum: Instruction
+    exponential: Instruction
+    shift: Instruction
 
 
 @dataclass(slots=True)
@@ -47,6 +58,7 @@ class RowPlan:
     row_outputs: list[int] = field(default_factory=list)
     late_outputs: list[int] = field(default_factory=list)
     stash: list[Instruction] = field(default_factory=list)  # expensive values that several passes need
+    online: dict[Instruction, Online] = field(default_factory=dict)  # sums taken in the pass of the maximum that they need
     order: list[Instruction] = field(default_factory=list)
 
     def outer_sizes(self) -> tuple[Size, ...]:
@@ -80,6 +92,9 @@ def plan(computation: Computation, lanes: int = 1, grid: bool = False) -> RowPla
     if p.style == "rows" and lanes > 1 and _is_short(p.inner_sizes(), p.outer_sizes()):
         p.style = "strided"
     _levels(p, is_full)
+    length = _product(p.inner_sizes())
+    if not grid and p.passes > 1 and p.style != "strided" and len(p.inner) == 1 and isinstance(length, int) and length > LONG_ROW:
+        _take_online(p, is_full)
     row_set = set(p.row_reduces)
     late_set = set(late)
     for k, x in enumerate(results):
@@ -177,13 +192,50 @@ def _divide(p: RowPlan, rows: Intervals | None) -> None:
     p.outer = tuple([d for d in outer if d in kept] + [d for d in outer if d not in kept])
 
 
+def _take_online(p: RowPlan, is_full) -> None:
+    """Find the sums that can be taken online; they are, if that saves a pass."""
+    before, p.stash = p.passes, []
+    p.online = {r: found for r in p.row_reduces if (found := _online(p, r)) is not None}
+    _levels(p, is_full)
+    if p.passes == before:
+        p.online, p.stash = {}, []
+        _levels(p, is_full)
+
+
+def _online(p: RowPlan, r: Instruction) -> Online | None:
+    if r.shape.is_tuple or r["to_apply"].root.op != "add" or r.operands[0].shape.dtype not in ("f32", "f64"):
+        return None
+    e = r.operands[0]
+    if e.op == "multiply":  # by something that does not wait for the maximum
+        e, other = sorted(e.operands, key=lambda o: o.op != "exponential")
+        if p.level[other]:
+            return None
+    if e.op != "exponential" or e.operands[0].op != "subtract":
+        return None
+    x, shift = (_without_reshapes(o) for o in e.operands[0].operands)
+    if shift.op != "broadcast":
+        return None
+    shift = _without_reshapes(shift.operands[0])
+    for m in shift.operands[1:] if shift.op == "select" else (shift,):
+        m = _without_reshapes(m)
+        if m in p.row_reduces and not m.shape.is_tuple and m["to_apply"].root.op == "maximum" and _without_reshapes(m.operands[0]) is x and p.level[m] == 1:
+            return Online(m, e, shift)
+    return None
+
+
+def _without_reshapes(x: Instruction) -> Instruction:
+    while x.op == "reshape":
+        x = x.operands[0]
+    return x
+
+
 def _levels(p: RowPlan, is_full) -> None:
     row_set = set(p.row_reduces)
     level = p.level
     for x in p.order:
         at = max((level[o] for o in x.operands), default=0)
-        level[x] = at + 1 if x in row_set else at
-    p.passes = 1 + max((level[x] - (x in row_set) for x in p.order if is_full(x) or x.op == "reduce"), default=0)
+        level[x] = at + 1 if x in row_set and x not in p.online else at
+    p.passes = 1 + max((level[x] - (x in row_set) for x in p.order if is_full(x) and _is_result(p, x) or x.op == "reduce"), default=0)
     if p.passes == 1:
         return
     # The passes in which a value is needed: those of the reductions it feeds, and the last one, which writes the results.

@@ -46,7 +46,8 @@ class StridedEmitter:
     def stream(self, nbytes: int) -> None:
         """Write results past the caches when they are larger than this together."""
         short = self.plan.inner and self.plan.inner[-1] == len(self.plan.dims) - 1  # lanes are no neighbours
-        stream(self.k, self.plan, self.results, 1 if short else self.width, nbytes)
+        if not short and isinstance(self.width, int) and self.width % self.k.lanes == 0:
+            stream(self.k, self.plan, self.results, nbytes)
 
     def _split(self, wanted: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The outer dimensions: those before, and the last ones, as many neighbours as make a row of blocks wide enough."""
