@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).parent.parent / "torch_hlo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # docs/architecture.md; the longest prefix counts
 LEVELS = {
-    "torch_hlo.config": 0, "torch_hlo.metrics": 0, "torch_hlo.hlo": 0,
+    "torch_hlo.config": 0, "torch_hlo.collector": 0, "torch_hlo.metrics": 0, "torch_hlo.hlo": 0,
     "torch_hlo.compiler": 2,
     "torch_hlo.device": 3, "torch_hlo.lowering": 3,
     "torch_hlo.lazy": 4,

@@ -11,12 +11,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from torch_hlo import config, metrics
-from torch_hlo.buckets import pad_to_bucket
-from torch_hlo.lazy import install
+from torch_hlo import collector, config, metrics
+
+with collector.paused():
+    from torch_hlo.buckets import pad_to_bucket
+    from torch_hlo.lazy import install
+
+    install.register()
 
 __version__ = "0.1.0"
-install.register()
 if config.get("PROFILE"):
     from torch_hlo import profiler
 

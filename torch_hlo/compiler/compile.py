@@ -62,7 +62,7 @@ def compile_module(
 def emit(module: Module, target: Target, profile: Profile | None = None, objects: Objects | None = None) -> tuple[Program, str]:
     """The program's functions as IR text, and the buffer report. `objects` gets those that run on the host, one by one."""
     with _LOCK:
-        load_emitters()
+        load_emitters(target.grid)
         index.reset()
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, _RECURSION))

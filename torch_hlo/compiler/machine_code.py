@@ -101,11 +101,12 @@ class Objects:
         return "\n".join([prelude(self.target), *filter(None, declared), "", *bodies])
 
 
-def machine_code(text: str, target: Target, assembly: bool = False) -> tuple[bytes, str]:
-    """Object code of an IR module, and its assembly when asked for. No IR pass runs: the text is explicit."""
+def machine_code(text: str, target: Target, assembly: bool = False, level: int | None = None) -> tuple[bytes, str]:
+    """Object code of an IR module, and its assembly when asked for. No IR pass runs: the text is explicit. `level`: see Target.machine;
+    None: 2 for loops, 0 for others."""
     _release_lock()
     # The list of steps is long and each runs once: optimising it would take a fifth of a program's compile time for nothing.
-    machine = target.machine(2 if _LOOP.search(text) else 0)
+    machine = target.machine((2 if _LOOP.search(text) else 0) if level is None else level)
     module = parsed(text, machine)
     asm = machine.emit_assembly(module) if assembly else ""
     return machine.emit_object(module), asm

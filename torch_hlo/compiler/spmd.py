@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from torch_hlo import collector
 from torch_hlo.compiler.partition import is_per_device, partition
-from torch_hlo.compiler.passes.base import collector_paused, hlo_pass
+from torch_hlo.compiler.passes.base import hlo_pass
 from torch_hlo.compiler.passes.collectives import PASSES
 from torch_hlo.compiler.passes.propagate import propagate
 from torch_hlo.compiler.passes.weight_update import weight_update_sharding
@@ -17,7 +18,7 @@ from torch_hlo.compiler.pipeline import Dump, optimize
 from torch_hlo.hlo.ir import Module
 
 
-@collector_paused()
+@collector.paused()
 def spmd(module: Module, dump: Dump | None = None, update_axes: Sequence[str] = ()) -> Module:
     """The per-device program; itself when it is one already. `dump`: called with the input and after every stage that changed something.
     `update_axes`: mesh axes over which updates of weights are split, see passes/weight_update.py.

@@ -199,7 +199,7 @@ class _Pool:
 
     def _load(self) -> None:
         target = host()
-        code, _ = machine_code(pool.text(target.parallel_threshold_ps), target)
+        code, _ = machine_code(pool.text(target.parallel_threshold_ps), target, level=0)  # it waits for memory and other threads: as fast as with 2
         loaded = engine([code], target)
         kinds = (("torch_hlo_pool_add", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)),
                  ("torch_hlo_pool_active", ctypes.CFUNCTYPE(None, ctypes.c_int64)), ("torch_hlo_pool_reset", ctypes.CFUNCTYPE(None)))

@@ -24,7 +24,7 @@ from torch_hlo.device.trim import release_compiler
 def _functions() -> tuple:
     """(start, submit, wait). The code stays loaded until the process ends: threads run it."""
     target = host()
-    loaded = cpu.engine([machine_code(stream.text(), target)[0]], target)
+    loaded = cpu.engine([machine_code(stream.text(), target, level=0)[0]], target)
     # Submitting is short: it keeps the interpreter's lock. Waiting gives it up.
     kinds = (("start", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)), ("submit", ctypes.PYFUNCTYPE(None, ctypes.c_void_p)),
              ("wait", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)))

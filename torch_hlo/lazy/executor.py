@@ -21,8 +21,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TypeVar
 
-from torch_hlo import config, metrics
-from torch_hlo.compiler.passes.base import collector_paused
+from torch_hlo import collector, config, metrics
 from torch_hlo.device.buffer import Arena
 from torch_hlo.device.runtime import Buffer, Program
 from torch_hlo.device.stream import Stream
@@ -309,7 +308,7 @@ class _Compiler:
         while True:
             function, future = self.queue.get()
             try:
-                with collector_paused():
+                with collector.paused():
                     result = function()
                 future.set_result(result)
                 del result

@@ -58,6 +58,10 @@ def _on_tiles(a: Attention, target) -> bool:
 
 def emit_attention(program, x: Instruction) -> None:
     """Emit a fusion that `attention_of` describes; results are f32. Symbolic sizes are arguments of the kernel."""
+    if program.target.grid:
+        from torch_hlo.compiler.codegen.gpu import attention as grid
+
+        return grid.emit_attention(program, x)
     a = attention_of(x)
     t = gemm.tile("float", program.target.vector_bytes)
     name, heap_bytes = program.once(("attention", a, t), lambda: _KINDS[a.kind](program, a, t).define())

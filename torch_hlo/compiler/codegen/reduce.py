@@ -8,7 +8,6 @@ from torch_hlo.compiler.codegen.attention import emit_attention
 from torch_hlo.compiler.codegen.conv import emit_output as emit_convolution
 from torch_hlo.compiler.codegen.dot import emit_output
 from torch_hlo.compiler.codegen.first import emit_first
-from torch_hlo.compiler.codegen.gpu.attention import emit_attention as grid_attention
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
 from torch_hlo.compiler.codegen.indexing import emit_filled_scatter
 from torch_hlo.compiler.codegen.loop import STREAM_BYTES, Store, emit_fusion_loop, run_loop
@@ -54,7 +53,7 @@ def fusion(program, x: Instruction) -> None:
     """A fused computation. kind=loop without values per row is loop.py's; anything with reductions is a row kernel."""
     kind = x.get("kind", "loop")
     if kind == "custom" and attention_of(x) is not None:
-        (grid_attention if program.target.grid else emit_attention)(program, x)
+        emit_attention(program, x)
     elif kind == "custom" and first_of(x) is not None:
         emit_first(program, x)
     elif kind == "custom" and is_filled_scatter(x):

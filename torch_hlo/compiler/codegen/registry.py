@@ -14,7 +14,7 @@ A step emitter runs one scheduled top-level instruction: it reads its operands' 
     @host_call("eig")                          # (outputs, inputs, **attrs) -> None; NumPy arrays over the buffers
     def eig(outputs, inputs, **attrs): ...     # for rare ops only: the interpreter lock is taken
 
-Every module of this package is imported by `load_emitters`, so decorating a function is all there is to do.
+Every module of this package, and of gpu/ for a GPU, is imported by `load_emitters`, so decorating a function is all there is to do.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VALUES: dict[str, Callable] = {}
 STEPS: dict[str, Callable] = {}
 GRID_STEPS: dict[str, Callable] = {}  # the column of GPUs; an opcode without a row there uses that of STEPS
 HOST_CALLS: dict[str, Callable] = {}
-_loaded = False
+_loaded: set[str] = set()
 
 
 def _registrar(table: dict[str, Callable], names: tuple[str, ...], what: str) -> Callable[[Callable], Callable]:
@@ -61,11 +61,12 @@ def host_call(*names: str) -> Callable[[Callable], Callable]:
     return _registrar(HOST_CALLS, names, "host calls")
 
 
-def load_emitters() -> None:
-    """Import every module of the package once, so that the tables are full."""
-    global _loaded
-    if not _loaded:
-        package = importlib.import_module("torch_hlo.compiler.codegen")
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+def load_emitters(grid: bool = False) -> None:
+    """Import every module of this package once, so that the tables are full; those for GPUs if `grid`."""
+    package = importlib.import_module("torch_hlo.compiler.codegen.gpu" if grid else "torch_hlo.compiler.codegen")
+    if package.__name__ not in _loaded:
+        if grid:
+            load_emitters()
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-        _loaded = True
+        _loaded.add(package.__name__)

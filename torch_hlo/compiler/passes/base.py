@@ -6,9 +6,7 @@
 """
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch_hlo.hlo.ir import Computation, Instruction, Module, called, replace
@@ -73,15 +71,3 @@ def over_computations(module: Module, fn: Callable[[Computation], Computation]) 
         return c if new[c.root] is c.root else Computation(c.name, c.params, new[c.root])
 
     return module.with_root(visit(module.entry).root)
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """No garbage collection: a compiler makes many objects that stay, and looking at all of them again and again is a third of its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
