@@ -110,6 +110,18 @@ def test_bf16_layouts(m, n, k, out, batch):
                   rtol=1e-2 if out == "bf16" else 1e-4)
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("m,n,k,batch", [(33, 70, 63, ()), (64, 64, 128, (3,)), (50, 600, 1100, ()), (31, 33, 4200, (2,)), (20, 130, 9000, ())])
+def test_byte_layouts(kind, m, n, k, batch):
+    """On machines with AMX these run on tiles: one block of K or several, a K that no group of four divides."""
+    rng = np.random.default_rng(0)
+    lead, r = tuple(range(len(batch))), len(batch)
+    for transpose_a, transpose_b in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        a, b = (rng.integers(np.iinfo(kind).min, np.iinfo(kind).max + 1, (*batch, *dims)).astype(kind)
+                for dims in ((k, m) if transpose_a else (m, k), (n, k) if transpose_b else (k, n)))
+        check(lambda x, y, ta=transpose_a, tb=transpose_b: build.dot(x, y, (r + 1 - ta,), (r + tb,), lead, lead, f"{kind[0].replace('i', 's')}32"), a, b)
+
+
 def test_bf16_dimensions_that_do_not_merge():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((3, 20, 4, 40)).astype("float32"), rng.standard_normal((3, 4, 40, 30)).astype("float32")

@@ -16,7 +16,7 @@ from torch_hlo.compiler.codegen import gemm, math
 from torch_hlo.compiler.codegen.dot import SOURCES
 from torch_hlo.compiler.codegen.function import Function, Int, float_constant
 from torch_hlo.compiler.codegen.gemm import Depth, Gemm, Tile, lane_mask
-from torch_hlo.compiler.codegen.gemm_amx import BLOCK, AmxGemm
+from torch_hlo.compiler.codegen.gemm_amx import BLOCK, ELEMENTS, AmxGemm
 from torch_hlo.compiler.codegen.inline import Writer, load, store
 from torch_hlo.compiler.codegen.scalar import STORAGE
 from torch_hlo.compiler.passes.attention import Attention, Bias, attention_of
@@ -38,17 +38,6 @@ class _Adding(Gemm):
     def k_blocks(self, f: Function) -> Iterator[Depth]:
         with super().k_blocks(f) as depth:
             yield replace(depth, more="true")
-
-
-class _AddingAmx(AmxGemm):
-    """C += A B, C in f32."""
-
-    def __init__(self, form_a: str, form_b: str) -> None:
-        super().__init__(form_a, form_b, prepacked=False)
-        self.name += "_add"
-
-    def _multiply(self, f: Function, *args) -> None:
-        super()._multiply(f, *args[:-1], "true")
 
 
 def _on_tiles(a: Attention, target) -> bool:
@@ -135,7 +124,7 @@ class _Kernel:
         self.block, self.width = _block_rows(a, self.high), _block_columns(a, t)
         self.stride = self.width + t.lanes  # of rows of scores: not a multiple of a page
         self.heap, self.heap_bytes = [], 64
-        self.scratch = self.memory(_AddingAmx("k", "k").scratch_bytes if self.on_tiles else t.scratch_bytes)
+        self.scratch = self.memory(AmxGemm(ELEMENTS["bf16", "bf16"], "k", "k", adding=True).scratch_bytes if self.on_tiles else t.scratch_bytes)
 
     def define(self) -> tuple[str, int]:
         """The function's name, and the bytes of memory that a range of items takes."""
@@ -171,7 +160,7 @@ class _Kernel:
         f = self.f
         if self.on_tiles:
             forms = ["k" if p[3] == 1 else "lane" if p[2] == 1 else "none" for p in (a, b)]
-            engine = _AddingAmx(*forms) if adding else AmxGemm(*forms, prepacked=False)
+            engine = AmxGemm(ELEMENTS["bf16", "bf16"], *forms, adding=adding)
         else:
             forms = [gemm.Strides(*p[2:]).form for p in (a, b)]
             sources = [SOURCES[p[1], "float"] for p in (a, b)]

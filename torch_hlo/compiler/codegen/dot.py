@@ -18,7 +18,18 @@ from torch_hlo.compiler.codegen import gemm
 from torch_hlo.compiler.codegen.epilogue import Epilogue, epilogue, on_sums, results_of
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gemm import Gemm, Source, Tile
-from torch_hlo.compiler.codegen.gemm_amx import B_ELEMENTS, BLOCK, K_SINGLE, K_TRANSPOSED, AmxGemm
+from torch_hlo.compiler.codegen.gemm_amx import (
+    B_BYTES,
+    BLOCK,
+    COLUMNS,
+    ELEMENTS,
+    FEATURES,
+    K_SINGLE,
+    K_TRANSPOSED,
+    STEP_BYTES,
+    TURNED,
+    AmxGemm,
+)
 from torch_hlo.compiler.codegen.gemv import STRIP, gemv_columns, gemv_rows
 from torch_hlo.compiler.codegen.loop import Store, run_loop
 from torch_hlo.compiler.codegen.program import CodegenError, Place
@@ -199,8 +210,9 @@ def emit_tree(program, root: Instruction, known: tuple[Instruction, ...], result
 
 
 def _on_amx(x: Instruction, target, p: Product) -> bool:
-    """Whether a dot is for AMX tiles: bf16, with enough rows and depth to pay."""
-    if target.grid or not target.has("amx-bf16") or [o.shape.dtype for o in x.operands] != ["bf16", "bf16"]:
+    """Whether a dot is for AMX tiles: of their types, with enough rows and depth to pay."""
+    types = tuple(o.shape.dtype for o in x.operands)
+    if target.grid or types not in ELEMENTS or not target.has(FEATURES[types[0]]) or x.shape.itemsize > 4:
         return False
     return isinstance(p.k, int) and p.k >= 16 and not (isinstance(p.m, int) and p.m <= 8)
 
@@ -210,35 +222,44 @@ def _takes_amx(program, x: Instruction, pointers: list[str], finish: Finish | No
     p = product(x)
     if not _on_amx(x, program.target, p):
         return False
+    element = ELEMENTS[tuple(o.shape.dtype for o in x.operands)]
     prepacked = not p.batch
     if finish is not None and p.k > K_SINGLE and not prepacked:
         return False  # sums of several blocks of K need an array
     forms = ["k" if k == 1 else "lane" if free == 1 else "none" for free, k in (p.a, p.b)]
     way = _way(program, x, p)
-    transposed = _may_transpose(p) and (_hint(p.m, 512) * p.k <= B_ELEMENTS if way == STATIC else way == "transposed")
+    transposed = _may_transpose(p) and (_hint(p.m, 512) * p.k * element.itemsize <= B_BYTES if way == STATIC else way == "transposed")
     if transposed:
         p, forms, pointers = replace(p, m=p.n, n=p.m, a=p.b, b=p.a), forms[::-1], [pointers[1], pointers[0], pointers[2]]
-    engine = AmxGemm(*forms, prepacked, transposed, finish and finish.epilogue)
+    engine = AmxGemm(element, *forms, prepacked, transposed, finish and finish.epilogue)
     batch: Size = 1
     for size, *_ in p.batch:
         batch = batch * size
     tiles = ceildiv(p.m, BLOCK)
-    if transposed:  # all columns at once: they read the same rows
-        each = ceildiv(tiles, max(1, min(gemm.ITEMS_PER_CORE * (os.cpu_count() or 1), p.m * _hint(p.n, 512) * p.k >> 24)))
-        cut = gemm.Partition(each, p.n, ceildiv(tiles, each), 1, False)
-    else:
-        cut = gemm.partition(Tile("float", 4, 16, BLOCK, 2), tiles, p.m, p.n, p.k, batch, ("copy", "copy"), False, 1 << 24)
+    fit = max(1, min((TURNED if transposed else COLUMNS) // BLOCK, B_BYTES // (STEP_BYTES * ceildiv(p.k, element.depth)))) * BLOCK
+    cut = _cut_amx(p, tiles, fit, batch)
     for side, (lanes, strides) in enumerate(((p.m, p.a), (p.n, p.b))):
         if not prepacked or transposed and side == 0:
             continue
         packed = program.at(program.scratch(engine.packed_bytes(lanes, p.k)))
-        name = program.once(("prepack", engine.forms[side], side), lambda side=side: _prepack_amx(program, engine, side))
+        name = program.once(("prepack", element.kind, engine.forms[side], side), lambda side=side: _prepack_amx(program, engine, side))
         arguments = [f"ptr {pointers[side]}", f"ptr {packed}", *(f"i64 {program.size(v)}" for v in (lanes, *strides, p.k))]
         program.parallel(name, arguments, program.size(ceildiv(lanes, BLOCK)), cost=0.06 * BLOCK * p.k)
         pointers = [packed if i == side else q for i, q in enumerate(pointers)]
-    name = program.once(("dot", engine.name, len(p.batch)), lambda: _engine_task(program, engine, ("bfloat", "bfloat", "float"), len(p.batch), True))
+    if prepacked:
+        p = replace(p, b=(p.n, 1))
+    name = program.once(("dot", engine.name, len(p.batch)), lambda: _engine_task(program, engine, (element.kind, element.kind, element.sums), len(p.batch), True))
     _call(program, name, p, batch, cut, pointers, finish, 0.0008)
     return True
+
+
+def _cut_amx(p: Product, tiles: Size, fit: int, batch: Size) -> gemm.Partition:
+    """Columns that stay in L2 by all rows, unless that leaves cores idle."""
+    items = max(1, min(2 * (os.cpu_count() or 1), _hint(p.m, 512) * _hint(p.n, 512) * p.k * _hint(batch, 8) >> 24))
+    if not isinstance(tiles, int) or not isinstance(p.n, int):
+        return gemm.Partition(16, fit, ceildiv(tiles, 16), ceildiv(p.n, fit), False)
+    blocks_n = ceildiv(p.n, fit)
+    return gemm.cut(Tile("float", 4, 16, BLOCK, 2), tiles, p.n, min(tiles, ceildiv(items, blocks_n * _hint(batch, 8))), blocks_n)
 
 
 def _prepack_amx(program, engine: AmxGemm, side: int) -> str:

@@ -1,118 +1,173 @@
-"""bf16 products on AMX tiles: C[m, n] = sum_k A[m, k] B[k, n] with f32 accumulators. Other results are an epilogue's affair.
+"""Products on AMX tiles: C[m, n] = sum_k A[m, k] B[k, n] of bf16 with f32 sums, or of bytes with i32 sums. Other results are an epilogue's affair.
 
-A register tile is 16 rows of 64 bytes. The micro-kernel holds 32 x 32 of C in four tiles and takes 32 elements of K per step: two
-tiles of A ([16 rows][32 k]) and two of B ([16 pairs of k][16 columns][2]). Packing brings any operand into a sequence of such
-tiles, padded with zeros along K. Blocking is that of gemm.py.
+A register tile is 16 rows of 64 bytes. The micro-kernel holds 32 x 32 of C in four tiles; a step takes 64 bytes of K from 32 rows of A and
+32 columns of B: two tiles of A ([16 rows][64 bytes of k]) and two of B ([16 groups of k][16 columns][group], a group is 4 bytes). Packing brings
+any operand into a sequence of such tiles, padded with zeros along K.
 
-A product whose right operand is contiguous along K (a layer's weights) is computed transposed: then packing the weights, the larger
-operand, only copies, tile by tile, and nothing of them goes back to memory. It pays while the other operand stays in L2.
+A step takes 23 to 28 ns (tile units at their limit) as long as one operand comes from L1 and the other from L2, 38 when both come from L2, and 85 from
+L3. So a block of B stays in L2, A is packed in panels of PANEL_STEPS steps, and while a panel is multiplied the next one is asked for.
 
-Measured on one Granite Rapids core: 0.8 to 1.2 TF/s, 0.65 to 0.95 of oneDNN on large square products, 1.5 to 3 times it on small
-ones and on very wide ones. The micro-kernel alone runs at the tile units' peak; the rest is packing.
+A product whose right operand is contiguous along K (a layer's weights) may be computed transposed: then packing the weights, the larger
+operand, only copies, and nothing of them goes back to memory. It pays while the other operand stays in L2.
 """
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gemm import BLOCK_PARAMETERS, Tile, lane_mask, masked_load, masked_store, transposed
 from torch_hlo.hlo.dim import Size, ceildiv
 
-BLOCK = 32  # rows and columns of a micro-kernel, and K per step
-STEP_BYTES = 2048  # two tiles
+BLOCK = 32  # rows and columns of a micro-kernel
+STEP_BYTES = 2048  # two tiles: what a step of the micro-kernel takes of each operand
+PANEL_STEPS = 8  # steps of a panel of A: 16 KB of L1
 K_SINGLE = 4096  # up to here K is one block
 K_BLOCK = 1024
 K_TRANSPOSED = 8192  # up to here C may be written transposed
-B_ELEMENTS = 1 << 19  # packed elements of a block of B: 1 MB of L2
+B_BYTES = 1 << 20  # of L2 for a block of packed B
 COLUMNS = 512
-TOGETHER = 4  # panels
-LOCAL_LD = COLUMNS + 16  # elements between the rows of a tile of sums in scratch memory
-_PAIRS = Tile("i32", 4, 16, 16, 1)
-_FLOATS = Tile("float", 4, 16, 16, 1)
+TOGETHER = 4  # tiles of A whose sums are turned together
+TURNED = 1024  # columns at a time of a product that is computed transposed
+GAP = 16  # elements between the rows of sums in scratch memory: rows a power of 2 apart would share few sets of a cache
+_WORDS = Tile("i32", 4, 16, 16, 1)
 
 
-def pack(name: str, side: str, form: str) -> Function:
+@dataclass(frozen=True, slots=True)
+class Element:
+    """Types of elements of A and B that the tiles multiply, and of their sums. `depth`: elements of K in a step; `group`: those that lie together in B."""
+
+    name: str
+    kind: str
+    itemsize: int
+    sums: str
+    instruction: str
+
+    @property
+    def group(self) -> int:
+        return 4 // self.itemsize
+
+    @property
+    def depth(self) -> int:
+        return 64 // self.itemsize
+
+
+ELEMENTS = {("bf16", "bf16"): Element("bf16", "i16", 2, "float", "tdpbf16ps"),
+            ("s8", "s8"): Element("s8", "i8", 1, "i32", "tdpbssd"), ("u8", "u8"): Element("u8", "i8", 1, "i32", "tdpbuud")}  # fmt: skip
+FEATURES = {"bf16": "amx-bf16", "s8": "amx-int8", "u8": "amx-int8"}  # by type of an operand
+
+
+def pack(name: str, side: str, form: str, e: Element) -> Function:
     """void(src, lane_stride, k_stride, depth, valid, dst): 16 lanes (rows of A, columns of B) as tiles 2048 bytes apart.
 
     `form` says what is contiguous: "k", "lane" or "none". Lanes from `valid` on repeat others; K is padded with zeros.
     """
     params = [("ptr", "src"), ("i64", "lane_stride"), ("i64", "k_stride"), ("i64", "depth"), ("i64", "valid"), ("ptr", "dst")]
     f = Function(name, "void", params, attrs="noinline #0")
-    read = {"k": _rows_along_k, "lane": _rows_along_lanes, "none": _rows_of_elements}[form](f)
-    by_pairs = form == "lane"  # vectors are [pair of k][lane][2], as tiles of B are; else [lane][32 k], as tiles of A are
-    with f.loop(0, "%depth", BLOCK, known_nonempty=True) as k:
-        vectors = read(k)
-        if by_pairs != (side == "b"):
-            vectors = transposed(f, _PAIRS, vectors)
-        to = f.gep("i8", "%dst", f.mul(f.div(k, BLOCK), STEP_BYTES))
+    whole = f.op(f"and i64 %depth, {-e.depth}")
+    if (side, form) == ("a", "k"):
+        _copy_rows(f, e, whole)
+        return f
+    read = {"k": _rows_along_k, "lane": _rows_along_lanes, "none": _rows_of_elements}[form](f, e)
+    by_groups = form == "lane"  # vectors are [group of k][lane][group], as tiles of B are; else [lane][k], as tiles of A are
+
+    def block(k: Int, tail: bool) -> None:
+        vectors = read(k, tail)
+        if by_groups != (side == "b"):
+            vectors = transposed(f, _WORDS, vectors)
+        to = f.gep("i8", "%dst", f.mul(f.div(k, e.depth), STEP_BYTES))
         for i, v in enumerate(vectors):
             f.store("<16 x i32>", v, f.gep("i8", to, 64 * i), 4)
+
+    with f.loop(0, whole, e.depth) as k:
+        block(k, False)
+    with f.when(f.icmp("slt", whole, "%depth")):
+        block(whole, True)
     return f
 
 
-def _rows_along_k(f: Function):
-    last = f.sub("%valid", 1)
-    rows = [f.gep("i16", "%src", f.mul(f.min(i, last) if i else 0, "%lane_stride")) for i in range(16)]
+def _copy_rows(f: Function, e: Element, whole: Int) -> None:
+    """Rows along K as they are; one row after the other, so that memory is read in long pieces."""
+    last, vector = f.sub("%valid", 1), f"<{e.depth} x {e.kind}>"
+    rest = lane_mask(f, e.depth, whole, "%depth")
+    with f.loop(0, 16) as lane:
+        row, to = f.gep(e.kind, "%src", f.mul(f.min(lane, last), "%lane_stride")), f.gep("i8", "%dst", f.mul(lane, 64))
+        with f.loop(0, whole, e.depth) as k:
+            v = f.load(vector, f.gep(e.kind, row, k), e.itemsize)
+            f.store(vector, v, f.gep("i8", to, f.mul(f.div(k, e.depth), STEP_BYTES)), 4)
+        with f.when(f.icmp("slt", whole, "%depth")):
+            v = masked_load(f, e.kind, e.depth, f.gep(e.kind, row, whole), rest, e.itemsize)
+            f.store(vector, v, f.gep("i8", to, f.mul(f.div(whole, e.depth), STEP_BYTES)), 4)
 
-    def read(k: Int) -> list[str]:
-        mask = lane_mask(f, 32, k, "%depth")
-        loaded = [masked_load(f, "i16", 32, f.gep("i16", row, k), mask, 2) for row in rows]
-        return [f.op(f"bitcast <32 x i16> {v} to <16 x i32>") for v in loaded]
+
+def _rows_along_k(f: Function, e: Element):
+    last, vector = f.sub("%valid", 1), f"<{e.depth} x {e.kind}>"
+    rows = [f.gep(e.kind, "%src", f.mul(f.min(i, last) if i else 0, "%lane_stride")) for i in range(16)]
+
+    def read(k: Int, tail: bool) -> list[str]:
+        if tail:
+            mask = lane_mask(f, e.depth, k, "%depth")
+            loaded = [masked_load(f, e.kind, e.depth, f.gep(e.kind, row, k), mask, e.itemsize) for row in rows]
+        else:
+            loaded = [f.load(vector, f.gep(e.kind, row, k), e.itemsize) for row in rows]
+        return [f.op(f"bitcast {vector} {v} to <16 x i32>") for v in loaded]
 
     return read
 
 
-def _rows_along_lanes(f: Function):
+def _rows_along_lanes(f: Function, e: Element):
     lanes = lane_mask(f, 16, 0, "%valid")
-    order = ", ".join(f"i32 {i // 2 + i % 2 * 16}" for i in range(32))
 
-    def row(k: Int) -> str:
-        inside = f.icmp("slt", k, "%depth")
-        mask = f.op(f"select i1 {inside}, <16 x i1> {lanes}, <16 x i1> zeroinitializer")
-        return masked_load(f, "i16", 16, f.gep("i16", "%src", f.mul(k, "%k_stride")), mask, 2)
+    def row(k: Int, tail: bool) -> str:
+        mask = lanes
+        if tail:
+            mask = f.op(f"select i1 {f.icmp('slt', k, '%depth')}, <16 x i1> {lanes}, <16 x i1> zeroinitializer")
+        return masked_load(f, e.kind, 16, f.gep(e.kind, "%src", f.mul(k, "%k_stride")), mask, e.itemsize)
 
-    def read(k: Int) -> list[str]:
-        pairs = [(row(f.add(k, 2 * p)), row(f.add(k, 2 * p + 1))) for p in range(16)]
-        mixed = [f.op(f"shufflevector <16 x i16> {a}, <16 x i16> {b}, <32 x i32> <{order}>") for a, b in pairs]
-        return [f.op(f"bitcast <32 x i16> {v} to <16 x i32>") for v in mixed]
+    def mixed(kind: str, a: str, b: str) -> str:
+        order = ", ".join(f"i32 {i // 2 + i % 2 * 16}" for i in range(32))
+        return f.op(f"shufflevector <16 x {kind}> {a}, <16 x {kind}> {b}, <32 x i32> <{order}>")
+
+    def read(k: Int, tail: bool) -> list[str]:
+        found = []
+        for g in range(16):
+            parts, bits = [row(f.add(k, e.group * g + i), tail) for i in range(e.group)], 8 * e.itemsize
+            while len(parts) > 1:
+                parts = [f.op(f"bitcast <32 x i{bits}> {mixed(f'i{bits}', a, b)} to <16 x i{2 * bits}>") for a, b in zip(parts[::2], parts[1::2], strict=True)]
+                bits *= 2
+            found += parts
+        return found
 
     return read
 
 
-def _rows_of_elements(f: Function):
-    block = f.alloca("i16", 16 * 32, 64)
+def _rows_of_elements(f: Function, e: Element):
+    block = f.alloca(e.kind, 16 * e.depth, 64)
     last = f.sub("%valid", 1)
 
-    def read(k: Int) -> list[str]:
-        with f.loop(0, 16) as lane, f.loop(0, BLOCK) as i:
+    def read(k: Int, tail: bool) -> list[str]:
+        with f.loop(0, 16) as lane, f.loop(0, e.depth) as i:
             at = f.add(k, i)
             inside = f.icmp("slt", at, "%depth")
             source = f.add(f.mul(f.min(lane, last), "%lane_stride"), f.mul(f.select(inside, "i64", at, 0), "%k_stride"))
-            v = f.select(inside, "i16", f.load("i16", f.gep("i16", "%src", source), 2), 0)
-            f.store("i16", v, f.gep("i16", block, f.add(f.mul(lane, BLOCK), i)), 2)
+            v = f.select(inside, e.kind, f.load(e.kind, f.gep(e.kind, "%src", source), e.itemsize), 0)
+            f.store(e.kind, v, f.gep(e.kind, block, f.add(f.mul(lane, e.depth), i)), e.itemsize)
         return [f.load("<16 x i32>", f.gep("i8", block, 64 * lane), 64) for lane in range(16)]
 
     return read
 
 
-def _accumulate(f: Function) -> None:
-    """Add the product of two panels to tiles 0 to 3."""
-    with f.loop(0, "%steps", known_nonempty=True) as s:
-        a, b = (f.gep("i8", q, f.mul(s, STEP_BYTES)) for q in ("%A", "%B"))
-        for t, p in ((6, b), (4, a), (7, f.gep("i8", b, 1024)), (5, f.gep("i8", a, 1024))):
-            f.do(f"call void @llvm.x86.tileloadd64(i8 {t}, ptr {p}, i64 64)")
-        for t in range(4):
-            f.do(f"call void @llvm.x86.tdpbf16ps(i8 {t}, i8 {4 + t // 2}, i8 {6 + t % 2})")
-
-
-def micro(name: str) -> Function:
-    """void(A, B, steps, C, ldc, rows, cols, more): up to 32 x 32 of C from packed panels."""
+def micro(name: str, e: Element) -> Function:
+    """void(A, B, steps, C, ldc, rows, cols, more): up to 32 x 32 of C from packed panels, added to C when `more`."""
     params = [("ptr", "A"), ("ptr", "B"), ("i64", "steps"), ("ptr", "C"), ("i64", "ldc"), ("i64", "rows"), ("i64", "cols"), ("i1", "more")]
     f = Function(name, "void", params, attrs="noinline #0")
     whole = f.op(f"and i1 {f.icmp('sge', '%rows', BLOCK)}, {f.icmp('sge', '%cols', BLOCK)}")
     row_bytes = f.mul("%ldc", 4)
 
     def corners() -> list[str]:
-        below = f.gep("float", "%C", f.mul("%ldc", 16))
-        return ["%C", f.gep("float", "%C", 16), below, f.gep("float", below, 16)]
+        below = f.gep(e.sums, "%C", f.mul("%ldc", 16))
+        return ["%C", f.gep(e.sums, "%C", 16), below, f.gep(e.sums, below, 16)]
 
     def load() -> None:
         for t, p in enumerate(corners()):
@@ -127,76 +182,82 @@ def micro(name: str) -> Function:
             f.do(f"call void @llvm.x86.tilestored64(i8 {t}, ptr {p}, i64 {row_bytes})")
 
     f.choose(f.op(f"and i1 {whole}, %more"), load, zero)
-    _accumulate(f)
-    temporary = f.alloca("float", BLOCK * BLOCK, 64)
+    with f.loop(0, "%steps", known_nonempty=True) as s:
+        a, b = (f.gep("i8", q, f.mul(s, STEP_BYTES)) for q in ("%A", "%B"))
+        for t, p in ((6, b), (4, a), (7, f.gep("i8", b, 1024)), (5, f.gep("i8", a, 1024))):
+            f.do(f"call void @llvm.x86.tileloadd64(i8 {t}, ptr {p}, i64 64)")
+        for t in range(4):
+            f.do(f"call void @llvm.x86.{e.instruction}(i8 {t}, i8 {4 + t // 2}, i8 {6 + t % 2})")
+    temporary = f.alloca(e.sums, BLOCK * BLOCK, 64)
 
     def spill() -> None:
         for t in range(4):
-            p = f.gep("float", temporary, t // 2 * 16 * BLOCK + t % 2 * 16)
+            p = f.gep(e.sums, temporary, t // 2 * 16 * BLOCK + t % 2 * 16)
             f.do(f"call void @llvm.x86.tilestored64(i8 {t}, ptr {p}, i64 {4 * BLOCK})")
-        _store_rows(f, temporary)
+        _store_rows(f, e, temporary)
 
     f.choose(whole, direct, spill)
     return f
 
 
-def _store_rows(f: Function, temporary: str) -> None:
+def _store_rows(f: Function, e: Element, temporary: str) -> None:
     """Copy the valid part of a 32 x 32 block of sums to C, adding what is there when %more."""
     masks = [lane_mask(f, 16, 16 * j, "%cols") for j in range(2)]
+    vector, plus = f"<16 x {e.sums}>", "fadd" if e.sums == "float" else "add"
     with f.loop(0, f.min("%rows", BLOCK), known_nonempty=True) as r:
         for j, mask in enumerate(masks):
-            v = f.load("<16 x float>", f.gep("float", temporary, f.add(f.mul(r, BLOCK), 16 * j)), 64)
-            to = f.gep("float", "%C", f.add(f.mul(r, "%ldc"), 16 * j))
+            v = f.load(vector, f.gep(e.sums, temporary, f.add(f.mul(r, BLOCK), 16 * j)), 64)
+            to = f.gep(e.sums, "%C", f.add(f.mul(r, "%ldc"), 16 * j))
             keep = f.op(f"select i1 %more, <16 x i1> {mask}, <16 x i1> zeroinitializer")
-            masked_store(f, "float", 16, f.op(f"fadd <16 x float> {v}, {masked_load(f, 'float', 16, to, keep, 4)}"), to, mask, 4)
+            masked_store(f, e.sums, 16, f.op(f"{plus} {vector} {v}, {masked_load(f, e.sums, 16, to, keep, 4)}"), to, mask, 4)
 
 
-def micro_transposed(name: str) -> Function:
-    """void(A, B, steps, C, ldc, rows, cols): C[j, i] = sum_k A[i, k] B[k, j] for up to 32 i and j, from packed panels."""
-    params = [("ptr", "A"), ("ptr", "B"), ("i64", "steps"), ("ptr", "C"), ("i64", "ldc"), ("i64", "rows"), ("i64", "cols")]
-    f = Function(name, "void", params, attrs="noinline #0")
-    for t in range(4):
-        f.do(f"call void @llvm.x86.tilezero(i8 {t})")
-    _accumulate(f)
-    temporary = f.alloca("float", 4 * 256, 64)
-    for t in range(4):
-        f.do(f"call void @llvm.x86.tilestored64(i8 {t}, ptr {f.gep('float', temporary, 256 * t)}, i64 64)")
-    with f.loop(0, 4) as t:  # [16 i][16 j] -> [16 j][16 i]
-        tile = f.gep("float", temporary, f.mul(t, 256))
-        block = transposed(f, _FLOATS, [f.load("<16 x float>", f.gep("float", tile, 16 * i), 64) for i in range(16)])
-        first = f.mul(f.rem(t, 2), 16)
-        row = f.mul(f.div(t, 2), 16)
-        corner = f.gep("float", "%C", f.add(f.mul(first, "%ldc"), row))
-        valid = lane_mask(f, 16, row, "%rows")
-        for j, v in enumerate(block):
-            inside = f.icmp("slt", f.add(first, j), "%cols")
-            mask = f.op(f"select i1 {inside}, <16 x i1> {valid}, <16 x i1> zeroinitializer")
-            masked_store(f, "float", 16, v, f.gep("float", corner, f.mul("%ldc", j)), mask, 4)
+def turn(name: str, masked: bool) -> Function:
+    """void(src, dst, ld, rows, cols): dst[j, i] = src[i, j] of a block of 32 x 32 4-byte elements; with `masked` only for i < rows and j < cols."""
+    f = Function(name, "void", [("ptr", "src"), ("ptr", "dst"), ("i64", "ld"), ("i64", "rows"), ("i64", "cols")], attrs="noinline #0")
+    with f.loop(0, BLOCK, 16, known_nonempty=True) as j, f.loop(0, BLOCK, 16, known_nonempty=True) as i:
+        corner = f.gep("i32", "%src", f.add(f.mul(i, BLOCK), j))
+        block = transposed(f, _WORDS, [f.load("<16 x i32>", f.gep("i32", corner, BLOCK * r), 64) for r in range(16)])
+        to = f.gep("i32", "%dst", f.add(f.mul(j, "%ld"), i))
+        valid = lane_mask(f, 16, i, "%rows") if masked else None
+        for r, v in enumerate(block):
+            p = f.gep("i32", to, f.mul("%ld", r))
+            if not masked:
+                f.store("<16 x i32>", v, p, 4)
+                continue
+            inside = f.icmp("slt", f.add(j, r), "%cols")
+            masked_store(f, "i32", 16, v, p, f.op(f"select i1 {inside}, <16 x i1> {valid}, <16 x i1> zeroinitializer"), 4)
     return f
 
 
 class AmxGemm:
-    """The same interface as gemm.Gemm, for bf16 operands. With an `epilogue`, K is at most K_SINGLE unless `prepacked`, and C is not used.
+    """The same interface as gemm.Gemm, for an `element` of ELEMENTS. With an `epilogue`, K is at most K_SINGLE unless `prepacked`, and C is not used.
 
-    `prepacked`: both operands were packed as a whole by `prepack` functions, [panel of 32 lanes][step][2048 bytes].
-    `transposed`: only B was, and C is written transposed, element (i, j) at j * ldc + i.
+    `prepacked`: both operands were packed as a whole by `prepack` functions; b_free is then the number of columns of B.
+    `transposed`: only B was, and C is written transposed, element (i, j) at j * ldc + i. `adding`: what is in C is added.
     """
 
     heights = (BLOCK,)
 
-    def __init__(self, form_a: str, form_b: str, prepacked: bool, transposed: bool = False, epilogue=None) -> None:
-        self.forms, self.prepacked, self.transposed, self.epilogue = (form_a, form_b), prepacked, transposed, epilogue
+    def __init__(self, element: Element, form_a: str, form_b: str, prepacked: bool = False, transposed: bool = False, epilogue=None,
+                 adding: bool = False) -> None:  # fmt: skip
+        self.element, self.forms, self.prepacked, self.transposed = element, (form_a, form_b), prepacked, transposed
+        self.epilogue, self.adding = epilogue, adding
         self.functions: dict[str, str] = {}
-        self.name = f"gemm_amx_{f'{form_a}_transposed' if transposed else 'packed' if prepacked else f'{form_a}_{form_b}'}"
+        kind = f"{form_a}_transposed" if transposed else "packed" if prepacked else f"{form_a}_{form_b}"
+        self.name = f"gemm_amx_{element.name}_{kind}{'_add' * adding}"
         self.extra: tuple[tuple[str, str], ...] = ()
         if epilogue is not None:
             self.extra = (("i64", "first_row"), *epilogue.parameters)
             self.name += f"_{epilogue.name}"
-        self.packing_bytes = 2 * BLOCK * K_TRANSPOSED if transposed else 64 if prepacked else 2 * (B_ELEMENTS + BLOCK * K_SINGLE) + BLOCK * K_SINGLE * 2 + 256
-
-    @property
-    def scratch_bytes(self) -> int:
-        return self.packing_bytes + (4 * BLOCK * LOCAL_LD if self.epilogue is not None else 0)
+        # scratch memory: a panel of A, a block of B, sums, sums turned
+        self._b_at = STEP_BYTES * PANEL_STEPS
+        self._sums_at = self._b_at + (0 if prepacked or transposed else B_BYTES + BLOCK * STEP_BYTES)
+        self._turned_at = self._sums_at
+        if transposed:
+            self._turned_at += 4 * BLOCK * TOGETHER * TURNED
+        turned = 4 * BLOCK * (BLOCK * TOGETHER + GAP) if transposed else 4 * BLOCK * (COLUMNS + GAP)
+        self.scratch_bytes = self._turned_at + (turned if epilogue is not None else 0) + 64
 
     def _function(self, make, name: str, *args) -> str:
         if name not in self.functions:
@@ -205,10 +266,11 @@ class AmxGemm:
 
     def _pack(self, f: Function, side: int, src: str, free: str, k: str, depth: Int, valid: Int, to: str) -> None:
         """Both groups of 16 lanes of a panel; an empty second group is left as it is."""
-        name = self._function(pack, f"pack_amx_{'ab'[side]}_{self.forms[side]}", "ab"[side], self.forms[side])
+        e = self.element
+        name = self._function(pack, f"pack_amx_{e.kind}_{'ab'[side]}_{self.forms[side]}", "ab"[side], self.forms[side], e)
         f.call("void", name, f"ptr {src}", f"i64 {free}", f"i64 {k}", f"i64 {depth}", f"i64 {f.min(valid, 16)}", f"ptr {to}")
         with f.when(f.icmp("sgt", valid, 16)):
-            second = f.gep("i16", src, f.mul(free, 16))
+            second = f.gep(e.kind, src, f.mul(free, 16))
             rest = f.min(f.sub(valid, 16), 16)
             f.call("void", name, f"ptr {second}", f"i64 {free}", f"i64 {k}", f"i64 {depth}", f"i64 {rest}", f"ptr {f.gep('i8', to, 1024)}")
 
@@ -221,108 +283,137 @@ class AmxGemm:
         self.functions[self.name] = f.text()
         return self.name
 
-    def _multiply(self, f: Function, a_panel: str, b_base: str, panel: Int, steps: Int, i: Int, j0: Int, j1: Int, more: str) -> None:
-        """One row tile times the panels of columns [j0, j1), which start at `b_base`."""
-        kernel = self._function(micro, "micro_amx")
-        row = f.mul(i, BLOCK)
-        rows = f.sub("%m", row)
-        local = self.epilogue is not None
-        c_row = f.gep("i8", "%scratch", self.packing_bytes) if local else f.gep("float", "%C", f.add(f.mul(row, "%ldc"), j0))
-        ldc = LOCAL_LD if local else "%ldc"
-        with f.loop(j0, j1, BLOCK) as j:
-            done = f.sub(j, j0)
-            b = f.gep("i8", b_base, f.mul(f.div(done, BLOCK), panel))
-            c = f.gep("float", c_row, done)
-            f.call("void", kernel, f"ptr {a_panel}", f"ptr {b}", f"i64 {steps}", f"ptr {c}", f"i64 {ldc}", f"i64 {rows}", f"i64 {f.sub(j1, j)}", f"i1 {more}")
-        if local:
-            self.epilogue.call(f, f.add("%first_row", row), f.min(rows, BLOCK), j0, f.sub(j1, j0), c_row, ldc)
+    def _row_tile(self, f: Function, i: Int, first_k: Int, depth: Int, b: tuple[str, Int, Int], j0: Int, j1: Int, more: str) -> None:
+        """Row tile `i` times the columns [j0, j1) of the block of K into C or through the epilogue; `b`: (packed B, number of the first panel, panels)."""
+        e, row = self.element, f.mul(i, BLOCK)
+        if self.epilogue is None:
+            c = f.gep(e.sums, "%C", f.add(f.mul(row, "%ldc"), j0))
+            return self._panels(f, i, first_k, depth, b, j0, j1, c, "%ldc", more)
+        c, ldc = f.gep("i8", "%scratch", self._sums_at), COLUMNS + GAP
+        self._panels(f, i, first_k, depth, b, j0, j1, c, ldc, more, BLOCK)
+        self.epilogue.call(f, f.add("%first_row", row), f.min(f.sub("%m", row), BLOCK), j0, f.sub(j1, j0), c, ldc)
+
+    def _panels(self, f: Function, i: Int, first_k: Int, depth: Int, b: tuple[str, Int, Int], j0: Int, j1: Int, c: str, ldc: Int, more: str,
+                room: int = 0) -> None:  # fmt: skip
+        """Sums of row tile `i`, panel by panel of A. `room`: distance of blocks of 32 columns where `c` has room for whole ones; 0: it has not."""
+        e, row = self.element, f.mul(i, BLOCK)
+        b_base, first, panels = b
+        kernel = self._function(micro, f"micro_amx_{e.name}", e)
+        steps, rows = f.ceildiv(depth, e.depth), f.sub("%m", row)
+        with self._pieces(f, steps) as (s, count):
+            if self.prepacked and not self.transposed:
+                a = f.gep("i8", "%A", f.mul(f.add(f.mul(i, steps), s), STEP_BYTES))
+            else:
+                a, k = f.gep("i8", "%scratch", 0), f.mul(s, e.depth)
+                src = f.gep(e.kind, "%A", f.add(f.mul(row, "%a_free"), f.mul(f.add(first_k, k), "%a_k")))
+                self._pack(f, 0, src, "%a_free", "%a_k", f.min(f.mul(count, e.depth), f.sub(depth, k)), rows, a)
+            more_here = f.op(f"or i1 {more}, {f.icmp('ne', s, 0)}")
+            with f.loop(j0, j1, BLOCK) as j:
+                number = f.div(f.sub(j, j0), BLOCK)
+                b_panel = self._b_panel(f, b_base, s, count, f.add(number, first), panels)
+                valid = ["i64 32", "i64 32"] if room else [f"i64 {rows}", f"i64 {f.sub(j1, j)}"]
+                f.call("void", kernel, f"ptr {a}", f"ptr {b_panel}", f"i64 {count}", f"ptr {f.gep(e.sums, c, f.mul(number, room or BLOCK))}", f"i64 {ldc}", *valid,
+                       f"i1 {more_here}")  # fmt: skip
+
+    @contextmanager
+    def _pieces(self, f: Function, steps: Int) -> Iterator[tuple[Int, Int]]:
+        """The loop over the steps of panels: (first one, number)."""
+        each = f.ceildiv(steps, f.ceildiv(steps, PANEL_STEPS))
+        with f.loop(0, steps, each) as s:
+            yield s, f.min(each, f.sub(steps, s))
+
+    def _b_panel(self, f: Function, base: str, s: Int, count: Int, number: Int, panels: Int) -> str:
+        """Where steps [s, s + count) of a panel of packed B are: one panel follows the other, as they are read."""
+        return f.gep("i8", base, f.mul(f.add(f.mul(s, panels), f.mul(number, count)), STEP_BYTES))
+
+    def _pack_b(self, f: Function, src: str, free: str, k: str, depth: Int, valid: Int, base: str, number: Int, panels: Int) -> None:
+        """Pack a panel of 32 columns of B, `number` of `panels` at `base`."""
+        e = self.element
+        with self._pieces(f, f.ceildiv(depth, e.depth)) as (s, count):
+            first = f.mul(s, e.depth)
+            here = f.min(f.mul(count, e.depth), f.sub(depth, first))
+            self._pack(f, 1, f.gep(e.kind, src, f.mul(first, k)), free, k, here, valid, self._b_panel(f, base, s, count, number, panels))
 
     def _columns(self, f: Function, depth: Int, most: int = COLUMNS) -> Int:
         """How many columns of a packed B of this depth stay in L2."""
-        fits = f.op(f"and i64 {f.op(f'udiv i64 {B_ELEMENTS}, {f.add(depth, BLOCK)}')}, {-BLOCK}")
-        return f.max(f.min(fits, most), BLOCK)
+        fits = f.div(B_BYTES // (64 * BLOCK), f.ceildiv(depth, self.element.depth))
+        return f.mul(f.max(f.min(fits, most // BLOCK), 1), BLOCK)
 
     def _transposed_blocks(self, f: Function) -> None:
-        """Panels of A are packed a few at a time, so that rows of C are written in longer pieces."""
-        kernel = self._function(micro_transposed, "micro_amx_transposed")
-        steps = f.ceildiv("%k", BLOCK)
-        panel = f.mul(steps, STEP_BYTES)
-        columns = self._columns(f, "%k", 1 << 20)
-        group = f.min(f.max(f.div(K_TRANSPOSED, f.mul(steps, BLOCK)), 1), TOGETHER)
-        sums = f.gep("i8", "%scratch", self.packing_bytes)
+        """Tiles of A a few at a time, so that rows of C are written in longer pieces."""
+        e = self.element
+        sums = f.gep("i8", "%scratch", self._sums_at)
+        columns = self._columns(f, "%k", TURNED)
         with f.loop("%n0", "%n1", columns) as j0:
             j1 = f.min(f.add(j0, columns), "%n1")
-            with f.while_([("i64", "%tile0")]) as groups:
-                (first,) = groups.vars
-                f.break_if(groups, f.icmp("sge", first, "%tile1"))
-                last = f.min(f.add(first, group), "%tile1")
+            b = "%B", f.div(j0, BLOCK), f.ceildiv("%b_free", BLOCK)
+            with f.loop("%tile0", "%tile1", TOGETHER) as first:
+                last = f.min(f.add(first, TOGETHER), "%tile1")
                 start = f.mul(first, BLOCK)
+                count = f.sub(f.min(f.mul(last, BLOCK), "%m"), start)
                 with f.loop(first, last) as i:
-                    row = f.mul(i, BLOCK)
-                    to = f.gep("i8", "%scratch", f.mul(f.sub(i, first), panel))
-                    self._pack(f, 0, f.gep("i16", "%A", f.mul(row, "%a_free")), "%a_free", "%a_k", "%k", f.sub("%m", row), to)
-                with f.loop(j0, j1, BLOCK) as j:
-                    b, left = f.gep("i8", "%B", f.mul(f.div(j, BLOCK), panel)), f.sub(j1, j)
-                    with f.loop(first, last) as i:
-                        row = f.mul(i, BLOCK)
-                        a = f.gep("i8", "%scratch", f.mul(f.sub(i, first), panel))
-                        if self.epilogue is None:
-                            c, ldc = f.gep("float", "%C", f.add(f.mul(j, "%ldc"), row)), "%ldc"
-                        else:
-                            c, ldc = f.gep("float", sums, f.sub(row, start)), LOCAL_LD
-                        f.call("void", kernel, f"ptr {a}", f"ptr {b}", f"i64 {steps}", f"ptr {c}", f"i64 {ldc}", f"i64 {f.sub('%m', row)}", f"i64 {left}")
-                    if self.epilogue is not None:
-                        count = f.sub(f.min(f.mul(last, BLOCK), "%m"), start)
-                        self.epilogue.call(f, f.add("%first_row", j), f.min(left, BLOCK), start, count, sums, LOCAL_LD)
-                groups.next = [last]
+                    c = f.gep(e.sums, sums, f.mul(f.sub(i, first), BLOCK * TURNED))
+                    self._panels(f, i, 0, "%k", b, j0, j1, c, BLOCK, "false", BLOCK * BLOCK)
+                self._finish(f, start, count, j0, j1)
+
+    def _finish(self, f: Function, start: Int, count: Int, j0: Int, j1: Int) -> None:
+        """Turn the sums of `count` rows from `start` on, in blocks of 32 x 32, into C or through the epilogue."""
+        e, sums = self.element, f.gep("i8", "%scratch", self._sums_at)
+        name, ld = self._function(turn, f"turn_amx{'_masked' * (self.epilogue is None)}", self.epilogue is None), BLOCK * TOGETHER + GAP
+        turned = f.gep("i8", "%scratch", self._turned_at)
+        with f.loop(j0, j1, BLOCK) as j:
+            columns = f.min(f.sub(j1, j), BLOCK)
+            with f.loop(0, count, BLOCK) as i:
+                block = f.gep(e.sums, sums, f.add(f.mul(i, TURNED), f.mul(f.sub(j, j0), BLOCK)))
+                to, ld_to = (f.gep(e.sums, "%C", f.add(f.mul(j, "%ldc"), f.add(start, i))), "%ldc") if self.epilogue is None else (f.gep(e.sums, turned, i), ld)
+                f.call("void", name, f"ptr {block}", f"ptr {to}", f"i64 {ld_to}", f"i64 {f.min(f.sub(count, i), BLOCK)}", f"i64 {columns}")
+            if self.epilogue is not None:
+                self.epilogue.call(f, f.add("%first_row", j), columns, start, count, turned, ld)
 
     def _packed_blocks(self, f: Function) -> None:
-        steps = f.ceildiv("%k", BLOCK)
-        panel = f.mul(steps, STEP_BYTES)
         columns = self._columns(f, "%k")
         with f.when(f.icmp("sgt", "%k", 0)), f.loop("%n0", "%n1", columns) as j0:
             j1 = f.min(f.add(j0, columns), "%n1")
-            b_base = f.gep("i8", "%B", f.mul(f.div(j0, BLOCK), panel))
+            b = "%B", f.div(j0, BLOCK), f.ceildiv("%b_free", BLOCK)
             with f.loop("%tile0", "%tile1") as i:
-                self._multiply(f, f.gep("i8", "%A", f.mul(i, panel)), b_base, panel, steps, i, j0, j1, "false")
+                self._row_tile(f, i, 0, "%k", b, j0, j1, "false")
 
     def _blocks(self, f: Function) -> None:
+        e = self.element
         depth_each = f.select(f.icmp("sle", "%k", K_SINGLE), "i64", f.max("%k", 1), K_BLOCK)
         columns = self._columns(f, depth_each)
-        a_panel = f.gep("i8", "%scratch", 2 * B_ELEMENTS + BLOCK * K_SINGLE * 2)
+        b_base = f.gep("i8", "%scratch", self._b_at)
         with f.loop("%n0", "%n1", columns) as j0:
             j1 = f.min(f.add(j0, columns), "%n1")
             with f.loop(0, "%k", depth_each) as k0:
                 depth = f.min(depth_each, f.sub("%k", k0))
-                steps = f.ceildiv(depth, BLOCK)
-                panel = f.mul(steps, STEP_BYTES)
+                panels = f.ceildiv(f.sub(j1, j0), BLOCK)
                 with f.loop(j0, j1, BLOCK) as j:
-                    src = f.gep("i16", "%B", f.add(f.mul(j, "%b_free"), f.mul(k0, "%b_k")))
-                    to = f.gep("i8", "%scratch", f.mul(f.div(f.sub(j, j0), BLOCK), panel))
-                    self._pack(f, 1, src, "%b_free", "%b_k", depth, f.sub(j1, j), to)
+                    src = f.gep(e.kind, "%B", f.add(f.mul(j, "%b_free"), f.mul(k0, "%b_k")))
+                    self._pack_b(f, src, "%b_free", "%b_k", depth, f.sub(j1, j), b_base, f.div(f.sub(j, j0), BLOCK), panels)
                 with f.loop("%tile0", "%tile1") as i:
-                    row = f.mul(i, BLOCK)
-                    src = f.gep("i16", "%A", f.add(f.mul(row, "%a_free"), f.mul(k0, "%a_k")))
-                    self._pack(f, 0, src, "%a_free", "%a_k", depth, f.sub("%m", row), a_panel)
-                    self._multiply(f, a_panel, "%scratch", panel, steps, i, j0, j1, f.icmp("ne", k0, 0))
+                    self._row_tile(f, i, k0, depth, (b_base, 0, panels), j0, j1, "true" if self.adding else f.icmp("ne", k0, 0))
 
     def prepack(self, side: int) -> str:
         """Define void(lo, hi, src, packed, lanes, lane_stride, k_stride, k): panels [lo, hi) of 32 lanes of an operand."""
-        name = f"prepack_amx_{'ab'[side]}_{self.forms[side]}"
+        e = self.element
+        name = f"prepack_amx_{e.kind}_{'ab'[side]}_{self.forms[side]}"
         params = [("i64", "lo"), ("i64", "hi"), ("ptr", "src"), ("ptr", "packed"), *(("i64", q) for q in ("lanes", "lane_stride", "k_stride", "k"))]
         f = Function(name, "void", params)
-        panel = f.mul(f.ceildiv("%k", BLOCK), STEP_BYTES)
         with f.when(f.icmp("sgt", "%k", 0)), f.loop("%lo", "%hi") as i:
             first = f.mul(i, BLOCK)
-            src = f.gep("i16", "%src", f.mul(first, "%lane_stride"))
-            self._pack(f, side, src, "%lane_stride", "%k_stride", "%k", f.sub("%lanes", first), f.gep("i8", "%packed", f.mul(i, panel)))
+            src = f.gep(e.kind, "%src", f.mul(first, "%lane_stride"))
+            strides = "%lane_stride", "%k_stride", "%k", f.sub("%lanes", first)
+            if side == 0:
+                self._pack(f, 0, src, *strides, f.gep("i8", "%packed", f.mul(f.mul(i, f.ceildiv("%k", e.depth)), STEP_BYTES)))
+            else:
+                self._pack_b(f, src, *strides, "%packed", i, f.ceildiv("%lanes", BLOCK))
         self.functions[name] = f.text()
         return name
 
-    @staticmethod
-    def packed_bytes(lanes: Size, k: Size) -> Size:
+    def packed_bytes(self, lanes: Size, k: Size) -> Size:
         """Size of the memory that `prepack` fills."""
-        return ceildiv(lanes, BLOCK) * ceildiv(k, BLOCK) * STEP_BYTES
+        return ceildiv(lanes, BLOCK) * ceildiv(k, self.element.depth) * STEP_BYTES
 
     def _configure(self, f: Function) -> None:
         """Eight tiles of 16 rows of 64 bytes."""
