@@ -27,6 +27,7 @@ from torch_hlo.compiler.codegen.gemm import (
     masked_store,
     multiply_add,
     splat,
+    store_tile,
     tile_heights,
 )
 from torch_hlo.compiler.passes.conv_layout import is_channels_last
@@ -38,6 +39,7 @@ POINTERS = 16  # entries of a row of the table of pointers
 B_BYTES = 768 << 10  # packed kernel that stays in L2 while the pixels pass
 FINISHED = 256  # columns of a row tile that an epilogue finishes at a time
 MOST_COLUMNS = 1 << 20
+CHAIN = 576  # products that are added one after the other, about
 NUMBERS = ("features", "k", "runs", "run", "ldc", "tiles_each", "blocks_m", "columns_each", "blocks_n", "x_group", "b_group", "c_group")
 
 
@@ -48,9 +50,9 @@ def register_tile(kind: str, vector_bytes: int) -> Tile:
 
 
 def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Function:
-    """C[rows, vectors * lanes] = sum over taps and channels of P[tap][row][channel] * B[tap][channel]; `cols` columns are valid, and with
+    """C[rows, vectors * lanes] (+)= sum over taps and channels of P[tap][row][channel] * B[tap][channel]; `cols` columns are valid, and with
     `partial` only `valid_rows` rows."""
-    params = [("ptr noalias", "P"), ("ptr noalias", "B"), ("i64", "taps"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols")]
+    params = [("ptr noalias", "P"), ("ptr noalias", "B"), ("i64", "taps"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
     f = Function(name, "void", params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
     width = vectors * t.lanes
     carry = [(t.vector, "zeroinitializer")] * (rows * vectors)
@@ -67,13 +69,7 @@ def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Functio
                 run.next += [multiply_add(f, t, a, b[j], run.vars[i * vectors + j]) for j in range(vectors)]
         taps.next = run.vars
     masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(vectors)]
-    for i in range(rows):
-        inside = f.icmp("slt", i, "%valid_rows") if partial else None
-        row = f.gep(t.kind, "%C", f.mul("%ldc", i))
-        for j, mask in enumerate(masks):
-            if inside:
-                mask = f.op(f"select i1 {inside}, <{t.lanes} x i1> {mask}, <{t.lanes} x i1> zeroinitializer")
-            masked_store(f, t.kind, t.lanes, taps.vars[i * vectors + j], f.gep(t.kind, row, j * t.lanes), mask, t.itemsize)
+    store_tile(f, replace(t, vectors=vectors), rows, taps.vars, masks, partial)
     return f
 
 
@@ -196,6 +192,7 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
     tall = f.sub("%pixels", f.mul(f.ceildiv("%pixels", heights[0]), heights[1])) if len(heights) > 1 else None
     sums = f.op(f"alloca {t.kind}, i64 {f.mul('%columns_each', heights[0])}, align 64") if epilogue else ""
     panels = f.op(f"alloca {t.kind}, i64 {f.mul('%columns_each', '%k')}, align 64") if pack else ""
+    together = f.max(f.div(CHAIN, "%run"), 1)
     with f.loop("%lo", "%hi") as item:
         rest, row_block = f.div(item, "%blocks_m"), f.rem(item, "%blocks_m")
         group, column_block = f.div(rest, "%blocks_n"), f.rem(rest, "%blocks_n")
@@ -223,9 +220,15 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
 
                 def call(j: Int, vectors: int, whole: bool = False) -> None:
                     to = f.gep(t.kind, sums, f.sub(j, n0)) if epilogue else f.gep(t.kind, c, f.add(f.mul(row, "%ldc"), j))
-                    middle = f"i64 {j}" if size else "i64 %run"
-                    f.call("void", kernel(rows, vectors, partial, whole), f"ptr {P}", f"ptr {f.gep(t.kind, b, f.mul(j, '%k'))}", "i64 %runs", middle,
-                           f"ptr {to}", "i64 %columns_each" if epilogue else "i64 %ldc", f"i64 {f.sub(n1, j)}", *rest)
+                    panel, made = f.gep(t.kind, b, f.mul(j, "%k")), kernel(rows, vectors, partial, whole)
+                    place = [f"ptr {to}", "i64 %columns_each" if epilogue else "i64 %ldc", f"i64 {f.sub(n1, j)}"]
+                    if size:
+                        f.call("void", made, f"ptr {P}", f"ptr {panel}", "i64 %runs", f"i64 {j}", *place, *rest)
+                        return
+                    with f.loop(0, "%runs", together) as tap:  # sums of sums: a single chain would lose digits
+                        pointers, part = f.gep("ptr", P, f.mul(tap, POINTERS)), f.gep(t.kind, panel, f.mul(f.mul(tap, "%run"), vectors * t.lanes))
+                        f.call("void", made, f"ptr {pointers}", f"ptr {part}", f"i64 {f.min(together, f.sub('%runs', tap))}", "i64 %run", *place,
+                               f"i1 {f.icmp('ne', tap, 0)}", *rest)
 
                 with f.loop(n0, n1, t.columns) as j:
                     if size:

@@ -55,6 +55,7 @@ F23 = Filtering(
     A=((1, 1, 1, 0), (0, 1, -1, -1)),
 )  # fmt: skip
 TILES = 56  # of an item: a panel of the kernel that comes from L3 is used this often
+CHAIN = 256  # products that are added one after the other
 V_BYTES = 1 << 20  # transformed inputs of an item
 FAR = 8 << 20  # bytes of a transformed kernel from which on reading it takes time
 NUMBERS = ("tiles", "tiles_each", "channels", "ldv", "features", "columns_each", "blocks_n", "ldc", "high", "wide", "tiles_high", "tiles_wide")
@@ -194,16 +195,18 @@ def task(name: str, t: Tile, s: Filtering, height: int, odd: bool, epilogue: Epi
             cols = f.sub(n1, j)
             size = f.mul(f.min(f.sub(lanes, j), t.columns), "%channels")
             panel = f.gep(t.kind, "%U", f.mul(f.mul(j, "%channels"), points))
-            with f.loop(0, points) as point, f.loop(0, count, height) as row:
-                x = f.gep(t.kind, V, f.mul(point, plane))
+            with f.loop(0, points) as point, f.loop(0, "%channels", CHAIN) as first, f.loop(0, count, height) as row:
+                x = f.gep(t.kind, V, f.add(f.mul(point, plane), first))
                 f.call("void", rows_of, f"ptr {x}", "ptr %zeros", f"i64 {row}", f"ptr {P}", f"i64 {count}", "i64 %ldv")
                 to = f.gep(t.kind, M, f.add(f.mul(point, m_plane), f.mul(row, t.columns)))
                 rest = f.sub(count, row)
 
-                def products(vectors: int, partial: bool, to=to, rest=rest, panel=panel, size=size, point=point) -> None:
+                def products(vectors: int, partial: bool, to=to, rest=rest, panel=panel, size=size, point=point, first=first) -> None:
                     kernel = define(program, micro, f"conv_micro_{t.suffix}_{height}x{vectors}{'p' * partial}", t, height, vectors, partial)
-                    f.call("void", kernel, f"ptr {P}", f"ptr {f.gep(t.kind, panel, f.mul(point, size))}", "i64 1",
-                           "i64 %channels", f"ptr {to}", f"i64 {t.columns}", f"i64 {vectors * t.lanes}", *[f"i64 {rest}"] * partial)
+                    part = f.gep(t.kind, panel, f.add(f.mul(point, size), f.mul(first, vectors * t.lanes)))
+                    depth = f.min(f.sub("%channels", first), CHAIN)
+                    f.call("void", kernel, f"ptr {P}", f"ptr {part}", "i64 1", f"i64 {depth}", f"ptr {to}", f"i64 {t.columns}", f"i64 {vectors * t.lanes}",
+                           f"i1 {f.icmp('ne', first, 0)}", *[f"i64 {rest}"] * partial)
 
                 def width(partial: bool, cols=cols, products=products) -> None:
                     if odd:
