@@ -75,3 +75,16 @@ def test_factorizations_stay_in_the_program():
 
     assert_same(run)
     assert metrics.counter_value("MarkStep") in (None, 0) and not [n for n in metrics.counter_names() if n.startswith("aten::")]
+
+
+def test_empty_out_shared_or_not():
+    """`arange` fills an empty tensor without resizing it; one whose storage others share keeps sharing it."""
+    alone = torch.empty(0, dtype=torch.int64, device="hlo")
+    assert torch.arange(4, out=alone) is alone
+    assert alone.tolist() == [0, 1, 2, 3]
+    shared = torch.empty(0, dtype=torch.int64, device="hlo")
+    other = shared.detach()
+    torch.arange(4, out=shared)
+    assert shared.untyped_storage() == other.untyped_storage()
+    assert shared.tolist() == [0, 1, 2, 3]
+    assert other.shape == (0,)

@@ -205,6 +205,10 @@ def lifts(op: OpOverload, argument) -> bool:
     return kind in ("number", "Tensor", "List[number]", "Optional[number]")
 
 
+# Arguments that stay in the graph as they are. In a key their type stands before the value: 1 == 1.0 == True.
+_STATIC = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+
+
 def operand(a, key: list, words: list[int], lift: bool):
     """Operand of a node for the argument `a`, whose contributions to the metadata key and to the tape are appended to `key` and `words`."""
     kind = type(a)
@@ -221,13 +225,12 @@ def operand(a, key: list, words: list[int], lift: bool):
             return number
         key.append(a.hex())  # 0.0 == -0.0
         return a
-    if kind is int or kind is bool:
+    if kind in _STATIC:
         key.append(kind)
         key.append(a)
         return a
     if kind is list or kind is tuple:
-        key.append(len(a))
-        return [operand(x, key, words, lift) for x in a]
+        return sequence(a, key, words, lift)
     if isinstance(a, torch.Tensor):
         a = checks.admit(a)
         key.append(a._meta)
@@ -239,6 +242,27 @@ def operand(a, key: list, words: list[int], lift: bool):
     key.append(kind)
     key.append(a if kind is not complex else repr(a))
     return a
+
+
+def sequence(items: list | tuple, key: list, words: list[int], lift: bool) -> list:
+    """Operand for a list: sizes and dimensions at once, the hundreds of tensors of an optimizer in loops without calls, others one by one."""
+    kinds = tuple(map(type, items))
+    key.append(kinds)
+    one_kind = _UNIFORM.get(kinds)
+    if one_kind is None:
+        one_kind = _UNIFORM[kinds] = HloTensor if {*kinds} == {HloTensor} else int if {*kinds} <= _STATIC else object
+    if one_kind is int:
+        key.append(tuple(items))
+        return list(items)
+    if one_kind is object:
+        return [operand(x, key, words, lift) for x in items]
+    key.extend([t._meta for t in items])
+    values = [t._storage.value if t._view is None else read(t) for t in items]
+    words.extend(TAPE.places(values))
+    return values
+
+
+_UNIFORM: dict[tuple[type, ...], type] = {}  # types of a list's items -> HloTensor for tensors of this device, int for static arguments, else object
 
 
 _DROPPED = ("device", "layout", "pin_memory", "generator")
@@ -264,6 +288,10 @@ def operands(args: tuple, kwargs: dict, arguments: Arguments) -> tuple[list, dic
             else:
                 place = value.place - base
             words.append(place if place >= 0 else TAPE.place(value))
+        elif kind in _STATIC:
+            key.append(kind)
+            key.append(a)
+            nodes.append(a)
         else:
             nodes.append(operand(a, key, words, lift[i]))
         i += 1
@@ -295,13 +323,13 @@ def forget() -> None:
         cache.clear()
 
 
-def recorder(op: OpOverload) -> Handler:
-    """Handler that records a functional op."""
+def recorder(op: OpOverload, random: bool | None = None) -> Handler:
+    """Handler that records a functional op. `random`: whether it draws random numbers, where its name does not say so."""
     arguments = Arguments(op)
     cache: dict[tuple, Result] = remembered({})
     check = checks.BOUNDS.get(op)
     guard = GUARDS.get(op)
-    random = generator.is_random(op)
+    random = generator.is_random(op) if random is None else random
     target = generator.plain(op)
     has_device = any(a.name == "device" for a in op._schema.arguments)
 
@@ -333,7 +361,9 @@ def recorder(op: OpOverload) -> Handler:
             t._view = None
             t._meta = meta
             return t
-        return build(result.form, result.metas, node)
+        if result.flat is None:
+            return build(result.form, result.metas, node)
+        return result.flat([None if meta is None else fresh(meta, Out(node, i)) for i, meta in enumerate(result.metas)])
 
     return record
 
@@ -353,7 +383,7 @@ def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None) -> list[Meta]:
     return [metas.contiguous((*groups, m, n), a.dtype)]
 
 
-# Ops whose meta kernel is missing or wrong: arguments -> metas of the results (None: undefined).
+# Ops whose meta kernel is missing or wrong: arguments -> metas of the results (None: undefined), or a Result.
 INFER: dict[OpOverload, Callable] = {
     aten._grouped_mm.default: _grouped_mm,
     aten.multi_margin_loss_backward.default: lambda grad, x, *rest, **options: [metas.dense(x._meta)],
@@ -366,7 +396,8 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     """Metadata of the results, by running the op on meta tensors; raises PyTorch's own errors."""
     own = INFER.get(op)
     if own is not None:
-        return Result.of(own(*checks.admit_all(args), **checks.admit_all(kwargs)), len(op._schema.returns) == 1)
+        found = own(*checks.admit_all(args), **checks.admit_all(kwargs))
+        return found if type(found) is Result else Result.of(found, len(op._schema.returns) == 1)
     args, kwargs = checks.admit_all(args), checks.admit_all(kwargs)
     try:
         result = metas.infer(op, args, kwargs, HloTensor)

@@ -96,9 +96,9 @@ def extent(meta: Meta) -> int:
 class Result:
     """What an op returns: metas and Shapes of the flat results, and the nesting (`form`: an index into the flat results, a
     list or tuple of forms, or ("value", v) for a result that is not a tensor). `form == 0` is the single tensor. `taped`: what
-    stands on the tape for the op with these arguments."""
+    stands on the tape for the op with these arguments. `flat`: list or tuple, if the form is the results in order in one of those, else None."""
 
-    __slots__ = ("metas", "outs", "form", "taped")
+    __slots__ = ("metas", "outs", "form", "taped", "flat")
 
     def __init__(self, returned) -> None:
         self.taped = new_form()
@@ -116,15 +116,20 @@ class Result:
             return {"value": r}
 
         self.form = walk(returned)
+        self._settle(metas)
+
+    def _settle(self, metas: list[Meta | None]) -> None:
         self.metas = tuple(metas)
         self.outs = tuple(m and m.hlo for m in metas)
-
+        in_order = type(self.form) in (list, tuple) and [*self.form] == list(range(len(metas)))
+        self.flat = type(self.form) if in_order else None
 
     @classmethod
-    def of(cls, found: list[Meta | None], single: bool = False) -> Result:
-        """A tuple of tensors with these metas, or the single tensor."""
+    def of(cls, found: list[Meta | None], single: bool = False, form=None) -> Result:
+        """A tuple of tensors with these metas, or the single tensor, or the nesting `form`."""
         result = cls(())
-        result.metas, result.outs, result.form = tuple(found), tuple(m and m.hlo for m in found), 0 if single else tuple(range(len(found)))
+        result.form = form if form is not None else 0 if single else tuple(range(len(found)))
+        result._settle(found)
         return result
 
 

@@ -15,8 +15,8 @@ from torch_hlo.lazy import checks, decompose, dispatch, exchange, generator, opt
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import Arguments, Handler, call, handles, operands
 from torch_hlo.lazy.meta import Meta, aten, meta_tensor
-from torch_hlo.lazy.storage import read, write
-from torch_hlo.lazy.tensor import HloTensor, adopt, alias, fresh, make, to_cpu, upload
+from torch_hlo.lazy.storage import read, write, write_all
+from torch_hlo.lazy.tensor import DEVICE, HloTensor, adopt, alias, fresh, make, to_cpu, upload
 from torch_hlo.lowering.graph import Node, Out
 
 IDEMPOTENT = frozenset("fill_ zero_".split())  # may write the same element twice
@@ -164,6 +164,9 @@ def put_expanded(x: HloTensor, indices: list, values: torch.Tensor, accumulate: 
     return _fill_expanded(x, mask, call(aten._to_copy.default, call(aten.view.default, values, []), dtype=x.dtype))
 
 
+_OWN = {HloTensor}
+
+
 def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
     """`_foreach_add_(xs, ...)`, `_fused_adamw_(...)`: one node, whose results are written to the tensors of the lists."""
     arguments = Arguments(twin)
@@ -178,14 +181,15 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
             tensors += args[p]
         if one_by_one is not None and len(set(map(id, tensors))) < len(tensors):
             return dispatch.nested(one_by_one, args, kwargs)  # a tensor that is given twice is updated twice
-        for t in tensors:
-            if type(t) is not HloTensor:
-                checks.admit_target(t, args)
-            if t._meta.overlaps:
-                raise RuntimeError(OVERLAP)
+        if {*map(type, tensors)} != _OWN:
+            for t in tensors:
+                if type(t) is not HloTensor:
+                    checks.admit_target(t, args)
         nodes, keywords, key, base, words = operands(args, kwargs, arguments)
         found = cache.get(key)
         if found is None:
+            if any(t._meta.overlaps for t in tensors):
+                raise RuntimeError(OVERLAP)
             result = dispatch.infer(twin, args, kwargs)
             if [m.size for m in result.metas] != [t._meta.size for t in tensors]:
                 checked(op, args, kwargs)  # raises: a result does not fit into the tensor it replaces
@@ -195,11 +199,10 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
         outs, conversions, taped = found
         words[1] = taped
         node = Node(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source(), base, words)
-        for i, (t, convert) in enumerate(zip(tensors, conversions)):
-            value = Out(node, i)
-            if convert is not None:
-                value = Out(Node(aten._to_copy.default, (value,), convert[0], convert[1]))
-            write(t, value)
+        values = [Out(node, i) for i in range(len(tensors))]
+        if any(conversions):
+            values = [c and Out(Node(aten._to_copy.default, (v,), *c)) or v for v, c in zip(values, conversions)]
+        write_all(tensors, values)
 
     return run
 
@@ -313,7 +316,9 @@ def _factory_out(op: OpOverload) -> Handler | None:
         rest = {k: v for k, v in kwargs.items() if k != "out"}
         if type(out) is not HloTensor:  # numbers from the device may make a tensor elsewhere
             return op(*fetched(args), **fetched(rest), out=out)
-        value = call(twin, *args, **rest, dtype=out.dtype, device=out.device)
+        value = call(twin, *args, **rest, dtype=out._meta.dtype, device=DEVICE)
+        if out._meta.size == (0,) and sys.getrefcount(out._storage) == 2:  # `torch.arange(n)` begins with an empty tensor
+            return adopt(out, value)
         if value._meta.size != out._meta.size:
             resize(out, value._meta.size)
         assign(out, value)

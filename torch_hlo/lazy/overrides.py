@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from torch_hlo.lazy import autocast, backend, checks, decompose, dispatch, generator, recurrent
+from torch_hlo.lazy import autocast, backend, checks, decompose, dispatch, recurrent
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import handles
 from torch_hlo.lazy.meta import aten
@@ -38,7 +38,7 @@ def register() -> None:
         global _generated_linear
         _generated_linear = torch.library.get_kernel(aten.linear.default, backend.AUTOGRAD_PRIVATE_USE)
         library.impl("linear", _linear, backend.AUTOGRAD_PRIVATE_USE, with_keyset=True)
-    if aten._scaled_dot_product_fused_attention_overrideable.default in LOWERINGS:
+    if _ATTENTION in LOWERINGS:
         library.impl("scaled_dot_product_attention", attention, backend.AUTOGRAD_PRIVATE_USE)
     for op in recurrent.NETWORKS:
         library.impl(op.name().removeprefix("aten::"), recurrent.Network(op), backend.AUTOGRAD_PRIVATE_USE)
@@ -149,8 +149,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     if attn_mask is not None and attn_mask.dtype == torch.bool and not fused:  # the math version reads it as numbers to add
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     if fused:
-        op = aten._scaled_dot_product_fused_attention_overrideable.default
-        return op(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
     return aten._scaled_dot_product_attention_math.default(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
@@ -185,29 +184,20 @@ def _attention_metas(query, key, value, bias=None, dropout_p=0.0, is_causal=Fals
     state = metas.contiguous((), torch.int64)
     accumulate = torch.float64 if query.dtype == torch.float64 else torch.float32
     out = metas.contiguous((batch, heads, length, value._meta.size[3]), query.dtype)
-    return [out, metas.contiguous((batch, heads, length), accumulate), None, None, state, state, None]
+    lengths = {"value": length}, {"value": key._meta.size[2]}
+    found = [out, metas.contiguous((batch, heads, length), accumulate), None, None, state, state, None]
+    return metas.Result.of(found, form=(0, 1, 2, 3, *lengths, 4, 5, 6))
 
 
-_attention_forms: dict[tuple, metas.Result] = {}
+_ATTENTION = aten._scaled_dot_product_fused_attention_overrideable.default
+dispatch.INFER[_ATTENTION] = _attention_metas
+_attention_forward = {drops: dispatch.recorder(_ATTENTION, random=drops) for drops in (False, True)}
 
 
-@handles(aten._scaled_dot_product_fused_attention_overrideable.default)
-def _attention_forward(args: tuple, kwargs: dict):
-    query, key = args[0], args[1]
+@handles(_ATTENTION)
+def _attention(args: tuple, kwargs: dict):
     dropout_p = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
-    nodes, keywords, *_ = dispatch.operands(args, kwargs, _ATTENTION)
-    found = _attention_metas(*args, **kwargs)
-    if dropout_p:
-        keywords["seed"], keywords["offset"] = generator.draw({})
-    node = dispatch.Node(
-        aten._scaled_dot_product_fused_attention_overrideable.default, tuple(nodes), keywords, tuple(m and m.hlo for m in found),
-        dispatch.SOURCE and dispatch.source(),
-    )  # fmt: skip
-    tensors = [m and dispatch.fresh(m, dispatch.Out(node, i)) for i, m in enumerate(found)]
-    return (*tensors[:4], query.shape[2], key.shape[2], *tensors[4:])
-
-
-_ATTENTION = dispatch.Arguments(aten._scaled_dot_product_fused_attention_overrideable.default)
+    return _attention_forward[bool(dropout_p)](args, kwargs)
 
 
 def _attention_backward_metas(grad, query, key, value, bias, mask, *rest, **kwargs):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from weakref import ref
 
 import torch
@@ -220,6 +221,24 @@ def _replay(storage: Storage, view) -> Out | Array:
     for view in reversed(chain):
         value = cached[view] = view.of(value)
     return value
+
+
+def write_all(tensors: Sequence, values: Sequence[Out]) -> None:
+    """`write` each pending value to its tensor: an optimizer's hundreds, without a call for each."""
+    views = []
+    with LOCK:
+        for tensor, value in zip(tensors, values):
+            if tensor._view is not None:
+                views.append((tensor, value))
+                continue
+            storage = tensor._storage
+            if type(storage.value) is not Out:
+                _PENDING.append(ref(storage))
+            storage.value = value
+            storage.views = None
+            storage.version += 1
+    for tensor, value in views:
+        write(tensor, value)
 
 
 _aten = torch.ops.aten

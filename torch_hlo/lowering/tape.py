@@ -9,7 +9,7 @@ for arguments that have no form, the tape is not `exact`, and the graph itself h
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from weakref import ref
 
 import torch
@@ -65,23 +65,31 @@ class Tape:
 
     def place(self, x) -> int:
         """Place of an Out, Leaf or Lift."""
-        if x.is_result:
-            if x.array is None:
-                place = (x.node.serial << INDEX_BITS | x.index) - self.base
+        return self.places((x,))[0]
+
+    def places(self, values: Sequence) -> list[int]:
+        """`place` of each; a loop without calls, for the hundreds of arrays that an optimizer reads for the first time in a step."""
+        base, inputs, words = self.base, self.inputs, self.words
+        found = []
+        for x in values:
+            if x.is_result and x.array is None:
+                place = (x.node.serial << INDEX_BITS | x.index) - base
                 if place < 0:
                     self.exact = False
-                return place
-            x = x.array
-        place = x.place - self.base
-        if place < 0:
-            x.place = next(_serials) << INDEX_BITS
-            place = x.place - self.base
-            form = x.form
-            if form < 0:
-                form = x.form = form_of(x.shape)
-            self.inputs[place] = ref(x)
-            self.words.extend((place, form))
-        return place
+            else:
+                if x.is_result:
+                    x = x.array
+                place = x.place - base
+                if place < 0:
+                    x.place = next(_serials) << INDEX_BITS
+                    place = x.place - base
+                    if x.form < 0:
+                        x.form = form_of(x.shape)
+                    inputs[place] = ref(x)
+                    words.append(place)
+                    words.append(x.form)
+            found.append(place)
+        return found
 
     def form_of_view(self, op, args: tuple, out) -> int:
         """Form of `op(base, *args)` where no argument is an operand."""
