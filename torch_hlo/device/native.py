@@ -32,6 +32,7 @@ class NativeProgram:
         self.name = executable.name
         self.executable = executable
         self.aliases = executable.aliases
+        self.brief = False  # it takes less time than waking a thread up
         self._loaded = cpu.load(executable)
         self.info: collective.Info | None = None  # of a program that speaks to other devices
         self.launch = self._loaded.launch  # on addresses; a program whose host call raises may leave aliased inputs half written

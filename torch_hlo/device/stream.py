@@ -2,6 +2,7 @@
 
     number = stream.add(entry address, block)        # block: array("Q"), alive until the job is done
     stream.publish(number)                           # from here it may run; may be repeated
+    stream.run(number)                               # or: it runs here, the jobs before it being done
     stream.is_done(number); stream.wait(number)      # wait in order: whoever waits may be the one who runs it
 """
 from __future__ import annotations
@@ -22,12 +23,12 @@ from torch_hlo.device.trim import release_compiler
 
 @functools.cache
 def _functions() -> tuple:
-    """(start, submit, wait). The code stays loaded until the process ends: threads run it."""
+    """(start, submit, run, wait). The code stays loaded until the process ends: threads run it."""
     target = host()
     loaded = cpu.engine([machine_code(stream.text(), target, level=0)[0]], target)
-    # Submitting is short: it keeps the interpreter's lock. Waiting gives it up.
+    # Submitting is short, as is what `run` is for: they keep the interpreter's lock. Waiting gives it up.
     kinds = (("start", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)), ("submit", ctypes.PYFUNCTYPE(None, ctypes.c_void_p)),
-             ("wait", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)))
+             ("run", ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)), ("wait", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)))
     functions = tuple(kind(loaded.get_function_address(f"torch_hlo_stream_{name}")) for name, kind in kinds)
     loaded.detach()
     release_compiler()
@@ -41,7 +42,7 @@ class Stream:
     """A native thread and its queue of at most RECORDS jobs. A forked child makes a new one."""
 
     def __init__(self) -> None:
-        start, self._submit, self._wait = _functions()
+        start, self._submit, self._run, self._wait = _functions()
         self._words = array("Q", bytes(8 * (FIRST + RECORD * RECORDS)))
         _KEPT.append(self._words)
         self._address = self._words.buffer_info()[0]
@@ -69,15 +70,23 @@ class Stream:
         if self._words[TAIL] == number:
             self._submit(self._address)
 
+    def run(self, number: int) -> None:
+        """Run a job that was added here: for one that takes less time than waking the thread up. The jobs before it must be done. May be repeated."""
+        if self._words[TAIL] == number:
+            self._run(self._address, self._record(number))
+
     def is_done(self, number: int) -> bool:
         """True when the job has run. Its record is forgotten RECORDS jobs later."""
         return self._words[FIRST + RECORD * (number % RECORDS)] == DONE
 
     def wait(self, number: int) -> None:
         """Until the job has run; here and now if nobody has begun. The jobs before it must be done."""
-        record = self._address + 8 * (FIRST + RECORD * (number % RECORDS))
+        record = self._record(number)
         while not self._wait(record):  # now and then, so that Ctrl-C is heard
             pass
+
+    def _record(self, number: int) -> int:
+        return self._address + 8 * (FIRST + RECORD * (number % RECORDS))
 
     def seconds(self, number: int) -> float:
         """How long the job, which is done, took."""

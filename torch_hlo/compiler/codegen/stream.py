@@ -125,6 +125,22 @@ out:
   ret void
 }}
 
+; the next record, %record, has been filled in: run it here. The jobs before it must be done
+define void @torch_hlo_stream_run(ptr %s, ptr %record) {{
+  %old = atomicrmw add ptr %s, i64 1 seq_cst
+  %taken = getelementptr i64, ptr %s, i64 {taken_word}
+  %passed = load atomic i64, ptr %taken acquire, align 8
+  %behind = sub i64 %old, %passed
+  %much = icmp ugt i64 %behind, {half}
+  br i1 %much, label %rouse, label %run
+rouse:  ; the thread has to pass the records before they are used again
+  call void @wake(ptr %s)
+  br label %run
+run:
+  call void @finish(ptr %record, i64 {spins})
+  ret void
+}}
+
 ; returns 1 when the record's job is done, now and then 0 before; all jobs before it must be done
 define i32 @torch_hlo_stream_wait(ptr %record) {{
   call void @finish(ptr %record, i64 {spins})
@@ -140,5 +156,5 @@ def text() -> str:
     """The stream's IR module for this platform."""
     return _TEXT.format(
         clock=system.CLOCK, now=system.NOW, waiting=system.waiting(), queued=QUEUED, running=RUNNING, done=DONE, awaited=AWAITED, sleeping_word=SLEEPING,
-        taken_word=TAKEN, first=FIRST, record=RECORD, records=RECORDS, spins=_SPINS,
+        taken_word=TAKEN, first=FIRST, record=RECORD, records=RECORDS, half=RECORDS // 2, spins=_SPINS,
     )  # fmt: skip
