@@ -434,3 +434,26 @@ def test_swapped_inputs():
     x, y = torch.ones(2), torch.zeros(2)
     same(compiled(swap)(x, y), torch.ones(2))
     same((x, y), (torch.zeros(2), torch.ones(2)))
+
+
+def test_sizes_that_comparisons_determine():
+    """A view that drops a dimension leaves its size between two bounds: s0//4 >= 8 and s0//4 - 7 <= 1."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 4, 2, 1), nn.Conv2d(4, 4, 4, 2, 1), nn.Conv2d(4, 1, 8), nn.Sigmoid(), nn.Flatten())
+    trains_like_eager(model, [torch.randn(4, 1, 32, 32), torch.randn(6, 1, 32, 32)], dynamic=True)
+
+
+def test_checks_of_values_raise():
+    check(lambda x: torch.linalg.inv(x @ x.mT + torch.eye(3)), torch.randn(2, 3, 3))
+    root = compiled(lambda x: torch.linalg.cholesky(x) * 2)
+    same(root(torch.eye(3)), 2 * torch.eye(3), strides=False)
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+        root(-torch.eye(3))
+
+    def log(x):
+        torch._assert_async((x > 0).all(), "x is not positive")
+        return x.log()
+
+    log = compiled(log)
+    same(log(torch.ones(2)), torch.zeros(2))
+    with pytest.raises(RuntimeError, match="x is not positive"):
+        log(-torch.ones(2))

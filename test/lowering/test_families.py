@@ -338,3 +338,15 @@ def test_symbolic_sizes(case):
 
 def test_flatten_counts_numbers_as_undefined():
     assert flatten((torch.ones(1), 3, [torch.ones(2)]))[1] is None
+
+
+@pytest.mark.parametrize("dim", [0, 2])
+def test_weight_norm(dim):
+    v = randn(3, 4, 5)
+    g = v.norm(dim=[d for d in range(3) if d != dim % 3], keepdim=True) + 1
+    forward, backward = aten._weight_norm_interface.default, aten._weight_norm_interface_backward.default
+    want = list(forward(v, g, dim))
+    compare(evaluated(forward, (v, g, dim), {}, want), want)
+    grad = torch.randn_like(v)
+    want_back = list(backward(grad, v, g, want[1], dim))
+    compare(evaluated(backward, (grad, v, g, want[1], dim), {}, want_back), want_back)

@@ -69,6 +69,7 @@ class Caller:
         self.host_calls = any(n.target not in LOWERINGS for n in graph.nodes)
         self.writes = [self._write(position, value) for position, value in graph.writes]
         self.outputs = [self._output(value, layout) for value, layout in graph.outputs]
+        self.checks = [(self._output(value, None), check) for value, check in graph.checks]
         self.aliases = self._aliases()
 
     # ---- the program
@@ -180,6 +181,8 @@ class Caller:
         else:
             inputs, results = (", ".join(f"Foreign({_shape_text(s)}, {p})" for p, s in side) for side in (pointers, outs))
             lines.append(f"run([{inputs}], [{results}])")
+        for value, check in self.checks:
+            lines.append(f"{self._constant(check)}({self._returned(value)})")
         for position, i in self.writes:
             p = f"p{g.input_at(position)}"
             if self.results[i].position == position:
@@ -233,9 +236,9 @@ class Caller:
             dims[d] = x.leaf.shape.dims[place]
         return dims
 
-    def _constant(self, tensor: torch.Tensor) -> str:
+    def _constant(self, value: torch.Tensor | Callable) -> str:
         name = f"c{len(self.scope)}"
-        self.scope[name] = tensor
+        self.scope[name] = value
         return name
 
     def _dtype(self, shape: Shape) -> str:

@@ -100,6 +100,9 @@ class _Watching:
     def __init__(self, inner, name: str, full_graph: bool) -> None:
         self.inner, self.name, self.full_graph, self.evaluated = inner, name, full_graph, False
 
+    def later(self, value: HloTensor, check) -> None:
+        """A condition on values that a replay computes again: not looked at (see conditions.py)."""
+
     def __getattr__(self, attribute: str):
         found = getattr(self.inner, attribute)
         if attribute not in ("mark_step", "materialize", "synchronize", "sync"):

@@ -628,6 +628,7 @@ def source() -> str:
 
 # These modules use the names above. One line each: a handler made while a later one loads needs the earlier ones.
 from torch_hlo.lazy import checks  # noqa: E402, I001
+from torch_hlo.lazy import conditions  # noqa: E402, F401
 from torch_hlo.lazy import decompose  # noqa: E402
 from torch_hlo.lazy import generator  # noqa: E402
 from torch_hlo.lazy import optimizer_state  # noqa: E402

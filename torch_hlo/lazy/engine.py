@@ -4,7 +4,8 @@ An engine has
 * `mark_step(wait=False)`: evaluate every pending storage (in the background unless `wait`);
 * `materialize(tensors) -> list[torch.Tensor]`: fresh contiguous CPU copies of the logical values of hlo tensors;
 * `upload(cpu_tensor) -> device value`: copies a contiguous CPU tensor to the device;
-* `synchronize()`: wait for everything under way.
+* `synchronize()`: wait for everything under way;
+* `later(tensor, check)`, optional: call `check(value on the CPU)` once the tensor has been computed, without waiting for it now.
 """
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from torch_hlo.device import runtime
 from torch_hlo.device.runtime import Buffer
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
-from torch_hlo.lazy import dump, exchange, executor, explain, generalize, log, progress, spmd
+from torch_hlo.lazy import conditions, dump, exchange, executor, explain, generalize, log, progress, spmd
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
 from torch_hlo.lazy.launch import IN_FLIGHT, Binding, Compiled, launch, leaf_buffer, number_buffers
@@ -105,9 +105,16 @@ def materialize(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         bases = {id(s): stack.enter_context(_reading(s)) for s in storages}
         results = [_view_on_host(bases[id(t._storage)], t) for t in tensors]
     _forget_done()
+    if conditions.EXPECTED:
+        conditions.surface()
     metrics.record("TransferFromDeviceTime", time.perf_counter() - start)
     metrics.record("InboundData", sum(r.nbytes for r in results), "B")
     return results
+
+
+def later(value: torch.Tensor, check: conditions.Check) -> None:
+    """Judge a value once it has been computed (see conditions.py)."""
+    conditions.EXPECTED.append((value, check))
 
 
 def clear_cache() -> None:
@@ -524,6 +531,8 @@ def _surface() -> None:
     with RECORDING:
         _forget_done()
         if not IN_FLIGHT or not IN_FLIGHT[0].job.is_done():
+            if conditions.EXPECTED:
+                conditions.surface()
             return
         executor.drain()  # what came after may have failed with it
         error = IN_FLIGHT[0].job.error

@@ -36,7 +36,6 @@ DATA_DEPENDENT = (
     aten.unique_consecutive.default, aten.unique_dim.default, aten.unique_dim_consecutive.default, aten.linalg_lstsq.default,
     aten._ctc_loss.default, aten._ctc_loss.Tensor, aten.is_nonzero.default, aten.histogram.bin_ct, aten.histogram.bins_tensor,
     aten._histogramdd_bin_edges.default, aten._histogramdd_from_bin_cts.default, aten._histogramdd_from_bin_tensors.default,
-    aten._assert_async.msg, aten._assert_async.default,
 )  # fmt: skip
 for _op in DATA_DEPENDENT:
     dispatch.TABLE[_op] = _on_cpu(_op)

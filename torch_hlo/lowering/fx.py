@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import fx
+from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
@@ -42,7 +43,7 @@ class FxGraph:
 
     `sizes`: symbol -> position of the SymInt placeholder that has its value; `numbers`: the same for floats. `outputs`: for each output of the FX graph an Out or Leaf, a
     number (int, symbolic, float) or None, with the Layout that PyTorch expects of a tensor. `writes`: (placeholder position, new
-    value) of in-place writes at the end of the graph.
+    value) of in-place writes at the end of the graph. `checks`: (value, function that raises if it is wrong), for the caller: a program cannot raise.
     """
 
     placeholders: int = 0
@@ -52,6 +53,7 @@ class FxGraph:
     numbers: dict[str, int] = field(default_factory=dict)
     outputs: list[tuple[object, Layout | None]] = field(default_factory=list)
     writes: list[tuple[int, Out | Leaf]] = field(default_factory=list)
+    checks: list[tuple[Out | Leaf, Callable[[torch.Tensor], None]]] = field(default_factory=list)
 
     def input_at(self, position: int) -> int:
         """Number of the program's parameter for a placeholder."""
@@ -80,7 +82,9 @@ class _Reader:
     def placeholder(self, n: fx.Node) -> None:
         g, value, position = self.g, n.meta.get("val"), self.g.placeholders
         g.placeholders += 1
-        if isinstance(value, torch.Tensor):
+        if any(u.target is with_effects and u.args[0] is n for u in n.users):  # a token, which orders effects: None when called
+            self.env[n] = None
+        elif isinstance(value, torch.Tensor):
             shape, layout = shape_of(value), layout_of(value)
             if self.inner or not layout.dense or layout.repeated:  # made contiguous before each call
                 layout = Layout(tuple(range(shape.rank)), (), True, ())
@@ -152,12 +156,21 @@ class _Reader:
             self.env[n] = value
         elif target is aten.copy_.default and isinstance(n.args[0], fx.Node) and n.args[0].op == "placeholder":
             self._write(n)
-        elif target in _NO_RESULT:
+        elif target in CHECKS and not self.inner:
+            self._check(target, n.args, n.kwargs)
             self.env[n] = None
+        elif target in _NO_RESULT or target in CHECKS:
+            self.env[n] = None
+        elif target is with_effects and n.args[1] in CHECKS:
+            self._check(n.args[1], n.args[2:], n.kwargs)
+            self.env[n] = (None,)
         elif isinstance(target, (OpOverload, HigherOrderOperator)):
             self._operator(n, value)
         else:
             raise LoweringError(f"{target} ({source_line(n) or 'no source line'}) is not an operator that hlo can compile")
+
+    def _check(self, op: OpOverload, args: tuple, kwargs: dict) -> None:
+        self.g.checks.append((self.arg(args[0]), lambda value: op(value, *args[1:], **kwargs)))
 
     def _write(self, n: fx.Node) -> None:
         target, source = n.args[0], n.args[1]
@@ -237,9 +250,12 @@ def from_fx(module: fx.GraphModule, random: Callable[[], tuple] | None = None, i
 
 # Assertions about sizes that Dynamo's guards have checked, and calls for their effect on tracing alone.
 _NO_RESULT = {
-    aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default, aten._assert_tensor_metadata.default,
+    aten._assert_scalar.default, aten._assert_tensor_metadata.default,
     aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default,
 }  # fmt: skip
+
+# Calls that only raise, depending on their first argument.
+CHECKS = {aten._linalg_check_errors.default, aten._assert_async.msg, aten._assert_async.default}
 
 
 def source_line(n: fx.Node) -> str:

@@ -22,27 +22,54 @@ def size_of(x: int | torch.SymInt) -> Size:
     return size_of_expression(x.node.expr.xreplace(solved) if solved else x.node.expr)
 
 
-def _solved(env) -> dict[sympy.Symbol, sympy.Expr]:
-    """Symbols that the guards determine, as the pieces of a split whose sizes add up to a known one: s1 = 8 - s0."""
+def _solved(env) -> dict[sympy.Expr, sympy.Expr]:
+    """What the guards determine: symbols, as the pieces of a split whose sizes add up to a known one (s1 = 8 - s0), and terms between equal bounds,
+    as sizes that were compared with 1 when a view dropped them (s0//4 >= 8 and s0//4 - 7 <= 1)."""
     guards = env.guards
-    count, solved = _SOLVED.get(env, (0, {}))
+    count, solved, bounds = _SOLVED.get(env, (0, {}, {}))
     if count == len(guards):
         return solved
+    bounds = dict(bounds)
     for e in (g.expr.xreplace(solved) for g in guards[count:]):
-        if not isinstance(e, sympy.Eq) or not (e.lhs.is_Add or e.rhs.is_Add):
+        if not isinstance(e, sympy.core.relational.Relational) or isinstance(e, sympy.Ne):
             continue
         difference = e.lhs - e.rhs
         terms = difference.as_coefficients_dict()
-        alone = [s for s in terms if s.is_Symbol and abs(terms[s]) == 1 and sum(s in t.free_symbols for t in terms) == 1]
-        if alone:
-            s = max(alone, key=str)
-            value = sympy.expand(s - difference / terms[s])
-            solved = {k: v.xreplace({s: value}) for k, v in solved.items()} | {s: value}
-    _SOLVED[env] = (len(guards), solved)
+        found = {}
+        if isinstance(e, sympy.Eq) and (e.lhs.is_Add or e.rhs.is_Add):
+            alone = [s for s in terms if s.is_Symbol and abs(terms[s]) == 1 and sum(s in t.free_symbols for t in terms) == 1]
+            if alone:
+                s = max(alone, key=str)
+                found = {s: sympy.expand(s - difference / terms[s])}
+        else:
+            found = _bounded(e, terms, bounds)
+        if found:
+            solved = {k: v.xreplace(found) for k, v in solved.items()} | found
+    _SOLVED[env] = (len(guards), solved, bounds)
     return solved
 
 
-_SOLVED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # ShapeEnv -> (guards seen, solution)
+def _bounded(e: sympy.core.relational.Relational, terms: dict, bounds: dict) -> dict[sympy.Expr, sympy.Expr]:
+    """Note what `e` says about the one term it has beside a number; that term's value if its bounds meet."""
+    variable = [t for t in terms if not t.is_number]
+    if len(variable) != 1 or abs(terms[variable[0]]) != 1:
+        return {}
+    term, sign = variable[0], terms[variable[0]]
+    limit = -sum(t * c for t, c in terms.items() if t != term) / sign
+    low, high = bounds.get(term, (-sympy.oo, sympy.oo))
+    strict = 1 if isinstance(e, (sympy.StrictLessThan, sympy.StrictGreaterThan)) else 0
+    if isinstance(e, sympy.Eq):
+        low = high = limit
+    elif isinstance(e, (sympy.GreaterThan, sympy.StrictGreaterThan)) == (sign > 0):
+        low = max(low, limit + strict)
+    else:
+        high = min(high, limit - strict)
+    bounds[term] = (low, high)
+    return {term: low} if low == high else {}
+
+
+# ShapeEnv -> (guards seen, solution, bounds of terms)
+_SOLVED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def size_of_expression(e: sympy.Expr) -> Size:

@@ -247,3 +247,28 @@ def native_group_norm_backward(grad, x, mean, rstd, weight, n, c, hxw, group, ma
         scale = rstd if weight is None else rstd * _like(weight, rstd)
         dx = g * _pixels(scale, g) - _pixels(rstd * first, g) - centered * _pixels(square(rstd) * second, g)
     return _results(dx, fold(products, (0,)) if mask[1] else None, fold(sums, (0,)) if mask[2] else None)
+
+
+# torch.nn.utils.weight_norm: w = v * g / |v|, with a norm and a g for each index of dimension `dim`.
+
+
+def _but(dim: int, rank: int) -> tuple[int, ...]:
+    return tuple(d for d in range(rank) if d != dim % rank)
+
+
+@lowers(aten._weight_norm_interface)
+def weight_norm(v, g, dim=0):
+    value = compute(v)
+    others = _but(dim, len(value.dims))
+    norm = sqrt(fold(square(value), others))
+    return _results(value * (_like(g, value) / keep(norm, value.dims, others)), norm)
+
+
+@lowers(aten._weight_norm_interface_backward)
+def weight_norm_backward(grad, v, g, norms, dim):
+    """(gradient of v, gradient of g)."""
+    value, dw = compute(v), compute(grad)
+    others = _but(dim, len(value.dims))
+    scale, norm = _like(g, value), Expr(promote.cast(reshape(norms, (value.dims[dim],)), value.dtype))
+    along = fold(dw * value, others) / norm
+    return _results(scale / keep(norm, value.dims, others) * (dw - value * keep(along / norm, value.dims, others)), along)

@@ -1,0 +1,75 @@
+"""Conditions on values: errors that PyTorch raises, at the call or when the value has been computed, without steps that are cut for them."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributions import Categorical, MultivariateNormal, Normal
+
+import torch_hlo
+from torch_hlo import metrics
+
+
+def steps() -> int:
+    return metrics.counter_value("MarkStep") or 0
+
+
+def computed(*values: float) -> torch.Tensor:
+    """A tensor whose values only the device knows."""
+    x = torch.tensor(values).to("hlo") * 1
+    torch_hlo.sync()
+    return x
+
+
+def test_arguments_from_the_cpu_are_judged_at_the_call():
+    x = torch.tensor([1.0, -2.0]).to("hlo")
+    with pytest.raises(ValueError, match="parameter scale of distribution Normal .*GreaterThan"):
+        Normal(x, x * 2)
+    with pytest.raises(ValueError, match="within the support .* of the distribution Categorical"):
+        Categorical(logits=torch.zeros(2, 3).to("hlo")).log_prob(torch.tensor([1, 3]).to("hlo"))
+
+
+def test_computed_arguments_are_judged_with_their_step():
+    d = Normal(computed(0.0, 1.0), computed(1.0, -1.0))
+    with pytest.raises(ValueError, match="parameter scale of distribution Normal"):
+        d.mean.sum().item()
+    torch_hlo.sync()  # told once
+    assert d.mean.tolist() == [0.0, 1.0]
+
+
+def test_assertions_are_judged_with_their_step():
+    torch._assert_async(computed(1.0).sum(), "never")
+    torch._assert_async(computed(0.0).sum(), "a sum is zero")
+    with pytest.raises(RuntimeError, match="a sum is zero"):
+        torch_hlo.sync()
+
+
+def test_distributions_do_not_cut_the_graph():
+    mean, scale, x = computed(0.0, 1.0), computed(1.0, 2.0), computed(0.5, 0.25)
+    before = steps()
+    a = Normal(mean, scale).log_prob(x)
+    b = MultivariateNormal(mean, torch.eye(2, device="hlo")).log_prob(x)
+    assert steps() == before
+    torch.testing.assert_close(a.cpu(), Normal(mean.cpu(), scale.cpu()).log_prob(x.cpu()))
+    torch.testing.assert_close(b.cpu(), MultivariateNormal(mean.cpu(), torch.eye(2)).log_prob(x.cpu()))
+
+
+def test_a_captured_step_with_distributions_replays():
+    w = torch.nn.Parameter(computed(0.1, 0.2))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+
+    @torch_hlo.compile(full_graph=True)
+    def step(x):
+        optimizer.zero_grad()
+        loss = -Normal(w, w.exp()).log_prob(x).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    x = torch.tensor([1.0, 2.0]).to("hlo")
+    losses = [step(x).item() for _ in range(6)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_all_true_is_a_tensor_for_everybody_else():
+    assert torch._is_all_true(computed(1.0).bool()).device.type == "hlo"
+    assert not torch._is_all_true(computed(1.0, 0.0).bool())
