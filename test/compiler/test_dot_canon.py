@@ -35,6 +35,12 @@ class DotCanon(HloTestCase):
         m = self.program(h.dot(p(4, 1), p(1, 5, index=1), (1,), (0,)))
         assert not any(i.op == "dot" for i in self.check(dot_canon, m).entry.instructions())
 
+    def test_inner_products(self):
+        for x in (h.dot(p(64), p(64, index=1), (0,), (0,)), h.dot(p(4, 3, 64), p(64, 4, 3, index=1), (2, 1), (0, 2), (0,), (1,))):
+            ops = [i.op for i in self.check(dot_canon, self.program(x)).entry.instructions()]
+            self.assertIn("reduce", ops)
+            self.assertNotIn("dot", ops)
+
     def test_kept(self):
         for why, x in {
             "plain": h.dot(p(4, 6), p(6, 5, index=1), (1,), (0,)),

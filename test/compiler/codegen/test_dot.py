@@ -5,7 +5,7 @@ import pytest
 from test.compiler.codegen.steps import check
 from torch_hlo.hlo import build
 
-SIZES = [(1, 1, 1), (5, 7, 3), (1, 100, 37), (3, 65, 130), (8, 33, 16), (17, 1, 100), (70, 90, 400), (2, 2, 1000), (15, 600, 20)]
+SIZES = [(1, 1, 1), (5, 7, 3), (1, 100, 37), (3, 65, 130), (8, 33, 16), (17, 1, 100), (70, 90, 400), (2, 2, 1000), (15, 600, 20), (90, 5, 131)]
 
 
 def values(rng, dims, dtype):

@@ -29,6 +29,7 @@ from torch_hlo.compiler.codegen.gemm_amx import (
     STEP_BYTES,
     TURNED,
     AmxGemm,
+    Element,
 )
 from torch_hlo.compiler.codegen.gemv import STRIP, gemv_columns, gemv_rows
 from torch_hlo.compiler.codegen.loop import Store, run_loop
@@ -214,7 +215,7 @@ def _on_amx(x: Instruction, target, p: Product) -> bool:
     types = tuple(o.shape.dtype for o in x.operands)
     if target.grid or types not in ELEMENTS or not target.has(FEATURES[types[0]]) or x.shape.itemsize > 4:
         return False
-    return isinstance(p.k, int) and p.k >= 16 and not (isinstance(p.m, int) and p.m <= 8)
+    return isinstance(p.k, int) and p.k >= 16 and not (isinstance(p.m, int) and p.m <= (4 if p.b[1] == 1 else 2)) and p.n != 1
 
 
 def _takes_amx(program, x: Instruction, pointers: list[str], finish: Finish | None) -> bool:
@@ -223,43 +224,48 @@ def _takes_amx(program, x: Instruction, pointers: list[str], finish: Finish | No
     if not _on_amx(x, program.target, p):
         return False
     element = ELEMENTS[tuple(o.shape.dtype for o in x.operands)]
-    prepacked = not p.batch
-    if finish is not None and p.k > K_SINGLE and not prepacked:
-        return False  # sums of several blocks of K need an array
-    forms = ["k" if k == 1 else "lane" if free == 1 else "none" for free, k in (p.a, p.b)]
     way = _way(program, x, p)
     transposed = _may_transpose(p) and (_hint(p.m, 512) * p.k * element.itemsize <= B_BYTES if way == STATIC else way == "transposed")
+    forms = ["k" if k == 1 else "lane" if free == 1 else "none" for free, k in (p.a, p.b)]
     if transposed:
         p, forms, pointers = replace(p, m=p.n, n=p.m, a=p.b, b=p.a), forms[::-1], [pointers[1], pointers[0], pointers[2]]
-    engine = AmxGemm(element, *forms, prepacked, transposed, finish and finish.epilogue)
     batch: Size = 1
     for size, *_ in p.batch:
         batch = batch * size
-    tiles = ceildiv(p.m, BLOCK)
-    fit = max(1, min((TURNED if transposed else COLUMNS) // BLOCK, B_BYTES // (STEP_BYTES * ceildiv(p.k, element.depth)))) * BLOCK
-    cut = _cut_amx(p, tiles, fit, batch)
+    cut, packed = _cut_amx(p, element, forms[0], batch, transposed)
+    if finish is not None and p.k > K_SINGLE and not packed[1]:
+        return False  # sums of several blocks of K need an array
+    engine = AmxGemm(element, *forms, packed, transposed, finish and finish.epilogue)
     for side, (lanes, strides) in enumerate(((p.m, p.a), (p.n, p.b))):
-        if not prepacked or transposed and side == 0:
-            continue
-        packed = program.at(program.scratch(engine.packed_bytes(lanes, p.k)))
-        name = program.once(("prepack", element.kind, engine.forms[side], side), lambda side=side: _prepack_amx(program, engine, side))
-        arguments = [f"ptr {pointers[side]}", f"ptr {packed}", *(f"i64 {program.size(v)}" for v in (lanes, *strides, p.k))]
-        program.parallel(name, arguments, program.size(ceildiv(lanes, BLOCK)), cost=0.06 * BLOCK * p.k)
-        pointers = [packed if i == side else q for i, q in enumerate(pointers)]
-    if prepacked:
+        if packed[side]:
+            to = program.at(program.scratch(engine.packed_bytes(lanes, p.k)))
+            name = program.once(("prepack", element.kind, forms[side], side), lambda side=side: _prepack_amx(program, engine, side))
+            arguments = [f"ptr {pointers[side]}", f"ptr {to}", *(f"i64 {program.size(v)}" for v in (lanes, *strides, p.k))]
+            program.parallel(name, arguments, program.size(ceildiv(lanes, BLOCK)), cost=0.06 * BLOCK * p.k)
+            pointers = [to if i == side else q for i, q in enumerate(pointers)]
+    if packed[1]:
         p = replace(p, b=(p.n, 1))
     name = program.once(("dot", engine.name, len(p.batch)), lambda: _engine_task(program, engine, (element.kind, element.kind, element.sums), len(p.batch), True))
     _call(program, name, p, batch, cut, pointers, finish, 0.0008)
     return True
 
 
-def _cut_amx(p: Product, tiles: Size, fit: int, batch: Size) -> gemm.Partition:
-    """Columns that stay in L2 by all rows, unless that leaves cores idle."""
-    items = max(1, min(2 * (os.cpu_count() or 1), _hint(p.m, 512) * _hint(p.n, 512) * p.k * _hint(batch, 8) >> 24))
+def _cut_amx(p: Product, element: Element, form_a: str, batch: Size, transposed: bool) -> tuple[gemm.Partition, tuple[bool, bool]]:
+    """How a product on AMX is cut, and which of its operands are packed beforehand.
+
+    A block of B that stays in L2 is packed by the item that reads it, which has all rows; of a product with many more rows than columns, whose items
+    share blocks of B, it is packed before. A is packed beforehand where that takes more than copying and several blocks of columns read it.
+    """
+    tiles, count = ceildiv(p.m, BLOCK), _hint(batch, 8)
+    fit = max(1, min((TURNED if transposed else COLUMNS) // BLOCK, B_BYTES // (STEP_BYTES * ceildiv(p.k, element.depth)))) * BLOCK
+    items = ceildiv(max(1, min(2 * (os.cpu_count() or 1), _hint(p.m, 512) * _hint(p.n, 512) * p.k * count >> 24)), count)
     if not isinstance(tiles, int) or not isinstance(p.n, int):
-        return gemm.Partition(16, fit, ceildiv(tiles, 16), ceildiv(p.n, fit), False)
+        return gemm.Partition(16, fit, ceildiv(tiles, 16), ceildiv(p.n, fit), False), (False, transposed or not p.batch)
     blocks_n = ceildiv(p.n, fit)
-    return gemm.cut(Tile("float", 4, 16, BLOCK, 2), tiles, p.n, min(tiles, ceildiv(items, blocks_n * _hint(batch, 8))), blocks_n)
+    tall = not p.batch and (transposed or p.m > 2 * p.n or p.k > K_SINGLE)
+    blocks_m = min(tiles, ceildiv(items, blocks_n)) if tall else 1
+    cut = gemm.cut(Tile("float", 4, 16, BLOCK, 2), tiles, p.n, blocks_m, blocks_n if tall else max(blocks_n, items))
+    return cut, (not p.batch and form_a != "k" and cut.blocks_n > 1, tall)
 
 
 def _prepack_amx(program, engine: AmxGemm, side: int) -> str:
@@ -432,8 +438,11 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
                  way: str = STATIC) -> None:  # fmt: skip
     """Call the kernels for one strided product; `pointers` are A, B, C; `way`: how it is cut, see `_ways`."""
     t = gemm.tile(kind, program.target.vector_bytes)
+    turned = _is_turned(p, t)
+    if turned:
+        p, dtypes, pointers = _swapped(p), dtypes[::-1], [pointers[1], pointers[0], *pointers[2:]]
     sources = tuple(SOURCES[d, kind] for d in dtypes)
-    plan = _plan(p, t, sources)
+    plan = replace(_plan(p, t, sources), turned=turned)
     batch: Size = 1
     for size, *_ in p.batch:
         batch = batch * size
@@ -459,7 +468,7 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
 
 def _ways(x: Instruction, target, p: Product) -> tuple[str, ...]:
     """How a product may be computed, the static choice first: cut into rows x columns of items; on AMX transposed, the right operand's tiles
-    made on the way, or with both operands packed before."""
+    made on the way, or not."""
     if p.batch or not all(isinstance(v, int) for v in (p.m, p.n, p.k)) or p.m <= 8 or p.m * p.n * p.k < 1 << 22:
         return (STATIC,)
     if _on_amx(x, target, p):
@@ -525,6 +534,17 @@ def _hint(size: Size, usual: int) -> int:
     return size if isinstance(size, int) else usual
 
 
+def _is_turned(p: Product, t: Tile) -> bool:
+    """Whether a product of few columns is computed as the transposed one of few rows, which is written in columns."""
+    few = isinstance(p.n, int) and isinstance(p.k, int) and t.is_float and not (isinstance(p.m, int) and p.m <= 8)
+    return few and (p.n == 1 and 1 in p.a or p.n <= 8 and p.a[1] == p.b[1] == 1 and p.k >= 4 * t.lanes)
+
+
+def _swapped(p: Product) -> Product:
+    """The operands in the other order. (C is not turned: `c_m` is then the distance of its columns.)"""
+    return replace(p, m=p.n, n=p.m, a=p.b, b=p.a, batch=tuple((size, b, a, c) for size, a, b, c in p.batch))
+
+
 FAR = 8192  # bytes between rows of B from which on a packed copy is faster than reading it in place
 
 
@@ -538,6 +558,7 @@ class Plan:
     heights: tuple[int, ...]
     vectors: int
     even: bool = False  # whole tiles of columns only
+    turned: bool = False  # rows of the result are written as columns
 
 
 def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
@@ -570,19 +591,23 @@ def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Produ
     kernel = f"gemv_{plan.kernel}_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}"
     make = {"rows": gemv_rows, "columns": gemv_columns}[plan.kernel]
     kernel = program.function(kernel, make(kernel, t, sources, plan.heights[0]).text())
+    kernel_name = f"{kernel}_turned" if plan.turned else kernel
 
     def call(f: Function, a: str, b: str, c: str, row_block: Int, n0: Int, n1: Int, first_row: Int) -> None:
         ldc: Int = "%ldc"
+        high, count = plan.heights[0], f.sub(n1, n0)
         if epilogue is not None:
-            sums, ldc = f.alloca(t.kind, plan.heights[0] * 2 * STRIP, 64), 2 * STRIP
-            c = f.gep(t.kind, sums, f.sub(0, n0))
-        strides = {"rows": (["%a_m"], ["%b_n"], [ldc]), "columns": (["%a_m", "%a_k"], ["%b_k"], [ldc])}[plan.kernel]
+            sums, ldc = f.alloca(t.kind, high * 2 * STRIP, 64), high if plan.turned else 2 * STRIP
+            c = f.gep(t.kind, sums, f.sub(0, f.mul(n0, high) if plan.turned else n0))
+        c_strides = [1, ldc] if plan.turned else [ldc, 1]
+        strides = {"rows": (["%a_m"], ["%b_n"], c_strides), "columns": (["%a_m", "%a_k"], ["%b_k"], c_strides[:1])}[plan.kernel]
         arguments = [text for q, values in zip((a, b, c), strides, strict=True) for text in (f"ptr {q}", *(f"i64 {v}" for v in values))]
-        f.call("void", kernel, *arguments, *["i64 1"] * (plan.kernel == "rows"), f"i64 {n0}", f"i64 {n1}", "i64 %k")
+        f.call("void", kernel, *arguments, f"i64 {n0}", f"i64 {n1}", "i64 %k")
         if epilogue is not None:
-            epilogue.call(f, first_row, "%m", n0, f.sub(n1, n0), sums, ldc)
+            tile = (f.add(first_row, n0), count, 0, high) if plan.turned else (first_row, high, n0, count)
+            epilogue.call(f, *tile, sums, ldc)
 
-    return _items(program, kernel, kinds, len(p.batch), isinstance(p.k, int), epilogue, call), None
+    return _items(program, kernel_name, kinds, len(p.batch), isinstance(p.k, int), epilogue, call), None
 
 
 def _engine_task(program, engine: Gemm | AmxGemm, kinds: tuple[str, str, str], batch: int, static_k: bool) -> str:

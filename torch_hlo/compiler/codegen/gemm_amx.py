@@ -27,6 +27,7 @@ K_SINGLE = 4096  # up to here K is one block
 K_BLOCK = 1024
 K_TRANSPOSED = 8192  # up to here C may be written transposed
 B_BYTES = 1 << 20  # of L2 for a block of packed B
+LANES_AHEAD = 192  # bytes: rows of lanes are read a cache line at a time, each from another page, where no processor looks ahead
 COLUMNS = 512
 TOGETHER = 4  # tiles of A whose sums are turned together
 TURNED = 1024  # columns at a time of a product that is computed transposed
@@ -123,7 +124,10 @@ def _rows_along_lanes(f: Function, e: Element):
         mask = lanes
         if tail:
             mask = f.op(f"select i1 {f.icmp('slt', k, '%depth')}, <16 x i1> {lanes}, <16 x i1> zeroinitializer")
-        return masked_load(f, e.kind, 16, f.gep(e.kind, "%src", f.mul(k, "%k_stride")), mask, e.itemsize)
+        p = f.gep(e.kind, "%src", f.mul(k, "%k_stride"))
+        if not tail:
+            f.do(f"call void @llvm.prefetch.p0(ptr {f.gep('i8', p, LANES_AHEAD)}, i32 0, i32 2, i32 1)")
+        return masked_load(f, e.kind, 16, p, mask, e.itemsize)
 
     def mixed(kind: str, a: str, b: str) -> str:
         order = ", ".join(f"i32 {i // 2 + i % 2 * 16}" for i in range(32))
@@ -231,28 +235,28 @@ def turn(name: str, masked: bool) -> Function:
 
 
 class AmxGemm:
-    """The same interface as gemm.Gemm, for an `element` of ELEMENTS. With an `epilogue`, K is at most K_SINGLE unless `prepacked`, and C is not used.
+    """The same interface as gemm.Gemm, for an `element` of ELEMENTS. With an `epilogue`, K is at most K_SINGLE unless B is packed, and C is not used.
 
-    `prepacked`: both operands were packed as a whole by `prepack` functions; b_free is then the number of columns of B.
-    `transposed`: only B was, and C is written transposed, element (i, j) at j * ldc + i. `adding`: what is in C is added.
+    `packed`: which of A and B was packed as a whole by `prepack` functions (K up to K_SINGLE for A alone); b_free of a packed B is its number of columns.
+    `transposed`: for a packed B; C is written transposed, element (i, j) at j * ldc + i. `adding`: what is in C is added.
     """
 
     heights = (BLOCK,)
 
-    def __init__(self, element: Element, form_a: str, form_b: str, prepacked: bool = False, transposed: bool = False, epilogue=None,
+    def __init__(self, element: Element, form_a: str, form_b: str, packed: tuple[bool, bool] = (False, False), transposed: bool = False, epilogue=None,
                  adding: bool = False) -> None:  # fmt: skip
-        self.element, self.forms, self.prepacked, self.transposed = element, (form_a, form_b), prepacked, transposed
+        self.element, self.forms, self.packed, self.transposed = element, (form_a, form_b), packed, transposed
         self.epilogue, self.adding = epilogue, adding
         self.functions: dict[str, str] = {}
-        kind = f"{form_a}_transposed" if transposed else "packed" if prepacked else f"{form_a}_{form_b}"
-        self.name = f"gemm_amx_{element.name}_{kind}{'_add' * adding}"
+        kinds = ("packed" if p else form for p, form in zip(packed, self.forms, strict=True))
+        self.name = f"gemm_amx_{element.name}_{'_'.join(kinds)}{'_transposed' * transposed}{'_add' * adding}"
         self.extra: tuple[tuple[str, str], ...] = ()
         if epilogue is not None:
             self.extra = (("i64", "first_row"), *epilogue.parameters)
             self.name += f"_{epilogue.name}"
         # scratch memory: a panel of A, a block of B, sums, sums turned
         self._b_at = STEP_BYTES * PANEL_STEPS
-        self._sums_at = self._b_at + (0 if prepacked or transposed else B_BYTES + BLOCK * STEP_BYTES)
+        self._sums_at = self._b_at + (0 if packed[1] else B_BYTES + BLOCK * STEP_BYTES)
         self._turned_at = self._sums_at
         if transposed:
             self._turned_at += 4 * BLOCK * TOGETHER * TURNED
@@ -278,7 +282,7 @@ class AmxGemm:
         """See Gemm.block; a tile is 32 rows."""
         f = Function(self.name, "void", [*BLOCK_PARAMETERS, *self.extra], attrs="noinline #0")
         self._configure(f)
-        (self._transposed_blocks if self.transposed else self._packed_blocks if self.prepacked else self._blocks)(f)
+        (self._transposed_blocks if self.transposed else self._packed_blocks if self.packed[1] else self._blocks)(f)
         f.do("call void @llvm.x86.tilerelease()")
         self.functions[self.name] = f.text()
         return self.name
@@ -301,7 +305,7 @@ class AmxGemm:
         kernel = self._function(micro, f"micro_amx_{e.name}", e)
         steps, rows = f.ceildiv(depth, e.depth), f.sub("%m", row)
         with self._pieces(f, steps) as (s, count):
-            if self.prepacked and not self.transposed:
+            if self.packed[0]:
                 a = f.gep("i8", "%A", f.mul(f.add(f.mul(i, steps), s), STEP_BYTES))
             else:
                 a, k = f.gep("i8", "%scratch", 0), f.mul(s, e.depth)

@@ -4,6 +4,7 @@
     dot(x, broadcast(w)) batched    -> dot(x, w): one large product instead of many with the same matrix
     dot(f32[1,64], f32[64,8])       -> reshape(dot(f32[64], f32[64,8]))
     dot without contraction         -> multiply(broadcast(x), broadcast(y))
+    dot(f32[b,64], f32[b,64])       -> reduce(multiply(x, y)) where only b is left
     ragged-dot(transpose(x), y)     -> ragged-dot(x, y) with other dimension numbers
 
 Dimensions of the result: batch, free of lhs, free of rhs. Contracting dimensions are sorted by lhs. The sign of a zero that a dot gives is not
@@ -105,6 +106,18 @@ def outer_product(out: Instruction) -> Instruction | None:
     return h.multiply(_spread(x, out, [place_x[a] for a in range(x.shape.rank)]), _spread(y, out, [place_y[b] for b in range(y.shape.rank)]))
 
 
+def inner_product(out: Instruction) -> Instruction | None:
+    """A dot whose operands have no free dimensions -> sums of a multiply"""
+    d = parts(out)
+    if d.lhs_free or d.rhs_free or not d.contract or out.shape.kind == "p":
+        return None
+    wide = "f32" if d.dtype in ("bf16", "f16") else d.dtype
+    order = [*d.batch, *d.contract]
+    x, y = (h.transpose(h.convert(o, wide), [pair[side] for pair in order]) for side, o in enumerate((d.x, d.y)))
+    sums = h.reduce(h.multiply(x, y), h.full(0, wide), range(len(d.batch), x.shape.rank), "add")
+    return h.convert(sums, d.dtype)
+
+
 def _spread(x: Instruction, out: Instruction, places: list[int]) -> Instruction:
     order = sorted(range(len(places)), key=places.__getitem__)
     return h.broadcast(h.transpose(x, order), out.shape.dims, sorted(places))
@@ -201,6 +214,7 @@ RULES = rules(
     (op("dot", where=plain), sort_contraction),
     (op("dot", where=plain), drop_ones),
     (op("dot", where=plain), outer_product),
+    (op("dot", where=plain), inner_product),
     (op("dot", where=plain), either_side(fold_transpose)),
     (op("dot", where=plain), both_broadcast),
     (op("dot", where=plain), rhs_broadcast),
