@@ -1,16 +1,22 @@
 """Fused attention against the evaluator's meaning of the same program, and the memory it takes."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from attention_programs import inputs_of, program
 from compiled import check
 
+from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.passes.attention import attention as attention_pass
 from torch_hlo.compiler.passes.attention import attention_of
+from torch_hlo.device import cpu
 from torch_hlo.hlo.dim import symbol
-from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.evaluate import evaluate
+from torch_hlo.hlo.ir import Module, outputs
+from torch_hlo.hlo.numeric import decode, encode
 
 SIZES = [(2, 2, 20, 33, 8, 8), (1, 3, 130, 140, 17, 40), (1, 1, 300, 16, 64, 5), (1, 1, 180, 1300, 8, 8)]
 MASKS = ["none", "causal", "pred", "row", "column", "f32"]
@@ -95,3 +101,27 @@ def test_few_rows_are_products() -> None:
     m = program("forward", (1, 2, 4, 64, 8, 8), "causal")
     assert not fused(m)
     check(m, inputs_of(m), rtol=2e-5, atol=1e-5, optimize=True)
+
+
+@pytest.mark.parametrize("machine", ["no tiles", "avx2"])
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_lesser_machines(machine, kind, dtype) -> None:
+    """The same kernels for processors without AMX, and without AVX-512: other tiles, other widths of vectors."""
+
+    def without(*prefixes: str) -> str:
+        return ",".join(f"-{f[1:]}" if f[1:].startswith(prefixes) else f for f in host().features.split(","))
+
+    target = replace(host(), features=without("amx")) if machine == "no tiles" else replace(
+        host(), features=without("amx", "avx512", "avx10"), cpu="haswell", vector_bytes=32)
+    m = program(kind, (1, 2, 45, 150, 20, 40), "causal", dtype)
+    inputs = inputs_of(m)
+    if kind == "backward":
+        inputs[5] = np.abs(inputs[5]) + 3
+    run = cpu.load(compile_module(m, target), target)
+    given = [np.frombuffer(encode(x, p.shape.dtype), np.uint8).copy() for x, p in zip(inputs, m.entry.params, strict=True)]
+    found = [np.zeros(x.shape.nbytes, np.uint8) for x in outputs(m)]
+    run.call([x.ctypes.data for x in given], [x.ctypes.data for x in found])
+    for x, out, expected in zip(outputs(m), found, evaluate(m, inputs), strict=True):
+        rtol, atol = (1e-4, 1e-4) if dtype == "f32" else (2e-2, 5e-2)
+        np.testing.assert_allclose(decode(out.tobytes(), x.shape.dtype, x.shape.dims), expected, rtol=rtol, atol=atol)

@@ -84,6 +84,21 @@ def exp(t: Typed, x: str) -> str:
     return y if hardware else t.select(t.cmp("uno", x, x), x, y)
 
 
+_EXP2_32 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1)
+
+
+def exp2(t: Typed, x: str) -> str:
+    """2^x of floats; results below 2^-126 are 0."""
+    hardware = _scales_in_hardware(t)
+    v = x if hardware else t.select(t.cmp("ogt", x, t.const(-126.0)), x, t.const(-126.0))
+    v = v if hardware else t.select(t.cmp("olt", v, t.const(129.0)), v, t.const(129.0))
+    n = t.call("roundeven", v)
+    r = t.sub(v, n)
+    y = scale(t, t.fma(t.poly(r, _EXP2_32), r, t.const(1.0)), n)
+    y = t.select(t.cmp("uge", x, t.const(-126.0)), y, t.const(0.0))  # see exp
+    return y if hardware else t.select(t.cmp("uno", x, x), x, y)
+
+
 _LOG32 = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
           2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
 _LOG64 = (1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,

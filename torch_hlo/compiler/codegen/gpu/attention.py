@@ -1,7 +1,7 @@
 """Attention on a grid: softmax(q k^T scale + bias) v and its gradient without an array of scores; see attention_kernel.py for the kernels."""
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.attention import symbolic_sizes
+from torch_hlo.compiler.codegen.attention_kernel import symbolic_sizes
 from torch_hlo.compiler.codegen.gpu import attention_fma, attention_mma
 from torch_hlo.compiler.passes.attention import attention_of
 from torch_hlo.hlo.ir import Instruction

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import scalar
-from torch_hlo.compiler.codegen.attention import named, symbolic_sizes
+from torch_hlo.compiler.codegen.attention_kernel import named, symbolic_sizes
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu.exchange import Exchange
 from torch_hlo.compiler.codegen.inline import Writer, load

@@ -1,0 +1,263 @@
+"""Attention of bf16 on AMX tiles, block by block of query rows; the scores of a block stay in the cache, weights are rounded to bf16.
+
+Forward: an item is a block of query rows of one head. Block by block of columns, it multiplies with the keys, turns the scores into weights
+relative to the largest score so far, and adds their product with the values; causal blocks stop at the diagonal. Backward: an item is
+one head; each block recomputes its weights from the saved log-sum-exp and adds to the three gradients.
+"""
+from __future__ import annotations
+
+import math as numbers
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch_hlo.compiler.codegen import math
+from torch_hlo.compiler.codegen.attention_kernel import AttentionKernel, block_of
+from torch_hlo.compiler.codegen.function import Int, float_constant
+from torch_hlo.compiler.codegen.gemm import Tile, lane_mask
+from torch_hlo.compiler.codegen.gemm_amx import BLOCK, ELEMENTS, AmxGemm
+from torch_hlo.compiler.codegen.inline import load, store
+from torch_hlo.compiler.codegen.scalar import STORAGE
+from torch_hlo.compiler.passes.attention import Attention
+from torch_hlo.hlo.dim import Size, ceildiv
+
+ROWS, CAUSAL_ROWS = 256, 96  # query rows of a block, at most
+_BF16 = ELEMENTS["bf16", "bf16"]
+COLUMNS = 512  # columns of a block, about: a block of scores takes a part of the L2 cache
+
+
+def _block_rows(a: Attention) -> int:
+    return block_of(a.rows, CAUSAL_ROWS if a.causal else ROWS, BLOCK)
+
+
+def _block_columns(a: Attention, t: Tile) -> int:
+    """Columns of a block: a multiple of the vector size, evenly divided."""
+    if not isinstance(a.columns, int):
+        return COLUMNS
+    blocks = max(1, round(a.columns / COLUMNS))
+    return ceildiv(ceildiv(a.columns, blocks), t.lanes) * t.lanes
+
+
+class _Tiles(AttentionKernel):
+    """What forward and backward share."""
+
+    weight = "bf16"  # type of a block of weights
+
+    def __init__(self, program, a: Attention, t: Tile) -> None:
+        super().__init__(program, a, t)
+        self.block, self.width = _block_rows(a), _block_columns(a, t)
+        self.stride = self.width + t.lanes  # of rows of scores: not a multiple of a page
+        self.scratch = self.memory(AmxGemm(_BF16, "k", "k", adding=True).scratch_bytes)
+
+    def tile(self, dtype: str = "f32") -> str:
+        return self.memory(self.block * self.stride * STORAGE[dtype].bytes)
+
+    def product(self, a: tuple, b: tuple, c: str, ldc: Int, m: Int, n: Int, k: Int, adding: bool = False) -> None:
+        """C[m, n] (+)= A[m, k] B[k, n]; `a` and `b`: (pointer, stride along m or n, stride along k). C is f32."""
+        f = self.f
+        forms = ["k" if p[2] == 1 else "lane" if p[1] == 1 else "none" for p in (a, b)]
+        engine = AmxGemm(_BF16, *forms, adding=adding)
+        name = engine.block()
+        for function, text in engine.functions.items():
+            self.program.function(function, text)
+        arguments = [f"ptr {a[0]}", f"i64 {a[1]}", f"i64 {a[2]}", f"ptr {b[0]}", f"i64 {b[1]}", f"i64 {b[2]}", f"ptr {c}", f"i64 {ldc}"]
+        f.call("void", name, *arguments, "i64 0", f"i64 {f.ceildiv(m, BLOCK)}", *(f"i64 {v}" for v in (m, 0, n, k)), f"ptr {self.scratch}")
+
+    @contextmanager
+    def columns(self, end: Int) -> Iterator[tuple[Int, Int]]:
+        """The loop over blocks of columns before `end`: (first column, number of columns)."""
+        with self.f.loop(0, end, self.width) as first:
+            yield first, self.f.min(self.width, self.f.sub(end, first))
+
+    def rows_of(self, block: Int) -> tuple[Int, Int, Int]:
+        """(first row, number of rows, columns that they look at) of a block."""
+        f, a = self.f, self.a
+        first = f.mul(block, self.block)
+        count = f.min(self.block, f.sub(a.rows, first))
+        return first, count, f.min(f.add(first, count), a.columns) if a.causal else a.columns
+
+    def vectors(self, row: Int, start: Int, width: Int, end: Int, carry: list[tuple[str, str]], body: Callable) -> list[str]:
+        """Loops over the columns [start, start + width) that the query in `row` sees, in vectors: `body(offset, mask, carried)` returns
+        the next carried values. First those seen in full, with mask None; then the others."""
+        f, lanes = self.f, self.t.lanes
+        limit = f.sub(f.min(f.add(row, 1), end) if self.a.causal else end, start)
+        whole = f.op(f"and i64 {f.max(f.min(limit, width), 0)}, {-lanes}")
+        values = [v for _, v in carry]
+        lane = self.e.iota("i32")
+        for masked, low, high in ((False, 0, whole), (True, whole, width)):
+            with f.loop(low, high, lanes, [(kind, v) for (kind, _), v in zip(carry, values, strict=True)]) as loop:
+                at, now = (loop.index, loop.vars) if carry else (loop, [])
+                mask = None
+                if masked:
+                    seen = f.op(f"trunc i64 {f.sub(limit, at)} to i32")
+                    mask = self.e.typed("i32").cmp("slt", lane, self.e.splat("i32", seen))
+                following = body(at, mask, now)
+                if carry:
+                    loop.next = following
+            values = loop.vars if carry else []
+        return values
+
+    def score(self, p: str, j: Int, mask: str | None, bias: str | None) -> str:
+        """Scaled and masked scores of `lanes` columns from number `j`."""
+        v, a = self.v, self.a
+        s = v.mul(v.load(p, 4), v.const(a.scale))
+        minus_infinity = v.const(-numbers.inf)
+        if bias is not None and self.dtype["bias"] == "pred":
+            s = v.select(self.bias_values(bias, j, mask), s, minus_infinity)
+        elif bias is not None:
+            s = v.add(s, self.bias_values(bias, j, mask))
+        return s if mask is None else v.select(mask, s, minus_infinity)
+
+    def bias_values(self, pointer: str, j: Int, mask: str | None) -> str:
+        """`lanes` elements of a row of the bias."""
+        dtype = self.dtype["bias"]
+        if self.a.bias.column == 0:
+            return self.e.splat(STORAGE[dtype].register, load(self.f, dtype, pointer, 0))
+        return load(self.f, dtype, pointer, j, self.t.lanes, mask)
+
+
+class Forward(_Tiles):
+    """Items: blocks of query rows, heads outermost."""
+
+    inputs, outputs = ("q", "k", "v"), ("out", "lse")
+
+    @classmethod
+    def items(cls, a: Attention, t: Tile) -> tuple[Size, Size]:
+        return a.heads * ceildiv(a.rows, _block_rows(a)), _block_rows(a)
+
+    def item(self, item: Int) -> None:
+        f, a = self.f, self.a
+        tile = self.tile()
+        weights = self.tile(self.weight)
+        self.tops, self.sums = (f.alloca("float", self.block, 64) for _ in range(2))
+        blocks = f.ceildiv(a.rows, self.block)
+        head = f.div(item, blocks)
+        first, count, end = self.rows_of(f.rem(item, blocks))
+        shared = f.div(head, a.group)
+        number = f.add(f.mul(head, a.rows), first)
+        q, out = self.row("q", number, a.size), self.row("out", number, a.width)
+        keys, values = (self.row(name, f.mul(shared, a.columns), n) for name, n in (("k", a.size), ("v", a.width)))
+        dtype = self.dtype["q"]
+        self.zero(out, f.mul(count, a.width))
+        self.zero(self.sums, count)
+        with f.loop(0, count) as i:
+            f.store("float", float_constant(-numbers.inf), f.gep("float", self.tops, i), 4)
+        with self.columns(end) as (start, width):
+            k, v = self.at(keys, start, a.size, dtype), self.at(values, start, a.width, dtype)
+            self.product((q, a.size, 1), (k, a.size, 1), tile, self.stride, count, width, a.size)
+            with f.loop(0, count) as i:
+                row = f.add(first, i)
+                to = self.at(weights, i, self.stride, self.weight)
+                self.weights(self.at(tile, i, self.stride), to, i, row, start, width, end, self.bias_row(head, row), self.at(out, i, a.width))
+            self.product((weights, self.stride, 1), (v, 1, a.width), out, a.width, count, a.width, width, adding=True)
+        one = f.emit(1).typed("float")
+        with f.loop(0, count) as i:
+            total = f.load("float", f.gep("float", self.sums, i), 4)
+            total = one.select(one.cmp("oeq", total, one.const(0)), one.const(1), total)
+            self.scale_row(self.at(out, i, a.width), one.div(one.const(1), total))
+            lse = one.add(self.finite(f.load("float", f.gep("float", self.tops, i), 4)), math.log(one, total))
+            f.store("float", lse, f.gep("float", "%lse", f.add(number, i)), 4)
+
+    def finite(self, top: str) -> str:
+        """The largest score, 0 when nothing was seen."""
+        one = self.f.emit(1).typed("float")
+        return one.select(one.cmp("oeq", top, one.const(-numbers.inf)), one.const(0), top)
+
+    def scale_row(self, row: str, factor: str) -> None:
+        f, v, width = self.f, self.v, self.a.width
+        factors = self.e.splat("float", factor)
+        with f.loop(0, width, self.t.lanes) as j:
+            mask, p = lane_mask(f, self.t.lanes, j, width), f.gep("float", row, j)
+            v.store(v.mul(v.load(p, 4, mask), factors), p, 4, mask)
+
+    def weights(self, scores: str, to: str, i: Int, row: Int, start: Int, width: Int, end: Int, bias: str | None, out: str) -> None:
+        """Scores of one query -> exp(score - largest so far); what was summed before is brought to the new largest."""
+        f, v, lanes = self.f, self.v, self.t.lanes
+        one = f.emit(1).typed("float")
+        top_at, sum_at = f.gep("float", self.tops, i), f.gep("float", self.sums, i)
+        before = f.load("float", top_at, 4)
+
+        def largest(k: Int, mask: str | None, carried: list[str]) -> list[str]:
+            p = f.gep("float", scores, k)
+            s = self.score(p, f.add(start, k), mask, bias)
+            v.store(s, p, 4)
+            return [v.call("maxnum", carried[0], s)]
+
+        (tops,) = self.vectors(row, start, width, end, [(v.type, v.const(-numbers.inf))], largest)
+        top = one.call("maxnum", before, self.total("fmax", "", tops))
+        tops = self.e.splat("float", self.finite(top))
+        with f.loop(0, width, lanes, [(v.type, "zeroinitializer")]) as loop:
+            p = f.gep("float", scores, loop.index)
+            w = math.exp(v, v.sub(v.load(p, 4), tops))
+            store(f, self.weight, w, to, loop.index, lanes)
+            loop.next = [v.add(loop.vars[0], w)]
+        total = self.total("fadd", "-0.0", loop.vars[0])
+
+        def rescaled() -> list[str]:
+            factor = math.exp(one, one.sub(before, self.finite(top)))
+            self.scale_row(out, factor)
+            return [one.mul(f.load("float", sum_at, 4), factor)]
+
+        moved = f.op(f"and i1 {f.icmp('ne', start, 0)}, {one.cmp('une', before, top)}")
+        (older,) = f.choose(moved, rescaled, lambda: [f.load("float", sum_at, 4)], ["float"])
+        f.store("float", one.add(older, total), sum_at, 4)
+        f.store("float", top, top_at, 4)
+
+
+class Backward(_Tiles):
+    """Items: heads."""
+
+    inputs, outputs = ("grad", "q", "k", "v", "out", "lse"), ("dq", "dk", "dv")
+
+    @classmethod
+    def items(cls, a: Attention, t: Tile) -> tuple[Size, Size]:
+        return a.heads, a.rows
+
+    def item(self, head: Int) -> None:
+        f, a = self.f, self.a
+        self.tiles = self.tile(), self.tile()
+        self.narrow = self.tile(self.weight), self.tile(self.weight)
+        sizes = {"k": (a.columns, a.size), "v": (a.columns, a.width), "dk": (a.columns, a.size), "dv": (a.columns, a.width), "dq": (a.rows, a.size)}
+        self.of_head = {name: self.row(name, f.mul(head, count), width) for name, (count, width) in sizes.items()}
+        for name in self.outputs:
+            self.zero(self.of_head[name], f.mul(*sizes[name]))
+        with f.loop(0, f.ceildiv(a.rows, self.block)) as block:
+            first, count, end = self.rows_of(block)
+            with self.columns(end) as (start, width):
+                self.tile_of(head, first, count, start, width, end)
+
+    def tile_of(self, head: Int, first: Int, count: Int, start: Int, width: Int, end: Int) -> None:
+        """The contribution of a block of query rows and columns."""
+        f, a, stride = self.f, self.a, self.stride
+        number = f.add(f.mul(head, a.rows), first)
+        q, grad, out = (self.row(p, number, n) for p, n in (("q", a.size), ("grad", a.width), ("out", a.width)))
+        dtype, weight = self.dtype["q"], self.weight
+        dq = self.at(self.of_head["dq"], first, a.size)
+        keys, values, dk, dv = (self.at(self.of_head[p], start, n, self.dtype[p]) for p, n in (("k", a.size), ("v", a.width), ("dk", a.size), ("dv", a.width)))
+        (s, dp), (p, ds) = self.tiles, self.narrow
+        self.product((q, a.size, 1), (keys, a.size, 1), s, stride, count, width, a.size)
+        self.product((grad, a.width, 1), (values, a.width, 1), dp, stride, count, width, a.width)
+        with f.loop(0, count) as i:
+            row = f.add(first, i)
+            delta = self.inner((self.at(grad, i, a.width, dtype), dtype), (self.at(out, i, a.width, self.dtype["out"]), self.dtype["out"]), a.width)
+            lse = load(f, self.dtype["lse"], "%lse", f.add(number, i))
+            rows = [*(self.at(q, i, stride) for q in (s, dp)), *(self.at(q, i, stride, weight) for q in (p, ds))]
+            self.gradient(*rows, row, start, width, end, self.bias_row(head, row), delta, lse)
+        self.product((p, 1, stride), (grad, 1, a.width), dv, a.width, width, a.width, count, adding=True)
+        self.product((ds, stride, 1), (keys, 1, a.size), dq, a.size, count, a.size, width, adding=True)
+        self.product((ds, 1, stride), (q, 1, a.size), dk, a.size, width, a.size, count, adding=True)
+
+    def gradient(self, s_row: str, dp_row: str, p_row: str, ds_row: str, row: Int, start: Int, width: Int, end: Int, bias: str | None, delta: str, lse: str) -> None:
+        """Scores and gradients of weights of one query -> weights and gradients of the unscaled scores."""
+        f, v = self.f, self.v
+        deltas, sums = self.e.splat("float", delta), self.e.splat("float", lse)
+
+        def both(k: Int, mask: str | None, _) -> None:
+            w = math.exp(v, v.sub(self.score(f.gep("float", s_row, k), f.add(start, k), mask, bias), sums))
+            dp = v.load(f.gep("float", dp_row, k), 4)
+            store(f, self.weight, w, p_row, k, self.t.lanes)
+            store(f, self.weight, v.mul(v.mul(w, v.sub(dp, deltas)), v.const(self.a.scale)), ds_row, k, self.t.lanes)
+
+        self.vectors(row, start, width, end, [], both)
+
+
+KERNELS = {"forward": Forward, "backward": Backward}

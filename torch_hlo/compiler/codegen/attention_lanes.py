@@ -1,0 +1,498 @@
+"""Attention with queries along the lanes of vectors, in f32: nothing is packed but the queries, and no sum runs across lanes.
+
+A group is as many queries as a micro-kernel is wide (32 with AVX-512). Its scores are a tile [keys][queries], so the largest score, the sum and the
+rescaling of a query are one lane each (online softmax: Milakov and Gimelshein 2018, Dao 2023). All five products are one loop, `_product`:
+
+    scores      S[j, i] = sum_c K[j, c] Qt[c, i]              K as it is in memory, queries transposed once per item
+    output      Ot[c, i] = Ot[c, i] alpha[i] + sum_j V[j, c] W[j, i]
+    gradients   dP[j, i] = sum_c V[j, c] dOt[c, i],  dS = P (dP - delta)
+                dV[j, c] += sum_i P[j, i] dO[i, c],  dK[j, c] += sum_i dS[j, i] Q[i, c]
+                dQt[c, i] += sum_j K[j, c] dS[j, i]
+
+Scores are in units of log 2, so that weights are powers of two. Keys come in blocks of KEYS, so that a group's scores stay in L1 and the
+block in L2. A tile at the end of a block overlaps the one before: it computes some rows again and adds none twice.
+"""
+from __future__ import annotations
+
+import math as numbers
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch_hlo.compiler.codegen import gemm, math
+from torch_hlo.compiler.codegen.attention_kernel import AttentionKernel, block_of
+from torch_hlo.compiler.codegen.function import Int
+from torch_hlo.compiler.codegen.gemm import Tile, lane_mask, splat
+from torch_hlo.compiler.codegen.inline import Writer, load
+from torch_hlo.compiler.codegen.scalar import STORAGE
+from torch_hlo.compiler.passes.attention import Attention
+from torch_hlo.hlo.dim import Size, ceildiv
+
+KEYS = {"forward": 256, "backward": 128}  # keys of a block, at most
+QUERIES = 256  # queries of a block, at most
+LOG2E = 1 / numbers.log(2)
+
+
+def even(total: int, most: int) -> list[int]:
+    """`total` in as few parts of at most `most` as possible, nearly equal."""
+    parts = ceildiv(total, most)
+    return [total // parts + (n < total % parts) for n in range(parts)]
+
+
+class _Lanes(AttentionKernel):
+    """What forward and backward share. A group of `vectors` vectors has queries in all of them but the last, at least."""
+
+    def __init__(self, program, a: Attention, t: Tile) -> None:
+        super().__init__(program, a, t)
+        self.group, self.lanes = t.columns, t.lanes
+        self.keys = min(KEYS[a.kind], a.columns) if isinstance(a.columns, int) else KEYS[a.kind]
+        self.queries = block_of(a.rows, QUERIES, self.group)
+        self.groups = self.queries // self.group
+        self.kept: dict[str, str] = {}
+        self.v = self.f.emit(self.lanes).typed("float")
+        bias = a.bias
+        self.bias = None if bias is None else "key" if bias.row == 0 else "tile"
+        self.bias_tile = None if bias is None else self.floats((self.keys + self.lanes) * (1 if self.bias == "key" else self.group))
+        self.limits = self.floats(self.group) if a.causal else None
+
+    # -- functions ------------------------------------------------------------------------------------------------
+    def function(self, name: str, pointers: str, numbers_: str, body: Callable[[Writer], None]) -> str:
+        """A function of pointers and i64 numbers, named in strings."""
+        f = Writer(self.program, f"attention_{name}", [*(("ptr noalias", p) for p in pointers.split()), *(("i64", n) for n in numbers_.split())])
+        f.attrs = "noinline #0"
+        body(f)
+        return f.define()
+
+    def run(self, name: str, pointers: str, numbers_: str, body: Callable[[Writer], None], *arguments: Int) -> None:
+        """Call such a function, which is defined when it is new."""
+        key = ("attention lanes", name, self.a, self.t)
+        callee = self.program.once(key, lambda: self.function(name, pointers, numbers_, body))
+        kinds = ["ptr"] * len(pointers.split()) + ["i64"] * len(numbers_.split())
+        self.f.call("void", callee, *(f"{kind} {value}" for kind, value in zip(kinds, arguments, strict=True)))
+
+    def product(self, f: Writer, rows: int, vectors: int, depth: Int, a: tuple[str, Int, Int], b: tuple[str, Int], start: list[str] | None = None,
+                masks: list[str | None] | None = None, ahead: str | None = None) -> list[str]:  # fmt: skip
+        """start[i, :] + sum_k A[i, k] B[k, :] in registers, `vectors` wide. `a`: (pointer, strides of i and k); `b`: (pointer, stride of k)."""
+        t = self.t
+        (a_pointer, a_row, a_k), (b_pointer, b_k) = a, b
+        start = start or ["zeroinitializer"] * (rows * vectors)
+        with f.loop(0, depth, carry=[(t.vector, s) for s in start], known_nonempty=True) as loop:
+            from_a, from_b = f.gep("float", a_pointer, f.mul(loop.index, a_k)), f.gep("float", b_pointer, f.mul(loop.index, b_k))
+            v = f.emit(t.lanes).typed("float")
+            if ahead:  # what A's next tile is, in equal parts
+                f.do(f"call void @llvm.prefetch.p0(ptr {f.gep('float', ahead, f.mul(loop.index, rows))}, i32 0, i32 3, i32 1)")
+            right = [v.load(f.gep("float", from_b, j * t.lanes), 4, masks[j] if masks else None) for j in range(vectors)]
+            loop.next = []
+            for i in range(rows):
+                left = splat(f, "float", t.lanes, f.load("float", f.gep("float", from_a, f.mul(a_row, i)), 4))
+                loop.next += [v.fma(left, right[j], loop.vars[i * vectors + j]) for j in range(vectors)]
+        return loop.vars
+
+    def _places(self, pointer: str, f: Writer, rows: int, vectors: int, stride: Int) -> list[str]:
+        return [f.gep("float", pointer, f.add(f.mul(stride, i), j * self.lanes)) for i in range(rows) for j in range(vectors)]
+
+    def scores(self, f: Writer, vectors: int, masked: bool) -> list[str]:
+        """The scores of a tile of keys from %k and queries %q, with bias and mask."""
+        rows, v = self.t.rows, f.emit(self.lanes).typed("float")
+        found = self.product(f, rows, vectors, self.a.size, ("%k", self.a.size, 1), ("%q", self.group),
+                             ahead=f.gep("float", "%k", rows * self.a.size))
+        if self.bias == "key":
+            found = [v.add(s, splat(f, "float", self.lanes, f.load("float", f.gep("float", "%bias", n // vectors), 4))) for n, s in enumerate(found)]
+        elif self.bias == "tile":
+            found = [v.add(s, v.load(p, 4)) for s, p in zip(found, self._places("%bias", f, rows, vectors, self.group), strict=True)]
+        if masked:
+            i = f.emit(self.lanes).typed("i32")
+            first = f.op("trunc i64 %key to i32")
+            limits = [i.load(f.gep("i32", "%limits", j * self.lanes), 4) for j in range(vectors)]
+            seen = [i.cmp("slt", i.add(splat(f, "i32", self.lanes, first), i.const(n // vectors)), limits[n % vectors]) for n in range(len(found))]
+            found = [v.select(c, s, v.const(-numbers.inf)) for c, s in zip(seen, found, strict=True)]
+        return found
+
+    # -- queries to lanes and back --------------------------------------------------------------------------------
+    def spread(self, source: str, dtype: str, width: int, valid: Int, to: str, factor: float) -> None:
+        """to[c, i] = factor source[i, c] for a group of `valid` rows of `width` elements; the other lanes repeat the last row."""
+
+        def body(f: Writer) -> None:
+            v, lanes = f.emit(self.lanes).typed("float"), self.lanes
+            last = f.sub("%valid", 1)
+            for part in range(self.t.vectors):
+                rows = [f.gep(STORAGE[dtype].memory, "%source", f.mul(f.min(part * lanes + i, last), width)) for i in range(lanes)]
+                for low in range(0, width, lanes):
+                    count = min(lanes, width - low)
+                    mask = lane_mask(f, lanes, 0, count) if count < lanes else None
+                    block = [v.mul(load(f, dtype, r, low, lanes, mask), v.const(factor)) for r in rows]
+                    for c, column in enumerate(gemm.transposed(f, self.t, block)[:count]):
+                        v.store(column, f.gep("float", "%to", (low + c) * self.group + part * lanes), 4)
+
+        self.run(f"spread_{dtype}_{width}_{float(factor).hex()}".replace("-", "_").replace(".", "_"), "source to", "valid", body, source, to, valid)
+
+    def gather(self, source: str, factors: str, width: int, valid: Int, to: str) -> None:
+        """to[i, c] = factors[i] source[c, i] for a group of `valid` rows of `width` elements."""
+
+        def body(f: Writer) -> None:
+            v, lanes = f.emit(self.lanes).typed("float"), self.lanes
+            for part in range(self.t.vectors):
+                with f.when(f.icmp("sgt", "%valid", part * lanes)):
+                    factor = v.load(f.gep("float", "%factors", part * lanes), 4)
+                    with f.loop(0, width, lanes) as low:
+                        mask = lane_mask(f, lanes, low, width) if width % lanes else None
+                        # rows past the width are read as well: the tile has room for them
+                        block = [v.mul(v.load(f.gep("float", "%source", f.add(f.mul(f.add(low, c), self.group), part * lanes)), 4), factor)
+                                 for c in range(lanes)]
+                        for i, row in enumerate(gemm.transposed(f, self.t, block)):
+                            with f.when(f.icmp("slt", part * lanes + i, "%valid")):
+                                v.store(row, f.gep("float", "%to", f.add((part * lanes + i) * width, low)), 4, mask)
+
+        self.run(f"gather_{width}", "source factors to", "valid", body, source, factors, to, valid)
+
+    def transposed_bytes(self, width: int) -> int:
+        """Of a group's matrix [width][group], with what `gather` reads past its end."""
+        return ceildiv(width, self.lanes) * self.lanes * self.group
+
+    # -- blocks of keys ---------------------------------------------------------------------------------------------
+    @contextmanager
+    def key_blocks(self, end: Int) -> Iterator[tuple[Int, Int]]:
+        """The loop over nearly equal blocks of keys before `end`: (first key, number of keys)."""
+        f, columns = self.f, self.a.columns
+        blocks = f.ceildiv(columns, self.keys)
+        if blocks == 1:
+            yield 0, columns
+            return
+        with f.loop(0, blocks) as b:
+            first = f.div(f.mul(b, columns), blocks)
+            stop = f.div(f.mul(f.add(b, 1), columns), blocks)
+            with f.when(f.icmp("slt", first, end)) if self.a.causal else _nothing():
+                yield first, f.sub(stop, first)
+
+    def compact(self, name: str, head: Int, first: Int, count: Int, width: int, room: int) -> str:
+        """Rows [first, first + count) of an array in f32 without gaps: where they are, or a copy that has room for `room` rows."""
+        f, dtype = self.f, self.dtype[name]
+        source = self.row(name, f.add(head, first), width)
+        if dtype == "f32":
+            return source
+        to = self.kept.get(name) or self.kept.setdefault(name, self.floats(room * width + self.lanes))
+        with f.loop(0, f.mul(count, width), self.lanes) as i:
+            mask = lane_mask(f, self.lanes, i, f.mul(count, width))
+            self.v.store(load(f, dtype, source, i, self.lanes, mask), f.gep("float", to, i), 4)
+        return to
+
+    @contextmanager
+    def of_groups(self, first: Int, count: Int) -> Iterator[tuple[Int, Int, Int]]:
+        """The loop over the groups of a block of queries: (number, first query, queries)."""
+        f = self.f
+        with f.loop(0, f.ceildiv(count, self.group)) as g:
+            skipped = f.mul(g, self.group)
+            yield g, f.add(first, skipped), f.min(self.group, f.sub(count, skipped))
+
+    def by_vectors(self, valid: Int, body: Callable[[int], None]) -> None:
+        """`body(vectors)` with as many vectors as the group's queries take."""
+        rows = self.a.rows
+        most = self.t.vectors
+        if isinstance(rows, int) and (rows % self.group == 0 or rows % self.group > self.lanes):
+            return body(most)
+        if isinstance(rows, int) and rows <= self.lanes:
+            return body(1)
+        self.f.choose(self.f.icmp("sgt", valid, self.lanes), lambda: body(most), lambda: body(1))
+
+    def tiles(self, query: Int, first: Int, width: Int, seen: Int, each: Callable[[Int, bool], None]) -> None:
+        """`each(first row, masked)` for tiles of keys of a block that the group of `query` sees `seen` keys of."""
+        f, rows = self.f, self.t.rows
+        last = f.sub(width, rows)
+        with f.loop(0, seen, rows) as j:
+            at = f.min(j, last)
+            if not self.a.causal:
+                each(at, False)
+            else:
+                full = f.icmp("sle", f.add(f.add(first, at), rows), f.add(query, 1))
+                f.choose(full, lambda: each(at, False), lambda: each(at, True))
+
+    def seen(self, query: Int, first: Int, width: Int) -> Int:
+        """How many keys of a block some query of the group sees."""
+        f = self.f
+        return f.min(f.sub(f.add(query, self.group), first), width) if self.a.causal else width
+
+    def see(self, query: Int) -> None:
+        """How many keys each query of a group sees."""
+        f = self.f
+        i = f.emit(self.lanes).typed("i32")
+        if self.a.causal:
+            for j in range(self.t.vectors):
+                first = splat(f, "i32", self.lanes, f.op(f"trunc i64 {f.add(query, 1 + j * self.lanes)} to i32"))
+                i.store(i.add(first, i.e.iota("i32")), f.gep("i32", self.limits, j * self.lanes), 4)
+
+    def biases(self, head: Int, query: Int, valid: Int, first: Int, width: Int) -> None:
+        """The bias of a group and a block of keys -> [key][query] or, when all queries have the same, [key], in units of log 2."""
+        if self.bias is None:
+            return
+        f, bias, dtype = self.f, self.a.bias, self.dtype["bias"]
+        source = f.gep(STORAGE[dtype].memory, self.bias_row(head, query), f.mul(first, bias.column))
+
+        def value(f: Writer, raw: str) -> str:
+            v = f.emit(self.lanes).typed("float")
+            return v.select(raw, v.const(0.0), v.const(-numbers.inf)) if dtype == "pred" else v.mul(raw, v.const(LOG2E))
+
+        def read(f: Writer, row: str, j: Int, mask: str) -> str:
+            if bias.column == 0:
+                return value(f, f.emit(self.lanes).splat(STORAGE[dtype].register, load(f, dtype, row, 0)))
+            return value(f, load(f, dtype, row, j, self.lanes, mask))
+
+        def keys(f: Writer) -> None:
+            with f.loop(0, "%width", self.lanes) as j:
+                f.emit(self.lanes).typed("float").store(read(f, "%source", j, lane_mask(f, self.lanes, j, "%width")), f.gep("float", "%to", j), 4)
+
+        def tile(f: Writer) -> None:
+            last, v = f.sub("%valid", 1), f.emit(self.lanes).typed("float")
+            for part in range(self.t.vectors):
+                rows = [f.gep(STORAGE[dtype].memory, "%source", f.mul(f.min(part * self.lanes + i, last), "%stride")) for i in range(self.lanes)]
+                with f.loop(0, "%width", self.lanes) as j:
+                    mask = lane_mask(f, self.lanes, j, "%width")
+                    for k, column in enumerate(gemm.transposed(f, self.t, [read(f, r, j, mask) for r in rows])):
+                        v.store(column, f.gep("float", "%to", f.add(f.mul(f.add(j, k), self.group), part * self.lanes)), 4)
+
+        if self.bias == "key":
+            self.run("keys", "source to", "width", keys, source, self.bias_tile, width)
+        else:
+            self.run("bias", "source to", "width valid stride", tile, source, self.bias_tile, width, valid, bias.row)
+
+    def bias_at(self, key: Int) -> str:
+        """Where the bias of a tile starts."""
+        return "null" if self.bias is None else self.f.gep("float", self.bias_tile, self.f.mul(key, 1 if self.bias == "key" else self.group))
+
+    def add_features(self, what: str, matrix: str, width: int, tile: str, stride: Int, depth: Int, to: str, alpha: str | None, vectors: int) -> None:
+        """to[c, i] = to[c, i] alpha[i] + sum_j matrix[j, c] tile[j, i]; without `alpha` it is one."""
+        f = self.f
+        first = 0
+        for rows in even(width, self.t.rows):
+
+            def body(f: Writer, rows=rows) -> None:
+                v = f.emit(self.lanes).typed("float")
+                places = self._places("%to", f, rows, vectors, self.group)
+                start = [v.load(p, 4) for p in places]
+                if alpha:
+                    factors = [v.load(f.gep("float", "%alpha", j * self.lanes), 4) for j in range(vectors)]
+                    start = [v.mul(s, factors[n % vectors]) for n, s in enumerate(start)]
+                for p, s in zip(places, self.product(f, rows, vectors, "%depth", ("%matrix", 1, width), ("%tile", stride), start), strict=True):
+                    v.store(s, p, 4)
+
+            self.run(f"{what}_{rows}x{vectors}", "matrix tile to alpha", "depth", body, f.gep("float", matrix, first), tile,
+                     f.gep("float", to, first * self.group), alpha or "null", depth)  # fmt: skip
+            first += rows
+
+
+class Forward(_Lanes):
+    """Items: blocks of query rows, heads outermost."""
+
+    inputs, outputs = ("q", "k", "v"), ("out", "lse")
+
+    @classmethod
+    def items(cls, a: Attention, t: Tile) -> tuple[Size, Size]:
+        queries = block_of(a.rows, QUERIES, t.columns)
+        return a.heads * ceildiv(a.rows, queries), queries
+
+    def item(self, item: Int) -> None:
+        f, a, group = self.f, self.a, self.group
+        blocks = f.ceildiv(a.rows, self.queries)
+        head, block = f.div(item, blocks), f.rem(item, blocks)
+        first = f.mul(block, self.queries)
+        count = f.min(self.queries, f.sub(a.rows, first))
+        number, keys = f.mul(head, a.rows), f.mul(f.div(head, a.group), a.columns)
+        qt, ot = self.floats(self.groups * a.size * group), self.floats(self.groups * self.transposed_bytes(a.width))
+        tops, sums = self.floats(self.queries), self.floats(self.queries)
+        scores, now, alpha = self.floats((self.keys + self.t.rows) * group), self.floats(group), self.floats(group)
+        self.zero(ot, self.groups * self.transposed_bytes(a.width))
+        self.zero(sums, self.queries)
+        with f.loop(0, self.queries, self.lanes) as i:
+            self.v.store(self.v.const(-numbers.inf), f.gep("float", tops, i), 4)
+        with self.of_groups(first, count) as (g, query, valid):
+            self.spread(self.row("q", f.add(number, query), a.size), self.dtype["q"], a.size, valid, self.at(qt, g, a.size * group), a.scale * LOG2E)
+        end = f.min(f.add(first, count), a.columns) if a.causal else a.columns
+        with self.key_blocks(end) as (start, width):
+            k, v = (self.compact(name, keys, start, width, n, self.keys) for name, n in (("k", a.size), ("v", a.width)))
+            with self.of_groups(first, count) as (g, query, valid):
+                seen = self.seen(query, start, width)
+                with f.when(f.icmp("sgt", seen, 0)) if a.causal else _nothing():
+                    self.see(query)
+                    self.biases(head, query, valid, start, width)
+                    q, state = self.at(qt, g, a.size * group), [self.at(p, g, group) for p in (tops, sums)]
+
+                    def of(vectors: int) -> None:
+                        for j in range(vectors):
+                            self.v.store(self.v.load(f.gep("float", state[0], j * self.lanes), 4), f.gep("float", now, j * self.lanes), 4)
+                        self.tiles(query, start, width, seen, lambda at, masked: self.run(
+                            f"scores{vectors}{'_masked' * masked}", "k q to tops bias limits", "key", lambda f: self._scores(f, vectors, masked),
+                            self.at(k, at, a.size), q, self.at(scores, at, group), now, self.bias_at(at), self.limits or "null", f.add(start, at)))
+                        self.run(f"weights{vectors}", "scores now tops sums alpha", "count", lambda f: self._weights(f, vectors), scores, now, *state, alpha, seen)
+                        self.add_features("output", v, a.width, scores, group, seen, self.at(ot, g, self.transposed_bytes(a.width)), alpha, vectors)
+
+                    self.by_vectors(valid, of)
+        with self.of_groups(first, count) as (g, query, valid):
+            row = f.add(number, query)
+            top, total = (self.at(p, g, group) for p in (tops, sums))
+            for j in range(self.t.vectors):
+                self._finish(f.gep("float", top, j * self.lanes), f.gep("float", total, j * self.lanes))
+            self.gather(self.at(ot, g, self.transposed_bytes(a.width)), total, a.width, valid, self.row("out", row, a.width))
+            f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {f.gep('float', '%lse', row)}, ptr {top}, i64 {f.mul(valid, 4)}, i1 false)")
+
+    def _scores(self, f: Writer, vectors: int, masked: bool) -> None:
+        v = f.emit(self.lanes).typed("float")
+        found = self.scores(f, vectors, masked)
+        for p, s in zip(self._places("%to", f, self.t.rows, vectors, self.group), found, strict=True):
+            v.store(s, p, 4)
+        for j in range(vectors):
+            p = f.gep("float", "%tops", j * self.lanes)
+            top = v.load(p, 4)
+            for s in found[j::vectors]:
+                top = v.call("maxnum", top, s)
+            v.store(top, p, 4)
+
+    def _weights(self, f: Writer, vectors: int) -> None:
+        """Scores -> weights relative to the largest so far; the sum, and what older sums are multiplied by."""
+        v = f.emit(self.lanes).typed("float")
+        at = [j * self.lanes for j in range(vectors)]
+        tops = [v.load(f.gep("float", "%now", j), 4) for j in at]
+        finite = [v.select(v.cmp("oeq", x, v.const(-numbers.inf)), v.const(0), x) for x in tops]
+        alpha = [math.exp2(v, v.sub(v.load(f.gep("float", "%tops", j), 4), x)) for j, x in zip(at, finite, strict=True)]
+        start = [v.mul(v.load(f.gep("float", "%sums", j), 4), x) for j, x in zip(at, alpha, strict=True)]
+        with f.loop(0, "%count", carry=[(v.type, s) for s in start]) as loop:
+            loop.next = []
+            for j, x, total in zip(at, finite, loop.vars, strict=True):
+                p = f.gep("float", "%scores", f.add(f.mul(loop.index, self.group), j))
+                w = math.exp2(v, v.sub(v.load(p, 4), x))
+                v.store(w, p, 4)
+                loop.next.append(v.add(total, w))
+        for name, values in (("sums", loop.vars), ("alpha", alpha), ("tops", tops)):
+            for j, x in zip(at, values, strict=True):
+                v.store(x, f.gep("float", f"%{name}", j), 4)
+
+    def _finish(self, top: str, total: str) -> None:
+        """(largest score, sum) -> (log-sum-exp, 1 / sum)."""
+        v = self.v
+        x, s = v.load(top, 4), v.load(total, 4)
+        s = v.select(v.cmp("oeq", s, v.const(0)), v.const(1), s)
+        x = v.select(v.cmp("oeq", x, v.const(-numbers.inf)), v.const(0), x)
+        v.store(v.fma(x, v.const(1 / LOG2E), math.log(v, s)), top, 4)
+        v.store(v.div(v.const(1), s), total, 4)
+
+
+class Backward(_Lanes):
+    """Items: heads."""
+
+    inputs, outputs = ("grad", "q", "k", "v", "out", "lse"), ("dq", "dk", "dv")
+
+    @classmethod
+    def items(cls, a: Attention, t: Tile) -> tuple[Size, Size]:
+        return a.heads, a.rows
+
+    def item(self, head: Int) -> None:
+        f, a = self.f, self.a
+        keys = f.mul(head, a.columns)
+        for name, width in (("dk", a.size), ("dv", a.width)):
+            self.zero(self.row(name, keys, width), f.mul(a.columns, width))
+        self.tile_row = self.queries + self.lanes  # rows of tiles: not a multiple of a page
+        self.qt, self.gt, self.dqt = (self.floats(self.groups * n * self.group) for n in (a.size, a.width, self.transposed_bytes(a.size) // self.group))
+        self.lse2, self.delta = self.floats(self.queries), self.floats(self.queries)
+        self.ones = self.floats(self.group)
+        self.p, self.ds = (self.floats((self.keys + self.t.rows) * self.tile_row) for _ in range(2))
+        for j in range(self.t.vectors):
+            self.v.store(self.v.const(1), f.gep("float", self.ones, j * self.lanes), 4)
+        with f.loop(0, a.rows, self.queries) as first:
+            self.queries_block(head, first, f.min(self.queries, f.sub(a.rows, first)))
+
+    def queries_block(self, head: Int, first: Int, count: Int) -> None:
+        f, a, group = self.f, self.a, self.group
+        number, keys = f.mul(head, a.rows), f.mul(head, a.columns)
+        grads, queries = (self.compact(name, number, first, count, n, self.queries) for name, n in (("grad", a.width), ("q", a.size)))
+        self.zero(self.dqt, self.groups * self.transposed_bytes(a.size))
+        with self.of_groups(first, count) as (g, query, valid):
+            skipped = f.mul(g, group)
+            self.spread(self.at(queries, skipped, a.size), "f32", a.size, valid, self.at(self.qt, g, a.size * group), a.scale * LOG2E)
+            self.spread(self.at(grads, skipped, a.width), "f32", a.width, valid, self.at(self.gt, g, a.width * group), a.scale)
+        with f.loop(0, count) as i:
+            row = f.add(number, f.add(first, i))
+            one = f.emit().typed("float")
+            delta = self.inner((self.at(grads, i, a.width), "f32"), (self.row("out", row, a.width), self.dtype["out"]), a.width)
+            f.store("float", one.mul(delta, one.const(a.scale)), f.gep("float", self.delta, i), 4)
+            f.store("float", one.mul(load(f, self.dtype["lse"], "%lse", row), one.const(LOG2E)), f.gep("float", self.lse2, i), 4)
+        end = f.min(f.add(first, count), a.columns) if a.causal else a.columns
+        with self.key_blocks(end) as (start, width):
+            k, v = (self.compact(name, keys, start, width, n, self.keys) for name, n in (("k", a.size), ("v", a.width)))
+            with self.of_groups(first, count) as (g, query, valid):
+                seen = self.seen(query, start, width)
+                with f.when(f.icmp("sgt", seen, 0)) if a.causal else _nothing():
+                    self.see(query)
+                    self.biases(head, query, valid, start, width)
+                    self.by_vectors(valid, lambda vectors: self.of_group(g, query, start, width, seen, k, v, vectors))
+            dk, dv = (self.row(name, f.add(keys, start), n) for name, n in (("dk", a.size), ("dv", a.width)))
+            reached = f.min(f.sub(f.add(first, count), start), width) if a.causal else width
+            with f.loop(0, reached, self.t.rows) as j:
+                at = f.min(j, f.sub(width, self.t.rows))
+                # queries before the tile's first new key do not see it
+                skipped = f.mul(f.div(f.max(f.sub(f.add(start, j), first), 0), group), group) if a.causal else 0
+                for tile, right, to, n in ((self.p, grads, dv, a.width), (self.ds, queries, dk, a.size)):
+                    self.add_queries(f.gep("float", self.at(tile, at, self.tile_row), skipped), self.at(right, skipped, n), n, f.sub(count, skipped),
+                                     self.at(to, at, n), f.sub(j, at))  # fmt: skip
+        with self.of_groups(first, count) as (g, query, valid):
+            self.gather(self.at(self.dqt, g, self.transposed_bytes(a.size)), self.ones, a.size, valid, self.row("dq", f.add(number, query), a.size))
+
+    def of_group(self, g: Int, query: Int, start: Int, width: Int, seen: Int, k: str, v: str, vectors: int) -> None:
+        """Weights and gradients of scores of a group and a block of keys, and what they give to the gradient of the queries."""
+        f, a, group = self.f, self.a, self.group
+        p, ds = (f.gep("float", tile, f.mul(g, group)) for tile in (self.p, self.ds))
+        q, grad = self.at(self.qt, g, a.size * group), self.at(self.gt, g, a.width * group)
+        lse2, delta = self.at(self.lse2, g, group), self.at(self.delta, g, group)
+
+        def tile(at: Int, masked: bool) -> None:
+            self.run(f"probabilities{vectors}{'_masked' * masked}", "k q to lse bias limits", "key", lambda f: self._probabilities(f, vectors, masked),
+                     self.at(k, at, a.size), q, self.at(p, at, self.tile_row), lse2, self.bias_at(at), self.limits or "null", f.add(start, at))  # fmt: skip
+
+        self.tiles(query, start, width, seen, tile)
+        last = f.sub(width, self.t.rows)
+        with f.loop(0, seen, self.t.rows) as j:
+            at = f.min(j, last)
+            self.run(f"gradients{vectors}", "v grad p ds delta", "", lambda f: self._gradients(f, vectors), self.at(v, at, a.width), grad,
+                     self.at(p, at, self.tile_row), self.at(ds, at, self.tile_row), delta)  # fmt: skip
+        self.add_features("queries", k, a.size, ds, self.tile_row, seen, self.at(self.dqt, g, self.transposed_bytes(a.size)), None, vectors)
+
+    def _probabilities(self, f: Writer, vectors: int, masked: bool) -> None:
+        v = f.emit(self.lanes).typed("float")
+        found = self.scores(f, vectors, masked)
+        lse = [v.load(f.gep("float", "%lse", j * self.lanes), 4) for j in range(vectors)]
+        for n, (p, s) in enumerate(zip(self._places("%to", f, self.t.rows, vectors, self.tile_row), found, strict=True)):
+            v.store(math.exp2(v, v.sub(s, lse[n % vectors])), p, 4)
+
+    def _gradients(self, f: Writer, vectors: int) -> None:
+        v = f.emit(self.lanes).typed("float")
+        rows = self.t.rows
+        found = self.product(f, rows, vectors, self.a.width, ("%v", self.a.width, 1), ("%grad", self.group),
+                             ahead=f.gep("float", "%v", rows * self.a.width))
+        delta = [v.load(f.gep("float", "%delta", j * self.lanes), 4) for j in range(vectors)]
+        places = [self._places(p, f, rows, vectors, self.tile_row) for p in ("%p", "%ds")]
+        for n, (dp, p, ds) in enumerate(zip(found, *places, strict=True)):
+            v.store(v.mul(v.load(p, 4), v.sub(dp, delta[n % vectors])), ds, 4)
+
+    def add_queries(self, tile: str, right: str, width: int, depth: Int, to: str, skip: Int) -> None:
+        """to[j, c] += sum_i tile[j, i] right[i, c] for a tile's rows from `skip` on."""
+        f, step = self.f, self.lanes * self.t.vectors
+        for first in range(0, width, step):
+            columns = min(step, width - first)
+            vectors = ceildiv(columns, self.lanes)
+
+            def body(f: Writer, columns=columns, vectors=vectors) -> None:
+                v = f.emit(self.lanes).typed("float")
+                masks = [lane_mask(f, self.lanes, j * self.lanes, columns) if columns < (j + 1) * self.lanes else None for j in range(vectors)]
+                sums = self.product(f, self.t.rows, vectors, "%depth", ("%tile", self.tile_row, 1), ("%right", width), masks=masks)
+                places = self._places("%to", f, self.t.rows, vectors, width)
+                for i in range(self.t.rows):
+                    with f.when(f.icmp("sle", "%skip", i)):
+                        for j, mask in enumerate(masks):
+                            p = places[i * vectors + j]
+                            v.store(v.add(v.load(p, 4, mask), sums[i * vectors + j]), p, 4, mask)
+
+            self.run(f"keys_{width}_{columns}", "tile right to", "depth skip", body, tile, f.gep("float", right, first), f.gep("float", to, first), depth, skip)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+KERNELS = {"forward": Forward, "backward": Backward}
