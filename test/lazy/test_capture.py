@@ -198,3 +198,81 @@ def test_labels_are_checked_while_captured():
 
     with pytest.raises(IndexError, match="out of bounds"):
         fn(torch.randn(4, 3).to("hlo"), torch.tensor([0, 1, 2, 3]).to("hlo"))
+
+
+@pytest.mark.parametrize("name, options", [("SGD", {}), ("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {"weight_decay": 0.1}), ("AdamW", {"foreach": False}), ("RMSprop", {})])
+@pytest.mark.parametrize("period", [1, 3])
+def test_schedules_outside_are_followed(name, options, period):
+    def losses(device, wrap):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3).to(device)
+        x = torch.ones(2, 4).to(device)
+        groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.02}]
+        optimizer = getattr(torch.optim, name)(groups, lr=0.1, **options)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, period, gamma=0.5)
+
+        @wrap
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        found = []
+        for i in range(12):
+            found.append(step(x).cpu())
+            schedule.step()
+            if i == 8:
+                optimizer.param_groups[0]["lr"] = 0.3
+        return torch.stack(found)
+
+    torch.testing.assert_close(losses("hlo", torch_hlo.compile(full_graph=False)), losses("cpu", lambda f: f), rtol=1e-4, atol=1e-6)
+
+
+def test_schedules_outside_are_no_reason_to_record():
+    w = torch.nn.Parameter(torch.ones(4).to("hlo"))
+    optimizer = torch.optim.Adam([w], lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)  # the betas, too
+    calls = []
+
+    @torch_hlo.compile(full_graph=True)
+    def step():
+        calls.append(1)
+        optimizer.zero_grad()
+        w.square().sum().backward()
+        optimizer.step()
+
+    for _ in range(12):
+        step()
+        schedule.step()
+    assert len(calls) < 5
+
+
+def test_schedules_inside_are_refused():
+    w = torch.nn.Parameter(torch.ones(4).to("hlo"))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    @torch_hlo.compile(full_graph=True)
+    def step():
+        optimizer.zero_grad()
+        w.square().sum().backward()
+        optimizer.step()
+        schedule.step()
+
+    with pytest.raises(RuntimeError, match="'lr' of SGD changes inside the function"):
+        for _ in range(8):
+            step()
+
+
+def test_a_function_that_keeps_differing_is_left_alone():
+    count = []
+
+    @torch_hlo.compile(full_graph=False)
+    def step(x):
+        count.append(1)
+        return x * len(count)
+
+    x = torch.ones(2).to("hlo")
+    assert [step(x)[0].item() for _ in range(12)] == [float(i) for i in range(1, 13)]

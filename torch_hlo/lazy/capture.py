@@ -9,8 +9,8 @@
         return loss.detach()
 
 A replay runs none of the function's Python and records nothing: the program is launched on the tensors' present values (arguments, parameters,
-optimizer state, gradients), with new random numbers. What differs between two traced calls cannot be replayed: a number computed
-in Python (a learning rate schedule), data uploaded inside, another graph. With `full_graph=True` that is an error which names the
+optimizer state, gradients), with new random numbers and the present learning rates: what a schedule changes between calls is an input. What else differs between two traced calls cannot be replayed: a number computed
+in Python (a schedule's step inside the function), data uploaded inside, another graph. With `full_graph=True` that is an error which names the
 line, as is needing a value (`.item()`, `print`); with `full_graph=False` such a function is simply traced at each call.
 """
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weakref import ref
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_hlo.lazy import dispatch, engine, explain, generator
+from torch_hlo.lazy import dispatch, engine, explain, generator, optimizer_state
 from torch_hlo.lazy.fingerprint import Graph, collect
 from torch_hlo.lazy.storage import Array, Number, Storage, pending, pending_storages
 from torch_hlo.lazy.tensor import HloTensor, make
@@ -48,6 +48,7 @@ class Captured:
         self.last: dict[object, Trace] = {}
         self.ready: dict[object, Trace] = {}
         self.traces: dict[object, int] = {}
+        self.different: set[object] = set()  # calls that are not worth watching any more
 
     def __call__(self, args: tuple, kwargs: dict):
         flat, form = pytree.tree_flatten((args, kwargs))
@@ -55,13 +56,30 @@ class Captured:
         trace = self.ready.get(key)
         if trace is not None:
             inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
-            if len({id(s) for s in inputs}) == len(inputs) and (storages := trace.storages(inputs)) is not None:
-                return trace.replay(storages)
-            del self.ready[key], self.traces[key]  # a tensor that it reads or writes is gone
+            numbers = trace.present_numbers()
+            if numbers is not None and len({id(s) for s in inputs}) == len(inputs) and (storages := trace.storages(inputs)) is not None:
+                return trace.replay(storages, numbers)
+            del self.ready[key], self.traces[key]  # a tensor that it reads or writes is gone, or an option of an optimizer has changed
+        if key in self.different:
+            engine.current().mark_step()
+            result = self.fn(*args, **kwargs)
+            engine.current().mark_step()
+            return result
+        before = self.last.get(key)
+        settings = None if before is None else before.settings.present()
         result, trace = self._trace(flat, args, kwargs)
-        if trace is not None:
+        if trace is None:
+            self._differs(key)
+        else:
+            trace.settings.compare(settings)
             self._learn(key, trace)
         return result
+
+    def _differs(self, key) -> int:
+        count = self.traces[key] = self.traces.get(key, 0) + 1
+        if count > TRACES and not self.full_graph:
+            self.different.add(key)
+        return count
 
     def _trace(self, flat: list, args: tuple, kwargs: dict) -> tuple[object, Trace | None]:
         current = engine.current()
@@ -71,26 +89,25 @@ class Captured:
         start = generator.default.get_offset()
         sources, dispatch.SOURCE = dispatch.SOURCE, True
         try:
-            with engine.use(guard):
+            with engine.use(guard), optimizer_state.watching() as settings:
                 result = self.fn(*args, **kwargs)
         finally:
             dispatch.SOURCE = sources
         if guard.evaluated:
             return result, None
-        trace = Trace(self.name, result, inputs, start)
+        trace = Trace(self.name, result, inputs, start, settings)
         current.mark_step()
         return result, trace
 
     def _learn(self, key, trace: Trace) -> None:
-        count = self.traces[key] = self.traces.get(key, 0) + 1
         before = self.last.get(key)
         self.last[key] = trace
         if before is None:
             return
         difference = trace.difference(before)
         if difference is None:
-            self.ready[key] = trace
-        elif self.full_graph and count > TRACES:
+            self.ready[key], self.traces[key] = trace, 0
+        elif (trace.settings.inside or trace.settings.same(before.settings)) and self._differs(key) > TRACES and self.full_graph:
             raise RuntimeError(f"torch_hlo.compile: {self.name} cannot be replayed: {difference}")
 
 
@@ -143,8 +160,9 @@ class Trace:
     A place is ("argument", i), ("storage", weak reference) or, for outputs, ("new", i): a storage made by the call that it returns.
     """
 
-    def __init__(self, name: str, result, inputs: list[Storage], offset: int) -> None:
-        self.name = name
+    def __init__(self, name: str, result, inputs: list[Storage], offset: int, settings: optimizer_state.Settings) -> None:
+        self.name, self.settings = name, settings
+        self.varying: dict[int, tuple[int, tuple[int, ...]]] = {}  # number -> (sign, settings that it is): see _setting
         arguments = {id(s): i for i, s in enumerate(inputs)}
         storages = [s for s in pending_storages() if type(s.value) is Out and s.value.array is None]
         outs = {(id(s.value.node), s.value.index): s.value for s in storages}
@@ -210,8 +228,11 @@ class Trace:
         rest = ((), "", "")
         if self.graph.key != before.graph.key:
             return "the graph differs between calls: " + explain.difference((self.graph.key, *rest), (before.graph.key, *rest), sources)
+        if self.settings.inside:
+            return f"{self.settings.inside} changes inside the function, which a replay does not run; step the schedule outside"
+        self.varying = dict(before.varying) if self.settings.places == before.settings.places else {}
         for i, (new, old) in enumerate(zip(self.numbers, before.numbers)):
-            if i not in self.random and new != old:
+            if i not in self.random and new != old and not self._setting(i, old, new, before):
                 user = self._user(self.graph.numbers[i])
                 return f"the number {old!r}, now {new!r}, used by {user}, is computed in Python; keep it in a tensor (optimizers: capturable=True)"
         for leaf, new, old in zip(self.graph.leaves, self.leaves, before.leaves):
@@ -224,19 +245,45 @@ class Trace:
             return "it wrote to other tensors"
         return None
 
+    def _setting(self, i: int, old, new, before: Trace) -> bool:
+        """Whether number i is an option of an optimizer, or its negative (alpha=-lr), as it was in both calls."""
+        for sign in (1, -1):
+            alike = tuple(k for k, pair in enumerate(zip(before.settings.values, self.settings.values)) if pair == (sign * old, sign * new))
+            if alike and self.settings.places == before.settings.places:
+                self.varying[i] = (sign, alike)
+                return True
+        return False
+
+    def present_numbers(self) -> list[Number] | None:
+        """The numbers for a replay with the present options of optimizers. None if one has changed of which it is not known what it changes."""
+        present = self.settings.present()
+        if present == self.settings.values:
+            return self.graph.numbers
+        if present is None:
+            return None
+        unknown = {k for k, (a, b) in enumerate(zip(present, self.settings.values)) if a != b}
+        numbers = list(self.graph.numbers)
+        for i, (sign, alike) in self.varying.items():
+            values = {present[k] for k in alike}
+            if len(values) > 1 or type(value := values.pop()) is bool or not isinstance(value, (int, float)):
+                return None
+            numbers[i] = Number(sign * value, numbers[i].dtype)
+            unknown.difference_update(alike)
+        return None if unknown else numbers
+
     def _user(self, leaf) -> str:
         for n in self.graph.nodes:
             if any(v is leaf for v in pytree.tree_leaves((n.args, n.kwargs), is_leaf=lambda v: isinstance(v, (Array, Number, Out)))):
                 return f"{n.target} at {n.source or 'an unknown line'}"
         return "an operation"
 
-    def replay(self, storages: list[Storage | None]):
-        """Compute again on present values, and give storages their new ones. `storages`: see the method of this name; changed."""
+    def replay(self, storages: list[Storage | None], numbers: list[Number]):
+        """Compute again on present values, and give storages their new ones. `storages` (changed), `numbers`: see the methods that make them."""
         current = engine.current()
         if pending():
             current.mark_step()
         leaves = [origin[1] if at < 0 else storages[at].value for at, origin in zip(self.leaf_at, self.leaves)]
-        numbers = self._numbers()
+        numbers = self._with_random(numbers)
         for i, (kind, x) in enumerate(self.places):
             if kind == "new":
                 storages[i] = Storage(Array(self.new_metas[x].hlo, None), self.new_metas[x])  # its value comes with the launch
@@ -250,13 +297,13 @@ class Trace:
             results.append(where[1] if at < 0 else make(meta, storages[at], view))
         return pytree.tree_unflatten(results, self.form)
 
-    def _numbers(self) -> list[Number]:
-        """The numbers of a replay: those of the trace, and the generator's."""
+    def _with_random(self, numbers: list[Number]) -> list[Number]:
+        """The numbers of a replay, with the generator's."""
         if not self.random:
-            return self.graph.numbers
+            return numbers
         first, seed = generator.default.get_offset(), generator.default.initial_seed()
         generator.default.set_offset(first + self.drawn)
-        numbers = list(self.graph.numbers)
+        numbers = list(numbers)
         for i, kind in self.random.items():
             if kind == "seed":
                 numbers[i] = Number(seed - (1 << 64) if seed >> 63 else seed, "s64")

@@ -9,6 +9,8 @@ of its own, compiled for a single run. With the zeros in memory before the progr
 """
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -57,6 +59,75 @@ IMPLEMENTATIONS: dict[type[torch.optim.Optimizer], str] = {
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    _choose(optimizer)
+    for settings in _watching:
+        settings.add(optimizer)
+
+
+class Settings:
+    """The options (learning rate, betas, …) with which optimizers stepped: what Python may change between two steps.
+
+    `places`: (optimizer, number of the group, name, position in a tuple or None); `values`: one for each. `inside`: the name of one that
+    did not have the same value before, at and after the optimizer's step, or "".
+    """
+
+    def __init__(self) -> None:
+        self.places: list[tuple[ref, int, str, int | None]] = []
+        self.values: list = []
+        self.inside = ""
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is about to step."""
+        owner = ref(optimizer)
+        if any(place[0] == owner for place in self.places):  # it steps twice
+            return
+        for g, group in enumerate(optimizer.param_groups):
+            for name, value in group.items():
+                if isinstance(value, (int, float)):
+                    self.places.append((owner, g, name, None))
+                elif isinstance(value, tuple):
+                    self.places.extend((owner, g, name, i) for i in range(len(value)))
+        self.values = self.present()
+
+    def present(self) -> list | None:
+        """What the options are now; None if one is gone."""
+        values = []
+        try:
+            for owner, g, name, i in self.places:
+                value = owner().param_groups[g][name]
+                values.append(value if i is None else value[i])
+        except (AttributeError, LookupError, TypeError):
+            return None
+        return values
+
+    def compare(self, before: list | None) -> None:
+        """The function that was watched has returned. `before`: what these options were when it was called, if they were known."""
+        for known in (before, self.present()):
+            if known is not None and len(known) == len(self.values):
+                changed = [place for place, a, b in zip(self.places, known, self.values) if a != b]
+                if changed:
+                    self.inside = f"{changed[0][2]!r} of {type(changed[0][0]()).__name__}"
+
+    def same(self, other: Settings) -> bool:
+        return self.places == other.places and self.values == other.values
+
+
+_watching: list[Settings] = []
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[Settings]:
+    """Collects the options of every optimizer that steps within the block."""
+    settings = Settings()
+    _watching.append(settings)
+    try:
+        yield settings
+    finally:
+        _watching.remove(settings)
+
+
+def _choose(optimizer: torch.optim.Optimizer) -> None:
+    """Set the implementation where the user left it open."""
     option = next((o for kind, o in IMPLEMENTATIONS.items() if isinstance(optimizer, kind)), None)
     if option is None:
         return
