@@ -87,6 +87,73 @@ def test_fork():
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.fixture
+def team():
+    """Three threads of PyTorch's OpenMP library, where it has one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    with config.override(THREADS=0):
+        program = cpu.load(add_one())
+        if not cpu._POOL.has_team:
+            pytest.skip("PyTorch's threads are not OpenMP's here")
+        cpu._POOL.alone_until = 0.0
+        yield program
+    torch.set_num_threads(before)
+
+
+def test_a_team_of_pytorchs_threads(team):
+    """Between its own parallel loops, and called by several threads at a time; no worker of ours is made or woken."""
+    import torch
+
+    x, t = np.linspace(-3, 3, N, dtype=np.float32), torch.ones(1 << 18)
+    expected, wrong, workers = np.exp(x) + x, [], cpu._POOL.started
+
+    def work() -> None:
+        for _ in range(40):
+            if not np.allclose(call(team, x), expected, rtol=1e-6, atol=1e-6) or t.mul(2).sum() != 2 << 18:
+                wrong.append(1)
+
+    work()
+    callers = [threading.Thread(target=work) for _ in range(4)]
+    for c in callers: c.start()
+    for c in callers: c.join()
+    assert not wrong
+    assert cpu._POOL.started == workers or cpu._POOL.pause > cpu._PAUSE  # unless a neighbour has kept the team from running
+
+
+def test_a_team_that_stalls_is_left_alone(team, monkeypatch):
+    calls = []
+
+    def stall(entry: int, block: int, threads: int) -> int:
+        calls.append(threads)
+        return 10**8 if threads else 0
+
+    monkeypatch.setattr(cpu._POOL, "functions", cpu._POOL.functions._replace(call=stall))
+    monkeypatch.setattr(cpu._POOL, "pause", 10.0)
+    x = np.zeros(N, np.float32)
+    for _ in range(3):
+        call(team, x)
+    assert calls == [3, 0, 0]
+    cpu._POOL.alone_until = 0.0  # later
+    call(team, x)
+    assert calls[-1] == 3 and cpu._POOL.pause == cpu._LONGEST_PAUSE
+    cpu._POOL.alone_until = 0.0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_no_team(team):
+    x = np.linspace(-3, 3, N, dtype=np.float32)
+    expected = call(team, x)
+    child = os.fork()
+    if child == 0:
+        good = all(np.array_equal(call(team, x), expected) for _ in range(20))
+        os._exit(0 if good and cpu._POOL.started == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert np.array_equal(call(team, x), expected)
+
+
 def test_executable_round_trip_and_damage():
     executable = add_one(64)
     data = executable.to_bytes()

@@ -77,6 +77,19 @@ def test_order(depth: int) -> None:
     affine.check()
 
 
+def test_what_its_caller_runs() -> None:
+    """More jobs than there are records, of which the thread sees a few; then some that it runs."""
+    stream, affine = Stream(), Affine()
+    for i in range(5 * RECORDS):
+        number = stream.add(affine.program.address, affine.block())
+        stream.run(number)
+        stream.run(number)  # may be repeated
+        assert stream.is_done(number)
+        if i % 50 == 49:
+            stream.wait(submit(stream, affine))
+    affine.check()
+
+
 def test_several_threads_wait_for_the_same_jobs() -> None:
     stream, affine = Stream(), Affine()
     for _ in range(60):

@@ -14,9 +14,11 @@ import os
 import signal
 import sys
 import threading
+import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -47,6 +49,7 @@ class Program:
         self.entry = _ENTRY(self.address)
         self.constants = _copy_aligned(executable.constants)
         self.errors: dict[int, BaseException] = {}
+        self.parallel = "torch_hlo_parallel" in executable.externals  # some loop is worth more than one thread
         self.static_arena = executable.arena if isinstance(executable.arena, int) else None
         self.symbolic_arena = function([name for name, _, _ in executable.symbols], (executable.arena,))
         self.callback = _HOST(self._host_call) if executable.host_calls else None
@@ -64,20 +67,26 @@ class Program:
 
     def launch(self, words: tuple[int, ...]) -> None:
         """`call` without checks: the sizes, the addresses of the parameters, those of the outputs."""
-        arena = Arena.borrow(self.prepare(words))
+        arena = Arena.borrow(self.arena_bytes(words))
         try:
             block = self.block(words, arena)
             at = block.buffer_info()[0]
-            self.entry(at)
+            if self.parallel:
+                _POOL.call(self.address, at)
+            else:
+                self.entry(at)
         finally:
             arena.give_back()
         if self.errors and (error := self.errors.pop(at, None)) is not None:
             raise error
 
     def prepare(self, words: Sequence[int]) -> int:
-        """Before a run: have the threads it wants. Returns the bytes of scratch memory that it needs; `words` as for `launch`."""
-        if threads() != _POOL.active:
-            _pool()
+        """Before a run on another thread: have the workers it wants. Returns `arena_bytes`."""
+        _POOL.ensure(threads())
+        return self.arena_bytes(words)
+
+    def arena_bytes(self, words: Sequence[int]) -> int:
+        """The bytes of scratch memory that a run needs; `words` as for `launch`."""
         if self.static_arena is not None:
             return self.static_arena
         return self.symbolic_arena(*words[: len(self.executable.symbols)])[0]
@@ -153,7 +162,7 @@ def load(executable: Executable, target: Target | None = None) -> Program:
         raise ValueError(f"{executable.name} was compiled for {executable.target}, this machine is {target.key}")
     if executable.host_calls:
         load_emitters()
-    _pool()
+    _POOL.load()
     symbols.provide(n for n in executable.externals if n != "torch_hlo_parallel")
     return Program(executable, engine(executable.objects, target))
 
@@ -170,49 +179,109 @@ def engine(objects: Sequence[bytes], target: Target) -> llvm.ExecutionEngine:
 
 
 # -- the thread pool -----------------------------------------------------------------------------------------------------
+_PATIENCE = 500_000  # nanoseconds for which a program waits for PyTorch's threads: more than waking them up takes
+_PAUSE, _LONGEST_PAUSE = 0.005, 1.0  # seconds
+
+
 class _Pool:
-    """Native workers; made when the first program is loaded, and anew in a forked child."""
+    """Who takes part in parallel loops: PyTorch's OpenMP threads, for programs that are called between its kernels; else native workers of
+    our own, made when a program first wants them, and anew in a forked child."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.started = 0
         self.active = 0
-        self.functions = None
+        self.functions: _Functions | None = None
+        self.has_team = False
+        self.pause = _PAUSE  # seconds without the team, once it has kept a program waiting
+        self.alone_until = 0.0
+
+    def call(self, entry: int, block: int) -> None:
+        """entry(block) on this thread, with helpers."""
+        n = threads()
+        if n == 1 or not self._wants_team():
+            self.ensure(n)
+            self.functions.call(entry, block, 0)
+            return
+        if n != self.active:
+            self._activate(n)
+        if self.functions.call(entry, block, n) > _PATIENCE:
+            self.alone_until = time.perf_counter() + self.pause
+            self.pause = min(2 * self.pause, _LONGEST_PAUSE)
+        else:
+            self.pause = _PAUSE
+
+    def _wants_team(self) -> bool:
+        """OpenMP waits for each of its threads in the end: where a neighbour keeps those from running, our own do better."""
+        if not self.has_team or config.get("THREADS") or _sharing > 1:  # a team of another size than PyTorch's would be made anew
+            return False
+        return not self.alone_until or time.perf_counter() > self.alone_until
 
     def ensure(self, threads: int) -> None:
         """Have `threads` threads (the caller included) take part in parallel loops."""
+        if threads == self.active and threads <= self.started + 1:
+            return
         with self.lock:
-            if self.functions is None:
-                self._load()
-            add, activate, _ = self.functions
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()) if hasattr(signal, "pthread_sigmask") else None
             try:
                 while self.started < threads - 1:  # workers handle no signals
-                    if add(self.started + 1):
+                    if self.functions.add(self.started + 1):
                         break
                     self.started += 1
             finally:
                 if blocked is not None:
                     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            activate(min(threads, self.started + 1))
-            self.active = threads
+        self._activate(threads)
 
-    def _load(self) -> None:
-        target = host()
-        code, _ = machine_code(pool.text(target.parallel_threshold_ps), target, level=0)  # it waits for memory and other threads: as fast as with 2
-        loaded = engine([code], target)
-        kinds = (("torch_hlo_pool_add", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)),
-                 ("torch_hlo_pool_active", ctypes.CFUNCTYPE(None, ctypes.c_int64)), ("torch_hlo_pool_reset", ctypes.CFUNCTYPE(None)))
-        functions = tuple(kind(loaded.get_function_address(name)) for name, kind in kinds)
-        symbols.add("torch_hlo_parallel", loaded.get_function_address("torch_hlo_parallel"))
-        loaded.detach()  # workers run this code until the process ends
-        self.functions = functions
+    def _activate(self, threads: int) -> None:
+        self.functions.active(threads)
+        self.active = threads
+
+    def load(self) -> None:
+        """Load the pool's code, for programs to be linked with."""
+        with self.lock:
+            if self.functions is not None:
+                return
+            target = host()
+            code, _ = machine_code(pool.text(target.parallel_threshold_ps), target, level=0)  # it waits for memory and other threads: as fast as with 2
+            loaded = engine([code], target)
+            kinds = (("add", (ctypes.c_int, ctypes.c_int64)), ("active", (None, ctypes.c_int64)), ("reset", (None,)),
+                     ("team", (None, ctypes.c_void_p, ctypes.c_void_p)), ("call", (ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)))  # fmt: skip
+            functions = _Functions(*(ctypes.CFUNCTYPE(*kind)(loaded.get_function_address(f"torch_hlo_pool_{name}")) for name, kind in kinds))
+            symbols.add("torch_hlo_parallel", loaded.get_function_address("torch_hlo_parallel"))
+            loaded.detach()  # workers run this code until the process ends
+            parallel, number = _openmp()
+            functions.team(parallel, number)
+            self.has_team = bool(parallel)
+            self.functions = functions
 
     def after_fork(self) -> None:
         self.lock = threading.Lock()
         self.started = self.active = 0
+        self.has_team = False  # OpenMP's threads have stayed behind as well, and it does not notice
         if self.functions is not None:
-            self.functions[2]()
+            self.functions.reset()
+
+
+class _Functions(NamedTuple):
+    """The pool's native functions, see compiler/codegen/pool.py."""
+
+    add: Callable[[int], int]
+    active: Callable[[int], None]
+    reset: Callable[[], None]
+    team: Callable[[int | None, int | None], None]
+    call: Callable[[int, int, int], int]
+
+
+def _openmp() -> tuple[int | None, int | None]:
+    """The addresses of GOMP_parallel and omp_get_thread_num where PyTorch has brought an OpenMP library (libgomp, or LLVM's and Intel's, which have
+    them too)."""
+    if "torch" not in sys.modules:
+        return None, None
+    names = ctypes.CDLL(None)
+    if not hasattr(names, "GOMP_parallel") or not hasattr(names, "omp_get_thread_num"):
+        return None, None
+    return tuple(ctypes.cast(f, ctypes.c_void_p).value for f in (names.GOMP_parallel, names.omp_get_thread_num))
 
 
 _POOL = _Pool()
@@ -238,9 +307,3 @@ def shared_by(devices: int) -> Iterator[None]:
         yield
     finally:
         _sharing = before
-
-
-def _pool() -> None:
-    n = threads()
-    if n != _POOL.active:
-        _POOL.ensure(n)

@@ -4,6 +4,9 @@ Threads claim ranges from one shared word, `generation << 32 | next << 16 | rang
 claimed: a worker that the system does not schedule costs nothing (libgomp's barrier waits for it). One region runs at a time;
 a caller that finds the pool busy (another Python thread, or a nested region) runs its items itself. Workers spin for a while
 after a region and then sleep on a futex.
+
+`torch_hlo_pool_call(entry, block, threads)` runs a program with the threads of the OpenMP library that the process has, PyTorch's, as workers until the
+program ends. After each parallel loop of PyTorch's those spin for milliseconds, waiting for the next: workers beside them would share their cores.
 """
 from __future__ import annotations
 
@@ -22,10 +25,15 @@ _TEXT = """
 @args = global ptr null
 @items = global i64 0
 @step = global i64 0
+@teams = global i32 0, align 64
+@parallel = global ptr null
+@number = global ptr null
 
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
 declare i32 @sched_yield()
+{clock}
+{now}
 {waiting}
 define internal void @work(i32 %g) {{
 entry:
@@ -114,6 +122,85 @@ out:
   ret i32 %rc
 }}
 
+; GOMP_parallel and omp_get_thread_num
+define void @torch_hlo_pool_team(ptr %parallel, ptr %number) {{
+  store ptr %number, ptr @number
+  store ptr %parallel, ptr @parallel
+  ret void
+}}
+
+; a thread of a team: record = entry, block, when the program has ended or 0
+define internal void @member(ptr %record) {{
+start:
+  %end = getelementptr i64, ptr %record, i64 2
+  %number = load ptr, ptr @number
+  %id = call i32 %number()
+  %caller = icmp eq i32 %id, 0
+  br i1 %caller, label %program, label %help
+program:
+  %entry = load ptr, ptr %record
+  %p = getelementptr i64, ptr %record, i64 1
+  %block = load ptr, ptr %p
+  call void %entry(ptr %block)
+  %time = call i64 @clock_now(i32 1)
+  store atomic i64 %time, ptr %end release, align 8
+  ret void
+help:
+  %seen = load atomic i32, ptr @generation acquire, align 4
+  call void @work(i32 %seen)
+  br label %spin
+spin:
+  %count = phi i32 [0, %help], [%count1, %pause]
+  %now = load atomic i32, ptr @generation acquire, align 4
+  %changed = icmp ne i32 %now, %seen
+  br i1 %changed, label %help, label %idle
+idle:
+  %ended = load atomic i64, ptr %end acquire, align 8
+  %over = icmp ne i64 %ended, 0
+  br i1 %over, label %leave, label %wait
+wait:
+  %count1 = add i32 %count, 1
+  %turn = and i32 %count1, 2047
+  %give = icmp eq i32 %turn, 0
+  br i1 %give, label %yield, label %calm
+yield:
+  %y = call i32 @sched_yield()
+  br label %pause
+calm:
+  call void @relax()
+  br label %pause
+pause:
+  br label %spin
+leave:
+  ret void
+}}
+
+; entry(block), with the workers, or with a team of %threads threads of PyTorch's; how many nanoseconds it has waited for the team in the end
+define i64 @torch_hlo_pool_call(ptr %entry, ptr %block, i64 %threads) {{
+start:
+  %some = icmp sgt i64 %threads, 1
+  br i1 %some, label %together, label %alone
+alone:
+  call void %entry(ptr %block)
+  ret i64 0
+together:
+  %record = alloca [3 x i64], align 64
+  %p = getelementptr i64, ptr %record, i64 1
+  %end = getelementptr i64, ptr %record, i64 2
+  store ptr %entry, ptr %record
+  store ptr %block, ptr %p
+  store i64 0, ptr %end
+  %parallel = load ptr, ptr @parallel
+  %n = trunc i64 %threads to i32
+  %t0 = atomicrmw add ptr @teams, i32 1 acq_rel
+  call void %parallel(ptr @member, ptr %record, i32 %n, i32 0)
+  %t1 = atomicrmw sub ptr @teams, i32 1 acq_rel
+  %last = load i64, ptr %end
+  %time = call i64 @clock_now(i32 1)
+  %waited = sub i64 %time, %last
+  ret i64 %waited
+}}
+
 ; how many threads (the caller included) take part in regions
 define void @torch_hlo_pool_active(i64 %n) {{
   store atomic i64 %n, ptr @active release, align 8
@@ -125,6 +212,7 @@ define void @torch_hlo_pool_reset() {{
   store atomic i64 1, ptr @active release, align 8
   store atomic i32 0, ptr @busy release, align 4
   store atomic i32 0, ptr @sleepers release, align 4
+  store atomic i32 0, ptr @teams release, align 4
   ret void
 }}
 
@@ -182,7 +270,10 @@ region:
   store atomic i32 %new, ptr @generation seq_cst, align 4
   %sleeping = load atomic i32, ptr @sleepers seq_cst, align 4
   %any = icmp sgt i32 %sleeping, 0
-  br i1 %any, label %rouse, label %go
+  %teams = load atomic i32, ptr @teams monotonic, align 4
+  %own = icmp eq i32 %teams, 0
+  %call = and i1 %any, %own
+  br i1 %call, label %rouse, label %go
 rouse:
   call void @wake(ptr @generation)
   br label %go
@@ -221,4 +312,4 @@ out:
 
 def text(threshold_ps: int, spins: int = _SPINS) -> str:
     """The pool's IR module for this platform."""
-    return _TEXT.format(waiting=system.waiting(), spins=spins, threshold=threshold_ps)
+    return _TEXT.format(clock=system.CLOCK, now=system.NOW, waiting=system.waiting(), spins=spins, threshold=threshold_ps)
