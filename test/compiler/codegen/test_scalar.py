@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from compiled import check, module, parameter, run
 
+from torch_hlo.hlo import build
 from torch_hlo.hlo.evaluate import evaluate
 from torch_hlo.hlo.ir import instr
 from torch_hlo.hlo.numeric import round_to
@@ -116,3 +117,15 @@ def test_complex_cuts(dtype):
     x = parameter(0, dtype, len(values))
     with np.errstate(all="ignore"):
         check(module([x], *[instr(op, (x,)) for op in "acos acosh asin asinh atanh log sqrt".split()]), [values], 1e-6)
+
+
+def test_error_on_narrow_arguments():
+    """erf of what comes from bf16, in f32: fewer instructions, and still far more digits than the argument has."""
+    x = parameter(0, "bf16", 1 << 16)
+    values = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)  # every bf16
+    wide = build.convert(x, "f32")
+    scaled = build.multiply(wide, build.full_like(wide, 0.5))
+    m = module([x], instr("erf", (scaled,)))
+    (found,) = run(m, [values])
+    (expected,) = evaluate(m, [values])
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-38)

@@ -43,15 +43,16 @@ def literal(kind: str, value) -> str:
 
 
 class Unit:
-    """What all Emits of one function share: the numbers of its values, the target, the C functions called (name -> declaration) and
-    functions of our own (name -> definition)."""
+    """What all Emits of one function share: the numbers of its values, the target, the C functions called (name -> declaration),
+    functions of our own (name -> definition), and the memory forms of values that were decoded: (element type, value) -> operand."""
 
-    __slots__ = ("count", "target", "externals", "functions")
+    __slots__ = ("count", "target", "externals", "functions", "encoded")
 
     def __init__(self, target=None) -> None:
         self.count, self.target = 0, target
         self.externals: dict[str, str] = {}
         self.functions: dict[str, str] = {}
+        self.encoded: dict[tuple[str, str], str] = {}
 
     def number(self) -> int:
         self.count += 1

@@ -24,7 +24,7 @@ class _SharedUnit(Unit):
 
     def __init__(self, target, f: Function) -> None:
         self.f, self.target = f, target
-        self.externals, self.functions = {}, {}
+        self.externals, self.functions, self.encoded = {}, {}, {}
 
     @property
     def count(self) -> int:

@@ -2,7 +2,7 @@
 
 Every function takes a `Typed` (float or double) and operands: `tanh(t, x)`. Single precision has its own short polynomials
 where speed matters (error below 1.4 ulp); the rarer functions run in double and are rounded once.
-Coefficients: Cephes and fdlibm; erf: N. Juffa.
+Coefficients: Cephes and fdlibm; erf: N. Juffa, and Eigen's for narrow types.
 """
 from __future__ import annotations
 
@@ -450,6 +450,21 @@ def erf(t: Typed, x: str) -> str:
     r = t.select(t.cmp("ogt", a, t.const(0.927734375)), big, small)
     return t.select(t.cmp("ogt", a, t.const(4.0)), t.copysign(t.const(1.0), x), r)
 
+
+_ERF_END = 3.832506856900711
+_ERF_OVER = (2.2905065861350646e-4, 3.4082910107109506e-3, 5.0955695062380861e-2, 1.8520832239976145e-1, 1.128379143519084)
+_ERF_UNDER = (-1.1791602954361697e-7, 2.3547966471313185e-5, 1.0179625278914885e-3, 1.4070470171167667e-2, 1.1098505178285362e-1, 4.9746925110067538e-1, 1.0)
+
+
+def erf_narrow(t: Typed, x: str) -> str:
+    """A rational function with errors up to 7 ulp of f32 (0.7 on average), in half the instructions. Coefficients: Eigen."""
+    x = t.select(t.cmp("ogt", t.abs(x), t.const(_ERF_END)), t.copysign(t.const(_ERF_END), x), x)
+    z = t.mul(x, x)
+    return t.div(t.mul(x, t.poly(z, _ERF_OVER)), t.poly(z, _ERF_UNDER))
+
+
+# What may be less exact than FUNCTIONS where the argument was rounded to 11 bits or fewer: f32 arithmetic on such values is exact enough by far.
+NARROW: dict[str, Callable] = {"erf": erf_narrow}
 
 FUNCTIONS: dict[str, Callable] = {
     "exponential": exp, "exponential-minus-one": expm1, "log": log, "log-plus-one": log1p, "logistic": logistic,

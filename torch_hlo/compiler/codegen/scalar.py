@@ -50,18 +50,21 @@ def decode(e: Emit, dtype: str, raw: str) -> str:
         return t.cmp("ne", raw, t.const(0))
     if dtype == "bf16":
         t = e.typed("i32")
-        return e.typed("float").from_bits(t.bin("shl", e.cast("zext", raw, "i16", "i32"), t.const(16)))
-    if dtype == "f16":
-        if _has_half(e):
-            return e.cast("fpext", raw, "half", "float")
-        return small_float.decode(e, dtype, e.cast("bitcast", raw, "half", "i16"))
-    if dtype in small_float.FORMATS:
-        return small_float.decode(e, dtype, raw)
-    return raw
+        value = e.typed("float").from_bits(t.bin("shl", e.cast("zext", raw, "i16", "i32"), t.const(16)))
+    elif dtype == "f16":
+        value = e.cast("fpext", raw, "half", "float") if _has_half(e) else small_float.decode(e, dtype, e.cast("bitcast", raw, "half", "i16"))
+    elif dtype in small_float.FORMATS:
+        value = small_float.decode(e, dtype, raw)
+    else:
+        return raw
+    e.unit.encoded[dtype, value] = raw
+    return value
 
 
 def encode(e: Emit, dtype: str, value: str) -> str:
-    """Memory form of a register value."""
+    """Memory form of a register value; one that was decoded, or rounded, has it already."""
+    if (dtype, value) in e.unit.encoded:
+        return e.unit.encoded[dtype, value]
     if dtype == "pred":
         return e.cast("zext", value, "i1", "i8")
     if dtype == "bf16":

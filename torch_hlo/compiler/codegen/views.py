@@ -5,6 +5,7 @@ from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen import scalar
 from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.kernel import Condition, Kernel
+from torch_hlo.compiler.codegen.math import NARROW
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.registry import emits_value
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
@@ -14,6 +15,8 @@ from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import DTYPES
 
 Indices = tuple[Index, ...]
+_ROUNDED = frozenset(("bf16", "f16"))
+_LOOKED_AT = 16  # instructions
 POINTWISE = tuple(name for name, row in OPCODES.items() if "pointwise" in row.traits and "composite" not in row.traits)
 
 
@@ -23,10 +26,28 @@ def pointwise(k: Kernel, x: Instruction, index: Indices) -> Value:
     values = [k.value(o, index if o.shape.rank == len(index) else ()) for o in x.operands]
     operand = x.operands[1 if x.op in ("select", "clamp") else 0].shape.dtype
     attrs = {"to": x.shape.dtype} if x.op == "convert" else dict(x.attrs)
+    if x.op in NARROW and x.shape.dtype in _ROUNDED | {"f32"} and _is_narrow(x.operands[0]):
+        return scalar.round_to(k.e, x.shape.dtype, NARROW[x.op](k.e.typed("float"), *values))
     try:
         return scalar.apply(k.e, x.op, operand, values, attrs)
     except KeyError:
         raise CodegenError(f"{x.op} of {operand} has no code on the CPU ({x.shape}); convert the operands first") from None
+
+
+def _is_narrow(x: Instruction) -> bool:
+    """Whether a value is computed from elements of narrow types (and constants) alone."""
+    stack, found = [x], False
+    for _ in range(_LOOKED_AT):
+        if not stack:
+            return found
+        y = stack.pop()
+        if y.shape.dtype in _ROUNDED:
+            found = True
+        elif y.op == "broadcast" or y.op in POINTWISE:
+            stack += y.operands
+        elif y.op != "constant":
+            return False
+    return False
 
 
 @emits_value("copy", "opt-barrier")
