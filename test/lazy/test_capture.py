@@ -276,3 +276,14 @@ def test_a_function_that_keeps_differing_is_left_alone():
 
     x = torch.ones(2).to("hlo")
     assert [step(x)[0].item() for _ in range(12)] == [float(i) for i in range(1, 13)]
+
+
+def test_constants_made_inside_are_kept():
+    """Nobody owns them after the call, but a result of the same size must not take their memory."""
+
+    @torch_hlo.compile(full_graph=True)
+    def fn(x):
+        return x * torch.tensor([0.25, 0.5, 2.0], device="hlo")
+
+    for i in range(8):
+        torch.testing.assert_close(fn(torch.full((3,), float(i)).to("hlo")).cpu(), i * torch.tensor([0.25, 0.5, 2.0]))

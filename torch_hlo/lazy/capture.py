@@ -23,10 +23,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_hlo.lazy import dispatch, engine, explain, generator, optimizer_state
+from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.fingerprint import Graph, collect
 from torch_hlo.lazy.storage import Array, Number, Storage, pending, pending_storages
 from torch_hlo.lazy.tensor import HloTensor, make
 from torch_hlo.lowering.graph import Node, Out
+from torch_hlo.lowering.registry import HLO_TO_TORCH
 
 TRACES = 4  # calls that may differ (optimizer state is created in the first) before that is an error
 
@@ -194,6 +196,8 @@ class Trace:
         self.new_metas = [s.meta for s in self.new]
         self.new = []
         self.leaves = [_origin(leaf, arguments) for leaf in self.graph.leaves]
+        # Constants outlive the call, so that no program takes their memory for a result.
+        self.constants = [Storage(leaf, metas.contiguous(leaf.shape.dims, HLO_TO_TORCH[leaf.shape.dtype])) for kind, leaf in self.leaves if kind == "constant"]
         self.random = _random_numbers(self.graph)
         self.numbers = [n.value for n in self.graph.numbers]
         # For replays: the distinct places, and where leaves, outputs and results are among them.
