@@ -124,10 +124,47 @@ def test_uploads_that_change_are_named():
             fn(torch.ones(3).to("hlo"))
 
 
-def test_result_that_needs_gradients():
+def test_results_that_need_gradients(monkeypatch):
+    """They come with their values; a backward pass from them is an error."""
     w = torch.ones(3, device="hlo", requires_grad=True)
-    with pytest.raises(RuntimeError, match="needs gradients"):
-        torch_hlo.compile(lambda x: x * w)(torch.ones(3).to("hlo"))
+
+    def loss_of(x):
+        loss = (x * w).square().sum()
+        return loss, torch.autograd.grad(loss, w)[0]
+
+    captured, forward = torch_hlo.compile(loss_of), torch_hlo.compile(lambda x: (x * w).exp())
+    for i in range(6):
+        x = torch.randn(3)
+        with monkeypatch.context() as m:
+            if i > 2:
+                given = x.to("hlo")
+                no_recording(m)
+            loss, gradient = captured(x.to("hlo") if i <= 2 else given)
+            y = forward(x.to("hlo") if i <= 2 else given)
+        assert loss.requires_grad and y.requires_grad and not gradient.requires_grad
+        torch.testing.assert_close(loss.detach().cpu(), x.square().sum())
+        torch.testing.assert_close(gradient.cpu(), 2 * x.square())
+        torch.testing.assert_close(y.detach().cpu(), x.exp())
+        with pytest.raises(RuntimeError, match="backward.. or torch.autograd.grad.. inside .*lambda"):
+            (y.sum() + w.sum()).backward()
+
+
+def test_training_and_evaluation(monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    twin = copy.deepcopy(model).to("hlo")
+    twin[2].p = model[2].p = 0.0
+    captured = torch_hlo.compile(torch.no_grad()(lambda x: twin(x)))
+    for i in range(16):
+        for m in (model, twin):
+            m.train(i % 8 < 4)
+        x = torch.randn(5, 4)
+        given = x.to("hlo")
+        with torch.no_grad(), monkeypatch.context() as m:
+            if i >= 8:  # both ways are known
+                no_recording(m)
+            y = captured(given)
+            torch.testing.assert_close(y.cpu(), model(x))
+    torch.testing.assert_close(twin[1].running_mean.cpu(), model[1].running_mean)
 
 
 def no_recording(monkeypatch):

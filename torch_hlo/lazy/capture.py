@@ -9,17 +9,22 @@
         return loss.detach()
 
 A replay runs none of the function's Python and records nothing: the program is launched on the tensors' present values (arguments, parameters,
-optimizer state, gradients), with new random numbers and the present learning rates: what a schedule changes between calls is an input. What else differs between two traced calls cannot be replayed: a number computed
+optimizer state, gradients), with new random numbers and the present learning rates: what a schedule changes between calls is an input. Modules that
+were switched between training and evaluation are traced again. What else differs between two traced calls cannot be replayed: a number computed
 in Python (a schedule's step inside the function), data uploaded inside, another graph. With `full_graph=True` that is an error which names the
 line, as is needing a value (`.item()`, `print`); with `full_graph=False` such a function is simply traced at each call.
+
+Gradients are taken inside the function: its results have values only, and a backward pass from one of them is an error.
 """
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from weakref import ref
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from torch_hlo.lazy import dispatch, engine, explain, generator, optimizer_state
@@ -30,6 +35,7 @@ from torch_hlo.lazy.tensor import HloTensor, make
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 
+MODES = 4  # traces kept for modules in training or not
 TRACES = 4  # calls that may differ (optimizer state is created in the first) before that is an error
 
 
@@ -48,20 +54,20 @@ class Captured:
         self.fn, self.full_graph = fn, full_graph
         self.name = getattr(fn, "__qualname__", repr(fn))
         self.last: dict[object, Trace] = {}
-        self.ready: dict[object, Trace] = {}
+        self.ready: dict[object, list[Trace]] = {}  # one for each way in which modules are training
         self.traces: dict[object, int] = {}
         self.different: set[object] = set()  # calls that are not worth watching any more
 
     def __call__(self, args: tuple, kwargs: dict):
         flat, form = pytree.tree_flatten((args, kwargs))
         key = (form, tuple(map(_describe, flat)), torch.is_grad_enabled(), torch.is_autocast_enabled("hlo"), torch.get_default_dtype())
-        trace = self.ready.get(key)
+        trace = next((t for t in self.ready.get(key, ()) if t.modes.hold()), None)
         if trace is not None:
             inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
             numbers = trace.present_numbers()
             if numbers is not None and len({id(s) for s in inputs}) == len(inputs) and (storages := trace.storages(inputs)) is not None:
                 return trace.replay(storages, numbers)
-            del self.ready[key], self.traces[key]  # a tensor that it reads or writes is gone, or an option of an optimizer has changed
+            self.ready[key].remove(trace)  # a tensor that it reads or writes is gone, or an option of an optimizer has changed
         if key in self.different:
             engine.current().mark_step()
             result = self.fn(*args, **kwargs)
@@ -91,15 +97,19 @@ class Captured:
         start = generator.default.get_offset()
         sources, dispatch.SOURCE = dispatch.SOURCE, True
         try:
-            with engine.use(guard), optimizer_state.watching() as settings:
+            with engine.use(guard), optimizer_state.watching() as settings, _modes() as modes:
                 result = self.fn(*args, **kwargs)
         finally:
             dispatch.SOURCE = sources
         if guard.evaluated:
             return result, None
-        trace = Trace(self.name, result, inputs, start, settings)
+        flat, form = pytree.tree_flatten(result)
+        del result
+        ends = [isinstance(r, HloTensor) and r.requires_grad and not r.is_leaf for r in flat]
+        flat = [make(r._meta, r._storage, r._view) if end else r for r, end in zip(flat, ends)]  # the graph of autograd, and what it saved, goes
+        trace = Trace(self.name, flat, form, ends, inputs, start, settings, modes)
         current.mark_step()
-        return result, trace
+        return trace.pack(flat), trace
 
     def _learn(self, key, trace: Trace) -> None:
         before = self.last.get(key)
@@ -108,9 +118,52 @@ class Captured:
             return
         difference = trace.difference(before)
         if difference is None:
-            self.ready[key], self.traces[key] = trace, 0
+            others = [t for t in self.ready.get(key, ()) if t.modes != trace.modes]
+            self.ready[key], self.traces[key] = [trace, *others][:MODES], 0
         elif (trace.settings.inside or trace.settings.same(before.settings)) and self._differs(key) > TRACES and self.full_graph:
             raise RuntimeError(f"torch_hlo.compile: {self.name} cannot be replayed: {difference}")
+
+
+class _Modes(dict):
+    """Of every module that was called: a reference, and whether it was training."""
+
+    def see(self, module: torch.nn.Module, args: tuple) -> None:
+        self[ref(module)] = module.training
+
+    def hold(self) -> bool:
+        """Whether the modules are as they were."""
+        for owner, training in self.items():
+            module = owner()
+            if module is None or module.training is not training:
+                return False
+        return True
+
+
+@contextlib.contextmanager
+def _modes() -> Iterator[_Modes]:
+    """Yields the modes of the modules that are called in the block."""
+    modes = _Modes()
+    hook = register_module_forward_pre_hook(modes.see)
+    try:
+        yield modes
+    finally:
+        hook.remove()
+
+
+class _Ended(torch.autograd.Function):
+    """A result that needs gradients, of a function whose backward pass is over, or was never recorded."""
+
+    @staticmethod
+    def forward(ctx, anchor: torch.Tensor, name: str, result: Callable[[], HloTensor]) -> HloTensor:
+        ctx.name = name
+        return result()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise RuntimeError(f"torch_hlo.compile: a result of {ctx.name} has no graph to go back through; call backward() or torch.autograd.grad() inside {ctx.name}")
+
+
+_ANCHOR = torch.zeros((), requires_grad=True)
 
 
 class _Watching:
@@ -162,21 +215,20 @@ class Trace:
     A place is ("argument", i), ("storage", weak reference) or, for outputs, ("new", i): a storage made by the call that it returns.
     """
 
-    def __init__(self, name: str, result, inputs: list[Storage], offset: int, settings: optimizer_state.Settings) -> None:
-        self.name, self.settings = name, settings
+    def __init__(
+        self, name: str, flat: list, form: pytree.TreeSpec, ends: list[bool], inputs: list[Storage], offset: int, settings: optimizer_state.Settings, modes: _Modes
+    ) -> None:
+        self.name, self.form, self.ends, self.settings, self.modes = name, form, ends if any(ends) else None, settings, modes
         self.varying: dict[int, tuple[int, tuple[int, ...]]] = {}  # number -> (sign, settings that it is): see _setting
         arguments = {id(s): i for i, s in enumerate(inputs)}
         storages = [s for s in pending_storages() if type(s.value) is Out and s.value.array is None]
         outs = {(id(s.value.node), s.value.index): s.value for s in storages}
         self.graph: Graph = collect(sorted(outs.values(), key=lambda out: (out.node.serial, out.index)))  # as a step orders its results
         self.offset, self.drawn = offset, generator.default.get_offset() - offset
-        flat, self.form = pytree.tree_flatten(result)
         self.results = []
         self.new: list[Storage] = []
         for r in flat:
             if isinstance(r, HloTensor):
-                if r.requires_grad and not r.is_leaf:
-                    raise RuntimeError(f"torch_hlo.compile: {name} returns a tensor that needs gradients; call backward() inside, and return it detached")
                 known = r._storage.meta, r._meta, r._view
                 if id(r._storage) in arguments:
                     self.results.append((("argument", arguments[id(r._storage)]), *known))
@@ -299,7 +351,13 @@ class Trace:
         results = []
         for (where, _, meta, view), at in zip(self.results, self.result_at):
             results.append(where[1] if at < 0 else make(meta, storages[at], view))
-        return pytree.tree_unflatten(results, self.form)
+        return self.pack(results)
+
+    def pack(self, flat: list):
+        """What the function returns, of the tensors in it."""
+        if self.ends is not None:
+            flat = [_Ended.apply(_ANCHOR, self.name, lambda r=r: r) if end else r for r, end in zip(flat, self.ends)]
+        return pytree.tree_unflatten(flat, self.form)
 
     def _with_random(self, numbers: list[Number]) -> list[Number]:
         """The numbers of a replay, with the generator's."""
