@@ -287,3 +287,24 @@ def test_masks_of_labels_are_computed_where_they_are_read():
     f = fusion(m)
     assert not any("pred" in k for k in kernels(f)), kernels(f)
     assert_same_value(m, f)
+
+
+def test_groups_of_channels_are_rows_of_one_kernel():
+    """Statistics of groups are sums of the channels' sums; where channels are whole pieces of memory, a group is a row."""
+    def normalized(x):
+        def spread(m):
+            per_channel = b.reshape(b.broadcast(m, (4, 8, 2), (0, 1)), (4, 16))
+            return b.broadcast(b.opt_barrier(per_channel), x.shape.dims, (0, 1))
+
+        def mean(y):
+            channels = b.reshape(b.reduce(y, b.constant(0.0, "f32"), (2, 3), "add"), (4, 8, 2))
+            return b.multiply(b.reduce(channels, b.constant(0.0, "f32"), (2,), "add"), b.full_like(b.parameter(9, Shape("f32", (4, 8))), 1 / 60))
+
+        centred = b.subtract(x, spread(mean(x)))
+        return b.multiply(centred, spread(b.rsqrt(mean(b.multiply(centred, centred)))))
+
+    x = b.parameter(0, Shape("f32", (4, 16, 5, 6)))
+    m = Module("groups", Computation("main", (x,), normalized(x)))
+    f = fusion(m)
+    assert kernels(f) == ["reshape f32[4,8,60]", "row f32[4,16,5,6]"]  # the reshape is a view
+    assert_same_value(m, f)

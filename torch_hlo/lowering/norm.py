@@ -227,9 +227,8 @@ def native_group_norm(x, weight, bias, n, c, hxw, group, eps):
     mean = _group_mean(fold(value, _spatial(value)), group, size)
     centered = value - _pixels(_spread(mean, channels), value)
     rstd = rsqrt(_group_mean(fold(square(centered), _spatial(value)), group, size) + eps)
-    scale = _spread(rstd, channels)
-    scale = scale if weight is None else scale * _like(weight, scale)
-    return _results(_affine(centered * _pixels(scale, value), None, None if bias is None else _channel(bias, value)), mean, rstd)
+    scaled = centered * _pixels(_spread(rstd, channels), value)
+    return _results(_affine(scaled, *(None if v is None else _channel(v, value) for v in (weight, bias))), mean, rstd)
 
 
 @lowers(aten.native_group_norm_backward)

@@ -3,6 +3,8 @@
     gather(subtract(x, broadcast(m)), i)     ->  subtract(gather(x, i), gather(broadcast(m), i))     a few elements are picked
     reduce(select(iota == t, g, 0), add)     ->  select(0 <= t < n, g, 0)                            the sum over a one-hot row
     reduce(x[n, r, c]), few columns c        ->  reduce(reduce(x[n, r/k, k*c]))                      the first fills vectors
+    reduce(reduce(x[n, c, h, w]))            ->  reduce(x[n, g, c/g*h*w])                            groups of whole channels are rows
+    broadcast(reshape(broadcast(m[n, g])))   ->  reshape(broadcast(m[n, g]))                         what rows share
     s64 iota == broadcast(t)                 ->  s32 iota == broadcast(t if 0 <= t < n else -1)       half the lanes
 """
 from __future__ import annotations
@@ -37,7 +39,69 @@ def prepare(root: Instruction) -> Instruction:
             found = _push(x, x.operands[0], [MAX_OPS])
             if found is not None:
                 moved[x] = found
-    return rewrite_bottom_up(_replace(root, moved) if moved else root, lambda x: one_hot_sum(x) or narrow_compare(x) or widen_columns(x) or x)
+    root = _with_rows(_replace(root, moved) if moved else root)
+    return rewrite_bottom_up(root, lambda x: one_hot_sum(x) or narrow_compare(x) or widen_columns(x) or x)
+
+
+def _with_rows(root: Instruction) -> Instruction:
+    """Reductions of reductions as one over rows, where nothing else reads the first ones, and what such rows share repeated in one step."""
+    reads = users((root,))
+    done: dict[Instruction, Instruction] = {}
+    for x in postorder((root,)):
+        operands = tuple(done[o] for o in x.operands)
+        new = x if operands == x.operands else replace(x, operands)
+        if new is not x and x in META:
+            META.setdefault(new, META[x])
+        if x.op == "reduce" and _only_reader(x.operands[0], reads):
+            new = sum_of_sums(new) or new
+        elif x.op == "broadcast":
+            new = shared_by_rows(new) or new
+        done[x] = new
+    return done[root]
+
+
+def _only_reader(x: Instruction, reads) -> bool:
+    while x.op == "reshape" and len(reads[x]) == 1:
+        x = x.operands[0]
+    return len(reads[x]) == 1
+
+
+def sum_of_sums(x: Instruction) -> Instruction | None:
+    """reduce(reshape(reduce(y))) where both fold trailing dimensions."""
+    outer, inner = x.operands[0], _without_views(x.operands[0])
+    if x.shape.is_tuple or inner.op != "reduce" or inner.shape.is_tuple or inner["to_apply"] is not x["to_apply"]:
+        return None
+    y, init = inner.operands
+    if not (_are_last(x["dimensions"], outer) and _are_last(inner["dimensions"], y) and _ignores(init, x["to_apply"].root.op)):
+        return None
+    if not x.shape.rank or not y.shape.is_static or not x.shape.size:
+        return None
+    rows = b.reshape(y, (*x.shape.dims, y.shape.size // x.shape.size))
+    return b.reduce(rows, x.operands[1], (x.shape.rank,), x["to_apply"])
+
+
+def shared_by_rows(x: Instruction) -> Instruction | None:
+    """broadcast(reshape(broadcast(m))) where both repeat along trailing dimensions."""
+    wide = x.operands[0]
+    inner = _without_views(wide)
+    if wide is inner or inner.op != "broadcast" or not inner.operands[0].shape.rank or not x.shape.is_static:
+        return None
+    m = inner.operands[0]
+    if inner["dimensions"] != tuple(range(m.shape.rank)) or x["dimensions"] != tuple(range(wide.shape.rank)):
+        return None
+    if m.shape.dims != inner.shape.dims[: m.shape.rank] or wide.shape.dims != x.shape.dims[: wide.shape.rank] or not m.shape.size:
+        return None
+    return b.reshape(b.broadcast(m, (*m.shape.dims, x.shape.size // m.shape.size), inner["dimensions"]), x.shape.dims)
+
+
+def _without_views(x: Instruction) -> Instruction:
+    while x.op in ("reshape", "opt-barrier") and not x.shape.is_tuple:
+        x = x.operands[0]
+    return x
+
+
+def _are_last(dims: tuple[int, ...], x: Instruction) -> bool:
+    return sorted(dims) == list(range(x.shape.rank - len(dims), x.shape.rank))
 
 
 def _replace(root: Instruction, table_: dict[Instruction, Instruction]) -> Instruction:
