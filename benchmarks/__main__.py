@@ -113,7 +113,7 @@ def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict
             else:
                 r.update(median_s=statistics.median(w.seconds), best_s=min(w.seconds), peak_mb=w.last["peak_bytes"] / 1e6, samples=len(w.seconds))
                 r.update({k: w.last[k] for k in ("compiles", "fallbacks", "ops") if k in w.last}, flops=w.ready["flops"], bytes=w.ready["bytes"])
-                if w.last.get("ops"):  # until step() returns: recording, and starting the step
+                if w.last.get("ops"):  # CPU time of the thread until step() returns: the program's Python, autograd, recording, starting the step
                     r["host_us_per_op"] = statistics.median(w.host) / w.last["ops"] * 1e6
             w.quit()
     return results
@@ -142,7 +142,7 @@ def table(all_results: dict[str, dict], engines: list[str], ours: str) -> str:
         mean += f"{math.exp(statistics.fmean(map(math.log, ratios[e]))):>22.2f}x " if ratios[e] else f"{'':>24s}"
     lines.append(mean)
     for key, title in (("cold_s", "first step, empty caches, s"), ("warm_s", "first step, second process, s"), ("peak_mb", "peak memory, MB"),
-                       ("host_us_per_op", "host time per recorded op, us")):
+                       ("host_us_per_op", "host time per op of the graph (detach and most views are none), us")):
         if any(key in r for results in all_results.values() for r in results.values()):
             lines += ["", title]
             for name, results in all_results.items():

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("recorded")
@@ -311,3 +312,30 @@ def test_gradients_across_devices():
     y = torch.ones(3).to("hlo").requires_grad_()
     (y.cpu() * 3).sum().backward()
     assert y.grad.tolist() == [3, 3, 3] and y.grad.is_hlo
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_dispatch_modes_see_composites_once(grad):
+    """What goes around PyTorch's dispatcher when nobody looks goes through it when somebody does."""
+    x, w = torch.randn(2, 4, device="hlo"), torch.randn(3, 4, device="hlo", requires_grad=True)
+    q = torch.randn(1, 2, 3, 4, device="hlo")
+    seen = _Seen()
+    with torch.set_grad_enabled(grad):
+        plain = F.linear(x, w), F.rms_norm(x, (4,)), F.scaled_dot_product_attention(q, q, q)
+        with seen:
+            watched = F.linear(x, w), F.rms_norm(x, (4,)), F.scaled_dot_product_attention(q, q, q)
+    wanted = "linear", "_fused_rms_norm", "_scaled_dot_product_fused_attention_overrideable"
+    assert [sum(op is getattr(torch.ops.aten, name).default for op in seen.ops) for name in wanted] == [1, 1, 1]
+    for a, b in zip(plain, watched):
+        torch.testing.assert_close(a.detach().cpu(), b.detach().cpu())
+    assert plain[0].requires_grad == grad

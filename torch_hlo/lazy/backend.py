@@ -57,6 +57,11 @@ def forward_mode() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def unobserved() -> bool:
+    """True if an op called now is seen by this device alone: neither autograd nor a TorchDispatchMode takes part."""
+    return not (torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack())
+
+
 def process_group(group) -> torch.distributed.ProcessGroup:
     """The process group that an argument of a communication op means: its name, the boxed group, or itself."""
     import torch.distributed._functional_collectives  # noqa: F401 - the shapes of functional collectives
@@ -106,7 +111,7 @@ _PRIVATE_USE = torch._C._autograd.DeviceType.PrivateUse1
 class _Pending(threading.local):
     def __init__(self) -> None:
         self.cells = (ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p())
-        self.pointers = tuple(map(ctypes.byref, self.cells))
+        self.call = tuple(map(ctypes.byref, self.cells)), self.cells[0]
 
 
 _pending = _Pending()
@@ -114,15 +119,16 @@ _stashed: list[BaseException] = []
 
 
 class _Guard(torch._C._acc.DeviceGuard):
-    def type_(self):
-        _fetch(*_pending.pointers)  # must come first
-        if _pending.cells[0].value:
+    def type_(self):  # called several times for each node of backward
+        pointers, kind = _pending.call
+        _fetch(*pointers)  # nothing that looks at the pending exception may come before
+        if kind:
             _stash()
         return _PRIVATE_USE
 
 
 def _stash() -> None:
-    _normalize(*_pending.pointers)
+    _normalize(*_pending.call[0])
     kind, value, trace = _pending.cells
     error = ctypes.cast(value.value, ctypes.py_object).value if value.value else None
     if error is not None:

@@ -292,6 +292,8 @@ def operands(args: tuple, kwargs: dict, arguments: Arguments) -> tuple[list, dic
             key.append(kind)
             key.append(a)
             nodes.append(a)
+        elif kind is list:
+            nodes.append(sequence(a, key, words, lift[i]))
         else:
             nodes.append(operand(a, key, words, lift[i]))
         i += 1
@@ -334,13 +336,13 @@ def recorder(op: OpOverload, random: bool | None = None) -> Handler:
     has_device = any(a.name == "device" for a in op._schema.arguments)
 
     def record(args: tuple, kwargs: dict):
-        if guard is not None and not guard(*args, **kwargs):
-            return decompose.on_cpu(op, args, kwargs)
         if has_device and "device" in kwargs and not on_device(kwargs["device"]):
             return like_on_cpu(op, args, kwargs)
         nodes, keywords, key, base, words = operands(args, kwargs, arguments)
         result = cache.get(key)
         if result is None:
+            if guard is not None and not guard(*args, **kwargs):
+                return decompose.on_cpu(op, args, kwargs)
             try:
                 result = cache[key] = infer(target, args, kwargs)
             except NotImplementedError:  # no meta kernel: the shapes are not known before the op has run

@@ -205,10 +205,9 @@ def streams(program: Program, inputs: Sequence[Buffer], donated: Sequence[tuple[
     _forget_done(in_flight)
     if any(j.number is None for j in in_flight):
         return False
-    for buffer in inputs:
-        if buffer.job is not None and buffer.job.error is not None:
-            return False
-    return not any(inputs[i].memory.readers for _, i in donated)
+    if _FAILED and any(buffer.job is not None and buffer.job.error is not None for buffer in inputs):
+        return False
+    return not any([inputs[i].memory.readers for _, i in donated])
 
 
 def prepare(job: Job, numbers: bytes) -> None:

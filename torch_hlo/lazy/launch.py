@@ -116,27 +116,26 @@ def _stream(
     False, and nothing done, for programs and moments that need the general way."""
     if compiled.extra or not executor.streams(compiled.program, inputs, compiled.aliases):
         return False
-    outputs = [inputs[i] if i >= 0 else runtime.allocate(s) for s, i in zip(compiled.outputs, compiled.overwrites)]
+    overwrites = compiled.overwrites
+    outputs = [inputs[i] if i >= 0 else runtime.allocate(s) for s, i in zip(compiled.outputs, overwrites)]
     job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
     executor.prepare(job, pack_numbers(numbers))
     arrays: list[Array | None] = [None] * len(outputs)
-    for (_, _, owner, _, _), place in zip(bindings, places):
-        i = compiled.overwrites[place]
-        if i >= 0 and len(leaves[i].owners) == 1 and leaves[i].owners[0]() is owner and arrays[place] is None:
+    for (_, _, _, _, reference), place in zip(bindings, places):
+        i = overwrites[place]
+        if i >= 0 and arrays[place] is None and leaves[i].owners == (reference,):
             arrays[place] = leaves[i]
+            leaves[i].bounds = None
     donated = [leaves[i] for o, i in compiled.aliases if arrays[o] is None]
-    kept = [array for array in arrays if array is not None]
     for place, array in enumerate(arrays):
         if array is None:
-            if compiled.overwrites[place] >= 0:  # another storage gets the memory: the old array must not see it
+            if overwrites[place] >= 0:  # another storage gets the memory: the old array must not see it
                 outputs[place] = Buffer(compiled.outputs[place], outputs[place].memory)
             arrays[place] = Array(compiled.outputs[place], outputs[place])
 
     def commit() -> None:
         for buffer in outputs:
             buffer.job = job
-        for array in kept:
-            array.bounds = None
         _bind(bindings, places, arrays)
         for array in donated:
             array.data = None

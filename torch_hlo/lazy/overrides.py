@@ -63,6 +63,16 @@ def _kernel(op):
     return lambda *args, **kwargs: dispatch.handle(op, args, kwargs)
 
 
+def _here(op, *args, **kwargs):
+    """`op` without PyTorch's dispatcher, which would only lead here."""
+    return HloTensor.__torch_dispatch__(op, (), args, kwargs)
+
+
+def _inner(op):
+    """What calls `op` from the kernel of a composite whose arguments are tensors of this device."""
+    return partial(_here, op) if backend.unobserved() else op
+
+
 class _Decomposed:
     """The decomposition of an op as a kernel; looked up when first called, because loading the tables takes time."""
 
@@ -83,6 +93,8 @@ def _linear(keyset, x, weight, bias=None):
     if type(x) is not HloTensor or type(weight) is not HloTensor or backend.forward_mode():
         # A DTensor, say, knows how to shard matmul but not linear_backward.
         return backend.call_kernel(aten.linear.default, Key.CompositeImplicitAutograd, x, weight, bias)
+    if backend.unobserved() and (bias is None or type(bias) is HloTensor):
+        return _here(aten.linear.default, x, weight, bias)
     return _generated_linear.call_boxed(keyset, x, weight, bias)
 
 
@@ -149,7 +161,7 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     if attn_mask is not None and attn_mask.dtype == torch.bool and not fused:  # the math version reads it as numbers to add
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     if fused:
-        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+        return _inner(_ATTENTION)(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
     return aten._scaled_dot_product_attention_math.default(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
@@ -235,7 +247,7 @@ def rms_norm(x, normalized_shape, weight=None, eps=None):
     """`rms_norm` as one op instead of seven."""
     tensors = (x,) if weight is None else (x, weight)
     if all(type(t) is HloTensor and t.dtype == x.dtype for t in tensors) and x.is_floating_point() and not backend.forward_mode():
-        return aten._fused_rms_norm.default(x, normalized_shape, weight, eps)[0]
+        return _inner(aten._fused_rms_norm.default)(x, normalized_shape, weight, eps)[0]
     return backend.call_kernel(aten.rms_norm.default, Key.CompositeImplicitAutograd, x, normalized_shape, weight, eps)
 
 

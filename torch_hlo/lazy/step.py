@@ -276,11 +276,12 @@ def _dead(leaves: Sequence[Array]) -> tuple[int, ...]:
     """Which arrays are the value of no live storage (`not array.held()`)."""
     dead = []
     for i, leaf in enumerate(leaves):
-        for owner in leaf.owners:
-            storage = owner()
-            if storage is not None and storage.value is leaf:
-                break
-        else:
+        owners = leaf.owners
+        if len(owners) == 1:
+            storage = owners[0]()
+            if storage is None or storage.value is not leaf:
+                dead.append(i)
+        elif not leaf.held():
             dead.append(i)
     return tuple(dead)
 

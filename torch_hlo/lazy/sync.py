@@ -44,8 +44,11 @@ for _op in DATA_DEPENDENT:
 # ---- indexing with masks, and with indices on the CPU
 
 
+_MASKS = frozenset({torch.bool, torch.uint8})
+
+
 def _is_mask(index) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+    return isinstance(index, torch.Tensor) and index.dtype in _MASKS
 
 
 def _positions(x: torch.Tensor, indices) -> list:
@@ -77,7 +80,10 @@ def _here(index: torch.Tensor) -> HloTensor:
 
 
 def _special(indices) -> bool:
-    return any(_is_mask(i) or (isinstance(i, torch.Tensor) and type(i) is not HloTensor) for i in indices)
+    for i in indices:
+        if i is not None and (type(i) is not HloTensor or i._meta.dtype in _MASKS):
+            return True
+    return False
 
 
 _record_index = dispatch.recorder(aten.index.Tensor)

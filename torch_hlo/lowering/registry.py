@@ -55,7 +55,7 @@ def lowers(*targets: OpOverloadPacket | OpOverload) -> Callable[[Callable], Call
 
 
 def guard(*targets: OpOverloadPacket | OpOverload) -> Callable[[Callable], Callable]:
-    """Register the decorated predicate as the guard of these overloads."""
+    """Register the decorated predicate of metadata and static arguments as the guard of these overloads: false means that they run on the CPU."""
 
     def register(fn: Callable) -> Callable:
         for target in targets:
