@@ -13,6 +13,7 @@ import numpy as np
 from torch_hlo import config
 from torch_hlo.compiler.passes.algebra import algebra
 from torch_hlo.compiler.passes.attention import attention
+from torch_hlo.compiler.passes.attention import on_grid as attention_on_grid
 from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
 from torch_hlo.compiler.passes.collective_async import collective_async
 from torch_hlo.compiler.passes.conv_layout import conv_layout, for_matrix_units
@@ -55,7 +56,8 @@ def passes_for(target) -> list[Pass]:
     if not target.grid:
         return passes
     types = ("bf16", "f16", *(("f32",) if target.tf32 else ())) if target.family.name == "nvptx" else ()
-    return [for_matrix_units(frozenset(types)) if p is conv_layout else p for p in passes if p is not partial_sort]
+    own = {conv_layout.name: for_matrix_units(frozenset(types)), attention.name: attention_on_grid}
+    return [own.get(p.name, p) for p in passes if p is not partial_sort]
 
 
 class PassError(RuntimeError):

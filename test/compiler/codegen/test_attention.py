@@ -11,7 +11,7 @@ from compiled import check
 from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.passes.attention import attention as attention_pass
-from torch_hlo.compiler.passes.attention import attention_of
+from torch_hlo.compiler.passes.attention import attention_of, on_grid
 from torch_hlo.device import cpu
 from torch_hlo.hlo.dim import symbol
 from torch_hlo.hlo.evaluate import evaluate
@@ -50,7 +50,7 @@ def test_symbolic_sizes(kind, mask) -> None:
     b, s, t = (symbol(f"s{i}") for i in range(3))
     m = program(kind, (b, 2, s, t, 16, 24), mask)
     assert len(fused(m)) == 1
-    for batch, rows, columns in ((1, 300, 16), (3, 17, 530), (2, 85, 85)):
+    for batch, rows, columns in ((1, 300, 16), (3, 17, 530), (2, 85, 85), (2, 3, 5)):
         inputs = inputs_of(m, s0=batch, s1=rows, s2=columns)
         if kind == "backward":
             inputs[5] = np.abs(inputs[5]) + 3
@@ -97,10 +97,28 @@ def test_narrow_types(dtype, mask) -> None:
     check(m, inputs, rtol=5e-2, atol=2e-1, optimize=True)
 
 
-def test_few_rows_are_products() -> None:
+@pytest.mark.parametrize("columns", [1, 5, 13, 14, 40, 300])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(("mask", "dtype"), [("none", "f32"), ("causal", "f32"), ("f32", "f32"), ("row", "f32"), ("none", "bf16")])
+def test_few_rows(rows, columns, mask, dtype) -> None:
+    """Decoding: the heads that share keys are computed together where that is possible."""
+    m = program("forward", (2, 6, rows, columns, 24, 40), mask, dtype, group=3)
+    assert len(fused(m)) == 1
+    check(m, inputs_of(m), rtol=2e-5 if dtype == "f32" else 2e-2, atol=1e-5 if dtype == "f32" else 2e-2, optimize=True)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "pred"])
+@pytest.mark.parametrize("columns", [1, 13, 15])
+def test_backward_of_few(columns, mask) -> None:
+    m = program("backward", (1, 2, 9, columns, 8, 20), mask)
+    inputs = inputs_of(m)
+    inputs[5] = np.abs(inputs[5]) + 3
+    check(m, inputs, rtol=1e-4, atol=1e-4, optimize=True)
+
+
+def test_heads_of_grids_have_enough_rows() -> None:
     m = program("forward", (1, 2, 4, 64, 8, 8), "causal")
-    assert not fused(m)
-    check(m, inputs_of(m), rtol=2e-5, atol=1e-5, optimize=True)
+    assert fused(m) and not [x for x in on_grid.run(m).entry.instructions() if x.op == "fusion"]
 
 
 @pytest.mark.parametrize("machine", ["no tiles", "avx2"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch_hlo.compiler.codegen import attention_amx, attention_lanes, gemm
 from torch_hlo.compiler.codegen.attention_kernel import AttentionKernel, symbolic_sizes
-from torch_hlo.compiler.passes.attention import Attention, attention_of
+from torch_hlo.compiler.passes.attention import MIN_SIZE, Attention, attention_of, merged
 from torch_hlo.hlo.ir import Instruction
 
 _USUAL = 256  # rows or columns when they are symbolic, for the estimated time
@@ -17,7 +17,7 @@ _FMA_NS = 0.014  # per multiply-add, on one thread
 
 
 def _kernel(target, a: Attention) -> type[AttentionKernel]:
-    on_tiles = a.dtypes[0] == "bf16" and target.has("amx-bf16")
+    on_tiles = a.dtypes[0] == "bf16" and target.has("amx-bf16") and not (isinstance(a.rows, int) and a.rows < MIN_SIZE)
     return (attention_amx if on_tiles else attention_lanes).KERNELS[a.kind]
 
 
@@ -27,7 +27,7 @@ def emit_attention(program, x: Instruction) -> None:
         from torch_hlo.compiler.codegen.gpu import attention as grid
 
         return grid.emit_attention(program, x)
-    a = attention_of(x)
+    a = merged(attention_of(x))
     t = gemm.tile("float", program.target.vector_bytes)
     kernel = _kernel(program.target, a)
     name, heap_bytes = program.once(("attention", a, t), lambda: kernel(program, a, t).define())

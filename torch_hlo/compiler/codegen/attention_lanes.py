@@ -52,7 +52,8 @@ class _Lanes(AttentionKernel):
         bias = a.bias
         self.bias = None if bias is None else "key" if bias.row == 0 else "tile"
         self.bias_tile = None if bias is None else self.floats((self.keys + self.lanes) * (1 if self.bias == "key" else self.group))
-        self.limits = self.floats(self.group) if a.causal else None
+        self.short = not isinstance(a.columns, int) or a.columns < t.rows  # there may be fewer keys than a tile has rows
+        self.limits = self.floats(self.group) if a.causal or self.short else None
 
     # -- functions ------------------------------------------------------------------------------------------------
     def function(self, name: str, pointers: str, numbers_: str, body: Callable[[Writer], None]) -> str:
@@ -164,16 +165,22 @@ class _Lanes(AttentionKernel):
                 yield first, f.sub(stop, first)
 
     def compact(self, name: str, head: Int, first: Int, count: Int, width: int, room: int) -> str:
-        """Rows [first, first + count) of an array in f32 without gaps: where they are, or a copy that has room for `room` rows."""
+        """Rows [first, first + count) of an array in f32, at least as many as a tile has: where they are, or a copy in memory for `room` rows."""
         f, dtype = self.f, self.dtype[name]
         source = self.row(name, f.add(head, first), width)
-        if dtype == "f32":
+        if dtype == "f32" and not self.short:
             return source
-        to = self.kept.get(name) or self.kept.setdefault(name, self.floats(room * width + self.lanes))
-        with f.loop(0, f.mul(count, width), self.lanes) as i:
-            mask = lane_mask(f, self.lanes, i, f.mul(count, width))
-            self.v.store(load(f, dtype, source, i, self.lanes, mask), f.gep("float", to, i), 4)
-        return to
+        to = self.kept.get(name) or self.kept.setdefault(name, self.floats((room + self.t.rows) * width + self.lanes))
+
+        def copy() -> list[str]:
+            with f.loop(0, f.mul(count, width), self.lanes) as i:
+                mask = lane_mask(f, self.lanes, i, f.mul(count, width))
+                self.v.store(load(f, dtype, source, i, self.lanes, mask), f.gep("float", to, i), 4)
+            return [to]
+
+        if dtype != "f32":
+            return copy()[0]
+        return f.choose(f.icmp("slt", count, self.t.rows), copy, lambda: [source], ["ptr"])[0]
 
     @contextmanager
     def of_groups(self, first: Int, count: Int) -> Iterator[tuple[Int, Int, Int]]:
@@ -196,14 +203,19 @@ class _Lanes(AttentionKernel):
     def tiles(self, query: Int, first: Int, width: Int, seen: Int, each: Callable[[Int, bool], None]) -> None:
         """`each(first row, masked)` for tiles of keys of a block that the group of `query` sees `seen` keys of."""
         f, rows = self.f, self.t.rows
-        last = f.sub(width, rows)
         with f.loop(0, seen, rows) as j:
-            at = f.min(j, last)
-            if not self.a.causal:
+            at = self.tile_start(j, width)
+            if self.limits is None:
                 each(at, False)
             else:
-                full = f.icmp("sle", f.add(f.add(first, at), rows), f.add(query, 1))
+                end = f.add(first, width) if not self.a.causal else f.min(f.add(first, width), f.add(query, 1)) if self.short else f.add(query, 1)
+                full = f.icmp("sle", f.add(f.add(first, at), rows), end)
                 f.choose(full, lambda: each(at, False), lambda: each(at, True))
+
+    def tile_start(self, j: Int, width: Int) -> Int:
+        """The first row of the tile that has row `j` of a block and ends in it, if the block is no smaller than a tile."""
+        last = self.f.sub(width, self.t.rows)
+        return self.f.min(j, self.f.max(last, 0) if self.short else last)
 
     def seen(self, query: Int, first: Int, width: Int) -> Int:
         """How many keys of a block some query of the group sees."""
@@ -213,11 +225,16 @@ class _Lanes(AttentionKernel):
     def see(self, query: Int) -> None:
         """How many keys each query of a group sees."""
         f = self.f
+        if self.limits is None:
+            return
         i = f.emit(self.lanes).typed("i32")
-        if self.a.causal:
-            for j in range(self.t.vectors):
-                first = splat(f, "i32", self.lanes, f.op(f"trunc i64 {f.add(query, 1 + j * self.lanes)} to i32"))
-                i.store(i.add(first, i.e.iota("i32")), f.gep("i32", self.limits, j * self.lanes), 4)
+        columns = splat(f, "i32", self.lanes, f.op(f"trunc i64 {f.add(self.a.columns, 0)} to i32")) if self.short else None
+        for j in range(self.t.vectors):
+            limit = columns
+            if self.a.causal:
+                limit = i.add(splat(f, "i32", self.lanes, f.op(f"trunc i64 {f.add(query, 1 + j * self.lanes)} to i32")), i.e.iota("i32"))
+                limit = i.call("smin", limit, columns) if columns else limit
+            i.store(limit, f.gep("i32", self.limits, j * self.lanes), 4)
 
     def biases(self, head: Int, query: Int, valid: Int, first: Int, width: Int) -> None:
         """The bias of a group and a block of keys -> [key][query] or, when all queries have the same, [key], in units of log 2."""
@@ -424,12 +441,12 @@ class Backward(_Lanes):
             dk, dv = (self.row(name, f.add(keys, start), n) for name, n in (("dk", a.size), ("dv", a.width)))
             reached = f.min(f.sub(f.add(first, count), start), width) if a.causal else width
             with f.loop(0, reached, self.t.rows) as j:
-                at = f.min(j, f.sub(width, self.t.rows))
+                at = self.tile_start(j, width)
                 # queries before the tile's first new key do not see it
                 skipped = f.mul(f.div(f.max(f.sub(f.add(start, j), first), 0), group), group) if a.causal else 0
                 for tile, right, to, n in ((self.p, grads, dv, a.width), (self.ds, queries, dk, a.size)):
                     self.add_queries(f.gep("float", self.at(tile, at, self.tile_row), skipped), self.at(right, skipped, n), n, f.sub(count, skipped),
-                                     self.at(to, at, n), f.sub(j, at))  # fmt: skip
+                                     self.at(to, at, n), f.sub(j, at), f.sub(width, at))  # fmt: skip
         with self.of_groups(first, count) as (g, query, valid):
             self.gather(self.at(self.dqt, g, self.transposed_bytes(a.size)), self.ones, a.size, valid, self.row("dq", f.add(number, query), a.size))
 
@@ -445,9 +462,8 @@ class Backward(_Lanes):
                      self.at(k, at, a.size), q, self.at(p, at, self.tile_row), lse2, self.bias_at(at), self.limits or "null", f.add(start, at))  # fmt: skip
 
         self.tiles(query, start, width, seen, tile)
-        last = f.sub(width, self.t.rows)
         with f.loop(0, seen, self.t.rows) as j:
-            at = f.min(j, last)
+            at = self.tile_start(j, width)
             self.run(f"gradients{vectors}", "v grad p ds delta", "", lambda f: self._gradients(f, vectors), self.at(v, at, a.width), grad,
                      self.at(p, at, self.tile_row), self.at(ds, at, self.tile_row), delta)  # fmt: skip
         self.add_features("queries", k, a.size, ds, self.tile_row, seen, self.at(self.dqt, g, self.transposed_bytes(a.size)), None, vectors)
@@ -469,8 +485,8 @@ class Backward(_Lanes):
         for n, (dp, p, ds) in enumerate(zip(found, *places, strict=True)):
             v.store(v.mul(v.load(p, 4), v.sub(dp, delta[n % vectors])), ds, 4)
 
-    def add_queries(self, tile: str, right: str, width: int, depth: Int, to: str, skip: Int) -> None:
-        """to[j, c] += sum_i tile[j, i] right[i, c] for a tile's rows from `skip` on."""
+    def add_queries(self, tile: str, right: str, width: int, depth: Int, to: str, skip: Int, end: Int) -> None:
+        """to[j, c] += sum_i tile[j, i] right[i, c] for a tile's rows in [skip, end)."""
         f, step = self.f, self.lanes * self.t.vectors
         for first in range(0, width, step):
             columns = min(step, width - first)
@@ -482,12 +498,12 @@ class Backward(_Lanes):
                 sums = self.product(f, self.t.rows, vectors, "%depth", ("%tile", self.tile_row, 1), ("%right", width), masks=masks)
                 places = self._places("%to", f, self.t.rows, vectors, width)
                 for i in range(self.t.rows):
-                    with f.when(f.icmp("sle", "%skip", i)):
+                    with f.when(f.op(f"and i1 {f.icmp('sle', '%skip', i)}, {f.icmp('slt', i, '%end')}")):
                         for j, mask in enumerate(masks):
                             p = places[i * vectors + j]
                             v.store(v.add(v.load(p, 4, mask), sums[i * vectors + j]), p, 4, mask)
 
-            self.run(f"keys_{width}_{columns}", "tile right to", "depth skip", body, tile, f.gep("float", right, first), f.gep("float", to, first), depth, skip)
+            self.run(f"keys_{width}_{columns}", "tile right to", "depth skip end", body, tile, f.gep("float", right, first), f.gep("float", to, first), depth, skip, end)
 
 
 @contextmanager

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from torch_hlo.compiler.passes.base import hlo_pass
+from torch_hlo.compiler.passes.base import Pass, hlo_pass
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction, Module, instr
 from torch_hlo.hlo.match import op, rewrite, rules
 from torch_hlo.hlo.shape import Shape, row_major_strides
 
 FLOATS = ("f32", "bf16", "f16")
-MIN_SIZE = 16  # query rows and columns: below, products with few rows and a row kernel do as well
+MIN_SIZE = 16  # query rows and columns on a grid: below, products with few rows and a row kernel do as well
 MAX_WIDTH = 1024
 
 
@@ -74,13 +74,26 @@ def attention_of(x: Instruction) -> Attention | None:
         if not (isinstance(batch[-1], int) and isinstance(k.dims[-3], int)):
             return None
         group = batch[-1] // max(1, k.dims[-3])
-    if any(isinstance(n, int) and n < MIN_SIZE for n in (rows, columns)) or 0 in batch:
+    if 0 in (*batch, rows, columns):
         return None
     if not all(isinstance(n, int) and 0 < n <= MAX_WIDTH for n in (size, width)):
         return None
     bias = _bias(extra[0], (*batch, rows, columns)) if extra else None
     dtypes = tuple(o.shape.dtype for o in x.operands)
     return Attention(config["attention"], dtypes, config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias)
+
+
+def merged(a: Attention) -> Attention:
+    """`a` with the heads that share keys as rows of one head, where a head has few: its keys are read once. The arrays are the same."""
+    if a.kind != "forward" or a.group == 1 or a.causal or not isinstance(a.rows, int) or a.rows >= MIN_SIZE:
+        return a
+    bias = a.bias
+    if bias is not None:
+        *batch, (heads, stride) = bias.batch
+        if a.rows > 1 and (bias.row, stride) != (0, 0):
+            return a
+        bias = Bias((*batch, (heads // a.group, stride * a.group)), stride, bias.column)
+    return replace(a, heads=a.heads // a.group, group=1, rows=a.rows * a.group, bias=bias)
 
 
 def _bias(shape: Shape, dims: tuple[int, ...]) -> Bias:
@@ -95,10 +108,19 @@ def _fused(out: Instruction) -> Instruction | None:
     return instr("fusion", out.operands, out.shape, kind="custom", calls=out["to_apply"], backend_config=out["backend_config"])
 
 
+def _fused_on_grid(out: Instruction) -> Instruction | None:
+    a = attention_of(out)
+    return None if a is None or any(isinstance(n, int) and n < MIN_SIZE for n in (a.rows, a.columns)) else _fused(out)
+
+
 RULES = rules((op("call"), _fused))
+GRID_RULES = rules((op("call"), _fused_on_grid))
 
 
 @hlo_pass
 def attention(module: Module) -> Module:
     """Composite calls -> fused attention, where there is a kernel for it."""
     return rewrite(module, RULES)
+
+
+on_grid = Pass(attention.name, lambda module: rewrite(module, GRID_RULES), "The same for a grid of threads.")
