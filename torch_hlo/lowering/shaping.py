@@ -166,17 +166,35 @@ def update_slice(x: Instruction, update: Instruction, starts: Sequence[Size]) ->
     return instr("dynamic-update-slice", (x, update, *index))
 
 
+def _batching(x: Instruction, indices: Instruction, dim: int) -> tuple[int, ...] | None:
+    """The dimensions besides `dim`, when `indices` goes through all of `x` along them."""
+    others = tuple(d for d in range(x.shape.rank) if d != dim)
+    return others if others and all(indices.shape.dims[d] == x.shape.dims[d] for d in others) and not _is_zero(x.shape.dims[dim]) else None
+
+
 def take_along(x: Instruction, indices: Instruction, dim: int) -> Instruction:
     """x[..., indices[...], ...]: element-wise choice along `dim` (aten.gather); the other sizes of `indices` may be smaller."""
-    flat = reshape(x, (x.shape.size,))
-    return gather_dim(flat, linear_index(x.shape.dims, indices, axis(dim, x.shape.rank)), 0)
+    dim = axis(dim, x.shape.rank)
+    others = _batching(x, indices, dim)
+    if others is None:
+        return gather_dim(reshape(x, (x.shape.size,)), linear_index(x.shape.dims, indices, dim), 0)
+    return instr(
+        "gather", (x, indices), offset_dims=(), collapsed_slice_dims=(dim,), start_index_map=(dim,), operand_batching_dims=others,
+        start_indices_batching_dims=others, index_vector_dim=x.shape.rank, slice_sizes=(1,) * x.shape.rank,
+    )  # fmt: skip
 
 
 def put_along(x: Instruction, indices: Instruction, updates: Instruction, dim: int, op: str | None = "add") -> Instruction:
     """Inverse of take_along: fold `updates` into `x`; `op` None overwrites."""
-    flat = reshape(x, (x.shape.size,))
-    index = linear_index(x.shape.dims, indices, axis(dim, x.shape.rank))
-    return reshape(scatter_dim(flat, index, updates, 0, op), x.shape.dims)
+    dim = axis(dim, x.shape.rank)
+    others = _batching(x, indices, dim)
+    if others is None:
+        flat = scatter_dim(reshape(x, (x.shape.size,)), linear_index(x.shape.dims, indices, dim), updates, 0, op)
+        return reshape(flat, x.shape.dims)
+    return instr(
+        "scatter", (x, indices, updates), update_window_dims=(), inserted_window_dims=(dim,), scatter_dims_to_operand_dims=(dim,), input_batching_dims=others,
+        scatter_indices_batching_dims=others, index_vector_dim=x.shape.rank, to_apply=binary_computation(op or "second", x.shape.dtype),
+    )  # fmt: skip
 
 
 def linear_index(dims: Sequence[Size], indices: Instruction, dim: int) -> Instruction:
