@@ -114,6 +114,27 @@ def test_default_implementation_is_captured(name):
     torch.testing.assert_close(losses("hlo", torch_hlo.compile(full_graph=True)), losses("cpu", lambda f: f), rtol=2e-4, atol=2e-5)
 
 
+def test_complex_parameters_are_captured():
+    import torch_hlo
+
+    def values(device, wrap):
+        w, z = (nn.Parameter(torch.ones(3, dtype=t).to(device)) for t in (torch.float32, torch.complex64))
+        optimizer = torch.optim.Adam([w, z], lr=0.1)
+
+        def step():
+            optimizer.zero_grad()
+            torch.fft.fft(z * w).abs().sum().backward()
+            optimizer.step()
+
+        step = wrap(step)
+        for _ in range(8):
+            step()
+        return [p.detach().cpu() for p in (w, z)]
+
+    for a, e in zip(values("hlo", torch_hlo.compile(full_graph=True)), values("cpu", lambda f: f)):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-5)
+
+
 def test_chosen_implementation_is_kept():
     w = nn.Parameter(torch.ones(3, device="hlo"))
     for options, key in ((dict(foreach=True), "fused"), (dict(foreach=False), "fused"), (dict(fused=False), "fused"), (dict(capturable=True), "fused")):

@@ -30,7 +30,7 @@ from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
 from torch_hlo.compiler.codegen.target import Target, deny, host
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.machine_code import machine_code
-from torch_hlo.device import symbols
+from torch_hlo.device import fft, symbols
 from torch_hlo.device.buffer import Arena, map_pages
 from torch_hlo.hlo.dim import function, substitute
 from torch_hlo.hlo.shape import DTYPES, Shape
@@ -115,7 +115,10 @@ def run_host_call(call: HostCall, arguments: int, sizes: dict[str, int]) -> None
     addresses = (ctypes.c_uint64 * len(shapes)).from_address(arguments)
     arrays = [_array(a, s, sizes) for a, s in zip(addresses, shapes, strict=True)]
     n = len(call.outputs)
-    HOST_CALLS[call.name](arrays[:n], arrays[n:], **_attributes(call.attrs))
+    (LIBRARIES.get(call.name) or HOST_CALLS[call.name])(arrays[:n], arrays[n:], **_attributes(call.attrs))
+
+
+LIBRARIES = {"fft": fft.fft}  # host calls that another library does better than the compiler's own
 
 
 _attributes = lru_cache(maxsize=4096)(json.loads)  # the text of a host call's attributes -> keywords

@@ -135,8 +135,8 @@ def _choose(optimizer: torch.optim.Optimizer) -> None:
         # Not when the user asked for an implementation: foreach, fused, capturable and differentiable are unset by default.
         if group.get("foreach") is None and group.get("fused") is None and not group.get("capturable") and not group.get("differentiable"):
             parameters = group["params"]
-            if parameters and all(type(p) is HloTensor and p.is_floating_point() for p in parameters):
-                group[option] = True
+            if parameters and all(type(p) is HloTensor for p in parameters):
+                group[option if all(p.is_floating_point() for p in parameters) else "capturable"] = True  # complex numbers are not fused
                 for p in parameters:  # state from a checkpoint, or from before the model moved
                     for name in _COUNTS & optimizer.state.get(p, {}).keys():
                         optimizer.state[p][name] = torch.as_tensor(optimizer.state[p][name], dtype=torch.float32).to(p.device)
