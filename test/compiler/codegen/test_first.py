@@ -51,9 +51,17 @@ def test_rows_in_order(make):
     check(first("f32", (2, 2000), 40, 1, "GT"), [x], 0, optimize=True)
 
 
+@pytest.mark.parametrize(("n", "k", "cut"), [(2000, 40, 39), (100, 20, 10), (50000, 200, 199)])
+def test_one_of_the_first(n, k, cut):
+    """The k-th value, and the threshold of sampling: what is read starts later; of a long row many are kept."""
+    m = first("f32", (2, n), k, 1, "GT", cut)
+    assert "custom" in short(partial_sort(m))
+    check(m, [rng.standard_normal((2, n)).astype(np.float32)], 0, optimize=True)
+
+
 def test_what_stays_a_sort():
-    for m in (first("f32", (3, 100), 60, 1, "GT"), first("f32", (3, 100), 20, 1, "GT", cut=10), first("f32", (3, 4000), 500, 1, "LT")):
-        assert partial_sort(m) is m  # most of a row; not the first ones; too many to keep in order
+    for m in (first("f32", (3, 100), 60, 1, "GT"), first("f32", (3, 4000), 500, 1, "LT")):
+        assert partial_sort(m) is m  # most of a row; too many to keep in order
     m = first("f32", (3, 100), 5, 1, "GT")
     root = m.entry.root
     whole = b.tuple_(*root.operands, root.operands[0].operands[0])

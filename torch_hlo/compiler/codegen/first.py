@@ -14,7 +14,7 @@ from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import DTYPES, row_major_strides
 
-PATIENCE = 2  # moves of kept elements per element of a row
+PATIENCE = 3  # moves of kept elements per element of a row
 
 
 def emit_first(program, x: Instruction) -> None:

@@ -15,7 +15,7 @@ from torch_hlo.hlo import build as b
 from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, rewrite_bottom_up, users
 from torch_hlo.hlo.match import carry_meta
 
-MOST = 128  # elements that are kept in order while a row is read
+MOST = 128  # elements that are kept in order while a row is read; more in rows of more than their square: few elements of those move any
 FEWER = 4  # times fewer than the row has
 
 
@@ -50,8 +50,8 @@ def _slices(x: Instruction, reads: dict[Instruction, list[Instruction]], root: I
         found[number] = reads[part]
     axis = x["dimensions"][0]
     dims = x.operands[0].shape.dims
-    cuts = {_cut(s, axis, dims) for slices in found.values() for s in slices}
-    k = next(iter(cuts)) if len(cuts) == 1 else None
+    cuts = [_cut(s, axis, dims) for slices in found.values() for s in slices]
+    k = None if None in cuts else max(cuts, default=None)
     if k is None or sort_key(x["to_apply"], [o.shape.dtype for o in x.operands]) is None or any(o.shape.kind == "c" for o in x.operands):
         return {}
     # Positions need no memory: the iota stays inside.
@@ -65,18 +65,23 @@ def _slices(x: Instruction, reads: dict[Instruction, list[Instruction]], root: I
     config = json.dumps({"first": k}, separators=(",", ":"))
     made = instr("fusion", tuple(params), results.shape, kind="custom", calls=Computation("first", tuple(params.values()), results), backend_config=config)
     carry_meta(x, made)
-    return {s: b.get_tuple_element(made, numbers.index(n)) for n, slices in found.items() for s in slices}
+    return {s: _of_first(b.get_tuple_element(made, numbers.index(n)), s) for n, slices in found.items() for s in slices}
+
+
+def _of_first(part: Instruction, s: Instruction) -> Instruction:
+    """The slice `s` of the sorted array as one of its first elements."""
+    return part if part.shape == s.shape else b.slice_(part, *zip(*s["slice"]))
 
 
 def _cut(s: Instruction, axis: int, dims: tuple) -> int | None:
-    """k of a slice that takes the first k along `axis`, few of many, and everything else."""
+    """k of a slice that takes none but the first k along `axis`, few of many, and everything else."""
     if s.op != "slice":
         return None
     for d, (low, high, step) in enumerate(s["slice"]):
-        if low != 0 or step != 1 or d != axis and high != dims[d]:
+        if step != 1 or d != axis and (low != 0 or high != dims[d]):
             return None
     k, n = s["slice"][axis][1], dims[axis]
-    return k if isinstance(n, int) and isinstance(k, int) and 0 < k <= MOST and k * FEWER <= n and s.shape.size else None
+    return k if isinstance(n, int) and isinstance(k, int) and 0 < k and (k <= MOST or k * k <= n) and k * FEWER <= n and s.shape.size else None
 
 
 def _is_positions(o: Instruction, axis: int) -> bool:
