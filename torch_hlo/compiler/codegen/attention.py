@@ -3,11 +3,12 @@
 A `fusion` of kind=custom with backend_config={"attention": "forward" | "backward", …} (see passes/attention.py) is one parallel step:
 
     attention_amx.py     bf16 on AMX tiles
+    attention_few.py     a few queries, as in decoding
     attention_lanes.py   every other type and machine
 """
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen import attention_amx, attention_lanes, gemm
+from torch_hlo.compiler.codegen import attention_amx, attention_few, attention_lanes, gemm
 from torch_hlo.compiler.codegen.attention_kernel import AttentionKernel, symbolic_sizes
 from torch_hlo.compiler.passes.attention import MIN_SIZE, Attention, attention_of, merged
 from torch_hlo.hlo.ir import Instruction
@@ -17,6 +18,8 @@ _FMA_NS = 0.014  # per multiply-add, on one thread
 
 
 def _kernel(target, a: Attention) -> type[AttentionKernel]:
+    if attention_few.fits(a):
+        return attention_few.Forward
     on_tiles = a.dtypes[0] == "bf16" and target.has("amx-bf16") and not (isinstance(a.rows, int) and a.rows < MIN_SIZE)
     return (attention_amx if on_tiles else attention_lanes).KERNELS[a.kind]
 

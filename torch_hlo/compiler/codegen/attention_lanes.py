@@ -117,12 +117,19 @@ class _Lanes(AttentionKernel):
             last = f.sub("%valid", 1)
             for part in range(self.t.vectors):
                 rows = [f.gep(STORAGE[dtype].memory, "%source", f.mul(f.min(part * lanes + i, last), width)) for i in range(lanes)]
-                for low in range(0, width, lanes):
-                    count = min(lanes, width - low)
+
+                def columns(low: Int, count: int, rows=rows, part=part) -> None:
                     mask = lane_mask(f, lanes, 0, count) if count < lanes else None
                     block = [v.mul(load(f, dtype, r, low, lanes, mask), v.const(factor)) for r in rows]
                     for c, column in enumerate(gemm.transposed(f, self.t, block)[:count]):
-                        v.store(column, f.gep("float", "%to", (low + c) * self.group + part * lanes), 4)
+                        v.store(column, f.gep("float", "%to", f.add(f.mul(f.add(low, c), self.group), part * lanes)), 4)
+
+                whole = width // lanes * lanes
+                if whole:
+                    with f.loop(0, whole, lanes, known_nonempty=True) as low:
+                        columns(low, lanes)
+                if whole < width:
+                    columns(whole, width - whole)
 
         self.run(f"spread_{dtype}_{width}_{float(factor).hex()}".replace("-", "_").replace(".", "_"), "source to", "valid", body, source, to, valid)
 
