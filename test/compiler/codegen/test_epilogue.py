@@ -53,6 +53,22 @@ def test_f32(m, n, k, turned):
     check_fused(module([x, w, bias, rest], *layer(x, w, bias, rest, (turned,))))
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 300, 200), (4, 70, 131), (8, 33, 64), (30, 70, 64)])
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("kind", ["s8", "u8"])
+def test_weights_of_bytes(m, n, k, turned, kind):
+    """Few rows read the bytes themselves; for many they become floats first."""
+    x, w, scale = parameter(0, "f32", m, k), parameter(1, kind, *((n, k) if turned else (k, n))), parameter(2, "f32", n)
+    d = b.dot(x, b.convert(w, "f32"), (1,), (turned,))
+    program = module([x, w, scale], b.multiply(d, row(scale, d)))
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal((m, k)).astype("float32"), rng.integers(0, 100, w.shape.dims).astype({"s8": "int8", "u8": "uint8"}[kind]),
+              rng.standard_normal(n).astype("float32")]  # fmt: skip
+    fused = fusion(program)
+    assert [y.operands[1].shape.dtype for y in fused.entry.instructions() if y.op == "fusion" and y["kind"] == "output"] == [kind if m <= 8 else "f32"]
+    check(fused, values, 1e-4, 1e-2)
+
+
 @pytest.mark.parametrize(("m", "n", "k"), [(33, 64, 40), (64, 96, 256), (100, 70, 300), (5, 40, 64), (40, 1000, 130), (300, 33, 4200)])
 @pytest.mark.parametrize("turned", [0, 1])
 def test_bf16(m, n, k, turned):

@@ -53,6 +53,8 @@ SOURCES: dict[tuple[str, str], Source] = {
     ("bf16", "double"): Source("bf16", "i16", 2, (*_BF16, "fpext {f} {v} to {d}")),
     ("f16", "double"): Source("f16", "half", 2, ("fpext {s} {v} to {d}",)),
 }
+for _to in ("float", "double"):
+    SOURCES["s8", _to], SOURCES["u8", _to] = Source("s8", "i8", 1, ("sitofp {s} {v} to {d}",)), Source("u8", "i8", 1, ("uitofp {s} {v} to {d}",))
 for _bits in (8, 16, 32, 64):
     for _kind, _sign, _extend in (("s", "s", "sext"), ("u", "u", "zext")):
         for _to, _width in (("i32", 32), ("i64", 64)):
@@ -335,6 +337,26 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
     inner, outer, operands, results = parts_of_output(program, x, body, "dot")
     if outer.shape.size == 0:
         return
+    converts = [o for o in outer.operands if o.op == "convert" and o not in x.operands]
+    if converts:
+        outer_bytes = _reading_bytes(outer)
+        if not program.target.grid and _reads_rows(program, outer_bytes):
+            return _emit_output(program, x, body, inner, outer_bytes, operands, results)
+        with program.rebound():
+            for o in converts:
+                program.bind(o, program.allocate_shape(o.shape))
+                program.step(o)
+            return _emit_output(program, x, body, inner, outer, operands, results)
+    _emit_output(program, x, body, inner, outer, operands, results)
+
+
+def _reads_rows(program, x: Instruction) -> bool:
+    """Whether a dot is for the kernels that read the large operand once."""
+    p, kind = product(x), ACCUMULATORS[x.shape.dtype][0]
+    return p is not None and _plan(p, gemm.tile(kind, program.target.vector_bytes), tuple(SOURCES[o.shape.dtype, kind] for o in x.operands)).kernel != "tiles"
+
+
+def _emit_output(program, x: Instruction, body: Computation, inner: Instruction, outer: Instruction, operands: list[Place], results: list[Place]) -> None:
     wide = ACCUMULATORS.get(outer.shape.dtype, (None, outer.shape.dtype))[1]
     found = None
     if program.target.grid:
@@ -360,9 +382,19 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
 def parts_of_output(program, x: Instruction, body: Computation, op: str) -> tuple[Instruction, Instruction, list[Place], list[Place]]:
     """Of a fusion of kind output: its product in `body` and on the operands of `x`, and where operands and results are."""
     inner = next(y for y in postorder((body.root,)) if y.op == op)
-    outer = instr(op, tuple(x.operands[o["index"]] for o in inner.operands), inner.shape, **dict(inner.attrs))
+    outer = instr(op, tuple(_outside(x, o) for o in inner.operands), inner.shape, **dict(inner.attrs))
     results = [program.place(x, i) for i in range(len(x.shape.elements))] if x.shape.is_tuple else [program.place(x)]
     return inner, outer, [program.place(o) for o in x.operands], results
+
+
+def _outside(x: Instruction, o: Instruction) -> Instruction:
+    """What an operand of the product in the body of the fusion `x` is outside: an operand, or a convert of one."""
+    return x.operands[o["index"]] if o.op == "parameter" else instr("convert", (_outside(x, o.operands[0]),), o.shape)
+
+
+def _reading_bytes(x: Instruction) -> Instruction:
+    """The dot on the operands of converts; its kernel makes the elements floats."""
+    return instr("dot", tuple(o.operands[0] if o.op == "convert" else o for o in x.operands), x.shape, **dict(x.attrs))
 
 
 def arguments_of(program, found: Epilogue, operands: list[Place], results: list[Place]) -> tuple[str, ...]:

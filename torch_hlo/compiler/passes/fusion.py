@@ -12,7 +12,7 @@ What loops, conditionals and calls run is fused in the same way.
 """
 from __future__ import annotations
 
-from torch_hlo.compiler.passes.fusion_output import absorb, is_product
+from torch_hlo.compiler.passes.fusion_output import absorb, is_product, product_arrays
 from torch_hlo.compiler.passes.fusion_plan import FULL, Group, Plan
 from torch_hlo.compiler.passes.fusion_prepare import prepare
 from torch_hlo.compiler.passes.fusion_table import FREE, REDUCE
@@ -164,7 +164,7 @@ class _Body:
         self.inputs: list[Instruction] = []
         self.params: list[Instruction] = []
         self.inside: dict[Instruction, Instruction] = {}
-        self.arrays = {o for i in g.roles if is_product(plan.order[i]) for o in plan.order[i].operands}  # a product reads memory
+        self.arrays = {a for i in g.roles if is_product(plan.order[i]) for a in product_arrays(plan.order[i])}  # a product reads memory
         for i in sorted(g.roles):
             self._copy(plan, g, plan.order[i])
 

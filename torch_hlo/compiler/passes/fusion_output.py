@@ -4,11 +4,13 @@
     s = add(dot(x, w), residual); n = layernorm(s)                     ->  s with the product, n reads s: an array less is moved
 
 Runs on the finished grouping (fusion_plan.py), in which products are steps of their own. A whole loop group joins the product it reads; of a
-group with reductions or moves only its elementwise front does, and only when fewer bytes move. The product's operands stay arrays in memory.
+group with reductions or moves only its elementwise front does, and only when fewer bytes move. The product's operands stay arrays in memory, or
+converts of arrays of bytes.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 from torch_hlo.compiler.passes.conv_layout import is_channels_last
 from torch_hlo.compiler.passes.fusion_plan import FULL, MAX_INPUTS, MAX_MEMBERS, SAME, Group, Plan
@@ -19,6 +21,22 @@ from torch_hlo.hlo.ir import Instruction
 def is_product(x: Instruction) -> bool:
     """Whether a fusion may finish the sums of this instruction: a dot, or a convolution whose result is a matrix of pixels and features."""
     return x.op == "dot" or x.op == "convolution" and is_channels_last(x)
+
+
+FEW_ROWS = 8
+
+
+def product_arrays(x: Instruction) -> list[Instruction]:
+    """The arrays that a product reads. Bytes that become floats beside a few rows are converted as they are read: there every byte counts."""
+    return [o.operands[0] if _reads_bytes(x, o, other) else o for o, other in zip(x.operands, reversed(x.operands), strict=True)]
+
+
+def _reads_bytes(x: Instruction, o: Instruction, other: Instruction) -> bool:
+    if x.op != "dot" or o.op != "convert" or o.operands[0].shape.dtype not in ("s8", "u8") or o.shape.kind != "f" or x.get("lhs_batch_dims"):
+        return False
+    contracted = x["lhs_contracting_dims" if other is x.operands[0] else "rhs_contracting_dims"]
+    rows = [d for i, d in enumerate(other.shape.dims) if i not in contracted]
+    return all(isinstance(d, int) for d in rows) and prod(rows) <= FEW_ROWS
 
 
 def absorb(plan: Plan) -> None:
