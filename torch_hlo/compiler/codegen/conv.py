@@ -7,10 +7,10 @@ kernel conversions.
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen.conv_amx import emit_amx, is_amx
 from torch_hlo.compiler.codegen.conv_direct import emit_direct, is_direct
 from torch_hlo.compiler.codegen.conv_gradient import emit_gradient, is_gradient
 from torch_hlo.compiler.codegen.conv_winograd import emit_winograd, is_winograd
@@ -19,7 +19,7 @@ from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, Finish, argume
 from torch_hlo.compiler.codegen.epilogue import epilogue
 from torch_hlo.compiler.codegen.loop import emit_instruction
 from torch_hlo.compiler.codegen.registry import emits_step
-from torch_hlo.compiler.passes.conv_layout import is_channels_last, preferred, relabeled, sides
+from torch_hlo.compiler.passes.conv_layout import preferred, relabeled, sides
 from torch_hlo.hlo import build
 from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.window import WindowDim
@@ -56,9 +56,10 @@ def convolution(program, x: Instruction) -> None:
         return
     if any(o.shape.size == 0 for o in x.operands):
         return emit_tree(program, build.full(0, x.shape.dtype, x.shape.dims), (), x)
+    if is_amx(program, x):
+        params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+        return emit_output(program, x, Computation("sums", params, instr("convolution", params, x.shape, **dict(x.attrs))))
     rewritten = _typed(x)
-    if rewritten is None and _takes_tiles(program, x):
-        return _emit_patches(program, x)
     if rewritten is None and any(o.shape.dtype != x.shape.dtype for o in x.operands):
         operands = tuple(o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype) for o in x.operands)
         rewritten = instr("convolution", operands, x.shape, **dict(x.attrs))
@@ -77,11 +78,14 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
     inner, outer, operands, results = parts_of_output(program, x, body, "convolution")
     if outer.shape.size == 0:
         return
-    takes = not program.target.grid and is_direct(outer) and _typed(outer) is None and all(o.shape.size != 0 for o in outer.operands)
-    found = epilogue(program, body, inner, 1, outer.shape.dtype) if takes else None
+    amx = is_amx(program, outer)
+    direct = not program.target.grid and is_direct(outer) and _typed(outer) is None and all(o.shape.size != 0 for o in outer.operands)
+    found = epilogue(program, body, inner, 1, "f32" if amx else outer.shape.dtype) if amx or direct else None
     if found is None:
         return emit_apart(program, body, inner, outer, operands, results)
     finish = Finish(found, arguments_of(program, found, operands, results), lambda: "null")
+    if amx:
+        return emit_amx(program, outer, finish)
     (emit_winograd if is_winograd(outer) else emit_direct)(program, outer, ACCUMULATORS[outer.shape.dtype][0], finish)
 
 
@@ -105,50 +109,6 @@ def _typed(x: Instruction) -> Instruction | None:
     if any((o.shape.dtype, kind) not in SOURCES for o in x.operands):
         return instr("convolution", tuple(build.convert(o, dtype) for o in x.operands), x.shape, **dict(x.attrs))
     return None
-
-
-PATCHES = 1 << 30  # number of a parameter that no program has: it names an array inside of a step
-TILE_DEPTH = 96  # channels from which on AMX tiles pay for copying the patches
-
-
-def _takes_tiles(program, x: Instruction) -> bool:
-    """Whether a bf16 convolution is faster as a product of patches on AMX tiles than in f32 as it lies in memory."""
-    return (program.target.has("amx-bf16") and [o.shape.dtype for o in x.operands] == ["bf16", "bf16"] and is_channels_last(x) and x.shape.is_static
-            and all(o.shape.is_static for o in x.operands) and x["feature_group_count"] * x["batch_group_count"] == 1
-            and x.operands[0].shape.dims[-1] >= TILE_DEPTH)  # fmt: skip
-
-
-def _emit_patches(program, x: Instruction) -> None:
-    """The patches [pixels, taps * channels] in memory, times the kernel."""
-    lhs, rhs = x.operands
-    _, label, _ = sides(x)
-    window, digits = x["window"], "".join(map(str, range(len(x["window"]))))
-    channels, outs = lhs.shape.dims[-1], x.shape.dims[1:-1]
-    taps = math.prod(w.size for w in window)
-    padded = build.pad(lhs, build.full(0, lhs.shape.dtype), [(0, 0, 0), *((w.pad_low, w.pad_high, 0) for w in window), (0, 0, 0)])
-    kernel = build.reverse(rhs, [label.index(str(i)) for i, w in enumerate(window) if w.reversal and w.size != 1])
-    kernel = build.reshape(build.transpose(kernel, [label.index(c) for c in f"o{digits}i"]), (x.shape.dims[-1], taps * channels))
-    dims = (*x.shape.dims[:-1], taps * channels)
-    pixels = math.prod(dims[:-1])
-    patches = instr("parameter", (), lhs.shape.with_dims((pixels, taps * channels)), index=PATCHES)
-    with program.rebound():
-        if padded is not lhs:
-            emit_tree(program, padded, (lhs,), padded)
-        target = program.allocate_shape(patches.shape)
-        program.bind(patches, target)
-        for number, offsets in enumerate(itertools.product(*(range(w.size) for w in window))):
-            starts = [o * w.window_dilation for o, w in zip(offsets, window, strict=True)]
-            limits = [a + (n - 1) * w.stride + 1 for a, n, w in zip(starts, outs, window, strict=True)]
-            part = build.slice_(padded, (0, *starts, 0), (dims[0], *limits, channels), (1, *(w.stride for w in window), 1))
-
-            def place(index, number=number) -> ix.Index:
-                return ix.linear((*index[:-1], index[-1] + number * channels), dims)
-
-            if part is padded:
-                part = instr("copy", (padded,), padded.shape)
-            emit_instruction(program, part, target, place, key=(x, number))
-        product = build.dot(patches, kernel, (1,), (1,), dtype=x.shape.dtype)
-        emit_tree(program, build.reshape(product, x.shape.dims), (patches, rhs), x)
 
 
 def _remake(x: Instruction, lhs: Instruction, rhs: Instruction, **changes) -> Instruction:

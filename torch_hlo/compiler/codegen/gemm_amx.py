@@ -234,6 +234,30 @@ def turn(name: str, masked: bool) -> Function:
     return f
 
 
+def configure(f: Function) -> None:
+    """Eight tiles of 16 rows of 64 bytes."""
+    config = f.alloca("i8", 64, 64)
+    f.do(f"call void @llvm.memset.p0.i64(ptr {config}, i8 0, i64 64, i1 false)")
+    f.store("i8", 1, config, 1)
+    for t in range(8):
+        f.store("i16", 64, f.gep("i8", config, 16 + 2 * t), 2)
+        f.store("i8", 16, f.gep("i8", config, 48 + t), 1)
+    f.do(f"call void @llvm.x86.ldtilecfg(ptr {config})")
+
+
+@contextmanager
+def pieces(f: Function, steps: Int) -> Iterator[tuple[Int, Int]]:
+    """The loop over the steps of panels: (first one, number)."""
+    each = f.ceildiv(steps, f.ceildiv(steps, PANEL_STEPS))
+    with f.loop(0, steps, each) as s:
+        yield s, f.min(each, f.sub(steps, s))
+
+
+def b_panel(f: Function, base: str, s: Int, count: Int, number: Int, panels: Int) -> str:
+    """Where steps [s, s + count) of a panel of packed B are: one panel follows the other, as they are read."""
+    return f.gep("i8", base, f.mul(f.add(f.mul(s, panels), f.mul(number, count)), STEP_BYTES))
+
+
 class AmxGemm:
     """The same interface as gemm.Gemm, for an `element` of ELEMENTS. With an `epilogue`, K is at most K_SINGLE unless B is packed, and C is not used.
 
@@ -281,7 +305,7 @@ class AmxGemm:
     def block(self) -> str:
         """See Gemm.block; a tile is 32 rows."""
         f = Function(self.name, "void", [*BLOCK_PARAMETERS, *self.extra], attrs="noinline #0")
-        self._configure(f)
+        configure(f)
         (self._transposed_blocks if self.transposed else self._packed_blocks if self.packed[1] else self._blocks)(f)
         f.do("call void @llvm.x86.tilerelease()")
         self.functions[self.name] = f.text()
@@ -304,7 +328,7 @@ class AmxGemm:
         b_base, first, panels = b
         kernel = self._function(micro, f"micro_amx_{e.name}", e)
         steps, rows = f.ceildiv(depth, e.depth), f.sub("%m", row)
-        with self._pieces(f, steps) as (s, count):
+        with pieces(f, steps) as (s, count):
             if self.packed[0]:
                 a = f.gep("i8", "%A", f.mul(f.add(f.mul(i, steps), s), STEP_BYTES))
             else:
@@ -314,29 +338,18 @@ class AmxGemm:
             more_here = f.op(f"or i1 {more}, {f.icmp('ne', s, 0)}")
             with f.loop(j0, j1, BLOCK) as j:
                 number = f.div(f.sub(j, j0), BLOCK)
-                b_panel = self._b_panel(f, b_base, s, count, f.add(number, first), panels)
+                panel_of_b = b_panel(f, b_base, s, count, f.add(number, first), panels)
                 valid = ["i64 32", "i64 32"] if room else [f"i64 {rows}", f"i64 {f.sub(j1, j)}"]
-                f.call("void", kernel, f"ptr {a}", f"ptr {b_panel}", f"i64 {count}", f"ptr {f.gep(e.sums, c, f.mul(number, room or BLOCK))}", f"i64 {ldc}", *valid,
+                f.call("void", kernel, f"ptr {a}", f"ptr {panel_of_b}", f"i64 {count}", f"ptr {f.gep(e.sums, c, f.mul(number, room or BLOCK))}", f"i64 {ldc}", *valid,
                        f"i1 {more_here}")  # fmt: skip
-
-    @contextmanager
-    def _pieces(self, f: Function, steps: Int) -> Iterator[tuple[Int, Int]]:
-        """The loop over the steps of panels: (first one, number)."""
-        each = f.ceildiv(steps, f.ceildiv(steps, PANEL_STEPS))
-        with f.loop(0, steps, each) as s:
-            yield s, f.min(each, f.sub(steps, s))
-
-    def _b_panel(self, f: Function, base: str, s: Int, count: Int, number: Int, panels: Int) -> str:
-        """Where steps [s, s + count) of a panel of packed B are: one panel follows the other, as they are read."""
-        return f.gep("i8", base, f.mul(f.add(f.mul(s, panels), f.mul(number, count)), STEP_BYTES))
 
     def _pack_b(self, f: Function, src: str, free: str, k: str, depth: Int, valid: Int, base: str, number: Int, panels: Int) -> None:
         """Pack a panel of 32 columns of B, `number` of `panels` at `base`."""
         e = self.element
-        with self._pieces(f, f.ceildiv(depth, e.depth)) as (s, count):
+        with pieces(f, f.ceildiv(depth, e.depth)) as (s, count):
             first = f.mul(s, e.depth)
             here = f.min(f.mul(count, e.depth), f.sub(depth, first))
-            self._pack(f, 1, f.gep(e.kind, src, f.mul(first, k)), free, k, here, valid, self._b_panel(f, base, s, count, number, panels))
+            self._pack(f, 1, f.gep(e.kind, src, f.mul(first, k)), free, k, here, valid, b_panel(f, base, s, count, number, panels))
 
     def _columns(self, f: Function, depth: Int, most: int = COLUMNS) -> Int:
         """How many columns of a packed B of this depth stay in L2."""
@@ -418,13 +431,3 @@ class AmxGemm:
     def packed_bytes(self, lanes: Size, k: Size) -> Size:
         """Size of the memory that `prepack` fills."""
         return ceildiv(lanes, BLOCK) * ceildiv(k, self.element.depth) * STEP_BYTES
-
-    def _configure(self, f: Function) -> None:
-        """Eight tiles of 16 rows of 64 bytes."""
-        config = f.alloca("i8", 64, 64)
-        f.do(f"call void @llvm.memset.p0.i64(ptr {config}, i8 0, i64 64, i1 false)")
-        f.store("i8", 1, config, 1)
-        for t in range(8):
-            f.store("i16", 64, f.gep("i8", config, 16 + 2 * t), 2)
-            f.store("i8", 16, f.gep("i8", config, 48 + t), 1)
-        f.do(f"call void @llvm.x86.ldtilecfg(ptr {config})")

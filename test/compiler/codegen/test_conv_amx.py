@@ -1,0 +1,51 @@
+"""bf16 convolutions on AMX tiles: gathered operands, runs of few channels, epilogues."""
+import numpy as np
+import pytest
+
+from test.compiler.codegen.steps import check
+from torch_hlo.compiler.codegen import target
+from torch_hlo.hlo import build
+from torch_hlo.hlo.window import WindowDim
+
+pytestmark = pytest.mark.skipif(not target.host().has("amx-bf16"), reason="the processor has no AMX")
+
+
+def values(*dims):
+    return np.random.default_rng(0).standard_normal(dims).astype("f")
+
+
+def conv(x_dims, k_dims, window, labels="b01f_oi01->b01f", out=None):
+    return check(lambda x, k: build.convolution(x, k, window, labels, 1, 1, out), values(*x_dims), values(*k_dims), dtypes=["bf16", "bf16"],
+                 rtol=1e-4 if out == "f32" else None)  # fmt: skip
+
+
+@pytest.mark.parametrize("w", [WindowDim(3, 1, 1, 1), WindowDim(3, 2, 1, 1), WindowDim(1, 2), WindowDim(5, 1, 0, 3), WindowDim(3, 1, 2, 2, 1, 2), WindowDim(3, 1, 1, 1, 1, 1, True)])
+@pytest.mark.parametrize("channels", [16, 32, 40, 100])
+def test_windows(w, channels):
+    conv((2, 9, 11, channels), (40, channels, w.size, w.size), [w, w], out="f32")
+
+
+@pytest.mark.parametrize("channels,w", [(3, WindowDim(7, 2, 3, 3)), (8, WindowDim(3, 1, 1, 1)), (6, WindowDim(4, 4)), (5, WindowDim(5, 1, 2, 0, 1, 1, True))])
+def test_few_channels(channels, w):
+    conv((2, 20, 24, channels), (70, channels, w.size, w.size), [w, w], out="f32")
+
+
+@pytest.mark.parametrize("labels", ["b01f_01io->b01f", "b01f_io01->b01f"])
+def test_kernel_orders(labels):
+    k = [{"o": 33, "i": 48, "0": 3, "1": 3}[c] for c in labels.split("_")[1].split("->")[0]]
+    conv((2, 9, 11, 48), k, [WindowDim(3, 1, 1, 1)] * 2, labels)
+
+
+def test_many_features_and_taps():
+    conv((1, 7, 7, 130), (600, 130, 3, 3), [WindowDim(3, 1, 1, 1)] * 2, out="f32")
+    conv((2, 300, 40), (20, 40, 9), [WindowDim(9, 1, 4, 4)], "b0f_oi0->b0f")
+    conv((1, 5, 6, 7, 32), (20, 32, 3, 3, 3), [WindowDim(3, 1, 1, 1)] * 3, "b012f_oi012->b012f")
+
+
+def test_epilogue():
+    def fn(x, k, bias, residual):
+        y = build.convolution(x, k, [WindowDim(3, 1, 1, 1)] * 2, "b01f_oi01->b01f")
+        y = build.add(build.add(y, build.broadcast(bias, y.shape.dims, (3,))), residual)
+        return build.maximum(y, build.full_like(y, 0))
+
+    check(fn, values(3, 9, 14, 48), values(72, 48, 3, 3), values(72), values(3, 9, 14, 72), dtypes=["bf16"] * 4, rtol=2e-2, optimize=True)

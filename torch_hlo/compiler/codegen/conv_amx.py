@@ -1,0 +1,212 @@
+"""bf16 convolutions of channels-last arrays on AMX tiles: a product whose left operand is gathered from the input, tile by tile.
+
+K runs over taps and, within a tap, over channels in steps of 32 (the last one filled with zeros). For 32 output pixels a step of the left operand is
+32 runs of 32 channels, found by the pointers of conv_direct.py; nothing is copied but those tiles, which stay in L2:
+
+    for each group of row tiles: find the pointers
+        for each piece of K                          for each row tile: gather the tiles of A
+                                                         for each panel of features: micro-kernel (gemm_amx.py), sums in scratch memory
+        for each row tile: finish (epilogue)
+"""
+from __future__ import annotations
+
+import os
+
+from torch_hlo.compiler.codegen.conv_direct import POINTERS, geometry, tile_pointers
+from torch_hlo.compiler.codegen.conv_pack import product
+from torch_hlo.compiler.codegen.conv_winograd import define
+from torch_hlo.compiler.codegen.dot import Finish, emit_tree
+from torch_hlo.compiler.codegen.epilogue import Epilogue
+from torch_hlo.compiler.codegen.function import Function
+from torch_hlo.compiler.codegen.gemm import ITEMS_PER_CORE, lane_mask, masked_load
+from torch_hlo.compiler.codegen.gemm_amx import (
+    BLOCK,
+    COLUMNS,
+    ELEMENTS,
+    GAP,
+    PANEL_STEPS,
+    STEP_BYTES,
+    AmxGemm,
+    b_panel,
+    configure,
+    micro,
+    pieces,
+)
+from torch_hlo.compiler.passes.conv_layout import is_channels_last, sides
+from torch_hlo.hlo import build
+from torch_hlo.hlo.dim import ceildiv
+from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.shape import row_major_strides
+from torch_hlo.hlo.window import WindowDim
+
+BF16 = ELEMENTS["bf16", "bf16"]
+GROUP = 8  # row tiles that use a block of the kernel while it is in L2
+LD = COLUMNS + GAP
+MOST_SPLIT = 27  # taps that shuffles take apart
+LEAST_RUN = 16  # elements that a tap meets in a row: half a step is zeros then
+NUMBERS = ("steps", "chunks", "channels", "features", "tiles", "columns_each", "blocks_n")
+
+
+def gather(name: str) -> Function:
+    """void(P, first, count, chunks, channels, to): 16 rows of steps [first, first + count) of K, each 64 bytes, at to + STEP_BYTES * step; row r of tap t begins at P[t][r]."""
+    params = [("ptr", "P"), *(("i64", q) for q in ("first", "count", "chunks", "channels")), ("ptr", "to")]
+    f = Function(name, "void", params, attrs="noinline #0")
+    start = [("i64", f.div("%first", "%chunks")), ("i64", f.rem("%first", "%chunks"))]
+    with f.loop(0, "%count", carry=start, known_nonempty=True) as step:
+        tap, chunk = step.vars
+        table = f.gep("ptr", "%P", f.mul(tap, POINTERS))
+        channel = f.mul(chunk, BLOCK)
+        left = f.sub("%channels", channel)
+        rows = [f.gep("i16", f.load("ptr", f.gep("ptr", table, r), 8), channel) for r in range(POINTERS)]
+        to = f.gep("i8", "%to", f.mul(step.index, STEP_BYTES))
+
+        def whole() -> None:
+            for r, p in enumerate(rows):
+                f.store("<16 x i32>", f.load("<16 x i32>", p, 2), f.gep("i8", to, 64 * r), 64)
+
+        def part() -> None:
+            mask = lane_mask(f, BLOCK, 0, left)
+            for r, p in enumerate(rows):
+                f.store("<32 x i16>", masked_load(f, "i16", BLOCK, p, mask, 2), f.gep("i8", to, 64 * r), 64)
+
+        f.choose(f.icmp("sge", left, BLOCK), whole, part)
+        wrap = f.icmp("eq", f.add(chunk, 1), "%chunks")
+        step.next = [f.select(wrap, "i64", f.add(tap, 1), tap), f.select(wrap, "i64", 0, f.add(chunk, 1))]
+    return f
+
+
+def split_taps(name: str, taps: int) -> Function:
+    """void(lo, hi, W, to, channels, depth): to[feature][tap][channel] = W[feature][channel][tap] for features [lo, hi), zeros for channels up to `depth`, whole vectors."""
+    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "W"), ("ptr", "to"), ("i64", "channels"), ("i64", "depth")]
+    f = Function(name, "void", params)
+    n, vector = BLOCK, f"<{BLOCK} x i16>"
+    with f.loop("%lo", "%hi") as feature, f.loop(0, "%channels", n) as channel:
+        at = f.gep("i16", "%W", f.mul(f.add(f.mul(feature, "%channels"), channel), taps))
+        left = f.mul(f.sub("%channels", channel), taps)
+        loaded = [masked_load(f, "i16", n, f.gep("i16", at, n * v), lane_mask(f, n, n * v, left), 2) for v in range(taps)]
+        to = f.gep("i16", "%to", f.add(f.mul(f.mul(feature, taps), "%depth"), channel))
+        for tap in range(taps):
+            found = ""
+            for v, values in enumerate(loaded):
+                lanes = [(i * taps + tap) % n + n if (i * taps + tap) // n == v else i if found else -1 for i in range(n)]
+                if any(lane >= n for lane in lanes):
+                    order = ", ".join("i32 poison" if lane < 0 else f"i32 {lane}" for lane in lanes)
+                    found = f.op(f"shufflevector {vector} {found or 'poison'}, {vector} {values}, <{n} x i32> <{order}>")
+            f.store(vector, found, f.gep("i16", to, f.mul("%depth", tap)), 2)
+    return f
+
+
+def task(name: str, spatial: int, epilogue: Epilogue, program) -> str:
+    """Items (group of row tiles, block of columns): void(lo, hi, X, B, zeros, NUMBERS…, geometry…, the epilogue's)."""
+    params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in ("X", "B", "zeros")), *(("i64", q) for q in NUMBERS), *geometry(spatial)]
+    f = Function(name, "void", [*params, *epilogue.parameters])
+    find = define(program, tile_pointers, f"tile_pointers_i16_{spatial}", "i16", spatial)
+    pack, kernel = define(program, gather, "conv_amx_gather"), define(program, micro, f"micro_amx_{BF16.name}", BF16)
+    configure(f)
+    taps = f.div("%steps", "%chunks")
+    half = f.mul(taps, POINTERS)
+    P = f.op(f"alloca ptr, i64 {f.mul(half, 2 * GROUP)}, align 64")
+    A = f.alloca("i8", PANEL_STEPS * STEP_BYTES, 64)
+    sums = f.alloca("float", GROUP * BLOCK * LD, 64)
+    panels = f.ceildiv("%features", BLOCK)
+    with f.loop("%lo", "%hi") as item:
+        group, n0 = f.div(item, "%blocks_n"), f.mul(f.rem(item, "%blocks_n"), "%columns_each")
+        n1 = f.min(f.add(n0, "%columns_each"), "%features")
+        tile0 = f.mul(group, "%tiles")
+        tiles = f.min(f.sub(f.ceildiv("%pixels", BLOCK), tile0), "%tiles")
+        with f.loop(0, f.mul(tiles, 2)) as i:
+            pixel = f.add(f.mul(tile0, BLOCK), f.mul(i, POINTERS))
+            pixel = f.min(pixel, f.sub("%pixels", 1))
+            f.call("void", find, "ptr %X", "ptr %zeros", f"i64 {pixel}", f"ptr {f.gep('ptr', P, f.mul(i, half))}", *(f"i64 %{q}" for _, q in geometry(spatial)))
+        with pieces(f, "%steps") as (step, count):
+            with f.loop(0, tiles) as i:
+                for side in range(2):
+                    pointers = f.gep("ptr", P, f.mul(f.add(f.mul(i, 2), side), half))
+                    f.call("void", pack, f"ptr {pointers}", f"i64 {step}", f"i64 {count}", "i64 %chunks", "i64 %channels", f"ptr {f.gep('i8', A, side * 1024)}")
+                c = f.gep("float", sums, f.mul(i, BLOCK * LD))
+                with f.loop(n0, n1, BLOCK) as j:
+                    b = b_panel(f, "%B", step, count, f.div(j, BLOCK), panels)
+                    f.call("void", kernel, f"ptr {A}", f"ptr {b}", f"i64 {count}", f"ptr {f.gep('float', c, f.sub(j, n0))}", f"i64 {LD}", f"i64 {BLOCK}",
+                           f"i64 {BLOCK}", f"i1 {f.icmp('ne', step, 0)}")
+        with f.loop(0, tiles) as i:
+            row = f.mul(f.add(tile0, i), BLOCK)
+            c = f.gep("float", sums, f.mul(i, BLOCK * LD))
+            epilogue.call(f, row, f.min(f.sub("%pixels", row), BLOCK), n0, f.sub(n1, n0), c, LD)
+    f.do("call void @llvm.x86.tilerelease()")
+    return program.function(f.name, f.text())
+
+
+def is_amx(program, x: Instruction) -> bool:
+    """Whether a convolution has the form that `emit_amx` takes."""
+    return (program.target.has("amx-bf16") and [o.shape.dtype for o in x.operands] == ["bf16", "bf16"] and is_channels_last(x) and x.shape.is_static
+            and all(o.shape.is_static for o in x.operands) and x["feature_group_count"] * x["batch_group_count"] == 1
+            and x.operands[0].shape.dims[-1] * (x["window"][-1].size if x["window"][-1].window_dilation == 1 else 1) >= LEAST_RUN)  # fmt: skip
+
+
+def emit_amx(program, x: Instruction, finish: Finish) -> None:
+    """Emit what `finish` makes of the f32 sums of a convolution for which `is_amx` holds."""
+    with program.rebound():
+        lhs, window, run = _runs(x)
+        if lhs is not x.operands[0]:
+            emit_tree(program, lhs, x.operands[:1], lhs)
+        _emit(program, x, lhs, window, run, finish)
+
+
+def _runs(x: Instruction) -> tuple[Instruction, tuple[WindowDim, ...], int]:
+    """(input, window, channels in a row that a tap meets). Few channels, padded in memory, are one run with those of the neighbouring taps."""
+    lhs, window = x.operands[0], x["window"]
+    channels, w = lhs.shape.dims[-1], window[-1]
+    if channels >= BLOCK or w.size == 1 or w.window_dilation != 1:
+        return lhs, window, channels
+    padding = [*[(0, 0, 0)] * (lhs.shape.rank - 2), (w.pad_low, w.pad_high, 0), (0, 0, 0)]
+    return build.pad(lhs, build.full(0, lhs.shape.dtype), padding), (*window[:-1], WindowDim(1, w.stride)), w.size * channels
+
+
+def _emit(program, x: Instruction, lhs: Instruction, window: tuple[WindowDim, ...], channels: int, finish: Finish) -> None:
+    """The convolution of `lhs`, of whose rows a tap of `window` meets `channels` elements."""
+    spatial, features, pixels = len(window), x.shape.dims[-1], product(x.shape.dims[:-1])
+    taps, chunks = product(w.size for w in window), ceildiv(channels, BLOCK)
+    steps = taps * chunks
+    packed = _packed_kernel(program, x, taps, channels, chunks * BLOCK)
+    blocks_n = ceildiv(features, COLUMNS)
+    columns_each = ceildiv(ceildiv(features, blocks_n), BLOCK) * BLOCK
+    blocks_n = ceildiv(features, columns_each)
+    tiles, wanted = ceildiv(pixels, BLOCK), ceildiv(ITEMS_PER_CORE * (os.cpu_count() or 1), blocks_n)
+    tiles_each = max(1, min(GROUP, ceildiv(tiles, wanted)))
+    groups = ceildiv(tiles, tiles_each)
+    strides = row_major_strides(lhs.shape.dims)
+    numbers = [steps, chunks, channels, features, tiles_each, columns_each, blocks_n, pixels, strides[0]]
+    for i, (w, n, out) in enumerate(zip(window, lhs.shape.dims[1:-1], x.shape.dims[1:-1], strict=True)):
+        numbers += [out, n, w.stride, w.pad_low, w.size, w.window_dilation, strides[1 + i]]
+    zeros = program.constant(bytes(2 * BLOCK * chunks))
+    name = program.once(("conv_amx", spatial, finish.epilogue), lambda: task(f"conv_amx_{spatial}_{finish.epilogue.name}", spatial, finish.epilogue, program))
+    pointers = (program.pointer(lhs), packed, program.at(zeros))
+    program.parallel(name, [*(f"ptr {p}" for p in pointers), *(f"i64 {v}" for v in numbers), *finish.arguments], str(groups * blocks_n),
+                     cost=1000 + tiles_each * BLOCK * columns_each * steps * BLOCK / 250)
+
+
+def _packed_kernel(program, x: Instruction, taps: int, channels: int, depth: int) -> str:
+    """Emit the packing of the kernel into tiles of B; the pointer to it. The `channels` elements of a tap become `depth`."""
+    rhs = x.operands[1]
+    _, label, _ = sides(x)
+    digits = "".join(map(str, range(len(x["window"]))))
+    mirrored = [label.index(str(i)) for i, w in enumerate(x["window"]) if w.reversal and w.size != 1]
+    features, k = x.shape.dims[-1], taps * depth
+    engine = AmxGemm(BF16, "k", "k")
+    packed = program.at(program.scratch(engine.packed_bytes(features, k)))
+    name = engine.prepack(1)
+    for each, text in engine.functions.items():
+        program.function(each, text)
+    with program.rebound():  # [features, taps, depth] in memory
+        if label == f"oi{digits}" and not mirrored and 1 < taps <= MOST_SPLIT and channels == rhs.shape.dims[1]:
+            kernel = program.at(program.scratch(features * k * rhs.shape.itemsize))
+            split = define(program, split_taps, f"split_{taps}_taps", taps)
+            program.parallel(split, [f"ptr {program.pointer(rhs)}", f"ptr {kernel}", f"i64 {channels}", f"i64 {depth}"], str(features), cost=0.2 * taps * channels)
+        else:
+            turned = build.reshape(build.transpose(build.reverse(rhs, mirrored), [label.index(c) for c in f"o{digits}i"]), (features, taps, channels))
+            turned = build.pad(turned, build.full(0, rhs.shape.dtype), [(0, 0, 0), (0, 0, 0), (0, depth - channels, 0)])
+            if turned is not rhs:
+                emit_tree(program, turned, (rhs,), turned)
+            kernel = program.pointer(turned)
+        program.parallel(name, [f"ptr {kernel}", f"ptr {packed}", *(f"i64 {v}" for v in (features, k, 1, k))], str(ceildiv(features, BLOCK)), cost=0.1 * BLOCK * k)
+    return packed
