@@ -41,6 +41,11 @@ class DotCanon(HloTestCase):
             self.assertIn("reduce", ops)
             self.assertNotIn("dot", ops)
 
+    def test_bytes(self):
+        x, y = h.parameter(0, Shape("s8", (4, 6))), h.parameter(1, Shape("s8", (6, 5)))
+        m = self.check(dot_canon, self.program(h.dot(h.convert(x, "s32"), h.convert(y, "s32"), (1,), (0,))))
+        self.assertEqual([[o.shape.dtype for o in i.operands] for i in m.entry.instructions() if i.op == "dot"], [["s8", "s8"]])
+
     def test_kept(self):
         for why, x in {
             "plain": h.dot(p(4, 6), p(6, 5, index=1), (1,), (0,)),

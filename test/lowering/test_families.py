@@ -37,6 +37,13 @@ def test_linear(dtype, lead):
     compare(evaluated(aten.linear_backward.default, (x, g, w, [True, True, True]), {}, want), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_bytes(dtype):
+    x, w, scales = randn(3, 40, dtype=dtype), torch.randint(-128, 127, (7, 40), dtype=torch.int8), torch.rand(7).to(dtype)
+    want = torch._weight_int8pack_mm(x, w, scales)
+    compare(evaluated(aten._weight_int8pack_mm.default, (x, w, scales), {}, [want]), [want])
+
+
 def attention_meta(q, v):
     """Results of the op as PyTorch types them: output, logsumexp, …, seed, offset."""
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype)

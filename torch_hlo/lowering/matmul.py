@@ -50,6 +50,13 @@ def mm(a, b, dtype=None):
     return _finish(matrix_product(a, b))
 
 
+@lowers(aten._weight_int8pack_mm.default)
+def weight_int8pack_mm(a, w, scales):
+    """a [m, k] in floats, w [n, k] in s8, scales [n] -> a w^T * scales [m, n] in a's type; what is scaled is not rounded."""
+    y = dot(a, promote.cast(w, a.shape.dtype), (1,), (1,))
+    return _finish(y * Expr(build.broadcast(promote.cast(scales, y.x.shape.dtype), y.x.shape.dims, (1,))))
+
+
 @lowers(aten._grouped_mm)
 def grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
     """Products of consecutive groups that end at `offs` [g]: of rows [m, k] x [g, k, n], of columns [g, m, k] x [k, n], or of the

@@ -4,6 +4,7 @@
     dot(x, broadcast(w)) batched    -> dot(x, w): one large product instead of many with the same matrix
     dot(f32[1,64], f32[64,8])       -> reshape(dot(f32[64], f32[64,8]))
     dot without contraction         -> multiply(broadcast(x), broadcast(y))
+    dot(convert(s8), convert(s8))   -> dot(s8, s8) with s32 sums
     dot(f32[b,64], f32[b,64])       -> reduce(multiply(x, y)) where only b is left
     ragged-dot(transpose(x), y)     -> ragged-dot(x, y) with other dimension numbers
 
@@ -118,6 +119,15 @@ def inner_product(out: Instruction) -> Instruction | None:
     return h.convert(sums, d.dtype)
 
 
+def bytes_product(out: Instruction) -> Instruction | None:
+    """A dot of bytes that were made s32 -> a dot of bytes with s32 sums"""
+    d = parts(out)
+    kinds = {o.operands[0].shape.dtype if o.op == "convert" else None for o in (d.x, d.y)}
+    if out.shape.dtype != "s32" or kinds not in ({"s8"}, {"u8"}):
+        return None
+    return replace(d, x=d.x.operands[0], y=d.y.operands[0]).build()
+
+
 def _spread(x: Instruction, out: Instruction, places: list[int]) -> Instruction:
     order = sorted(range(len(places)), key=places.__getitem__)
     return h.broadcast(h.transpose(x, order), out.shape.dims, sorted(places))
@@ -215,6 +225,7 @@ RULES = rules(
     (op("dot", where=plain), drop_ones),
     (op("dot", where=plain), outer_product),
     (op("dot", where=plain), inner_product),
+    (op("dot", where=plain), bytes_product),
     (op("dot", where=plain), either_side(fold_transpose)),
     (op("dot", where=plain), both_broadcast),
     (op("dot", where=plain), rhs_broadcast),
