@@ -73,3 +73,34 @@ def test_a_captured_step_with_distributions_replays():
 def test_all_true_is_a_tensor_for_everybody_else():
     assert torch._is_all_true(computed(1.0).bool()).device.type == "hlo"
     assert not torch._is_all_true(computed(1.0, 0.0).bool())
+
+
+def test_numbers_of_constants_do_not_cut_the_graph():
+    pending = computed(1.0, 2.0) + 1
+    before = steps()
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(6, device="hlo")
+    assert bool((mask == torch.full((6, 6), float("-inf"), device="hlo").triu(1)).all())
+    labels = torch.tensor([3, 1, 2]).to("hlo")
+    assert (labels + 1)[0].item() == 4 and int(labels.max()) == 3
+    assert steps() == before
+    assert pending.tolist() == [2.0, 3.0]
+
+
+def test_a_captured_transformer_replays():
+    model = torch.nn.Transformer(8, 2, 1, 1, 16, 0.0, batch_first=True).to("hlo")
+
+    @torch_hlo.compile(full_graph=True)
+    def step(a, b):
+        return model(a, b, tgt_mask=model.generate_square_subsequent_mask(3, device="hlo")).detach().sum()
+
+    results = {step(torch.ones(2, 4, 8).to("hlo"), torch.ones(2, 3, 8).to("hlo")).item() for _ in range(4)}
+    assert len(results) == 1
+
+
+def test_a_captured_function_does_not_decide_by_data():
+    @torch_hlo.compile(full_graph=True)
+    def step(x):
+        return x * 2 if (x > 0).all() else x
+
+    with pytest.raises(RuntimeError, match="needs a value"):
+        step(torch.ones(2).to("hlo"))

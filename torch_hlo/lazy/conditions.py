@@ -2,7 +2,7 @@
 
 Looking at a value that is still to be computed would cut the graph and wait. So a condition on data that came from the CPU is judged at the call, as indices
 are (checks.py); any other is computed with its step and looked at when that is known to have run, as an assertion in a CUDA kernel is: the error
-surfaces at a later mark_step, sync or read. A captured step (capture.py) judges what came from the CPU while it is traced, and nothing when it is replayed.
+surfaces at a later mark_step, sync or read. Numbers that Python asks for (`if mask.all():`) and that depend on nothing else come from the CPU as well. A captured step (capture.py) judges what came from the CPU while it is traced, and nothing when it is replayed.
 """
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ import torch
 from torch_hlo.lazy import engine
 from torch_hlo.lazy.dispatch import call, handles
 from torch_hlo.lazy.meta import aten
-from torch_hlo.lazy.storage import Array, Number
+from torch_hlo.lazy.storage import Array, Number, Storage
 from torch_hlo.lazy.tensor import HloTensor, make, peek, to_cpu
 from torch_hlo.lowering.graph import Node, Out
+from torch_hlo.lowering.registry import is_random
 
 Check = Callable[[torch.Tensor], None]  # raises if the value, on the CPU, is wrong
 EXPECTED: deque[tuple[HloTensor, Check]] = deque()
-NODES = 16  # a longer way from data to condition is computed on the device
+NODES, ELEMENTS = 24, 1 << 14  # more than that is computed on the device
 
 
 def expect(value: HloTensor, check: Check) -> None:
     """`check(value)`, now or when the value is there. `value` must not be written to later."""
-    known = _known(value)
-    if known is not None:
-        check(known)
+    found = known(value)
+    if found is not None:
+        check(found)
     elif hasattr(engine.current(), "later"):
         engine.current().later(value, check)
     else:
@@ -47,42 +48,59 @@ def surface() -> None:
         check(to_cpu([value])[0])
 
 
-def _known(value: HloTensor) -> torch.Tensor | None:
-    """The value computed on the CPU, if it takes few ops from arrays that came from there; else None."""
-    found: dict[Node, object] = {}
-
-    def look(x):
-        kind = type(x)
-        if kind is Number:
-            return x.value
-        if kind is Array:
-            owner = next((s for s in (o() for o in x.owners) if s is not None and s.value is x), None)
-            if x.bounds is None or owner is None:
-                raise _Unknown
-            return peek(make(owner.meta, owner))
-        if kind is Out:
-            if x.node not in found:
-                if len(found) >= NODES or not isinstance(x.node.target, torch._ops.OpOverload) or x.node.kwargs.keys() & {"device", "seed"}:
-                    raise _Unknown
-                found[x.node] = None
-                found[x.node] = x.node.target(*map(look, x.node.args), **{k: look(v) for k, v in x.node.kwargs.items()})
-            result = found[x.node]
-            return result if isinstance(result, torch.Tensor) else result[x.index]
-        if kind in (list, tuple):
-            return kind(map(look, x))
-        return x
-
-    if value._view is not None:
+def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
+    """The value computed on the CPU, if it takes few and small ops from arrays that came from there (`constant`: from none); else None."""
+    nodes: dict[Node, object] = {}
+    if type(value._storage.value) is not Out or not _small(value._storage.value, nodes, constant):
         return None
-    try:
-        with torch.no_grad():
-            return look(value._storage.value)
-    except _Unknown:
-        return None
+    with torch.no_grad():
+        for node in nodes:
+            kwargs = {k: torch.device("cpu") if k == "device" else _argument(v, nodes) for k, v in node.kwargs.items()}
+            nodes[node] = node.target(*(_argument(a, nodes) for a in node.args), **kwargs)
+        result = _argument(value._storage.value, nodes)
+        chain = []
+        view = value._view
+        while view is not None:
+            chain.append(view)
+            view = view.parent
+        for view in reversed(chain):
+            result = view.op(result, *view.args)
+    return result
 
 
-class _Unknown(Exception):
-    """A value that the device computes."""
+def _small(x, nodes: dict[Node, object], constant: bool) -> bool:
+    """Note the nodes that compute `x`, operands first. False if the CPU should not run them, or does not have what they need."""
+    kind = type(x)
+    if kind is Array:
+        return not constant and x.bounds is not None and x.shape.size <= ELEMENTS and _owner(x) is not None
+    if kind in (list, tuple):
+        return all(_small(v, nodes, constant) for v in x)
+    if kind is not Out or x.node in nodes:
+        return True
+    n = x.node
+    if len(nodes) >= NODES or getattr(n.target, "namespace", "") != "aten" or is_random(n.target) or any(o is not None and o.size > ELEMENTS for o in n.outs):
+        return False
+    if not all(_small(v, nodes, constant) for v in (*n.args, *n.kwargs.values())) or len(nodes) >= NODES:
+        return False
+    nodes[n] = None
+    return True
+
+
+def _argument(x, nodes: dict[Node, object]):
+    kind = type(x)
+    if kind is Number:
+        return x.value
+    if kind is Array:
+        owner = _owner(x)
+        return peek(make(owner.meta, owner))
+    if kind is Out:
+        result = nodes[x.node]
+        return result if isinstance(result, torch.Tensor) else result[x.index]
+    return kind(_argument(v, nodes) for v in x) if kind in (list, tuple) else x
+
+
+def _owner(array: Array) -> Storage | None:
+    return next((s for s in (o() for o in array.owners) if s is not None and s.value is array), None)
 
 
 @handles(aten._assert_async.msg, aten._assert_async.default)

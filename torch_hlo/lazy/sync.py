@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.lazy import checks, dispatch
+from torch_hlo.lazy import checks, conditions, dispatch, engine
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import call, handles
 from torch_hlo.lazy.meta import aten
@@ -18,7 +18,8 @@ def _local_scalar_dense(args: tuple, kwargs: dict):
     x = args[0]
     if metas.numel(x._meta.size) != 1:
         raise RuntimeError(f"a Tensor with {metas.numel(x._meta.size)} elements cannot be converted to Scalar")
-    return to_cpu([x])[0].item()
+    value = conditions.known(x, constant=hasattr(engine.current(), "inner"))  # a captured function may take another branch with other data
+    return (to_cpu([x])[0] if value is None else value).item()
 
 
 def _on_cpu(op):
