@@ -159,8 +159,18 @@ def infer(op: OpOverload, args: tuple, kwargs: dict, tensor_class: type) -> Resu
         del kwargs["pin_memory"]
     if op in _NEEDS_DEVICE or "device" in kwargs:
         kwargs["device"] = META_DEVICE
-    return Result(op(*args, **kwargs))
+    return Result(_WITHOUT_META.get(op, op)(*args, **kwargs))
 
+
+def _like_and_mask(x: torch.Tensor, *rest) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+# Ops of which PyTorch does not know the shapes.
+_WITHOUT_META = dict.fromkeys((
+    aten.fake_quantize_per_tensor_affine_cachemask.default, aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+    aten.fake_quantize_per_channel_affine_cachemask.default,
+), _like_and_mask)
 
 # Factories: without a device argument they would make a CPU tensor.
 _NEEDS_DEVICE = {

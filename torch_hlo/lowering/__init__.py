@@ -25,6 +25,7 @@ from torch_hlo.lowering import (  # noqa: F401
     pointwise,
     pool,
     prims,
+    quantize,
     random,
     reduce,
     rnn,
