@@ -39,7 +39,7 @@ def test_linear(dtype, lead):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_of_bytes(dtype):
-    x, w, scales = randn(3, 64, dtype=dtype), torch.randint(-128, 127, (8, 64), dtype=torch.int8), torch.rand(7).to(dtype)
+    x, w, scales = randn(3, 64, dtype=dtype), torch.randint(-128, 127, (8, 64), dtype=torch.int8), torch.rand(8).to(dtype)
     want = torch._weight_int8pack_mm(x, w, scales)
     compare(evaluated(aten._weight_int8pack_mm.default, (x, w, scales), {}, [want]), [want])
 
