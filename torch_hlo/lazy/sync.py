@@ -18,8 +18,13 @@ def _local_scalar_dense(args: tuple, kwargs: dict):
     x = args[0]
     if metas.numel(x._meta.size) != 1:
         raise RuntimeError(f"a Tensor with {metas.numel(x._meta.size)} elements cannot be converted to Scalar")
-    value = conditions.known(x, constant=hasattr(engine.current(), "inner"))  # a captured function may take another branch with other data
+    value = _known(x)
     return (to_cpu([x])[0] if value is None else value).item()
+
+
+def _known(x: HloTensor) -> torch.Tensor | None:
+    """The value if it does not take a step. A captured function may take another branch with other data, so there it takes constants."""
+    return conditions.known(x, constant=hasattr(engine.current(), "inner"))
 
 
 def _on_cpu(op):
@@ -29,6 +34,13 @@ def _on_cpu(op):
         return execute(op, tuple(checks.admit_all(args)), checks.admit_all(kwargs))
 
     return run
+
+
+@handles(aten._linalg_check_errors.default)
+def _linalg_check_errors(args: tuple, kwargs: dict) -> None:
+    """At the call, as torch.linalg documents: code that catches LinAlgError tries something else then."""
+    info = _known(args[0])
+    aten._linalg_check_errors.default(to_cpu([args[0]])[0] if info is None else info, *args[1:], **kwargs)
 
 
 DATA_DEPENDENT = (
