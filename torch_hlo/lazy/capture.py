@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from weakref import ref
 
 import torch
@@ -35,6 +35,7 @@ from torch_hlo.lazy.tensor import HloTensor, make
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 
+_SIMPLE = {HloTensor, int, float, bool, str, type(None)}  # arguments that hold no others
 MODES = 4  # traces kept for modules in training or not
 TRACES = 4  # calls that may differ (optimizer state is created in the first) before that is an error
 
@@ -59,7 +60,10 @@ class Captured:
         self.different: set[object] = set()  # calls that are not worth watching any more
 
     def __call__(self, args: tuple, kwargs: dict):
-        flat, form = pytree.tree_flatten((args, kwargs))
+        if kwargs or not _SIMPLE.issuperset(map(type, args)):
+            flat, form = pytree.tree_flatten((args, kwargs))
+        else:
+            flat, form = args, len(args)
         key = (form, tuple(map(_describe, flat)), torch.is_grad_enabled(), torch.is_autocast_enabled("hlo"), torch.get_default_dtype())
         trace = next((t for t in self.ready.get(key, ()) if t.modes.hold()), None)
         if trace is not None:
@@ -89,7 +93,7 @@ class Captured:
             self.different.add(key)
         return count
 
-    def _trace(self, flat: list, args: tuple, kwargs: dict) -> tuple[object, Trace | None]:
+    def _trace(self, flat: Sequence, args: tuple, kwargs: dict) -> tuple[object, Trace | None]:
         current = engine.current()
         current.mark_step()
         guard = _Watching(current, self.name, self.full_graph)

@@ -76,7 +76,7 @@ def launch(
     for i, buffer in enumerate(inputs):
         if type(buffer) is not Buffer:
             inputs[i] = leaf_buffer(leaves[i])
-    if where is None and _stream(compiled, leaves, inputs, numbers, bindings, places):
+    if where is None and stream(compiled, leaves, inputs, numbers, bindings, places):
         return
     if where is not None:
         inputs = [spmd.place(leaf, sharding) for leaf, sharding in zip(leaves, compiled.program.in_shardings)]
@@ -109,7 +109,7 @@ def launch(
     _all_or_nothing(commit, job)
 
 
-def _stream(
+def stream(
     compiled: Compiled, leaves: Sequence[Array], inputs: list[Buffer], numbers: Sequence[Number], bindings: Sequence[Binding], places: Sequence[int]
 ) -> bool:
     """Launch on the native stream, where nothing can fail, so nothing is kept to be undone: what a program updates in place keeps its Array and Buffer.

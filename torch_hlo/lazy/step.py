@@ -29,7 +29,7 @@ from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import conditions, dump, exchange, executor, explain, generalize, log, progress, spmd
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
-from torch_hlo.lazy.launch import IN_FLIGHT, Binding, Compiled, launch, leaf_buffer, number_buffers
+from torch_hlo.lazy.launch import IN_FLIGHT, Binding, Compiled, launch, leaf_buffer, number_buffers, stream
 from torch_hlo.lazy.storage import RECORDING, Array, Effect, Number, Storage, must_run, pending, pending_storages, take_effects
 from torch_hlo.lowering.graph import Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
@@ -327,12 +327,11 @@ def run_again(
             if compiled is None:
                 return False
             known[died] = compiled
-        if not executor.streams(compiled.program, [leaf_buffer(leaf) for leaf in leaves], compiled.aliases):
+        if not stream(compiled, leaves, [leaf_buffer(leaf) for leaf in leaves], numbers, bindings, places):
             return False
         metrics.count("MarkStep")
         metrics.count("CachedCompile")
         metrics.record("TensorsGraphSize", len(graph.nodes), "")
-        launch(compiled, leaves, numbers, bindings, places, None)
     return True
 
 
@@ -641,6 +640,8 @@ def _view_on_host(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         chain.append(view)
         view = view.parent
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.no_grad():
+        if not chain:
+            return base.clone()
         value = base
         for view in reversed(chain):
             value = _HOST_OPS.get(view.op, view.op)(value, *view.args)
