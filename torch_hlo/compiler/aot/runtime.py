@@ -14,8 +14,8 @@ X86_FEATURES = {
     "movbe": (1, 0, "c", 22), "popcnt": (1, 0, "c", 23), "avx": (1, 0, "c", 28), "f16c": (1, 0, "c", 29),
     "bmi": (7, 0, "b", 3), "avx2": (7, 0, "b", 5), "bmi2": (7, 0, "b", 8), "avx512f": (7, 0, "b", 16), "avx512dq": (7, 0, "b", 17),
     "avx512cd": (7, 0, "b", 28), "avx512bw": (7, 0, "b", 30), "avx512vl": (7, 0, "b", 31), "avx512vnni": (7, 0, "c", 11),
-    "avx512fp16": (7, 0, "d", 23), "amx-bf16": (7, 0, "d", 22), "amx-tile": (7, 0, "d", 24), "avx512bf16": (7, 1, "a", 5),
-    "lzcnt": (0x80000001, 0, "c", 5),
+    "avx512fp16": (7, 0, "d", 23), "amx-bf16": (7, 0, "d", 22), "amx-tile": (7, 0, "d", 24), "amx-int8": (7, 0, "d", 25),
+    "avx512bf16": (7, 1, "a", 5), "lzcnt": (0x80000001, 0, "c", 5),
 }  # fmt: skip
 _REGISTERS = "abcd"
 # Bits of XCR0: what the operating system saves of the registers.
