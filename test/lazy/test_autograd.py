@@ -1,6 +1,8 @@
 """Autograd on hlo tensors: gradients equal the CPU's, errors are PyTorch's own and never end the process."""
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
@@ -181,6 +183,26 @@ def test_backward_runs_where_it_is_called():
     with pytest.raises(Boom):
         y.sum().backward()
     assert torch._C._is_multithreading_enabled()
+
+
+def test_interrupts_wait_for_backward():
+    x = torch.randn(3, device="hlo", requires_grad=True)
+    handler = signal.getsignal(signal.SIGINT)
+    ran = []
+
+    def interrupt(g):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+        ran.append(g)
+
+    y = x.exp()
+    y.register_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        (y * 2).sum().backward()
+    assert ran and x.grad is not None
+    assert signal.getsignal(signal.SIGINT) is handler
+    (x * 2).sum().backward()
 
 
 def test_backward_twice_and_retain():

@@ -4,6 +4,7 @@ The first half names the private things that the rest of lazy/ uses; `register` 
 """
 from __future__ import annotations
 
+import _signal
 import contextlib
 import ctypes
 import functools
@@ -141,29 +142,65 @@ def _stash() -> None:
         cell.value = None
 
 
+_SIGNALS = range(31, 0, -1)
+_putting_off: list[bool] = []
+
+
+def _put_off_signals(run: Callable):
+    """`run()`, and then what Python does about signals that came meanwhile. An exception in `type_`, such as KeyboardInterrupt, would end the process.
+    With the engine's own threads PyTorch puts them off as well, since the main thread waits in C++."""
+    if _putting_off or threading.current_thread() is not threading.main_thread():
+        return run()
+    received: list[int] = []
+    handlers: dict[int, Callable] = {}
+
+    def receive(number: int, frame) -> None:
+        received.append(number)
+
+    try:
+        for number in _SIGNALS:
+            handler = _signal.getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                _signal.signal(number, receive)
+        _putting_off.append(True)
+        return run()
+    finally:
+        _putting_off.clear()
+        for number, handler in handlers.items():  # SIGINT is among the last
+            if _signal.getsignal(number) is receive:
+                _signal.signal(number, handler)
+        for number in received:
+            handlers[number](number, sys._getframe())
+
+
 def _patch_backward(tensor_class: type) -> None:
     # Graphs of this device run on the thread that calls `backward`: handing each op over to the engine's thread for the device, and the interpreter
     # with it, takes longer than recording it.
     original = torch.autograd.graph._engine_run_backward
     threads_wanted, set_threads = torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled
 
-    @functools.wraps(original)
-    def run_backward(roots, *args, **kwargs):
+    def surfacing(*args, **kwargs):
         depth = len(_stashed)
-        own = threads_wanted() and any(type(root) is tensor_class for root in roots)
-        if own:
-            set_threads(False)
         try:
-            return original(roots, *args, **kwargs)
+            return original(*args, **kwargs)
         except SystemError:
             if len(_stashed) > depth:
                 error = _stashed[depth]
                 raise error from error.__cause__
             raise
         finally:
-            if own:
-                set_threads(True)
             del _stashed[depth:]
+
+    @functools.wraps(original)
+    def run_backward(roots, *args, **kwargs):
+        if not threads_wanted() or not any(type(root) is tensor_class for root in roots):
+            return surfacing(roots, *args, **kwargs)
+        set_threads(False)
+        try:
+            return _put_off_signals(lambda: surfacing(roots, *args, **kwargs))
+        finally:
+            set_threads(True)
 
     torch.autograd.graph._engine_run_backward = run_backward
     torch.autograd._engine_run_backward = run_backward
