@@ -297,7 +297,10 @@ class Trace:
                 return f"the number {old!r}, now {new!r}, used by {user}, is computed in Python; keep it in a tensor (optimizers: capturable=True)"
         for leaf, new, old in zip(self.graph.leaves, self.leaves, before.leaves):
             if new[0] != old[0] or new[0] != "constant" and new[1] != old[1] or new[0] == "constant" and not _equal(new[1], old[1]):
-                return f"{self._user(leaf)} reads another tensor ({leaf.shape}) at each call; pass it as an argument, or write it in place"
+                return (
+                    f"{self._user(leaf)} reads another tensor ({leaf.shape}) at each call; pass it as an argument, or write it in place "
+                    "(gradients: zero_grad() inside the function, or set_to_none=False)"
+                )
         values = [[r[0][1] for r in t.results if r[0][0] == "value"] for t in (self, before)]
         if self.form != before.form or values[0] != values[1]:
             return f"it returned {values[1]}, now {values[0]}"
