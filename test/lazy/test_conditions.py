@@ -105,3 +105,12 @@ def test_a_captured_function_does_not_decide_by_data():
 
     with pytest.raises(RuntimeError, match="needs a value"):
         step(torch.ones(2).to("hlo"))
+
+
+def test_long_ways_to_a_number_are_the_device_s():
+    x = torch.tensor(1.0).to("hlo")
+    for _ in range(3000):
+        x = x + 1
+    before = steps()
+    assert x.item() == 3001
+    assert steps() > before

@@ -6,6 +6,7 @@ surfaces at a later mark_step, sync or read. Numbers that Python asks for (`if m
 """
 from __future__ import annotations
 
+import functools
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -50,8 +51,8 @@ def surface() -> None:
 
 def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
     """The value computed on the CPU, if it takes few and small ops from arrays that came from there (`constant`: from none); else None."""
-    nodes: dict[Node, object] = {}
-    if type(value._storage.value) is not Out or not _small(value._storage.value, nodes, constant):
+    nodes = _small(value._storage.value, constant) if type(value._storage.value) is Out else None
+    if nodes is None:
         return None
     with torch.no_grad():
         for node in nodes:
@@ -68,22 +69,33 @@ def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
     return result
 
 
-def _small(x, nodes: dict[Node, object], constant: bool) -> bool:
-    """Note the nodes that compute `x`, operands first. False if the CPU should not run them, or does not have what they need."""
-    kind = type(x)
-    if kind is Array:
-        return not constant and x.bounds is not None and x.shape.size <= ELEMENTS and _owner(x) is not None
-    if kind in (list, tuple):
-        return all(_small(v, nodes, constant) for v in x)
-    if kind is not Out or x.node in nodes:
-        return True
-    n = x.node
-    if len(nodes) >= NODES or getattr(n.target, "namespace", "") != "aten" or is_random(n.target) or any(o is not None and o.size > ELEMENTS for o in n.outs):
-        return False
-    if not all(_small(v, nodes, constant) for v in (*n.args, *n.kwargs.values())) or len(nodes) >= NODES:
-        return False
-    nodes[n] = None
-    return True
+@functools.cache
+def _runs_on_cpu(target) -> bool:
+    return getattr(target, "namespace", "") == "aten" and not is_random(target)
+
+
+def _small(out: Out, constant: bool) -> dict[Node, object] | None:
+    """The nodes that compute `out`, operands first; None if the CPU should not run them, or does not have what they need."""
+    found: set[Node] = {out.node}
+    left = [out.node]
+    while left:
+        n = left.pop()
+        if not _runs_on_cpu(n.target) or any(o is not None and o.size > ELEMENTS for o in n.outs):
+            return None
+        operands = [*n.args, *n.kwargs.values()]
+        for x in operands:
+            kind = type(x)
+            if kind is list or kind is tuple:
+                operands.extend(x)  # looked at in its turn
+            elif kind is Array:
+                if constant or x.bounds is None or x.shape.size > ELEMENTS or _owner(x) is None:
+                    return None
+            elif kind is Out and x.node not in found:
+                if len(found) == NODES:
+                    return None
+                found.add(x.node)
+                left.append(x.node)
+    return dict.fromkeys(sorted(found, key=lambda n: n.serial))
 
 
 def _argument(x, nodes: dict[Node, object]):
