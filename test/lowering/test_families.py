@@ -106,6 +106,13 @@ def test_nll_loss(ignore, reduction, weighted, spatial):
     check(backward, torch.randn_like(out), x, t, w, reduction, ignore, total)
 
 
+@pytest.mark.parametrize("dims,padding", [((2, 3, 9, 8), [2, 2, 1, 1]), ((2, 3, 9, 8), [7, 0, 0, 8]), ((1, 2, 9, 8), [0, 3, 5, 0]), ((1, 2, 9, 8), [-2, 3, 0, -1])])
+@pytest.mark.parametrize("op", [aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default])
+def test_gradient_of_padding(op, dims, padding):
+    left, right, top, bottom = padding
+    check(op, randn(*dims[:2], dims[2] + top + bottom, dims[3] + left + right), randn(*dims), padding)
+
+
 @pytest.mark.parametrize("padding_idx", [-1, 2])
 @pytest.mark.parametrize("frequency", [False, True])
 def test_embedding_backward(padding_idx, frequency):

@@ -1,8 +1,11 @@
 """Padding with a constant, by reflection or by repeating the border; backward by adding the padded parts to what they copied."""
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 
+from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.lowering import promote
@@ -50,11 +53,49 @@ def _pad_by(positions):
     return lowering
 
 
-def _backward_by(positions):
+def _part(g: Instruction, d: int, start: int, size: int) -> Instruction:
+    """`size` elements of dimension `d`."""
+    starts, limits = [0] * g.shape.rank, list(g.shape.dims)
+    starts[d], limits[d] = start, start + size
+    return build.slice_(g, starts, limits)
+
+
+def _at(x: Instruction, d: int, start: int, size: int) -> Instruction:
+    """`x` from `start` on in a dimension of `size` elements, zeros around it."""
+    pairs = [(0, 0)] * x.shape.rank
+    pairs[d] = (start, size - start - x.shape.dims[d])
+    return pad(x, pairs, 0)
+
+
+def _unreflected(g: Instruction, d: int, size: int, low: int, high: int) -> list[Instruction]:
+    """What both borders add to the dimension that they mirror."""
+    edges = ((low, 0, 1), (high, low + size, size - 1 - high))  # how many, from where, to where
+    return [_at(build.reverse(_part(g, d, start, many), (d,)), d, to, size) for many, start, to in edges if many]
+
+
+def _unrepeated(g: Instruction, d: int, size: int, low: int, high: int) -> list[Instruction]:
+    """What both borders add to the elements that they repeat."""
+    found = []
+    for many, start, to in ((low, 0, 0), (high, low + size, size - 1)):
+        if many:
+            total = build.reduce(_part(g, d, start, many), build.full(0, g.shape.dtype), (d,), "add")
+            dims = list(g.shape.dims)
+            dims[d] = 1
+            found.append(_at(build.reshape(total, dims), d, to, size))
+    return found
+
+
+def _backward_by(positions, borders):
+    """Slices that are added; by scattering to `positions` where sizes are symbolic or a border is cut off."""
+
     def lowering(grad, x, padding):
         shape = expected()[0]
         g = promote.cast(grad, promote.compute_type(shape.dtype))
         for d, low, high in _padded_dims(padding):
+            size, axis = shape.dims[d], g.shape.rank + d
+            if all(isinstance(n, int) and n >= 0 for n in (size, low, high)):
+                g = reduce(build.add, borders(g, axis, size, low, high), _part(g, axis, low, size))
+                continue
             dims = list(g.shape.dims)
             dims[d] = shape.dims[d]
             g = scatter_dim(promote.full(0, g.shape.dtype, dims), positions(shape.dims[d], low, high), g, d)
@@ -65,5 +106,5 @@ def _backward_by(positions):
 
 lowers(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)(_pad_by(_reflected))
 lowers(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)(_pad_by(_repeated))
-lowers(aten.reflection_pad1d_backward, aten.reflection_pad2d_backward, aten.reflection_pad3d_backward)(_backward_by(_reflected))
-lowers(aten.replication_pad1d_backward, aten.replication_pad2d_backward, aten.replication_pad3d_backward)(_backward_by(_repeated))
+lowers(aten.reflection_pad1d_backward, aten.reflection_pad2d_backward, aten.reflection_pad3d_backward)(_backward_by(_reflected, _unreflected))
+lowers(aten.replication_pad1d_backward, aten.replication_pad2d_backward, aten.replication_pad3d_backward)(_backward_by(_repeated, _unrepeated))
