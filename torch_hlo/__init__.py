@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from torch_hlo import collector, config, metrics
+from torch_hlo.device import trim
 
+trim.release_code()  # PyTorch's, before LLVM comes
 with collector.paused():
     from torch_hlo.buckets import pad_to_bucket
     from torch_hlo.lazy import install

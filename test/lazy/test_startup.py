@@ -121,3 +121,27 @@ print("still compiles")
 
 def test_memory_of_the_compiler_is_given_back() -> None:
     assert run(MEMORY) == "still compiles"
+
+
+MOVING = """
+import torch, torch_hlo
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+
+start = resident()
+kept = [torch.ones(600, 3072).to("hlo") for _ in range(40)]  # 281 MB, through the CPU's heap
+assert resident() - start < 281 + 60, resident() - start
+before = resident()
+state = torch.optim.AdamW([p.requires_grad_() for p in kept], lr=0.1)
+for p in kept:
+    p.grad = torch.zeros(600, 3072, device="hlo")
+state.step()
+assert resident() - before < 100, resident() - before  # 562 MB of zeros that nobody has touched
+assert not state.state[kept[0]]["exp_avg"].cpu().any() and kept[0].cpu().isfinite().all()
+print("small")
+"""
+
+
+def test_moving_a_model_and_new_optimizer_states_take_no_memory_twice() -> None:
+    assert run(MOVING) == "small"

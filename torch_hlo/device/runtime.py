@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from torch_hlo import config, metrics
-from torch_hlo.device.buffer import ALIGNMENT, map_pages
+from torch_hlo.device.buffer import ALIGNMENT, HUGE, map_pages
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
 
@@ -42,10 +42,10 @@ class Memory:
         self.array = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8) if nbytes else np.empty(0, np.uint8)
         return self
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, zeros: bool = False) -> None:
         self.readers = 0
         self.size = 0
-        self.size, (self.array, self.address) = _POOL.take(nbytes)
+        self.size, (self.array, self.address) = _POOL.take(nbytes, zeros)
 
     def __del__(self) -> None:
         if self.size:
@@ -129,8 +129,22 @@ class Program(Protocol):
 
 def allocate(shape: Shape, job=None) -> Buffer:
     """An uninitialised buffer, which `job` will fill. Raises MemoryError naming the shape."""
+    return _allocate(shape, _memory_type(), job)
+
+
+def zeros(shape: Shape) -> Buffer:
+    """A buffer of zeros. On the CPU, pages that come from the system are not touched before they are used. Raises MemoryError naming the shape."""
+    kind = _memory_type()
+    if kind is Memory:
+        return _allocate(shape, functools.partial(Memory, zeros=True))
+    buffer = _allocate(shape, kind)
+    buffer.bytes[:] = 0
+    return buffer
+
+
+def _allocate(shape: Shape, memory: Callable[[int], Memory], job=None) -> Buffer:
     try:
-        return Buffer(shape, _memory_type()(shape.nbytes), job)
+        return Buffer(shape, memory(shape.nbytes), job)
     except MemoryError:
         raise MemoryError(
             f"hlo device: no memory for {shape} ({shape.nbytes / 2**20:.1f} MiB); {memory_summary()}. "
@@ -161,10 +175,12 @@ class Pool:
         self.free: OrderedDict[int, list[_Block]] = OrderedDict()  # the size freed last comes last
         self.cached = self.used = self.peak = self.blocks = 0
 
-    def take(self, nbytes: int) -> tuple[int, _Block]:
+    def take(self, nbytes: int, zeros: bool = False) -> tuple[int, _Block]:
+        """A block of at least `nbytes`, and its size. `zeros`, for blocks of the CPU's memory: filled with zeros, as fresh pages are."""
         size = _size_class(nbytes)
         with self.lock:
             blocks = self.free.get(size)
+            fresh = not blocks and size >= HUGE
             if blocks:
                 block = blocks.pop()
                 self.cached -= size
@@ -173,6 +189,8 @@ class Pool:
             self.used += size
             self.blocks += 1
             self.peak = max(self.peak, self.used)
+        if zeros and not fresh:
+            block[0][:] = 0
         return size, block
 
     def give(self, size: int, block: _Block) -> None:

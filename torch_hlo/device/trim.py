@@ -6,6 +6,7 @@ which a compile touches a third. None of it is used while programs run; what is 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 
 _DONTNEED = 4  # MADV_DONTNEED: a page of a file is mapped again when it is used again
@@ -16,8 +17,39 @@ STARTED = (*COMPILER, "libtorch_cpu", "libtorch_python")
 def release_compiler() -> None:
     """Give clean pages of the compiler's code and the free heap back to the system (Linux; elsewhere nothing happens)."""
     release_code(COMPILER)
+    release_heap()
+
+
+def release_heap() -> None:
+    """Give the pages of freed memory back to the system (glibc; elsewhere nothing happens)."""
     if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
+
+
+class _Uploads:
+    """Bytes copied to the device since the last look, and the resident bytes above which a look ends in `release_heap`."""
+
+    STEP = 32 << 20
+    bytes = limit = 0
+
+
+def uploaded(nbytes: int) -> None:
+    """Note that an array has been copied to the device. A model that moves tensor by tensor frees its old memory into a heap that does not
+    shrink by itself: while the process grows, the heap is given back every 32 MB. One that does not grow keeps it."""
+    _Uploads.bytes += nbytes
+    if _Uploads.bytes >= _Uploads.STEP:
+        _Uploads.bytes = 0
+        if _resident() > _Uploads.limit:
+            release_heap()
+            _Uploads.limit = _resident()
+
+
+def _resident() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
 
 
 def release_code(libraries: tuple[str, ...] = STARTED) -> None:

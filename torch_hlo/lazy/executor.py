@@ -25,7 +25,7 @@ from torch_hlo import collector, config, metrics
 from torch_hlo.device.buffer import Arena
 from torch_hlo.device.runtime import Buffer, Program
 from torch_hlo.device.stream import Stream
-from torch_hlo.device.trim import release_compiler
+from torch_hlo.device.trim import release_code, release_compiler
 from torch_hlo.hlo.collective import named
 from torch_hlo.lazy import log
 
@@ -313,6 +313,7 @@ class _Compiler:
         while True:
             function, future = self.queue.get()
             try:
+                release_code()  # PyTorch's makes room for the compiler's
                 with collector.paused():
                     result = function()
                 future.set_result(result)

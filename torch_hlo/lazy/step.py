@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from torch_hlo import config, metrics
-from torch_hlo.device import runtime
+from torch_hlo.device import runtime, trim
 from torch_hlo.device.runtime import Buffer
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
@@ -84,12 +84,23 @@ def upload(tensor: torch.Tensor) -> Buffer:
     if exchange.shares(tensor.device):
         return exchange.take_in(tensor)
     shape = metas.contiguous(tuple(tensor.shape), tensor.dtype).hlo
-    buffer = runtime.allocate(shape)
-    with torch.no_grad():
-        _host_view(buffer).copy_(tensor)
+    if _is_zeros(tensor):
+        buffer = runtime.zeros(shape)
+    else:
+        buffer = runtime.allocate(shape)
+        with torch.no_grad():
+            _host_view(buffer).copy_(tensor)
+    trim.uploaded(buffer.nbytes)
     metrics.record("TransferToDeviceTime", time.perf_counter() - start)
     metrics.record("OutboundData", buffer.nbytes, "B")
     return buffer
+
+
+def _is_zeros(tensor: torch.Tensor) -> bool:
+    """True for the number 0 expanded to a size, as new optimizer states are."""
+    if tensor.device.type != "cpu" or any(tensor.stride()) or (memory := tensor.untyped_storage()).nbytes() > 16:
+        return False
+    return tensor.dim() > 0 and not any(bytes(memory))
 
 
 def materialize(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
