@@ -267,3 +267,86 @@ def gru_translate_train(device: str) -> Workload:
 
     a, b, y = _ids(device, 4000, 16, 24), _ids(device, 4000, 16, 24), _ids(device, 4000, 16 * 24)
     return training(Translate().to(device), lambda m: F.cross_entropy(m(a, b).flatten(0, 1), y))
+
+
+@model
+def ppo_train(device: str) -> Workload:
+    """A clipped policy update over 256 observations: distributions with their checks, many tiny ops."""
+    torch.manual_seed(0)
+
+    class Agent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.policy, self.value = (nn.Sequential(nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, n)) for n in (6, 1))
+            self.scale = nn.Parameter(torch.zeros(6))
+
+        def forward(self, x):
+            return self.policy(x), self.scale.exp(), self.value(x).squeeze(1)
+
+    x, action, before, advantage, target = (torch.randn(*s).to(device) for s in ((256, 17), (256, 6), (256,), (256,), (256,)))
+
+    def loss(m):
+        mean, scale, value = m(x)
+        policy = torch.distributions.Normal(mean, scale)
+        ratio = (policy.log_prob(action).sum(1) - before + 8).exp()
+        gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+        return F.mse_loss(value, target) - gain - 0.01 * policy.entropy().sum(1).mean()
+
+    return training(Agent().to(device), loss)
+
+
+@model
+def transformer_train(device: str) -> Workload:
+    """nn.Transformer, 2+2 layers of 64, causal and padding masks, 8 x 20 tokens."""
+    torch.manual_seed(0)
+
+    class Translate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.inner, self.head = nn.Embedding(300, 64), nn.Transformer(64, 4, 2, 2, 128, 0.0, batch_first=True), nn.Linear(64, 300)
+
+        def forward(self, a, b):
+            mask, padding = self.inner.generate_square_subsequent_mask(b.shape[1], device=a.device), a == 0
+            return self.head(self.inner(self.embed(a), self.embed(b), tgt_mask=mask, src_key_padding_mask=padding, memory_key_padding_mask=padding))
+
+    a, b, y = _ids(device, 300, 8, 20), _ids(device, 300, 8, 18), _ids(device, 300, 8 * 18)
+    return training(Translate().to(device), lambda m: F.cross_entropy(m(a, b).flatten(0, 1), y, label_smoothing=0.1))
+
+
+@model
+def operator_train(device: str) -> Workload:
+    """A Fourier neural operator in one dimension: three spectral layers of 32 channels, 16 x 128 points."""
+    torch.manual_seed(0)
+
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.skip = nn.Parameter(torch.randn(32, 32, 12, 2) / 1024), nn.Conv1d(32, 32, 1)
+
+        def forward(self, x):
+            modes = torch.einsum("bix,iox->box", torch.fft.rfft(x)[..., :12], torch.view_as_complex(self.weight))
+            return F.gelu(torch.fft.irfft(F.pad(modes, (0, x.shape[-1] // 2 - 11)), n=x.shape[-1]) + self.skip(x))
+
+    net = nn.Sequential(nn.Conv1d(2, 32, 1), *(Spectral() for _ in range(3)), nn.Conv1d(32, 1, 1)).to(device)
+    x, y = torch.randn(16, 2, 128).to(device), torch.randn(16, 1, 128).to(device)
+    return training(net, lambda m: F.mse_loss(m(x), y))
+
+
+@model
+def ode_train(device: str) -> Workload:
+    """A neural differential equation, 20 steps of Runge-Kutta unrolled: a thousand tiny ops."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 2)).to(device)
+    start, path = torch.randn(20, 2).to(device), torch.randn(20, 20, 2).to(device)
+
+    def loss(m):
+        y, found = start, []
+        for _ in range(20):
+            a = m(y)
+            b = m(y + 0.025 * a)
+            c = m(y + 0.025 * b)
+            y = y + 0.05 / 6 * (a + 2 * b + 2 * c + m(y + 0.05 * c))
+            found.append(y)
+        return (torch.stack(found) - path).abs().mean()
+
+    return training(net, loss)
