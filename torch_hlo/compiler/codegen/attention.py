@@ -20,7 +20,7 @@ _FMA_NS = 0.014  # per multiply-add, on one thread
 def _kernel(target, a: Attention) -> type[AttentionKernel]:
     if attention_few.fits(a):
         return attention_few.Forward
-    on_tiles = a.dtypes[0] == "bf16" and target.has("amx-bf16") and not (isinstance(a.rows, int) and a.rows < MIN_SIZE)
+    on_tiles = a.dtypes[0] == "bf16" and not a.softmax and target.has("amx-bf16") and not (isinstance(a.rows, int) and a.rows < MIN_SIZE)
     return (attention_amx if on_tiles else attention_lanes).KERNELS[a.kind]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math as numbers
 
 from torch_hlo.compiler.codegen import gemm, math
-from torch_hlo.compiler.codegen.attention_kernel import AttentionKernel
+from torch_hlo.compiler.codegen.attention_kernel import AttentionKernel, in_log2
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask
 from torch_hlo.compiler.codegen.inline import load
@@ -59,7 +59,7 @@ class Forward(AttentionKernel):
             loop.next = [top for top, _, _ in state] + [total for _, total, _ in state]
         for r in rows:
             top, total = self.finite(loop.vars[r]), loop.vars[a.rows + r]
-            total = one.select(one.cmp("oeq", total, one.const(0)), one.const(1), total)
+            total = self.sum_of_weights(one, total)
             factor = self.e.splat("float", one.div(one.const(1), total))
             out = self.row("out", f.add(number, r), a.width)
             with f.loop(0, a.width, lanes) as c:
@@ -126,7 +126,10 @@ class Forward(AttentionKernel):
             x = self.e.splat(STORAGE[dtype].register, load(f, dtype, bias, 0))
         else:
             x = load(f, dtype, bias, key, self.t.lanes, mask)
-        return v.select(x, s, v.const(-numbers.inf)) if dtype == "pred" else v.fma(x, v.const(LOG2E), s)
+        if dtype != "pred":
+            return v.add(s, in_log2(v, x))
+        fill = self.e.splat("float", in_log2(f.emit().typed("float"), f.load("float", "%fill", 4))) if self.a.fill else v.const(-numbers.inf)
+        return v.select(x, s, fill)
 
     def add_values(self, values: str, width: Int, alpha: list[str]) -> None:
         """ot[r] = ot[r] alpha[r] + sum_j weights[r, j] values[j] for the keys of a block."""

@@ -1,14 +1,18 @@
 """What the attention kernels of the CPU share: the arrays of a head, the bias, working memory, and the function of a range of items."""
 from __future__ import annotations
 
+import math as numbers
 from dataclasses import replace
 
+from torch_hlo.compiler.codegen.emit import Typed
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask
 from torch_hlo.compiler.codegen.inline import Writer, load
 from torch_hlo.compiler.codegen.scalar import STORAGE
 from torch_hlo.compiler.passes.attention import Attention, Bias
 from torch_hlo.hlo.dim import Dim, Size, ceildiv
+
+FLOAT_MAX = 3.4028234663852886e38
 
 
 def symbolic_sizes(a: Attention) -> list[Dim]:
@@ -38,6 +42,12 @@ def block_of(rows: Size, most: int, step: int) -> int:
     return ceildiv(ceildiv(rows, ceildiv(rows, limit)), step) * step
 
 
+def in_log2(v: Typed, x: str) -> str:
+    """A bias in units of log 2. Large finite ones stay finite: rows with nothing else are their mean."""
+    y, least = v.mul(x, v.const(1 / numbers.log(2))), v.const(-FLOAT_MAX)
+    return v.select(v.cmp("oeq", x, v.const(-numbers.inf)), x, v.select(v.cmp("olt", y, least), least, y))
+
+
 class AttentionKernel:
     """A kernel under construction. `f` is the function of parallel items; `inputs` and `outputs` name its pointers."""
 
@@ -46,7 +56,7 @@ class AttentionKernel:
 
     def __init__(self, program, a: Attention, t: Tile) -> None:
         self.program, self.a, self.t = program, named(a), t
-        names = [*self.inputs, *(["bias"] if a.bias is not None else []), *self.outputs]
+        names = [*self.inputs, *["bias"] * (a.bias is not None), *["fill"] * a.fill, *self.outputs]
         heap = [] if program.target.threads else ["heap"]
         self.f = Writer(program, f"attention_{a.kind}", [("i64", "lo"), ("i64", "hi"), *(("ptr", n) for n in (*names, *heap)),
                          *(("i64", f"n{i}") for i in range(len(symbolic_sizes(a))))])
@@ -111,6 +121,10 @@ class AttentionKernel:
             at = f.add(at, f.mul(f.rem(rest, n), stride))
             rest = f.div(rest, n)
         return self.row("bias", at, 1)
+
+    def sum_of_weights(self, v: Typed, total: str) -> str:
+        """What weights are divided by: for rows that saw nothing 1, unless they are to be NaN."""
+        return total if self.a.softmax else v.select(v.cmp("oeq", total, v.const(0)), v.const(1), total)
 
     def total(self, name: str, start: str, vector: str) -> str:
         """The sum or maximum of a vector's lanes."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen import gemm, math
-from torch_hlo.compiler.codegen.attention_kernel import AttentionKernel, block_of
+from torch_hlo.compiler.codegen.attention_kernel import AttentionKernel, block_of, in_log2
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask, splat
 from torch_hlo.compiler.codegen.inline import Writer, load
@@ -57,8 +57,8 @@ class _Lanes(AttentionKernel):
 
     # -- functions ------------------------------------------------------------------------------------------------
     def function(self, name: str, pointers: str, numbers_: str, body: Callable[[Writer], None]) -> str:
-        """A function of pointers and i64 numbers, named in strings."""
-        f = Writer(self.program, f"attention_{name}", [*(("ptr noalias", p) for p in pointers.split()), *(("i64", n) for n in numbers_.split())])
+        """A function of pointers and i64 numbers, named in strings; what follows a colon in `name` is not in the function's."""
+        f = Writer(self.program, f"attention_{name.split(':')[0]}", [*(("ptr noalias", p) for p in pointers.split()), *(("i64", n) for n in numbers_.split())])
         f.attrs = "noinline #0"
         body(f)
         return f.define()
@@ -96,10 +96,17 @@ class _Lanes(AttentionKernel):
         rows, v = self.t.rows, f.emit(self.lanes).typed("float")
         found = self.product(f, rows, vectors, self.a.size, ("%k", self.a.size, 1), ("%q", self.group),
                              ahead=f.gep("float", "%k", rows * self.a.size))
+        biases: list[str] = []
         if self.bias == "key":
-            found = [v.add(s, splat(f, "float", self.lanes, f.load("float", f.gep("float", "%bias", n // vectors), 4))) for n, s in enumerate(found)]
+            keys = [splat(f, "float", self.lanes, f.load("float", f.gep("float", "%bias", i), 4)) for i in range(rows)]
+            biases = [key for key in keys for _ in range(vectors)]
         elif self.bias == "tile":
-            found = [v.add(s, v.load(p, 4)) for s, p in zip(found, self._places("%bias", f, rows, vectors, self.group), strict=True)]
+            biases = [v.load(p, 4) for p in self._places("%bias", f, rows, vectors, self.group)]
+        if self.a.fill:  # the bias of a mask is 0 or -inf
+            fill = splat(f, "float", self.lanes, in_log2(f.emit().typed("float"), f.load("float", "%fill", 4)))
+            found = [v.select(v.cmp("oeq", x, v.const(0)), s, fill) for s, x in zip(found, biases, strict=True)]
+        elif biases:
+            found = [v.add(s, x) for s, x in zip(found, biases, strict=True)]
         if masked:
             i = f.emit(self.lanes).typed("i32")
             first = f.op("trunc i64 %key to i32")
@@ -131,7 +138,7 @@ class _Lanes(AttentionKernel):
                 if whole < width:
                     columns(whole, width - whole)
 
-        self.run(f"spread_{dtype}_{width}_{float(factor).hex()}".replace("-", "_").replace(".", "_"), "source to", "valid", body, source, to, valid)
+        self.run(f"spread_{dtype}_{width}:{factor}", "source to", "valid", body, source, to, valid)
 
     def gather(self, source: str, factors: str, width: int, valid: Int, to: str) -> None:
         """to[i, c] = factors[i] source[c, i] for a group of `valid` rows of `width` elements."""
@@ -252,7 +259,7 @@ class _Lanes(AttentionKernel):
 
         def value(f: Writer, raw: str) -> str:
             v = f.emit(self.lanes).typed("float")
-            return v.select(raw, v.const(0.0), v.const(-numbers.inf)) if dtype == "pred" else v.mul(raw, v.const(LOG2E))
+            return v.select(raw, v.const(0.0), v.const(-numbers.inf)) if dtype == "pred" else in_log2(v, raw)
 
         def read(f: Writer, row: str, j: Int, mask: str) -> str:
             if bias.column == 0:
@@ -342,8 +349,8 @@ class Forward(_Lanes):
                         for j in range(vectors):
                             self.v.store(self.v.load(f.gep("float", state[0], j * self.lanes), 4), f.gep("float", now, j * self.lanes), 4)
                         self.tiles(query, start, width, seen, lambda at, masked: self.run(
-                            f"scores{vectors}{'_masked' * masked}", "k q to tops bias limits", "key", lambda f: self._scores(f, vectors, masked),
-                            self.at(k, at, a.size), q, self.at(scores, at, group), now, self.bias_at(at), self.limits or "null", f.add(start, at)))
+                            f"scores{vectors}{'_masked' * masked}", "k q to tops bias limits fill", "key", lambda f: self._scores(f, vectors, masked),
+                            self.at(k, at, a.size), q, self.at(scores, at, group), now, self.bias_at(at), self.limits or "null", "%fill" if a.fill else "null", f.add(start, at)))
                         self.run(f"weights{vectors}", "scores now tops sums alpha", "count", lambda f: self._weights(f, vectors), scores, now, *state, alpha, seen)
                         self.add_features("output", v, a.width, scores, group, seen, self.at(ot, g, self.transposed_bytes(a.width)), alpha, vectors)
 
@@ -391,7 +398,7 @@ class Forward(_Lanes):
         """(largest score, sum) -> (log-sum-exp, 1 / sum)."""
         v = self.v
         x, s = v.load(top, 4), v.load(total, 4)
-        s = v.select(v.cmp("oeq", s, v.const(0)), v.const(1), s)
+        s = self.sum_of_weights(v, s)
         x = v.select(v.cmp("oeq", x, v.const(-numbers.inf)), v.const(0), x)
         v.store(v.fma(x, v.const(1 / LOG2E), math.log(v, s)), top, 4)
         v.store(v.div(v.const(1), s), total, 4)
@@ -465,8 +472,8 @@ class Backward(_Lanes):
         lse2, delta = self.at(self.lse2, g, group), self.at(self.delta, g, group)
 
         def tile(at: Int, masked: bool) -> None:
-            self.run(f"probabilities{vectors}{'_masked' * masked}", "k q to lse bias limits", "key", lambda f: self._probabilities(f, vectors, masked),
-                     self.at(k, at, a.size), q, self.at(p, at, self.tile_row), lse2, self.bias_at(at), self.limits or "null", f.add(start, at))  # fmt: skip
+            self.run(f"probabilities{vectors}{'_masked' * masked}", "k q to lse bias limits fill", "key", lambda f: self._probabilities(f, vectors, masked),
+                     self.at(k, at, a.size), q, self.at(p, at, self.tile_row), lse2, self.bias_at(at), self.limits or "null", "%fill" if a.fill else "null", f.add(start, at))  # fmt: skip
 
         self.tiles(query, start, width, seen, tile)
         with f.loop(0, seen, self.t.rows) as j:

@@ -37,7 +37,8 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """`heads`: all batch dimensions of q; `group`: heads of q per head of k and v."""
+    """`heads`: all batch dimensions of q; `group`: heads of q per head of k and v. `fill`: scores have this (f32[], the last operand) where the mask
+    is false, instead of -inf. `softmax`: rows that see nothing are NaN, as softmax's are, and not 0."""
 
     kind: str
     dtypes: tuple[str, ...]  # of the operands
@@ -50,6 +51,8 @@ class Attention:
     size: int
     width: int
     bias: Bias | None
+    fill: bool = False
+    softmax: bool = False
 
 
 def attention_of(x: Instruction) -> Attention | None:
@@ -61,8 +64,11 @@ def attention_of(x: Instruction) -> Attention | None:
     first = 0 if config["attention"] == "forward" else 1
     q, k, v = (o.shape for o in x.operands[first:first + 3])
     extra = [o.shape for o in x.operands[3 if first == 0 else 6:]]
-    if not all(o.shape.dtype in FLOATS for o in x.operands[:len(x.operands) - len(extra)]):
+    if not all(o.shape.dtype in FLOATS for o in x.operands[:first + 3]):
         return None
+    fill = config.get("fill", False)
+    if fill:
+        extra = extra[:1]
     if not all(s.dtype in (*FLOATS, "pred") for s in extra) or any(s.dtype != "f32" for s in x.shape.elements):
         return None
     if k.dtype != q.dtype or v.dtype != q.dtype or x.operands[0].shape.dtype != q.dtype:
@@ -80,7 +86,8 @@ def attention_of(x: Instruction) -> Attention | None:
         return None
     bias = _bias(extra[0], (*batch, rows, columns)) if extra else None
     dtypes = tuple(o.shape.dtype for o in x.operands)
-    return Attention(config["attention"], dtypes, config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias)
+    return Attention(config["attention"], dtypes, config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias, fill,
+                     config.get("softmax", False))  # fmt: skip
 
 
 def merged(a: Attention) -> Attention:
