@@ -138,6 +138,10 @@ def test_a_team_that_stalls_is_left_alone(team, monkeypatch):
     assert calls == [3, 0, 0]
     cpu._POOL.alone_until = 0.0  # later
     call(team, x)
+    monkeypatch.setattr(team, "callback", object())  # one that calls Python
+    call(team, x)
+    assert calls[3:] == [3, 0]
+    calls.pop()
     assert calls[-1] == 3 and cpu._POOL.pause == cpu._LONGEST_PAUSE
     cpu._POOL.alone_until = 0.0
 

@@ -72,7 +72,7 @@ class Program:
             block = self.block(words, arena)
             at = block.buffer_info()[0]
             if self.parallel:
-                _POOL.call(self.address, at)
+                _POOL.call(self.address, at, self.callback is None)
             else:
                 self.entry(at)
         finally:
@@ -199,10 +199,10 @@ class _Pool:
         self.pause = _PAUSE  # seconds without the team, once it has kept a program waiting
         self.alone_until = 0.0
 
-    def call(self, entry: int, block: int) -> None:
-        """entry(block) on this thread, with helpers."""
+    def call(self, entry: int, block: int, may_team: bool) -> None:
+        """entry(block) on this thread, with helpers. `may_team`: it calls no Python, whose kernels would find themselves in a parallel loop already."""
         n = threads()
-        if n == 1 or not self._wants_team():
+        if n == 1 or not may_team or not self._wants_team():
             self.ensure(n)
             self.functions.call(entry, block, 0)
             return

@@ -112,9 +112,14 @@ def materialize(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     storages = list({id(t._storage): t._storage for t in tensors}.values())
     _evaluate_for(storages)
     start = time.perf_counter()
-    with contextlib.ExitStack() as stack:
-        bases = {id(s): stack.enter_context(_reading(s)) for s in storages}
-        results = [_view_on_host(bases[id(t._storage)], t) for t in tensors]
+    leases: dict[int, Lease] = {}
+    try:
+        for s in storages:
+            leases[id(s)] = Lease(s)
+        results = [_view_on_host(_host_view(leases[id(t._storage)].buffer), t) for t in tensors]
+    finally:
+        for lease in leases.values():
+            lease.close()
     _forget_done()
     if conditions.EXPECTED:
         conditions.surface()
@@ -622,16 +627,6 @@ class Lease:
 
 
 _COUNTING = threading.RLock()  # of readers; its own, since the collector may close a lease while any other lock is held
-
-
-@contextlib.contextmanager
-def _reading(storage: Storage) -> Iterator[torch.Tensor]:
-    """The storage's value as a CPU tensor on the device's own memory, which no step overwrites within the block."""
-    lease = Lease(storage)
-    try:
-        yield _host_view(lease.buffer)
-    finally:
-        lease.close()
 
 
 def _host_view(buffer: Buffer) -> torch.Tensor:
