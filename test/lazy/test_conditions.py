@@ -114,3 +114,10 @@ def test_long_ways_to_a_number_are_the_device_s():
     before = steps()
     assert x.item() == 3001
     assert steps() > before
+
+
+def test_ops_without_a_kernel_for_the_cpu_are_the_device_s():
+    x = torch.tensor([1.0, 2.0]).to("hlo")
+    w = torch.ones(3, 2).to("hlo").requires_grad_()
+    torch.nn.functional.linear(x, w).sum().backward()
+    assert w.grad.sum().item() == 9
