@@ -96,6 +96,20 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert (x + 1).tolist() == [3, 3, 3]
 """,
+    "a forked child writes into its own copies": """
+import os
+x = torch.zeros(1 << 20).to('hlo')
+for _ in range(2):
+    x.add_(1)
+    torch_hlo.mark_step()
+assert x[0].item() == 2
+child = os.fork()
+if child == 0:
+    x.add_(5)
+    os._exit(0 if x[0].item() == 7 else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert x[0].item() == 2
+""",
 }
 
 

@@ -12,6 +12,8 @@ import numpy as np
 
 ALIGNMENT = 64
 HUGE = 2 << 20
+# A forked child gets copies: by default Python maps pages that it would share with its parent (and that are never huge).
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def map_pages(nbytes: int) -> np.ndarray:
@@ -26,16 +28,16 @@ def map_pages(nbytes: int) -> np.ndarray:
     if nbytes > _physical():
         raise MemoryError(f"cannot allocate {nbytes} bytes: the machine has {_physical()}")
     try:
-        pages = mmap.mmap(-1, nbytes + HUGE)
+        pages = mmap.mmap(-1, nbytes + HUGE, **_PRIVATE)
     except (OSError, ValueError, OverflowError) as error:
         raise MemoryError(f"cannot allocate {nbytes} bytes: {error}") from None
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without transparent huge pages
     raw = np.frombuffer(pages, np.uint8)
     skip = -raw.ctypes.data % HUGE
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            pages.madvise(mmap.MADV_HUGEPAGE, skip, nbytes - nbytes % HUGE)  # the rest of a last one would be wasted
+        except OSError:
+            pass  # a kernel without transparent huge pages
     return raw[skip:skip + nbytes]
 
 
