@@ -185,9 +185,10 @@ def test_backward_runs_where_it_is_called():
     assert torch._C._is_multithreading_enabled()
 
 
-def test_interrupts_wait_for_backward():
+def test_interrupts_wait_for_backward(request):
     x = torch.randn(3, device="hlo", requires_grad=True)
-    handler = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore the signal
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     ran = []
 
     def interrupt(g):
@@ -201,7 +202,7 @@ def test_interrupts_wait_for_backward():
     with pytest.raises(KeyboardInterrupt):
         (y * 2).sum().backward()
     assert ran and x.grad is not None
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     (x * 2).sum().backward()
 
 

@@ -3,10 +3,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributions import Categorical, MultivariateNormal, Normal
+from torch.distributions import Categorical, Distribution, MultivariateNormal, Normal
 
 import torch_hlo
 from torch_hlo import metrics
+
+
+@pytest.fixture(autouse=True)
+def _validated():
+    """Arguments of distributions are validated: Dynamo turns that off for a process that compiles."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(True)
+    yield
+    Distribution.set_default_validate_args(before)
 
 
 def steps() -> int:
