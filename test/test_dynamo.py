@@ -457,3 +457,25 @@ def test_checks_of_values_raise():
     same(log(torch.ones(2)), torch.zeros(2))
     with pytest.raises(RuntimeError, match="x is not positive"):
         log(-torch.ones(2))
+
+
+def test_large_results_take_pages_that_tensors_have_left():
+    f = torch.compile(lambda x: x * 2 + 1, backend="hlo")
+    x = torch.randn(1024, 1024)
+    first, second = f(x), f(x)
+    where = first.data_ptr()
+    assert second.data_ptr() != where and not first._is_view()
+    view = first[1:]
+    del first
+    third = f(x)  # the view keeps the pages
+    assert third.data_ptr() not in (where, second.data_ptr())
+    torch.testing.assert_close(view, x[1:] * 2 + 1)
+    del view
+    assert f(x).data_ptr() == where
+    for y in (second, third):
+        torch.testing.assert_close(y, x * 2 + 1)
+    x.requires_grad_()
+    y = f(x)
+    y.add_(1)  # no view of something that autograd would have to follow
+    y.sum().backward()
+    assert (x.grad == 2).all()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from torch_hlo.device.host_tensor import LARGE
 from torch_hlo.device.runtime import Program
 from torch_hlo.dynamo.place import Gpu, Host
 from torch_hlo.hlo.dim import Dim, Size, symbol
@@ -145,7 +146,7 @@ class Caller:
     def bind(self, program: Program) -> Callable[[list], list]:
         """The function that runs the loaded program."""
         self.scope: dict[str, object] = {
-            "empty": self.place.empty, "aligned": self._aligned, "bring": self.place.bring, "dense": _dense, "rebuilt": _rebuilt, "draw": _draw, "floordiv": int.__floordiv__, "mod": int.__mod__,
+            "empty": self.place.empty, "large": self.place.large, "aligned": self._aligned, "bring": self.place.bring, "dense": _dense, "rebuilt": _rebuilt, "draw": _draw, "floordiv": int.__floordiv__, "mod": int.__mod__,
             "math": math, "torch": torch, "Foreign": Foreign, "Shape": Shape, "number": _number,
         }  # fmt: skip
         fast = self.place.starter(program)
@@ -249,7 +250,9 @@ class Caller:
 
     def _allocation(self, r: _Result) -> str:
         strides = _strides(r.layout, r.shape.dims)
-        return f"empty({_tuple(r.shape.dims)}, {_tuple(strides)}, {self._dtype(r.shape)})"
+        nbytes = r.shape.nbytes
+        which = "empty" if isinstance(nbytes, int) and nbytes < LARGE else "large"
+        return f"{which}({_tuple(r.shape.dims)}, {_tuple(strides)}, {self._dtype(r.shape)})"
 
     def _returned(self, x) -> str:
         if isinstance(x, tuple):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import fx
 
-from torch_hlo.device import runtime
+from torch_hlo.device import host_tensor, runtime
 from torch_hlo.device.runtime import Observe, Program
 from torch_hlo.hlo.ir import Module
 from torch_hlo.lowering.registry import LoweringError
@@ -46,6 +46,7 @@ class Host:
     alignment = 64  # of memory that a program writes; it reads any
     reads_any = True
     empty = staticmethod(torch._C._dynamo.guards._empty_strided_cpu)  # what Inductor's code calls: 0.3 us instead of 1.5
+    large = staticmethod(host_tensor.empty_strided)
 
     def compile(self, module: Module, observe: Observe | None) -> Program:
         return runtime.compile_program(module, observe)
@@ -78,6 +79,8 @@ class Gpu:
 
     def empty(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
+
+    large = empty  # PyTorch's allocator keeps blocks of any size
 
     def compile(self, module: Module, observe: Observe | None) -> Program:
         from torch_hlo.device import cuda, cuda_program
