@@ -18,6 +18,7 @@ from torch_hlo.lazy.dispatch import call, handles
 from torch_hlo.lazy.meta import aten
 from torch_hlo.lazy.storage import Array, Number, Storage
 from torch_hlo.lazy.tensor import HloTensor, make, peek, to_cpu
+from torch_hlo.lazy.views import HOST_OPS, on_host
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import is_random
 
@@ -58,18 +59,10 @@ def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
         for node in nodes:
             kwargs = {k: torch.device("cpu") if k == "device" else _argument(v, nodes) for k, v in node.kwargs.items()}
             try:
-                nodes[node] = node.target(*(_argument(a, nodes) for a in node.args), **kwargs)
+                nodes[node] = HOST_OPS.get(node.target, node.target)(*(_argument(a, nodes) for a in node.args), **kwargs)
             except NotImplementedError:  # PyTorch has no such kernel for the CPU: linear_backward
                 return None
-        result = _argument(value._storage.value, nodes)
-        chain = []
-        view = value._view
-        while view is not None:
-            chain.append(view)
-            view = view.parent
-        for view in reversed(chain):
-            result = view.op(result, *view.args)
-    return result
+        return on_host(_argument(value._storage.value, nodes), value._view)
 
 
 @functools.cache

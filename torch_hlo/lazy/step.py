@@ -31,6 +31,7 @@ from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
 from torch_hlo.lazy.launch import IN_FLIGHT, Binding, Compiled, launch, leaf_buffer, number_buffers, stream
 from torch_hlo.lazy.storage import RECORDING, Array, Effect, Number, Storage, must_run, pending, pending_storages, take_effects
+from torch_hlo.lazy.views import on_host
 from torch_hlo.lowering.graph import Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 from torch_hlo.lowering.tape import INDEX_BITS, TAPE
@@ -640,31 +641,9 @@ def _host_view(buffer: Buffer) -> torch.Tensor:
 
 def _view_on_host(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's view operations applied to the storage's value; a fresh contiguous tensor."""
-    chain = []
-    view = tensor._view
-    while view is not None:
-        chain.append(view)
-        view = view.parent
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.no_grad():
-        if not chain:
+        if tensor._view is None:
             return base.clone()
-        value = base
-        for view in reversed(chain):
-            value = _HOST_OPS.get(view.op, view.op)(value, *view.args)
-        value = value.contiguous()
+        value = on_host(base, tensor._view).contiguous()
         shared = value.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
         return value.clone() if shared else value
-
-
-def _strided_on_host(x: torch.Tensor, *args) -> torch.Tensor:
-    x = x.contiguous()
-    return torch.ops.aten.as_strided.default(x.clone() if x.storage_offset() else x, *args)
-
-
-# Views speak of logical arrays; on the host an earlier step may have left other strides.
-_HOST_OPS = {
-    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
-    torch.ops.aten.as_strided.default: _strided_on_host,
-    torch.ops.aten.view.dtype: lambda x, dtype: torch.ops.aten.view.dtype(x.contiguous(), dtype),
-    torch.ops.aten.view_as_complex.default: lambda x: torch.ops.aten.view_as_complex.default(x.contiguous()),
-}

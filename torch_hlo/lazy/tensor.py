@@ -17,7 +17,7 @@ from torch_hlo.lazy import backend, engine
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import Meta, aten
 from torch_hlo.lazy.storage import Array, Storage, read
-from torch_hlo.lazy.views import View
+from torch_hlo.lazy.views import View, on_host
 from torch_hlo.lowering.graph import Node, Out
 
 # There is one device per process. The name "hlo" exists only after registration, this one always.
@@ -192,14 +192,7 @@ def peek(tensor: HloTensor) -> torch.Tensor | None:
         return None
     current = engine.current()
     base = getattr(current, "inner", current).materialize([make(storage.meta, storage)])[0]  # while a function is captured, too: see capture.py
-    chain = []
-    view = tensor._view
-    while view is not None:
-        chain.append(view)
-        view = view.parent
-    for view in reversed(chain):
-        base = view.op(base, *view.args)
-    return base
+    return on_host(base, tensor._view)
 
 
 class StorageProxy:

@@ -111,6 +111,27 @@ def chain(parent: View | None, base: Shape, *steps: tuple) -> View | None:
     return parent
 
 
+def on_host(base: torch.Tensor, view: View | None) -> torch.Tensor:
+    """What a view is of a storage's value on the CPU."""
+    if view is None:
+        return base
+    return HOST_OPS.get(view.op, view.op)(on_host(base, view.parent), *view.args)
+
+
+def _strided_on_host(x: torch.Tensor, *args) -> torch.Tensor:
+    x = x.contiguous()
+    return aten.as_strided.default(x.clone() if x.storage_offset() else x, *args)
+
+
+# Views speak of logical arrays; on the host an earlier step may have left other strides.
+HOST_OPS = {
+    aten.view.default: aten.reshape.default,
+    aten.as_strided.default: _strided_on_host,
+    aten.view.dtype: lambda x, dtype: aten.view.dtype(x.contiguous(), dtype),
+    aten.view_as_complex.default: lambda x: aten.view_as_complex.default(x.contiguous()),
+}
+
+
 def strided(storage_meta: Meta, target: Meta) -> View | None:
     """The chain from a storage to the tensor `target` by strides and offset alone.
 
