@@ -1,7 +1,8 @@
 """The native thread pool, as LLVM IR: `torch_hlo_parallel(fn, args, items, grain, picoseconds per item)`.
 
-Threads claim ranges from one shared word, `generation << 32 | next << 16 | ranges`, and the caller waits only for ranges that were
-claimed: a worker that the system does not schedule costs nothing (libgomp's barrier waits for it). One region runs at a time;
+Threads claim ranges from one shared word, `generation << 32 | next << 16 | end`, and the caller waits only for ranges that were
+claimed: a worker that the system does not schedule costs nothing (libgomp's barrier waits for it). The caller claims the first range that is left,
+workers the last one: what a core has read or written in one region is mostly what it gets in the next, and still in its cache. One region runs at a time;
 a caller that finds the pool busy (another Python thread, or a nested region) runs its items itself. Workers spin for a while
 after a region and then sleep on a futex.
 
@@ -35,7 +36,8 @@ declare i32 @sched_yield()
 {clock}
 {now}
 {waiting}
-define internal void @work(i32 %g) {{
+; claims ranges until none is left: the caller the first, its helpers the last
+define internal void @work(i32 %g, i1 %helper) {{
 entry:
   %wide = zext i32 %g to i64
   br label %look
@@ -51,7 +53,11 @@ mine:
   %more = icmp ult i64 %next, %ranges
   br i1 %more, label %try, label %out
 try:
-  %claimed = add i64 %s, 65536
+  %first = add i64 %s, 65536
+  %fewer = sub i64 %s, 1
+  %claimed = select i1 %helper, i64 %fewer, i64 %first
+  %last = sub i64 %ranges, 1
+  %range = select i1 %helper, i64 %last, i64 %next
   %exchange = cmpxchg ptr @slot, i64 %s, i64 %claimed acq_rel acquire
   %won = extractvalue {{i64, i1}} %exchange, 1
   br i1 %won, label %run, label %look
@@ -61,7 +67,7 @@ run:
   %a = load ptr, ptr @args
   %n = load i64, ptr @items
   %step = load i64, ptr @step
-  %lo = mul i64 %next, %step
+  %lo = mul i64 %range, %step
   %end = add i64 %lo, %step
   %hi = call i64 @llvm.smin.i64(i64 %end, i64 %n)
   call void %f(ptr %a, i64 %lo, i64 %hi)
@@ -101,7 +107,7 @@ region:
   %wanted = icmp ult i64 %id, %active
   br i1 %wanted, label %help, label %next
 help:
-  call void @work(i32 %now)
+  call void @work(i32 %now, i1 true)
   br label %next
 next:
   br label %wait
@@ -147,7 +153,7 @@ program:
   ret void
 help:
   %seen = load atomic i32, ptr @generation acquire, align 4
-  call void @work(i32 %seen)
+  call void @work(i32 %seen, i1 true)
   br label %spin
 spin:
   %count = phi i32 [0, %help], [%count1, %pause]
@@ -278,7 +284,7 @@ rouse:
   call void @wake(ptr @generation)
   br label %go
 go:
-  call void @work(i32 %new)
+  call void @work(i32 %new, i1 false)
   br label %join
 join:
   %spins = phi i32 [0, %go], [%spins1, %pause]
