@@ -273,6 +273,28 @@ def test_inference_mode_and_no_grad():
     assert a.view(2, 4).t().reshape(2, 4).numel() == b.numel()
 
 
+VIEWS_OF_X = [
+    lambda x: x[None], lambda x: x.detach(), lambda x: x.t().reshape(3, 4), lambda x: x.t(), lambda x: x[1:], lambda x: x.unbind(0)[1], lambda x: x.chunk(2, 1)[0],
+    lambda x: x.as_strided((2, 2), (3, 1)), lambda x: x.real, lambda x: torch.view_as_complex(x.view(3, 2, 2)).conj(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS_OF_X)
+def test_views_under_inference_mode(view):
+    """A view of a tensor from outside is a normal tensor, written in place through the same version counter; one of a tensor made inside is not."""
+    seen = []
+    for device in ("cpu", "hlo"):
+        x = torch.arange(12.0).reshape(3, 4).to(device)
+        with torch.inference_mode():
+            v, w = view(x), view(x + 1)
+            flags = v.is_inference(), w.is_inference()
+            if not v.is_complex():
+                v.mul_(2)
+                w.add_(1)
+        seen.append((flags, x._version, x.tolist(), w.cpu().tolist()))
+    assert seen[0] == seen[1]
+
+
 @pytest.mark.filterwarnings("ignore:.*runs on the CPU")
 def test_functional_transforms():
     w = torch.randn(3, 3)

@@ -34,6 +34,7 @@ WRITTEN_BY_HAND: set[OpOverload] = set()  # what `@handles` registered
 _NO_KWARGS: dict = {}
 _PENDING = storage._PENDING
 _make_tensor = backend.make_wrapper
+in_inference_mode = torch.is_inference_mode_enabled
 
 
 class Foreign(Exception):
@@ -460,6 +461,12 @@ def like_on_cpu(op: OpOverload, args: tuple, kwargs: dict):
 # ---- views
 
 
+def outside_inference_mode(handler: Handler, args: tuple, kwargs: dict):
+    """A view, made under inference_mode, of a tensor that was made outside: like that tensor it has a version counter and may be written."""
+    with torch.inference_mode(False):
+        return handler(args, kwargs)
+
+
 def aliasing(op: OpOverload) -> Handler:
     """Handler of an op that may return a view and is made of other ops (`reshape`, which arrives under inference_mode)."""
     kernel = decompose.composite(op)
@@ -485,6 +492,8 @@ def viewer(op: OpOverload) -> Handler:
 
     def view(args: tuple, kwargs: dict):
         x = args[0]
+        if in_inference_mode() and not x.is_inference():
+            return outside_inference_mode(view, args, kwargs)
         if kwargs:
             args = (*args, *[kwargs[n] for n in names[len(args) :] if n in kwargs])
         key = (x._meta, *[tuple(a) if type(a) is list else a for a in args[1:]])
@@ -588,6 +597,8 @@ def unsafe_view(args: tuple, kwargs: dict):
 @handles(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 def detach(args: tuple, kwargs: dict):
     x = args[0]
+    if in_inference_mode() and not x.is_inference():
+        return outside_inference_mode(detach, args, kwargs)
     meta = x._meta
     t = _make_tensor(HloTensor, meta.size, meta.stride, meta.offset, None, meta.dtype, STRIDED, DEVICE)
     t._storage = x._storage
@@ -600,6 +611,8 @@ def _bit_view(op: OpOverload) -> Handler:
     # conj() and _neg_view() are views whose bit other devices keep in the tensor; here the values are computed.
     def view(args: tuple, kwargs: dict):
         x = args[0]
+        if in_inference_mode() and not x.is_inference():
+            return outside_inference_mode(view, args, kwargs)
         return make(x._meta, x._storage, chain(x._view, x._meta.hlo, (op, (), x._meta.hlo)))
 
     return view

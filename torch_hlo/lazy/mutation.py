@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from torch_hlo.lazy import checks, decompose, dispatch, exchange, generator, optimizer_state, plain_sizes, views
 from torch_hlo.lazy import meta as metas
-from torch_hlo.lazy.dispatch import Arguments, Handler, call, handles, operands
+from torch_hlo.lazy.dispatch import Arguments, Handler, call, handles, in_inference_mode, operands, outside_inference_mode
 from torch_hlo.lazy.meta import Meta, aten, meta_tensor
 from torch_hlo.lazy.storage import read, write, write_all
 from torch_hlo.lazy.tensor import DEVICE, HloTensor, adopt, alias, fresh, make, to_cpu, upload
@@ -451,6 +451,8 @@ def _compatible(args: tuple, kwargs: dict) -> bool:
 @handles(aten.as_strided.default)
 def as_strided(args: tuple, kwargs: dict):
     x, size, stride, *rest = args
+    if in_inference_mode() and not x.is_inference():
+        return outside_inference_mode(as_strided, args, kwargs)
     offset = rest[0] if rest else kwargs.get("storage_offset")
     size, stride = tuple(size), tuple(stride)
     if len(size) != len(stride) or min(stride, default=0) < 0 or min(size, default=0) < 0:
