@@ -17,6 +17,13 @@ X, Y, V, S = p(4, 6), p(4, 6, index=1), p(6, index=2), p()
 ZERO = h.constant(0, "f32")
 
 
+def take(x, dim):
+    """Elements of `x` at a vector of places along `dim`."""
+    sizes = [1 if d == dim else n for d, n in enumerate(x.shape.dims)]
+    others = [d for d in range(x.shape.rank) if d != dim]
+    return h.gather(x, p(5, index=1, dtype="s32"), offset_dims=others, collapsed_slice_dims=(dim,), start_index_map=(dim,), index_vector_dim=1, slice_sizes=sizes)
+
+
 class ReshapeMotion(HloTestCase):
     def test_moves(self):
         wide = h.reshape(X, (2, 2, 6))
@@ -40,6 +47,9 @@ class ReshapeMotion(HloTestCase):
              h.transpose(h.reshape(h.broadcast(X, (4, 3, 6, 2), (0, 2)), (12, 12)), (1, 0))),
             (h.reduce_window(h.transpose(X, (1, 0)), ZERO, (WindowDim(2), WindowDim(3, 1, 1)), "add"),
              h.transpose(h.reduce_window(X, ZERO, (WindowDim(3, 1, 1), WindowDim(2)), "add"), (1, 0))),
+            (h.opt_barrier(h.transpose(X, (1, 0))), h.transpose(h.opt_barrier(X), (1, 0))),
+            (take(h.transpose(X, (1, 0)), 0), h.transpose(take(X, 1), (1, 0))),
+            (take(h.transpose(p(4, 2, 6), (2, 0, 1)), 2), h.transpose(take(p(4, 2, 6), 1), (2, 0, 1))),
             (h.reduce(wide, ZERO, (2,), "add"), h.reshape(h.reduce(X, ZERO, (1,), "add"), (2, 2))),
             (h.reduce(wide, ZERO, (0, 1), "add"), h.reduce(X, ZERO, (0,), "add")),
         ]:

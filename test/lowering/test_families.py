@@ -154,6 +154,18 @@ def test_max_pool_nan_and_dilation():
     check(aten.max_pool2d_with_indices.default, x, [2, 3], [1, 1], [1, 1], [2, 2])
 
 
+@pytest.mark.parametrize("size", [(10, 14), (7, 3), (5, 18), (1, 1)])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic", "aa_bilinear", "aa_bicubic"])
+@pytest.mark.parametrize("align", [False, True])
+def test_resampling(size, mode, align):
+    x, g = randn(2, 3, 5, 7), randn(2, 3, *size)
+    name = {"nearest": "upsample_nearest2d", "nearest-exact": "_upsample_nearest_exact2d", "aa_bilinear": "_upsample_bilinear2d_aa",
+            "aa_bicubic": "_upsample_bicubic2d_aa"}.get(mode, f"upsample_{mode}2d")  # fmt: skip
+    options = [] if "nearest" in mode else [align]
+    check(getattr(aten, name).default, x, list(size), *options)
+    check(getattr(aten, f"{name}_backward").default, g, list(size), list(x.shape), *options)
+
+
 @pytest.mark.parametrize("op", ["fused_adam", "fused_adamw"])
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_fused_adam(op, amsgrad):

@@ -1,14 +1,20 @@
-"""Resampling of images: nearest, linear, cubic, with and without antialiasing; forward gathers taps, backward adds them back.
+"""Resampling of images: nearest, linear, cubic, with and without antialiasing. Both directions gather.
 
-A dimension is resampled on its own: `taps` gives, for each output position, a few source positions and weights.
+A dimension is resampled on its own: `taps` gives, for each output position, a few source positions and weights. Where sizes are known the taps are
+tables of constants, and turned around they say for each source position which outputs it went to: the gradient is then resampled as
+images are. With symbolic sizes the gradient is scattered.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
+from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.evaluate import evaluate
+from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.elementwise import compute
 from torch_hlo.lowering.expr import Expr, absolute, floor, maximum, minimum, round_even, where
@@ -17,6 +23,7 @@ from torch_hlo.lowering.registry import LoweringError, Weak, expected, lowers
 from torch_hlo.lowering.shaping import gather_dim, iota, scatter_dim
 
 aten = torch.ops.aten
+MOST_TAPS = 64  # outputs that one source position went to, for which reading them beats adding at computed places
 Tap = tuple[Expr, Expr | None]  # (s64[out] source position, weight[out]; None is 1)
 
 
@@ -126,8 +133,45 @@ def resample(x: Expr, dim: int, taps: list[Tap]) -> Expr:
     return total
 
 
+def tables(taps: list[Tap], out: Size) -> list[tuple[np.ndarray, np.ndarray | None]] | None:
+    """The taps as arrays [out]; None when they depend on more than constants."""
+    parts = [v.x for tap in taps for v in tap if v is not None]
+    if not isinstance(out, int) or any(_reads(x) for x in parts):
+        return None
+    found = iter(evaluate(Computation("taps", (), instr("tuple", tuple(parts))), []))
+    return [(next(found), None if weight is None else next(found)) for _, weight in taps]
+
+
+def _reads(x: Instruction) -> bool:
+    """Whether a value depends on a parameter."""
+    return x.op == "parameter" or not x.shape.is_static or any(_reads(o) for o in x.operands)
+
+
+def constant_taps(found: list[tuple[np.ndarray, np.ndarray | None]], dtype: str) -> list[Tap]:
+    return [(Expr(build.constant(p, "s32")), None if w is None else Expr(build.constant(w, dtype))) for p, w in found]
+
+
+def turned(found: list[tuple[np.ndarray, np.ndarray | None]], size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Taps [size] that read for each source position the outputs it is part of; missing ones repeat the last with weight 0."""
+    uses: list[dict[int, float]] = [{} for _ in range(size)]
+    for positions, weights in found:
+        for o, at in enumerate(positions.tolist()):
+            uses[at][o] = uses[at].get(o, 0.0) + (1.0 if weights is None else float(weights[o]))
+    rows = [[(o, w) for o, w in sorted(u.items()) if w != 0] for u in uses]
+    most = max(map(len, rows))
+    last = 0
+    for row in rows:
+        last = row[-1][0] if row else last
+        row += [(last, 0.0)] * (most - len(row))
+    return [(np.array([row[t][0] for row in rows]), np.array([row[t][1] for row in rows])) for t in range(most)]
+
+
 def resample_adjoint(grad: Expr, dim: int, size: Size, taps: list[Tap]) -> Expr:
-    """Add each gradient to the source positions it was computed from."""
+    """The gradient of `resample`: each source position gets the gradients of the outputs it is part of, times its weights in them."""
+    known = tables(taps, grad.dims[dim]) if isinstance(size, int) and size else None
+    back = turned(known, size) if known else []
+    if 0 < len(back) <= MOST_TAPS:
+        return resample(grad, dim, constant_taps(back, grad.dtype))
     dims = (*grad.dims[:dim], size, *grad.dims[dim + 1 :])
     total = promote.full(0, grad.dtype, dims)
     for position, weight in taps:
@@ -138,6 +182,11 @@ def resample_adjoint(grad: Expr, dim: int, size: Size, taps: list[Tap]) -> Expr:
 
 def _along(vector: Expr, dims, dim: int) -> Expr:
     return Expr(broadcast_to(reshape(vector.x, (*vector.dims, *(1,) * (len(dims) - dim - 1))), dims))
+
+
+def _in_memory(x: Expr) -> Expr:
+    """A resampled array on which the next dimension works: computed where it is read, each tap would cost all taps of the dimension before."""
+    return Expr(build.opt_barrier(x.x))
 
 
 def _scales(scales, n: int) -> list:
@@ -152,8 +201,9 @@ def _forward(taps: Callable, has_align: bool):
         copies = taps in (nearest, nearest_exact)
         dtype = promote.compute_type(x.shape.dtype) if promote.is_floating(x.shape.dtype) else "f32"
         value = Expr(x) if copies else Expr(promote.cast(x, dtype))
-        for i, scale in enumerate(_scales(scales, n)):
-            d = 2 + i
+        for d, scale in reversed([*enumerate(_scales(scales, n), 2)]):  # the innermost first, while arrays are small: it is the dearest
+            if not copies and d < n + 1:
+                value = _in_memory(value)
             value = resample(value, d, taps(value.dims[d], shape.dims[d], align, scale, dtype))
         if promote.is_integral(shape.dtype) and promote.is_floating(value.dtype):
             value = minimum(maximum(round_even(value), 0), 255)
@@ -168,8 +218,9 @@ def _backward(taps: Callable, has_align: bool):
         align, scales = (rest[0], rest[1:]) if has_align else (False, rest)
         g = compute(grad)
         n = len(shape.dims) - 2
-        for i, scale in enumerate(_scales(scales, n)):
-            d = 2 + i
+        for d, scale in enumerate(_scales(scales, n), 2):
+            if d > 2:
+                g = _in_memory(g)
             g = resample_adjoint(g, d, shape.dims[d], taps(shape.dims[d], g.dims[d], align, scale, g.dtype))
         return promote.cast(g.x, shape.dtype)
 

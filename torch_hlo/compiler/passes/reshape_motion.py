@@ -149,6 +149,30 @@ def reverse_of_transpose(out: Instruction) -> Instruction:
     return h.transpose(h.reverse(x.operands[0], sorted(perm[d] for d in out["dimensions"])), perm)
 
 
+def barrier_of_transpose(out: Instruction) -> Instruction:
+    """opt-barrier(transpose(x)) -> transpose(opt-barrier(x))"""
+    x = out.operands[0]
+    return h.transpose(h.opt_barrier(x.operands[0]), x["dimensions"])
+
+
+def take_of_transpose(out: Instruction) -> Instruction | None:
+    """gather(transpose(x), vector) along one dimension -> transpose(gather(x, vector))"""
+    turned, indices = out.operands
+    perm, at = turned["dimensions"], out["start_index_map"]
+    whole = [1 if d in at else n for d, n in enumerate(turned.shape.dims)]
+    others = tuple(d for d in range(out.shape.rank) if d not in at)
+    if len(at) != 1 or indices.shape.rank != 1 or out.get("operand_batching_dims") or out["collapsed_slice_dims"] != at:
+        return None
+    if list(out["slice_sizes"]) != whole or out["offset_dims"] != others or out["index_vector_dim"] != 1:
+        return None
+    new = perm[at[0]]
+    attrs = dict(out.attrs) | {
+        "offset_dims": tuple(d for d in range(out.shape.rank) if d != new), "collapsed_slice_dims": (new,), "start_index_map": (new,),
+        "slice_sizes": before(out["slice_sizes"], perm),
+    }  # fmt: skip
+    return h.transpose(instr("gather", (turned.operands[0], indices), **attrs), perm)
+
+
 def reshape_of_transpose(out: Instruction) -> Instruction | None:
     """reshape(transpose(x)) -> transpose(reshape(x)) when it only splits dimensions and joins neighbours that are neighbours in x, too"""
     turned = out.operands[0]
@@ -257,6 +281,8 @@ RULES = rules(
     (op("pad", op("transpose"), var("v")), pad_of_transpose),
     (op("reduce-window"), window_of_transpose, lambda out: out.operands[0].op == "transpose"),
     (op("reverse", op("transpose")), reverse_of_transpose),
+    (op("opt-barrier", op("transpose")), barrier_of_transpose),
+    (op("gather", op("transpose"), var("indices")), take_of_transpose),
     (op("reshape", op("transpose")), reshape_of_transpose),
     (op("reshape", op("broadcast", op("transpose"))), repeat_of_transpose),
     (op("concatenate"), concatenate_of_transposes),
