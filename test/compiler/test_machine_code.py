@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from torch_hlo.compiler import machine_code
-from torch_hlo.compiler.codegen.target import host
+from torch_hlo.compiler.codegen.target import host, platform_target
 from torch_hlo.compiler.machine_code import Objects
 from torch_hlo.device import cpu
 
@@ -52,3 +52,14 @@ def test_a_reference_to_a_later_function_waits_for_it(monkeypatch: pytest.Monkey
 def test_what_is_not_a_function_is_named() -> None:
     with Objects(host()) as objects, pytest.raises(ValueError, match="function f is not defined by its text"):
         objects.add("f", function("g"))
+
+
+def test_strength_reduction_is_left_out_while_any_program_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(machine_code.llvm, "set_option", lambda name, option: asked.append(option))
+    x86 = platform_target("x86_64-linux-gnu")
+    with Objects(x86), Objects(x86):
+        pass
+    with Objects(platform_target("wasm32")):  # has no addressing modes to speak of
+        pass
+    assert asked == ["-disable-lsr=true", "-disable-lsr=false"]

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -49,11 +50,15 @@ class Objects:
         self._results: list[Future] = []
 
     def __enter__(self) -> Objects:
+        if self.target.arch == "x86_64":
+            _Reduction.leave_out()
         return self
 
     def __exit__(self, *exc) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+        if self.target.arch == "x86_64":
+            _Reduction.restore()
 
     def add(self, name: str, text: str) -> None:
         """Another function, complete: `define … @name(…) … {…}`. Raises ValueError when its text defines something else."""
@@ -99,6 +104,30 @@ class Objects:
         if not last and any(not line and not n.startswith(("llvm.", "torch_hlo_zeros")) for n, line in zip(used, declared, strict=True)):
             return None
         return "\n".join([prelude(self.target), *filter(None, declared), "", *bodies])
+
+
+class _Reduction:
+    """LLVM's strength reduction of loops takes a third of its time for kernels with many pointers (and up to half), and does nothing for x86, whose
+    addressing does what it would: the kernels of six training and inference steps ran as fast without it. The switch is the whole process's, and other users of
+    llvmlite may want it: it is off only while programs are compiled."""
+
+    _lock = threading.Lock()
+    _users = 0
+
+    @classmethod
+    def leave_out(cls) -> None:
+        cls._count(1)
+
+    @classmethod
+    def restore(cls) -> None:
+        cls._count(-1)
+
+    @classmethod
+    def _count(cls, change: int) -> None:
+        with cls._lock:
+            was, cls._users = cls._users, cls._users + change
+            if (was > 0) != (cls._users > 0):
+                llvm.set_option("", f"-disable-lsr={'true' if cls._users else 'false'}")
 
 
 def machine_code(text: str, target: Target, assembly: bool = False, level: int | None = None) -> tuple[bytes, str]:
