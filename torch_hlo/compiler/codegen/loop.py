@@ -97,6 +97,8 @@ def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_p
     nbytes = sum(s.value.shape.size * s.value.shape.itemsize for s in stores if isinstance(s.value.shape.size, int))
     if not target.grid and not in_place and nbytes >= STREAM_BYTES and all(s.at is None for s in stores) and _aligned(extents, stores, target):
         kernel.nontemporal.update(kernel.outputs)
+    if program.cold:
+        kernel.look_ahead()
 
     def body(parts: Sequence[Index]) -> Callable:
         def write(lane: Index, carried) -> None:

@@ -32,6 +32,7 @@ from torch_hlo.hlo.shape import Literal, Shape
 
 ARENA, CONSTANTS, HOST, FAILED, FIXED_WORDS = 0, 1, 2, 3, 4  # words of the block before the sizes
 ALIGNMENT = 64
+COLD_BYTES = 64 << 20  # of parameters and results
 STEPS_PER_FUNCTION = 48  # the entry is cut into functions of this many steps: compile time stays linear, modules compile in parallel
 
 
@@ -99,6 +100,8 @@ class Program:
         self.first_output = self._first_parameter + len(module.entry.params)
         self.words = self.first_output + len(outputs(module))
         self._same = {self.first_output + o: self._first_parameter + p for o, p in module.aliases}  # words that hold the same address
+        touched = sum(x.shape.nbytes for x in (*module.entry.params, *outputs(module)) if isinstance(x.shape.nbytes, int))
+        self.cold = touched >= COLD_BYTES  # operands come from memory, not from a cache that an earlier run filled
         self.rows: list[Row] | None = None  # where parallel calls are collected, see batch.py
         self._top: Size = 0  # first free byte of the arena
         self._arena: Size = 0  # its largest value

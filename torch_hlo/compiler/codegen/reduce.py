@@ -119,6 +119,8 @@ def _build(program, computation: Computation, in_place: bool) -> _Code:
         rest = _small_results(program, computation, p)
         return _Code((_Call(name, tuple(kernel.sizes), emitter.items, 1, _cost(p, computation, emitter.items), every, False), *rest), ())
     emitter = RowEmitter(program.target, computation, p)
+    if program.cold and p.passes == 1:
+        emitter.k.look_ahead()
     if not in_place:
         emitter.stream(STREAM_BYTES)
     kernel = emitter.emit()

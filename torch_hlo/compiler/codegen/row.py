@@ -411,8 +411,7 @@ class RowEmitter:
             return
         for x, pointer in k.leaves.items():
             if x.shape.size == self.plan.size and x.shape.kind != "c":
-                address = k.address(pointer, STORAGE[x.shape.dtype].memory, at + ahead)
-                k.e.do(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 2, i32 1)")
+                k.prefetch(pointer, STORAGE[x.shape.dtype].memory, at + ahead)
 
     def _split(self, reducers, copies: list[list[str]]) -> list[list[str]]:
         """Per reducer the accumulators of all unrolled copies folded into one."""

@@ -1,0 +1,51 @@
+"""Elementwise kernels: what they ask memory for ahead of time."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from test.compiler.codegen.compiled import check
+from test.support import hlo
+from torch_hlo.compiler.codegen import kernel, program
+from torch_hlo.compiler.compile import compile_module
+from torch_hlo.hlo.ir import Module
+
+
+def sums(n: int) -> Module:
+    return hlo(f"""HloModule sums
+add {{
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}}
+ENTRY main {{
+  x = f32[{n}] parameter(0)
+  y = f32[{n}] parameter(1)
+  m = f32[{n}] multiply(x, y)
+  z = f32[] constant(0)
+  s = f32[] reduce(y, z), dimensions={{0}}, to_apply=add
+  ROOT r = (f32[{n}], f32[]) tuple(m, s)
+}}
+""")
+
+
+def prefetches(module: Module) -> int:
+    found: list[str] = []
+    compile_module(module, dump=lambda name, value: found.append(value) if name == "llvm" else None)
+    return "\n".join(found).count("call void @llvm.prefetch")
+
+
+def test_operands_that_no_cache_holds_are_asked_for_ahead() -> None:
+    assert prefetches(sums(1 << 24)) > 0
+
+
+def test_operands_that_a_cache_holds_are_not() -> None:
+    assert prefetches(sums(1 << 20)) == 0
+
+
+@pytest.mark.parametrize("n", [7, 1000, 5003])
+def test_what_lies_behind_the_last_element_is_never_read(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "COLD_BYTES", 0)
+    monkeypatch.setattr(kernel, "STREAMED", 0)
+    rng = np.random.default_rng(0)
+    check(sums(n), [rng.random(n, np.float32), rng.random(n, np.float32)], rtol=1e-5, optimize=True)
