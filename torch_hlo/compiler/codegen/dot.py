@@ -234,7 +234,7 @@ def _takes_amx(program, x: Instruction, pointers: list[str], finish: Finish | No
     batch: Size = 1
     for size, *_ in p.batch:
         batch = batch * size
-    cut, packed = _cut_amx(p, element, forms[0], batch, transposed)
+    cut, packed = _cut_amx(p, element, batch, transposed)
     if finish is not None and p.k > K_SINGLE and not packed[1]:
         return False  # sums of several blocks of K need an array
     engine = AmxGemm(element, *forms, packed, transposed, finish and finish.epilogue)
@@ -252,11 +252,11 @@ def _takes_amx(program, x: Instruction, pointers: list[str], finish: Finish | No
     return True
 
 
-def _cut_amx(p: Product, element: Element, form_a: str, batch: Size, transposed: bool) -> tuple[gemm.Partition, tuple[bool, bool]]:
+def _cut_amx(p: Product, element: Element, batch: Size, transposed: bool) -> tuple[gemm.Partition, tuple[bool, bool]]:
     """How a product on AMX is cut, and which of its operands are packed beforehand.
 
     A block of B that stays in L2 is packed by the item that reads it, which has all rows; of a product with many more rows than columns, whose items
-    share blocks of B, it is packed before. A is packed beforehand where that takes more than copying and several blocks of columns read it.
+    share blocks of B, it is packed before. A is packed beforehand where several blocks of columns read it.
     """
     tiles, count = ceildiv(p.m, BLOCK), _hint(batch, 8)
     fit = max(1, min((TURNED if transposed else COLUMNS) // BLOCK, B_BYTES // (STEP_BYTES * ceildiv(p.k, element.depth)))) * BLOCK
@@ -267,7 +267,7 @@ def _cut_amx(p: Product, element: Element, form_a: str, batch: Size, transposed:
     tall = not p.batch and (transposed or p.m > 2 * p.n or p.k > K_SINGLE)
     blocks_m = min(tiles, ceildiv(items, blocks_n)) if tall else 1
     cut = gemm.cut(Tile("float", 4, 16, BLOCK, 2), tiles, p.n, blocks_m, blocks_n if tall else max(blocks_n, items))
-    return cut, (not p.batch and form_a != "k" and cut.blocks_n > 1, tall)
+    return cut, (not p.batch and cut.blocks_n > 1, tall)
 
 
 def _prepack_amx(program, engine: AmxGemm, side: int) -> str:

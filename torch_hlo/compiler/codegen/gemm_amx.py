@@ -4,15 +4,16 @@ A register tile is 16 rows of 64 bytes. The micro-kernel holds 32 x 32 of C in f
 32 columns of B: two tiles of A ([16 rows][64 bytes of k]) and two of B ([16 groups of k][16 columns][group], a group is 4 bytes). Packing brings
 any operand into a sequence of such tiles, padded with zeros along K.
 
-A step takes 23 to 28 ns (tile units at their limit) as long as one operand comes from L1 and the other from L2, 38 when both come from L2, and 85 from
-L3. So a block of B stays in L2, A is packed in panels of PANEL_STEPS steps, and while a panel is multiplied the next one is asked for.
+A step takes 64 cycles of the tile units; on random data 33 to 40 ns as long as one operand comes from L1 and the other from L2, 43 when both come from
+L2. So a block of B stays in L2 and is read past L1 (tileloaddt1), A is packed in panels of PANEL_STEPS steps, and while a panel is multiplied the rows of the
+next one are asked for.
 
 A product whose right operand is contiguous along K (a layer's weights) may be computed transposed: then packing the weights, the larger
 operand, only copies, and nothing of them goes back to memory. It pays while the other operand stays in L2.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,7 +23,9 @@ from torch_hlo.hlo.dim import Size, ceildiv
 
 BLOCK = 32  # rows and columns of a micro-kernel
 STEP_BYTES = 2048  # two tiles: what a step of the micro-kernel takes of each operand
-PANEL_STEPS = 8  # steps of a panel of A: 16 KB of L1
+ROWS_AHEAD = 2  # rows of which a call of the micro-kernel asks for what it packs next
+FINISHED = 128  # columns of sums that an epilogue takes at a time: 16 KB of L1
+PANEL_STEPS = 12  # steps of a panel of A: 16 KB of L1
 K_SINGLE = 4096  # up to here K is one block
 K_BLOCK = 1024
 K_TRANSPOSED = 8192  # up to here C may be written transposed
@@ -162,9 +165,13 @@ def _rows_of_elements(f: Function, e: Element):
     return read
 
 
-def micro(name: str, e: Element) -> Function:
-    """void(A, B, steps, C, ldc, rows, cols, more): up to 32 x 32 of C from packed panels, added to C when `more`."""
+def micro(name: str, e: Element, ahead: bool = False) -> Function:
+    """void(A, B, steps, C, ldc, rows, cols, more): up to 32 x 32 of C from packed panels, added to C when `more`.
+
+    With `ahead`, every step asks for a cache line of each of ROWS_AHEAD rows that begin at `%ahead`, `%ahead_row` bytes apart.
+    """
     params = [("ptr", "A"), ("ptr", "B"), ("i64", "steps"), ("ptr", "C"), ("i64", "ldc"), ("i64", "rows"), ("i64", "cols"), ("i1", "more")]
+    params += [("ptr", "ahead"), ("i64", "ahead_row")] * ahead
     f = Function(name, "void", params, attrs="noinline #0")
     whole = f.op(f"and i1 {f.icmp('sge', '%rows', BLOCK)}, {f.icmp('sge', '%cols', BLOCK)}")
     row_bytes = f.mul("%ldc", 4)
@@ -189,7 +196,10 @@ def micro(name: str, e: Element) -> Function:
     with f.loop(0, "%steps", known_nonempty=True) as s:
         a, b = (f.gep("i8", q, f.mul(s, STEP_BYTES)) for q in ("%A", "%B"))
         for t, p in ((6, b), (4, a), (7, f.gep("i8", b, 1024)), (5, f.gep("i8", a, 1024))):
-            f.do(f"call void @llvm.x86.tileloadd64(i8 {t}, ptr {p}, i64 64)")
+            f.do(f"call void @llvm.x86.tileload{'dt1' if t > 5 else 'd'}64(i8 {t}, ptr {p}, i64 64)")
+        for row in range(ROWS_AHEAD * ahead):
+            line = f.gep("i8", "%ahead", f.add(f.mul("%ahead_row", row), f.mul(s, 64)))
+            f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
         for t in range(4):
             f.do(f"call void @llvm.x86.{e.instruction}(i8 {t}, i8 {4 + t // 2}, i8 {6 + t % 2})")
     temporary = f.alloca(e.sums, BLOCK * BLOCK, 64)
@@ -318,15 +328,21 @@ class AmxGemm:
             c = f.gep(e.sums, "%C", f.add(f.mul(row, "%ldc"), j0))
             return self._panels(f, i, first_k, depth, b, j0, j1, c, "%ldc", more)
         c, ldc = f.gep("i8", "%scratch", self._sums_at), COLUMNS + GAP
-        self._panels(f, i, first_k, depth, b, j0, j1, c, ldc, more, BLOCK)
-        self.epilogue.call(f, f.add("%first_row", row), f.min(f.sub("%m", row), BLOCK), j0, f.sub(j1, j0), c, ldc)
+
+        def finish(first: Int, last: Int) -> None:
+            sums = f.gep(e.sums, c, f.sub(first, j0))
+            self.epilogue.call(f, f.add("%first_row", row), f.min(f.sub("%m", row), BLOCK), first, f.sub(last, first), sums, ldc)
+
+        self._panels(f, i, first_k, depth, b, j0, j1, c, ldc, more, BLOCK, finish)
 
     def _panels(self, f: Function, i: Int, first_k: Int, depth: Int, b: tuple[str, Int, Int], j0: Int, j1: Int, c: str, ldc: Int, more: str,
-                room: int = 0) -> None:  # fmt: skip
-        """Sums of row tile `i`, panel by panel of A. `room`: distance of blocks of 32 columns where `c` has room for whole ones; 0: it has not."""
+                room: int = 0, finish: Callable[[Int, Int], None] | None = None) -> None:  # fmt: skip
+        """Sums of row tile `i`, panel by panel of A. `room`: distance of blocks of 32 columns where `c` has room for whole ones; 0: it has not.
+        `finish(first, last)` is for columns whose sums are complete, while they are in L1."""
         e, row = self.element, f.mul(i, BLOCK)
         b_base, first, panels = b
-        kernel = self._function(micro, f"micro_amx_{e.name}", e)
+        reads_rows = self.forms[0] == "k" and not self.packed[0]
+        kernel = self._function(micro, f"micro_amx_{e.name}{'_ahead' * reads_rows}", e, reads_rows)
         steps, rows = f.ceildiv(depth, e.depth), f.sub("%m", row)
         with pieces(f, steps) as (s, count):
             if self.packed[0]:
@@ -336,20 +352,51 @@ class AmxGemm:
                 src = f.gep(e.kind, "%A", f.add(f.mul(row, "%a_free"), f.mul(f.add(first_k, k), "%a_k")))
                 self._pack(f, 0, src, "%a_free", "%a_k", f.min(f.mul(count, e.depth), f.sub(depth, k)), rows, a)
             more_here = f.op(f"or i1 {more}, {f.icmp('ne', s, 0)}")
-            with f.loop(j0, j1, BLOCK) as j:
+            if reads_rows:  # what is packed next: more of the same rows, or the next ones from the start
+                last = f.icmp("sge", f.add(s, count), steps)
+                next_k = f.add(first_k, f.select(last, "i64", 0, f.mul(f.add(s, count), e.depth)))
+                coming = f.gep(e.kind, "%A", f.add(f.mul(f.add(row, f.select(last, "i64", BLOCK, 0)), "%a_free"), f.mul(next_k, "%a_k")))
+                row_bytes = f.mul("%a_free", e.itemsize)
+
+            def multiply(j: Int, s=s, count=count, a=a, more_here=more_here) -> None:
                 number = f.div(f.sub(j, j0), BLOCK)
                 panel_of_b = b_panel(f, b_base, s, count, f.add(number, first), panels)
                 valid = ["i64 32", "i64 32"] if room else [f"i64 {rows}", f"i64 {f.sub(j1, j)}"]
-                f.call("void", kernel, f"ptr {a}", f"ptr {panel_of_b}", f"i64 {count}", f"ptr {f.gep(e.sums, c, f.mul(number, room or BLOCK))}", f"i64 {ldc}", *valid,
-                       f"i1 {more_here}")  # fmt: skip
+                ahead = []
+                if reads_rows:
+                    ahead = [f"ptr {f.gep('i8', coming, f.mul(f.rem(f.mul(number, ROWS_AHEAD), BLOCK), row_bytes))}", f"i64 {row_bytes}"]
+                to = f.gep(e.sums, c, f.mul(number, room or BLOCK))
+                f.call("void", kernel, f"ptr {a}", f"ptr {panel_of_b}", f"i64 {count}", f"ptr {to}", f"i64 {ldc}", *valid, f"i1 {more_here}", *ahead)
 
-    def _pack_b(self, f: Function, src: str, free: str, k: str, depth: Int, valid: Int, base: str, number: Int, panels: Int) -> None:
-        """Pack a panel of 32 columns of B, `number` of `panels` at `base`."""
-        e = self.element
+            with f.loop(j0, j1, FINISHED) as group:
+                end = f.min(f.add(group, FINISHED), j1)
+                with f.loop(group, end, BLOCK) as j:
+                    multiply(j)
+                if finish is not None:
+                    with f.when(f.icmp("sge", f.add(s, count), steps)):
+                        finish(group, end)
+
+    def _pack_b(self, f: Function, src: str, free: str, k: str, depth: Int, valid: Int, base: str, numbers: tuple[Int, Int], panels: Int) -> None:
+        """Pack the panels of 32 columns with the given numbers (first, end) of `panels` at `base`; `src` is the first one's, `valid` counts columns from there.
+
+        Where columns are contiguous, a step of all panels comes before the next step: rows are read in long pieces, each page once.
+        """
+        e, (begin, end) = self.element, numbers
+
+        def pack_panel(j: Int, s: Int, count: Int, first: Int, most: Int) -> None:
+            """Elements [first, first + most) of K of panel `j`, part of the piece of `count` steps from step `s` on."""
+            lane = f.mul(f.sub(j, begin), BLOCK)
+            here = f.gep(e.kind, src, f.add(f.mul(first, k), f.mul(lane, free)))
+            to = f.gep("i8", b_panel(f, base, s, count, j, panels), f.mul(f.sub(f.div(first, e.depth), s), STEP_BYTES))
+            self._pack(f, 1, here, free, k, f.min(most, f.sub(depth, first)), f.sub(valid, lane), to)
+
         with pieces(f, f.ceildiv(depth, e.depth)) as (s, count):
-            first = f.mul(s, e.depth)
-            here = f.min(f.mul(count, e.depth), f.sub(depth, first))
-            self._pack(f, 1, f.gep(e.kind, src, f.mul(first, k)), free, k, here, valid, b_panel(f, base, s, count, number, panels))
+            if self.forms[1] == "lane":
+                with f.loop(s, f.add(s, count)) as step, f.loop(begin, end) as j:
+                    pack_panel(j, s, count, f.mul(step, e.depth), e.depth)
+            else:
+                with f.loop(begin, end) as j:
+                    pack_panel(j, s, count, f.mul(s, e.depth), f.mul(count, e.depth))
 
     def _columns(self, f: Function, depth: Int, most: int = COLUMNS) -> Int:
         """How many columns of a packed B of this depth stay in L2."""
@@ -405,9 +452,8 @@ class AmxGemm:
             with f.loop(0, "%k", depth_each) as k0:
                 depth = f.min(depth_each, f.sub("%k", k0))
                 panels = f.ceildiv(f.sub(j1, j0), BLOCK)
-                with f.loop(j0, j1, BLOCK) as j:
-                    src = f.gep(e.kind, "%B", f.add(f.mul(j, "%b_free"), f.mul(k0, "%b_k")))
-                    self._pack_b(f, src, "%b_free", "%b_k", depth, f.sub(j1, j), b_base, f.div(f.sub(j, j0), BLOCK), panels)
+                src = f.gep(e.kind, "%B", f.add(f.mul(j0, "%b_free"), f.mul(k0, "%b_k")))
+                self._pack_b(f, src, "%b_free", "%b_k", depth, f.sub(j1, j0), b_base, (0, panels), panels)
                 with f.loop("%tile0", "%tile1") as i:
                     self._row_tile(f, i, k0, depth, (b_base, 0, panels), j0, j1, "true" if self.adding else f.icmp("ne", k0, 0))
 
@@ -417,14 +463,16 @@ class AmxGemm:
         name = f"prepack_amx_{e.kind}_{'ab'[side]}_{self.forms[side]}"
         params = [("i64", "lo"), ("i64", "hi"), ("ptr", "src"), ("ptr", "packed"), *(("i64", q) for q in ("lanes", "lane_stride", "k_stride", "k"))]
         f = Function(name, "void", params)
-        with f.when(f.icmp("sgt", "%k", 0)), f.loop("%lo", "%hi") as i:
+        def operand(i: Int) -> tuple:
             first = f.mul(i, BLOCK)
-            src = f.gep(e.kind, "%src", f.mul(first, "%lane_stride"))
-            strides = "%lane_stride", "%k_stride", "%k", f.sub("%lanes", first)
+            return f.gep(e.kind, "%src", f.mul(first, "%lane_stride")), "%lane_stride", "%k_stride", "%k", f.sub("%lanes", first)
+
+        with f.when(f.icmp("sgt", "%k", 0)):
             if side == 0:
-                self._pack(f, 0, src, *strides, f.gep("i8", "%packed", f.mul(f.mul(i, f.ceildiv("%k", e.depth)), STEP_BYTES)))
+                with f.loop("%lo", "%hi") as i:
+                    self._pack(f, 0, *operand(i), f.gep("i8", "%packed", f.mul(f.mul(i, f.ceildiv("%k", e.depth)), STEP_BYTES)))
             else:
-                self._pack_b(f, src, *strides, "%packed", i, f.ceildiv("%lanes", BLOCK))
+                self._pack_b(f, *operand("%lo"), "%packed", ("%lo", "%hi"), f.ceildiv("%lanes", BLOCK))
         self.functions[name] = f.text()
         return name
 
