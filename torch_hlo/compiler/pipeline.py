@@ -15,6 +15,7 @@ from torch_hlo.compiler.passes.algebra import algebra
 from torch_hlo.compiler.passes.attention import attention
 from torch_hlo.compiler.passes.attention import on_grid as attention_on_grid
 from torch_hlo.compiler.passes.attention_match import attention_match
+from torch_hlo.compiler.passes.attention_operands import attention_operands
 from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
 from torch_hlo.compiler.passes.collective_async import collective_async
 from torch_hlo.compiler.passes.conv_layout import conv_layout, for_matrix_units
@@ -43,6 +44,7 @@ PIPELINE: list[Pass] = [
     # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
     fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),
     attention_match,  # attention that was written out
+    attention_operands,  # its masks, biases and dropout: expressions, not arrays
     dot_merge,  # products that belong together
     scatter_fill,  # scatters into new arrays
     partial_sort,  # sorts of which a few elements are read
@@ -59,7 +61,7 @@ def passes_for(target) -> list[Pass]:
         return passes
     types = ("bf16", "f16", *(("f32",) if target.tf32 else ())) if target.family.name == "nvptx" else ()
     own = {conv_layout.name: for_matrix_units(frozenset(types)), attention.name: attention_on_grid}
-    return [own.get(p.name, p) for p in passes if p not in (partial_sort, attention_match)]
+    return [own.get(p.name, p) for p in passes if p not in (partial_sort, attention_match, attention_operands)]
 
 
 class PassError(RuntimeError):

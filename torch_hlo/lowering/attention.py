@@ -75,15 +75,16 @@ def _scores(query, key, bias, is_causal: bool, scale) -> Expr:
     return s
 
 
-def _dropped(p: Expr, probability, seed, offset) -> Expr:
-    """Dropout on the attention weights."""
+def _factors(query: Instruction, key: Instruction, probability, seed, offset) -> list[Instruction]:
+    """Dropout of the weights as numbers to multiply them with: [0 or 1 / (1 - p), [batch…, rows, columns]], or [] without dropout."""
     if is_number(probability) and probability == 0:
-        return p
-    mask = keep_mask(p.dims, probability, seed, offset)
-    return where(mask, p * (1 / (1 - p.like(probability))), 0)
+        return []
+    mask = keep_mask((*query.shape.dims[:-1], key.shape.dims[-2]), probability, seed, offset)
+    wide = Expr(promote.full(1.0, promote.compute_type(query.shape.dtype), mask.dims))
+    return [where(mask, wide / (1 - wide.like(probability)), 0).x]
 
 
-def _composite(kind: str, body: Callable, operands: list[Instruction], is_causal: bool, scale, plain: bool) -> list[Instruction]:
+def _composite(kind: str, body: Callable, operands: list[Instruction], is_causal: bool, scale, plain: bool, **more: bool) -> list[Instruction]:
     """The results of `body(*operands)`, a list. As a call that says what it is when it is `plain` attention with a scale known now."""
     size = operands[1].shape.dims[-1]  # of q and k
     if scale is None and isinstance(size, int):
@@ -93,15 +94,13 @@ def _composite(kind: str, body: Callable, operands: list[Instruction], is_causal
     params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
     results = tuple(body(*params))
     root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
-    config = json.dumps({"attention": kind, "causal": bool(is_causal), "scale": float(scale)}, separators=(",", ":"))
+    config = json.dumps({"attention": kind, "causal": bool(is_causal), "scale": float(scale), **{n: True for n, v in more.items() if v}}, separators=(",", ":"))
     call = instr("call", tuple(operands), to_apply=Computation("attention", params, root), backend_config=config)
     return [instr("get-tuple-element", (call,), r.shape, index=i) for i, r in enumerate(results)]
 
 
-def _is_plain(query, key, value, bias, dropout_p) -> bool:
-    """Whether this is attention as the compiler knows it: no dropout, the same batch for all but the heads of key and value."""
-    if not (is_number(dropout_p) and dropout_p == 0):
-        return False
+def _is_plain(query, key, value, bias) -> bool:
+    """Whether this is attention as the compiler knows it: the same batch for all but the heads of key and value."""
     q, k, v = (x.shape.dims for x in (query, key, value))
     return len(q) == len(k) == len(v) and q[:-3] == k[:-3] and k[:-1] == v[:-1] and (bias is None or bias.shape.rank <= len(q))
 
@@ -114,9 +113,9 @@ def _in_dtype(x: Instruction, index: int = 0) -> Instruction:
 def attention(
     query, key, value, bias=None, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None, seed=None, offset=None,
 ):  # fmt: skip
-    def body(query, key, value, *bias) -> list[Instruction]:
+    def body(query, key, value, *more) -> list[Instruction]:
         k, v = _match_heads(key, query), _match_heads(value, query)
-        s = _scores(query, k, bias[0] if bias else None, is_causal, scale)
+        s = _scores(query, k, None if bias is None else more[0], is_causal, scale)
         last = (len(s.dims) - 1,)
         top = fold(s, last, "maximum")
         top = where(top.eq(-math.inf), 0, top)
@@ -124,11 +123,14 @@ def attention(
         total = fold(weights, last)
         total = where(total.eq(0), 1, total)
         p = weights / keep(total, s.dims, last)
-        out = _product(_dropped(p, dropout_p, seed, offset).cast(v.shape.dtype), v, -1, -2)
+        if factors:
+            p = p * Expr(more[-1])
+        out = _product(p.cast(v.shape.dtype), v, -1, -2)
         return [out.x, (top + log(total)).x]
 
-    operands = [query, key, value, *([] if bias is None else [bias])]
-    out, logsumexp = _composite("forward", body, operands, is_causal, scale, _is_plain(query, key, value, bias, dropout_p))
+    factors = _factors(query, key, dropout_p, seed, offset)
+    operands = [query, key, value, *([] if bias is None else [bias]), *factors]
+    out, logsumexp = _composite("forward", body, operands, is_causal, scale, _is_plain(query, key, value, bias), factors=bool(factors))
     # output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset, debug_attn_mask
     state = [promote.scalar(0 if n is None else n, "s64") for n in (seed, offset)]
     flat = [_in_dtype(out), _in_dtype(logsumexp, 1), None, None, None, None, *state, None]
@@ -145,29 +147,40 @@ def attention_backward(
     grad, query, key, value, bias, grad_mask, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset,
     *, scale=None,
 ):  # fmt: skip
-    k, v = _match_heads(key, query), _match_heads(value, query)
     wants_bias = bias is not None and grad_mask[3] and bias.shape.dtype != "pred"
 
-    def body(grad, query, k, v, out, logsumexp, *bias) -> list[Instruction]:
-        s = _scores(query, k, bias[0] if bias else None, is_causal, scale)
+    def body(grad, query, k, v, out, logsumexp, *more) -> list[Instruction]:
+        s = _scores(query, k, None if bias is None else more[0], is_causal, scale)
         last = (len(s.dims) - 1,)
         p = exp(s - keep(Expr(promote.cast(logsumexp, s.dtype)), s.dims, last))
-        used = _dropped(p, dropout_p, philox_seed, philox_offset)
+        used = p * Expr(more[-1]) if factors else p
         g = Expr(promote.cast(grad, promote.compute_type(grad.shape.dtype)))
         narrow = v.shape.dtype
         dv = _product(used.cast(narrow), grad, -2, -2)
-        dp = _dropped(_product(grad, v, -1, -1), dropout_p, philox_seed, philox_offset)
+        dp = _product(grad, v, -1, -1)
+        if factors:
+            dp = dp * Expr(more[-1])
         delta = fold(g * Expr(promote.cast(out, g.dtype)), (len(g.dims) - 1,))
         ds = p * (dp - keep(delta, p.dims, last))
         dq, dk = _product(ds.cast(narrow), k, -1, -2), _product(ds.cast(narrow), query, -2, -2)
         dq, dk = (x * _scale(scale, query, x.dtype) for x in (dq, dk))
-        return [dq.x, dk.x, dv.x, *([sum_to(ds.x, bias[0].shape.dims)] if wants_bias else [])]
+        return [dq.x, dk.x, dv.x, *([sum_to(ds.x, bias.shape.dims)] if wants_bias else [])]
 
-    operands = [grad, query, k, v, out, logsumexp, *([] if bias is None else [bias])]
-    plain = _is_plain(query, k, v, bias, dropout_p) and not wants_bias
-    dq, dk, dv, *rest = _composite("backward", body, operands, is_causal, scale, plain)
-    results = [dq, _ungroup(Expr(dk), key).x, _ungroup(Expr(dv), value).x]
-    dbias = promote.cast(rest[0], bias.shape.dtype) if wants_bias else None
+    def backward(*operands: Instruction) -> list[Instruction]:
+        _, query, key, value, *_ = operands
+        plain = _is_plain(query, key, value, bias)
+        of = body if key.shape.dims[-3] == query.shape.dims[-3] else grouped
+        return _composite("backward", of, list(operands), is_causal, scale, plain, factors=bool(factors), bias_gradient=wants_bias)
+
+    def grouped(grad, query, key, value, *rest) -> list[Instruction]:
+        """For compilers without a kernel for heads that share keys."""
+        dq, dk, dv, *more = backward(grad, query, _match_heads(key, query), _match_heads(value, query), *rest)
+        return [dq, _ungroup(Expr(dk), key).x, _ungroup(Expr(dv), value).x, *more]
+
+    factors = _factors(query, key, dropout_p, philox_seed, philox_offset)
+    results = backward(grad, query, key, value, out, logsumexp, *([] if bias is None else [bias]), *factors)
+    *results, rest = results if wants_bias else (*results, None)
+    dbias = promote.cast(rest, bias.shape.dtype) if wants_bias else None
     shapes = expected()
     flat = [promote.cast(r, s.dtype) if s is not None else None for r, s in zip(results, shapes, strict=False)]
     if shapes[3] is not None and dbias is None:

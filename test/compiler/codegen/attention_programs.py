@@ -11,7 +11,8 @@ from torch_hlo.lowering.attention import attention, attention_backward
 from torch_hlo.lowering.registry import nested
 
 
-def program(kind: str, sizes, mask: str, dtype: str = "f32", group: int = 1) -> Module:
+def program(kind: str, sizes, mask: str, dtype: str = "f32", group: int = 1, dropout: float = 0.0, bias_gradient: bool = False) -> Module:
+    """`dropout`: its seed and offset are the last parameters."""
     batch, heads, rows, columns, size, width = sizes
     shapes = [(batch, heads, rows, size), (batch, heads // group, columns, size), (batch, heads // group, columns, width)]
     out = (batch, heads, rows, width)
@@ -21,15 +22,19 @@ def program(kind: str, sizes, mask: str, dtype: str = "f32", group: int = 1) -> 
     dims = {"pred": (batch, 1, rows, columns), "row": (columns,), "column": (rows, 1), "f32": (1, heads, rows, columns)}.get(mask)
     bias = None if dims is None else parameter(len(params), "f32" if mask == "f32" else "pred", *dims)
     causal = mask == "causal"
+    params = [*params, *([] if bias is None else [bias])]
+    random = [parameter(len(params) + i, "s64") for i in range(2)] if dropout else []
+    seed, offset = random or (None, None)
     if kind == "forward":
         expected = (Shape(dtype, out), Shape("f32", out[:-1]), *[None] * 7)
-        results = nested((*expected[:2], None, None, None, None, Shape("s64"), Shape("s64"), None), attention, *params, bias, 0.0, causal, scale=0.2)[:2]
+        results = nested((*expected[:2], None, None, None, None, Shape("s64"), Shape("s64"), None), attention, *params[:3], bias, dropout, causal,
+                         scale=0.2, seed=seed, offset=offset)[:2]  # fmt: skip
     else:
-        grad, q, k, v, o, lse = params
-        expected = (*(Shape(dtype, s) for s in shapes[1:4]), None)
-        results = nested(expected, attention_backward, grad, q, k, v, bias, (True, True, True, False), o, lse, None, None, 0, 0, 0.0, causal, None, None,
-                         scale=0.2)[:3]  # fmt: skip
-    params = [*params, *([] if bias is None else [bias])]
+        grad, q, k, v, o, lse = params[:6]
+        expected = (*(Shape(dtype, s) for s in shapes[1:4]), bias.shape if bias_gradient else None)
+        results = nested(expected, attention_backward, grad, q, k, v, bias, (True, True, True, bias_gradient), o, lse, None, None, 0, 0, dropout, causal,
+                         seed, offset, scale=0.2)[: 3 + bias_gradient]  # fmt: skip
+    params = [*params, *random]
     places = {n: (p["index"], d) for p in reversed(params) for d, n in enumerate(p.shape.dims) if isinstance(n, Dim)}
     return module(params, *results, symbols=tuple((str(n), *place) for n, place in places.items()))
 
@@ -37,4 +42,5 @@ def program(kind: str, sizes, mask: str, dtype: str = "f32", group: int = 1) -> 
 def inputs_of(m: Module, seed: int = 0, **sizes) -> list:
     g = np.random.default_rng(seed)
     shapes = [(p.shape.dtype, tuple(substitute(d, sizes) for d in p.shape.dims)) for p in m.entry.params]
-    return [g.random(dims) > 0.3 if dtype == "pred" else g.standard_normal(dims).astype(numpy_dtype(dtype)) for dtype, dims in shapes]
+    make = {"pred": lambda dims: g.random(dims) > 0.3, "s64": lambda dims: g.integers(0, 1 << 40, dims)}
+    return [make[t](dims) if t in make else g.standard_normal(dims).astype(numpy_dtype(t)) for t, dims in shapes]

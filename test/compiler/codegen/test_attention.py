@@ -116,6 +116,44 @@ def test_backward_of_few(columns, mask) -> None:
     check(m, inputs, rtol=1e-4, atol=1e-4, optimize=True)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(3, 40), (20, 33), (300, 150)])
+@pytest.mark.parametrize("mask", ["none", "causal", "f32"])
+@pytest.mark.parametrize(("kind", "dtype"), [("forward", "f32"), ("forward", "bf16"), ("backward", "f32"), ("backward", "bf16")])
+def test_dropout(kind, mask, dtype, rows, columns) -> None:
+    """Factors of weights are drawn in the kernel: the same numbers as outside of it, and no array of them."""
+    m = program(kind, (2, 4, rows, columns, 24, 40), mask, dtype, dropout=0.3)
+    assert len(fused(m)) == 1
+    inputs = inputs_of(m)
+    if kind == "backward":
+        inputs[5] = np.abs(inputs[5]) + 3
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == "f32" else {"rtol": 5e-2, "atol": 1e-1}
+    check(m, inputs, **tolerance, optimize=True)
+    assert rows < 100 or compile_module(m).arena < 8 * rows * columns * 4
+
+
+@pytest.mark.parametrize("bias", ["f32", "both"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("rows", "columns"), [(20, 33), (9, 13), (300, 150)])
+def test_gradient_of_the_bias(rows, columns, dtype, dropout, bias) -> None:
+    """Summed over what shares it: the batch, or batch and heads."""
+    m = program("backward", (3, 4 if bias == "f32" else 1, rows, columns, 24, 40), "f32", dtype, dropout=dropout, bias_gradient=True)
+    assert len(fused(m)) == 1
+    inputs = inputs_of(m)
+    inputs[5] = np.abs(inputs[5]) + 3
+    check(m, inputs, rtol=1e-4 if dtype == "f32" else 5e-2, atol=1e-4 if dtype == "f32" else 2e-1, optimize=True)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "f32"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_gradients_of_fewer_heads_of_keys(dtype, mask) -> None:
+    m = program("backward", (2, 6, 70, 90, 24, 40), mask, dtype, group=3)
+    assert len(fused(m)) == 1
+    inputs = inputs_of(m)
+    inputs[5] = np.abs(inputs[5]) + 3
+    check(m, inputs, rtol=1e-4 if dtype == "f32" else 5e-2, atol=1e-4 if dtype == "f32" else 2e-1, optimize=True)
+
+
 def test_heads_of_grids_have_enough_rows() -> None:
     m = program("forward", (1, 2, 4, 64, 8, 8), "causal")
     assert fused(m) and not [x for x in on_grid.run(m).entry.instructions() if x.op == "fusion"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen import math
-from torch_hlo.compiler.codegen.attention_kernel import AttentionKernel, block_of
+from torch_hlo.compiler.codegen.attention_kernel import LOG2E, Arrays, AttentionKernel, block_of, items_of_heads
 from torch_hlo.compiler.codegen.function import Int, float_constant
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask
 from torch_hlo.compiler.codegen.gemm_amx import BLOCK, ELEMENTS, AmxGemm
@@ -42,10 +42,11 @@ class _Tiles(AttentionKernel):
 
     weight = "bf16"  # type of a block of weights
 
-    def __init__(self, program, a: Attention, t: Tile) -> None:
-        super().__init__(program, a, t)
+    def __init__(self, program, a: Attention, arrays: Arrays, t: Tile) -> None:
+        super().__init__(program, a, arrays, t)
         self.block, self.width = _block_rows(a), _block_columns(a, t)
         self.stride = self.width + t.lanes  # of rows of scores: not a multiple of a page
+        self.computed = {role: self.floats(self.stride) for role in self.terms}  # rows of a block
         self.scratch = self.memory(AmxGemm(_BF16, "k", "k", adding=True).scratch_bytes)
 
     def tile(self, dtype: str = "f32") -> str:
@@ -96,29 +97,33 @@ class _Tiles(AttentionKernel):
             values = loop.vars if carry else []
         return values
 
-    def score(self, p: str, j: Int, mask: str | None, bias: str | None) -> str:
-        """Scaled and masked scores of `lanes` columns from number `j`."""
-        v, a = self.v, self.a
-        s = v.mul(v.load(p, 4), v.const(a.scale))
-        minus_infinity = v.const(-numbers.inf)
-        if bias is not None and self.dtype["bias"] == "pred":
-            s = v.select(self.bias_values(bias, j, mask), s, minus_infinity)
-        elif bias is not None:
-            s = v.add(s, self.bias_values(bias, j, mask))
-        return s if mask is None else v.select(mask, s, minus_infinity)
+    def of_block(self, head: Int, start: Int, width: Int) -> None:
+        """A bias that all rows have, for a block of columns."""
+        if self.a.bias is not None and self.a.bias.row == 0:
+            self.compute("bias", head, 0, 1, start, width, self.computed["bias"], 0)
 
-    def bias_values(self, pointer: str, j: Int, mask: str | None) -> str:
-        """`lanes` elements of a row of the bias."""
-        dtype = self.dtype["bias"]
-        if self.a.bias.column == 0:
-            return self.e.splat(STORAGE[dtype].register, load(self.f, dtype, pointer, 0))
-        return load(self.f, dtype, pointer, j, self.t.lanes, mask)
+    def of_row(self, head: Int, row: Int, start: Int, width: Int) -> None:
+        """What is computed for a row and a block of columns."""
+        for role in self.terms:
+            if role == "factors" or self.a.bias.row != 0:
+                self.compute(role, head, row, 1, start, width, self.computed[role], 0)
+
+    def score(self, p: str, k: Int, mask: str | None) -> str:
+        """Scaled and masked scores, in units of log 2, of `lanes` columns from number `k` of a block."""
+        v, a = self.v, self.a
+        s = v.mul(v.load(p, 4), v.const(a.scale * LOG2E))
+        if a.bias is not None:
+            f, x = self.f, v.load(self.f.gep("float", self.computed["bias"], k), 4)
+            s = v.select(v.cmp("oeq", x, v.const(0)), s, self.e.splat("float", self.fill(f, self.pointer["fill"]))) if a.fill else v.add(s, x)
+        return s if mask is None else v.select(mask, s, v.const(-numbers.inf))
+
+    def factor(self, x: str, k: Int) -> str:
+        """Weights after dropout, or their gradients."""
+        return self.v.mul(x, self.v.load(self.f.gep("float", self.computed["factors"], k), 4)) if self.a.factors else x
 
 
 class Forward(_Tiles):
     """Items: blocks of query rows, heads outermost."""
-
-    inputs, outputs = ("q", "k", "v"), ("out", "lse")
 
     @classmethod
     def items(cls, a: Attention, t: Tile) -> tuple[Size, Size]:
@@ -144,17 +149,19 @@ class Forward(_Tiles):
         with self.columns(end) as (start, width):
             k, v = self.at(keys, start, a.size, dtype), self.at(values, start, a.width, dtype)
             self.product((q, a.size, 1), (k, a.size, 1), tile, self.stride, count, width, a.size)
+            self.of_block(head, start, width)
             with f.loop(0, count) as i:
                 row = f.add(first, i)
+                self.of_row(head, row, start, width)
                 to = self.at(weights, i, self.stride, self.weight)
-                self.weights(self.at(tile, i, self.stride), to, i, row, start, width, end, self.bias_row(head, row), self.at(out, i, a.width))
+                self.weights(self.at(tile, i, self.stride), to, i, row, start, width, end, self.at(out, i, a.width))
             self.product((weights, self.stride, 1), (v, 1, a.width), out, a.width, count, a.width, width, adding=True)
         one = f.emit(1).typed("float")
         with f.loop(0, count) as i:
             total = f.load("float", f.gep("float", self.sums, i), 4)
-            total = one.select(one.cmp("oeq", total, one.const(0)), one.const(1), total)
+            total = self.sum_of_weights(one, total)
             self.scale_row(self.at(out, i, a.width), one.div(one.const(1), total))
-            lse = one.add(self.finite(f.load("float", f.gep("float", self.tops, i), 4)), math.log(one, total))
+            lse = one.fma(self.finite(f.load("float", f.gep("float", self.tops, i), 4)), one.const(1 / LOG2E), math.log(one, total))
             f.store("float", lse, f.gep("float", "%lse", f.add(number, i)), 4)
 
     def finite(self, top: str) -> str:
@@ -169,8 +176,8 @@ class Forward(_Tiles):
             mask, p = lane_mask(f, self.t.lanes, j, width), f.gep("float", row, j)
             v.store(v.mul(v.load(p, 4, mask), factors), p, 4, mask)
 
-    def weights(self, scores: str, to: str, i: Int, row: Int, start: Int, width: Int, end: Int, bias: str | None, out: str) -> None:
-        """Scores of one query -> exp(score - largest so far); what was summed before is brought to the new largest."""
+    def weights(self, scores: str, to: str, i: Int, row: Int, start: Int, width: Int, end: Int, out: str) -> None:
+        """Scores of one query -> exp2(score - largest so far); what was summed before is brought to the new largest."""
         f, v, lanes = self.f, self.v, self.t.lanes
         one = f.emit(1).typed("float")
         top_at, sum_at = f.gep("float", self.tops, i), f.gep("float", self.sums, i)
@@ -178,7 +185,7 @@ class Forward(_Tiles):
 
         def largest(k: Int, mask: str | None, carried: list[str]) -> list[str]:
             p = f.gep("float", scores, k)
-            s = self.score(p, f.add(start, k), mask, bias)
+            s = self.score(p, k, mask)
             v.store(s, p, 4)
             return [v.call("maxnum", carried[0], s)]
 
@@ -187,13 +194,13 @@ class Forward(_Tiles):
         tops = self.e.splat("float", self.finite(top))
         with f.loop(0, width, lanes, [(v.type, "zeroinitializer")]) as loop:
             p = f.gep("float", scores, loop.index)
-            w = math.exp(v, v.sub(v.load(p, 4), tops))
-            store(f, self.weight, w, to, loop.index, lanes)
+            w = math.exp2(v, v.sub(v.load(p, 4), tops))
+            store(f, self.weight, self.factor(w, loop.index), to, loop.index, lanes)
             loop.next = [v.add(loop.vars[0], w)]
         total = self.total("fadd", "-0.0", loop.vars[0])
 
         def rescaled() -> list[str]:
-            factor = math.exp(one, one.sub(before, self.finite(top)))
+            factor = math.exp2(one, one.sub(before, self.finite(top)))
             self.scale_row(out, factor)
             return [one.mul(f.load("float", sum_at, 4), factor)]
 
@@ -206,20 +213,35 @@ class Forward(_Tiles):
 class Backward(_Tiles):
     """Items: heads."""
 
-    inputs, outputs = ("grad", "q", "k", "v", "out", "lse"), ("dq", "dk", "dv")
-
     @classmethod
     def items(cls, a: Attention, t: Tile) -> tuple[Size, Size]:
-        return a.heads, a.rows
+        return items_of_heads(a), a.rows
 
-    def item(self, head: Int) -> None:
+    def item(self, item: Int) -> None:
         f, a = self.f, self.a
         self.tiles = self.tile(), self.tile()
         self.narrow = self.tile(self.weight), self.tile(self.weight)
+        if a.bias_gradient:
+            self.dbias = f.gep("float", "%dbias", f.mul(item, f.mul(a.rows, a.columns)))
+            self.zero(self.dbias, f.mul(a.rows, a.columns))
+        if not a.bias_gradient:
+            self.zero_keys(item)
+        with self.heads_of(item) as head:
+            if a.bias_gradient:
+                self.zero_keys(head)
+            self.head(head)
+
+    def zero_keys(self, head: Int) -> None:
+        f, a = self.f, self.a
+        for name, width in (("dk", a.size), ("dv", a.width)):
+            self.zero(self.row(name, f.mul(head, a.columns), width), f.mul(a.columns, width))
+
+    def head(self, head: Int) -> None:
+        f, a = self.f, self.a
         sizes = {"k": (a.columns, a.size), "v": (a.columns, a.width), "dk": (a.columns, a.size), "dv": (a.columns, a.width), "dq": (a.rows, a.size)}
-        self.of_head = {name: self.row(name, f.mul(head, count), width) for name, (count, width) in sizes.items()}
-        for name in self.outputs:
-            self.zero(self.of_head[name], f.mul(*sizes[name]))
+        shared = f.div(head, a.group)
+        self.of_head = {name: self.row(name, f.mul(head if name == "dq" else shared, count), width) for name, (count, width) in sizes.items()}
+        self.zero(self.of_head["dq"], f.mul(a.rows, a.size))
         with f.loop(0, f.ceildiv(a.rows, self.block)) as block:
             first, count, end = self.rows_of(block)
             with self.columns(end) as (start, width):
@@ -236,26 +258,35 @@ class Backward(_Tiles):
         (s, dp), (p, ds) = self.tiles, self.narrow
         self.product((q, a.size, 1), (keys, a.size, 1), s, stride, count, width, a.size)
         self.product((grad, a.width, 1), (values, a.width, 1), dp, stride, count, width, a.width)
+        self.of_block(head, start, width)
         with f.loop(0, count) as i:
             row = f.add(first, i)
             delta = self.inner((self.at(grad, i, a.width, dtype), dtype), (self.at(out, i, a.width, self.dtype["out"]), self.dtype["out"]), a.width)
-            lse = load(f, self.dtype["lse"], "%lse", f.add(number, i))
+            lse = load(f, self.dtype["lse"], self.pointer["lse"], f.add(number, i))
+            self.of_row(head, row, start, width)
             rows = [*(self.at(q, i, stride) for q in (s, dp)), *(self.at(q, i, stride, weight) for q in (p, ds))]
-            self.gradient(*rows, row, start, width, end, self.bias_row(head, row), delta, lse)
+            self.gradient(*rows, row, start, width, end, delta, lse)
         self.product((p, 1, stride), (grad, 1, a.width), dv, a.width, width, a.width, count, adding=True)
         self.product((ds, stride, 1), (keys, 1, a.size), dq, a.size, count, a.size, width, adding=True)
         self.product((ds, 1, stride), (q, 1, a.size), dk, a.size, width, a.size, count, adding=True)
 
-    def gradient(self, s_row: str, dp_row: str, p_row: str, ds_row: str, row: Int, start: Int, width: Int, end: Int, bias: str | None, delta: str, lse: str) -> None:
+    def gradient(self, s_row: str, dp_row: str, p_row: str, ds_row: str, row: Int, start: Int, width: Int, end: Int, delta: str, lse: str) -> None:
         """Scores and gradients of weights of one query -> weights and gradients of the unscaled scores."""
-        f, v = self.f, self.v
-        deltas, sums = self.e.splat("float", delta), self.e.splat("float", lse)
+        f, v, one = self.f, self.v, self.f.emit(1).typed("float")
+        deltas, sums = self.e.splat("float", delta), self.e.splat("float", one.mul(lse, one.const(LOG2E)))
+
+        if self.a.bias_gradient:
+            dbias = f.gep("float", self.dbias, f.add(f.mul(row, self.a.columns), start))
 
         def both(k: Int, mask: str | None, _) -> None:
-            w = math.exp(v, v.sub(self.score(f.gep("float", s_row, k), f.add(start, k), mask, bias), sums))
-            dp = v.load(f.gep("float", dp_row, k), 4)
-            store(f, self.weight, w, p_row, k, self.t.lanes)
-            store(f, self.weight, v.mul(v.mul(w, v.sub(dp, deltas)), v.const(self.a.scale)), ds_row, k, self.t.lanes)
+            w = math.exp2(v, v.sub(self.score(f.gep("float", s_row, k), k, mask), sums))
+            dp = self.factor(v.load(f.gep("float", dp_row, k), 4), k)
+            store(f, self.weight, self.factor(w, k), p_row, k, self.t.lanes)
+            ds = v.mul(w, v.sub(dp, deltas))
+            store(f, self.weight, v.mul(ds, v.const(self.a.scale)), ds_row, k, self.t.lanes)
+            if self.a.bias_gradient:
+                p = f.gep("float", dbias, k)
+                v.store(v.add(v.load(p, 4, mask), ds), p, 4, mask)
 
         self.vectors(row, start, width, end, [], both)
 

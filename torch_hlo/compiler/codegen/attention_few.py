@@ -8,7 +8,7 @@ from __future__ import annotations
 import math as numbers
 
 from torch_hlo.compiler.codegen import gemm, math
-from torch_hlo.compiler.codegen.attention_kernel import AttentionKernel, in_log2
+from torch_hlo.compiler.codegen.attention_kernel import LOG2E, AttentionKernel
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask
 from torch_hlo.compiler.codegen.inline import load
@@ -19,7 +19,6 @@ from torch_hlo.hlo.dim import Size, ceildiv
 ROWS = 4  # queries, at most
 KEYS = 256  # of a block: their scores stay in L1
 SUMS = 16  # vectors that collect values at a time
-LOG2E = 1 / numbers.log(2)
 
 
 def fits(a: Attention) -> bool:
@@ -28,8 +27,6 @@ def fits(a: Attention) -> bool:
 
 class Forward(AttentionKernel):
     """Items: heads."""
-
-    inputs, outputs = ("q", "k", "v"), ("out", "lse")
 
     @classmethod
     def items(cls, a: Attention, t: Tile) -> tuple[Size, Size]:
@@ -41,6 +38,7 @@ class Forward(AttentionKernel):
         self.depth, self.wide = (ceildiv(n, lanes) * lanes for n in (a.size, a.width))
         self.q, self.ot = self.floats(a.rows * self.depth), self.floats(a.rows * self.wide)
         self.weights = self.floats(a.rows * KEYS + lanes)
+        self.terms_of = {role: self.floats(KEYS + lanes) for role in self.terms}
         one = f.emit().typed("float")
         rows = range(a.rows)
         for r in rows:
@@ -101,12 +99,14 @@ class Forward(AttentionKernel):
         one = f.emit().typed("float")
         row = f.gep("float", self.weights, r * KEYS)
         limit = f.min(width, f.max(f.sub(r + 1, start), 0)) if self.a.causal else width
-        bias = None if self.a.bias is None else self.bias_row(head, r)
+        for role in self.terms:
+            self.compute(role, head, r, 1, start, width, self.terms_of[role], 0)
         with f.loop(0, width, lanes, carry=[(v.type, v.const(-numbers.inf))]) as loop:
             p, mask = f.gep("float", row, loop.index), lane_mask(f, lanes, loop.index, limit)
             s = v.load(p, 4)
-            if bias is not None:
-                s = self.biased(s, bias, f.add(start, loop.index), mask)
+            if self.a.bias is not None:
+                x = v.load(f.gep("float", self.terms_of["bias"], loop.index), 4)
+                s = v.select(v.cmp("oeq", x, v.const(0)), s, self.e.splat("float", self.fill(f, self.pointer["fill"]))) if self.a.fill else v.add(s, x)
             s = v.select(mask, s, v.const(-numbers.inf))
             v.store(s, p, 4)
             loop.next = [v.call("maxnum", loop.vars[0], s)]
@@ -115,21 +115,10 @@ class Forward(AttentionKernel):
         with f.loop(0, width, lanes, carry=[(v.type, "zeroinitializer")]) as loop:
             p = f.gep("float", row, loop.index)
             w = math.exp2(v, v.sub(v.load(p, 4), tops))
-            v.store(w, p, 4)
+            v.store(v.mul(w, v.load(f.gep("float", self.terms_of["factors"], loop.index), 4)) if self.a.factors else w, p, 4)
             loop.next = [v.add(loop.vars[0], w)]
         alpha = math.exp2(one, one.sub(before, self.finite(top)))
         return top, one.fma(older, alpha, self.total("fadd", "-0.0", loop.vars[0])), alpha
-
-    def biased(self, s: str, bias: str, key: Int, mask: str) -> str:
-        f, v, dtype = self.f, self.v, self.dtype["bias"]
-        if self.a.bias.column == 0:
-            x = self.e.splat(STORAGE[dtype].register, load(f, dtype, bias, 0))
-        else:
-            x = load(f, dtype, bias, key, self.t.lanes, mask)
-        if dtype != "pred":
-            return v.add(s, in_log2(v, x))
-        fill = self.e.splat("float", in_log2(f.emit().typed("float"), f.load("float", "%fill", 4))) if self.a.fill else v.const(-numbers.inf)
-        return v.select(x, s, fill)
 
     def add_values(self, values: str, width: Int, alpha: list[str]) -> None:
         """ot[r] = ot[r] alpha[r] + sum_j weights[r, j] values[j] for the keys of a block."""

@@ -1,18 +1,22 @@
-"""What the attention kernels of the CPU share: the arrays of a head, the bias, working memory, and the function of a range of items."""
+"""What the attention kernels of the CPU share: the arrays of a head, computed operands, working memory, and the function of a range of items."""
 from __future__ import annotations
 
 import math as numbers
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
+from torch_hlo.compiler.codegen.attention_term import FLOAT_MAX, Term, term
 from torch_hlo.compiler.codegen.emit import Typed
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask
 from torch_hlo.compiler.codegen.inline import Writer, load
 from torch_hlo.compiler.codegen.scalar import STORAGE
-from torch_hlo.compiler.passes.attention import Attention, Bias
+from torch_hlo.compiler.passes.attention import Attention, Bias, attention_of, inner
 from torch_hlo.hlo.dim import Dim, Size, ceildiv
+from torch_hlo.hlo.ir import Instruction
 
-FLOAT_MAX = 3.4028234663852886e38
+LOG2E = 1 / numbers.log(2)
 
 
 def symbolic_sizes(a: Attention) -> list[Dim]:
@@ -42,27 +46,56 @@ def block_of(rows: Size, most: int, step: int) -> int:
     return ceildiv(ceildiv(rows, ceildiv(rows, limit)), step) * step
 
 
-def in_log2(v: Typed, x: str) -> str:
-    """A bias in units of log 2. Large finite ones stay finite: rows with nothing else are their mean."""
-    y, least = v.mul(x, v.const(1 / numbers.log(2))), v.const(-FLOAT_MAX)
-    return v.select(v.cmp("oeq", x, v.const(-numbers.inf)), x, v.select(v.cmp("olt", y, least), least, y))
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """What a kernel reads: element types of the operands in memory; the number of each role's operand; roles that are computed."""
+
+    dtypes: tuple[str, ...]
+    numbers: tuple[tuple[str, int], ...]
+    terms: tuple[tuple[str, Term], ...]
+
+    @property
+    def sizes(self) -> tuple[Dim, ...]:
+        return tuple(dict.fromkeys(n for _, t in self.terms for n in t.sizes))
+
+
+def arrays_of(program, x: Instruction) -> Arrays:
+    """The operands of a fusion that is attention."""
+    a, call, params = attention_of(x), inner(x), x["calls"].params
+    operands = dict(zip(a.roles, params if call is x else call.operands, strict=True))
+    q, k = operands["q"].shape.dims, operands["k"].shape.dims
+    dims = (*q[:-1], k[-2])
+    terms = tuple((role, term(program, operands[role], params, dims, role == "bias")) for role in ("bias", "factors") if role in operands)
+    numbers = tuple((role, params.index(o)) for role, o in operands.items() if role not in ("bias", "factors"))
+    return Arrays(tuple(o.shape.dtype for o in x.operands), numbers, terms)
+
+
+def sizes_of(a: Attention, arrays: Arrays) -> list[Dim]:
+    """The symbolic sizes that a kernel is given, in order."""
+    return list(dict.fromkeys((*symbolic_sizes(a), *arrays.sizes)))
+
+
+def items_of_heads(a: Attention) -> Size:
+    """Items of a backward, see `heads_of`."""
+    return a.heads // a.group if not a.bias_gradient else numbers.prod(n for n, step in a.bias.batch if step != 0)
 
 
 class AttentionKernel:
-    """A kernel under construction. `f` is the function of parallel items; `inputs` and `outputs` name its pointers."""
+    """A kernel under construction. `f` is the function of parallel items: its pointers are the operands x0, x1, … and the results by name."""
 
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-
-    def __init__(self, program, a: Attention, t: Tile) -> None:
+    def __init__(self, program, a: Attention, arrays: Arrays, t: Tile) -> None:
         self.program, self.a, self.t = program, named(a), t
-        names = [*self.inputs, *["bias"] * (a.bias is not None), *["fill"] * a.fill, *self.outputs]
+        operands = [f"x{i}" for i in range(len(arrays.dtypes))]
         heap = [] if program.target.threads else ["heap"]
-        self.f = Writer(program, f"attention_{a.kind}", [("i64", "lo"), ("i64", "hi"), *(("ptr", n) for n in (*names, *heap)),
-                         *(("i64", f"n{i}") for i in range(len(symbolic_sizes(a))))])
+        self.size = {n: f"%n{i}" for i, n in enumerate(sizes_of(a, arrays))}
+        self.f = Writer(program, f"attention_{a.kind}", [("i64", "lo"), ("i64", "hi"), *(("ptr", n) for n in (*operands, *a.outputs, *heap)),
+                         *(("i64", n[1:]) for n in self.size.values())])
         self.e = self.f.emit(t.lanes)
         self.v = self.e.typed("float")
-        self.dtype = dict(zip(names, (*a.dtypes, *["f32"] * len(self.outputs)), strict=True))
+        self.operands = [f"%{n}" for n in operands]
+        self.pointer = {role: self.operands[i] for role, i in arrays.numbers} | {n: f"%{n}" for n in a.outputs}
+        self.dtype = {role: arrays.dtypes[i] for role, i in arrays.numbers} | dict.fromkeys(a.outputs, "f32")
+        self.terms = dict(arrays.terms)
         self.heap: list[str] = []
         self.heap_bytes = 64
 
@@ -105,26 +138,51 @@ class AttentionKernel:
 
     def row(self, name: str, index: Int, width: int) -> str:
         """The same for the array `name`."""
-        return self.at(f"%{name}", index, width, self.dtype[name])
+        return self.at(self.pointer[name], index, width, self.dtype[name])
 
     def zero(self, pointer: str, count: Int) -> None:
         self.f.do(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {self.f.mul(count, 4)}, i1 false)")
 
-    def bias_row(self, head: Int, row: Int) -> str | None:
-        """Pointer to the row of the mask or bias for one query."""
-        f, bias = self.f, self.a.bias
-        if bias is None:
-            return None
-        at: Int = f.mul(row, bias.row)
-        rest = head
-        for n, stride in reversed(bias.batch):
-            at = f.add(at, f.mul(f.rem(rest, n), stride))
-            rest = f.div(rest, n)
-        return self.row("bias", at, 1)
+    def compute(self, role: str, head: Int, row: Int, rows: Int, column: Int, columns: Int, to: str, ld: Int) -> None:
+        """to[i * ld + j] = the bias or factor of the query `row + i` of a head and the key `column + j`."""
+        first = self.f.add(self.f.mul(head, self.a.rows), row)
+        self.terms[role].call(self.f, self.operands, self.size, first, rows, column, columns, to, ld)
+
+    @contextmanager
+    def heads_of(self, item: Int) -> Iterator[Int]:
+        """The loop over the heads of an item of a backward: those that share keys, or whose gradients of the bias are one sum."""
+        f, own, shared, stride, bias = self.f, [], [], 1, self.a.bias
+        if not self.a.bias_gradient:
+            with f.loop(0, self.a.group, known_nonempty=True) as i:
+                yield f.add(f.mul(item, self.a.group), i)
+            return
+        for n, step in reversed(bias.batch):
+            (own if step != 0 else shared).append((n, stride))
+            stride = f.mul(stride, n)
+
+        def head(number: Int, parts: list[tuple[Int, Int]]) -> Int:
+            at: Int = 0
+            for n, stride in parts:
+                at, number = f.add(at, f.mul(f.rem(number, n), stride)), f.div(number, n)
+            return at
+
+        count: Int = 1
+        for n, _ in shared:
+            count = f.mul(count, n)
+        with f.loop(0, count) as i:
+            yield f.add(head(item, own), head(i, shared))
 
     def sum_of_weights(self, v: Typed, total: str) -> str:
         """What weights are divided by: for rows that saw nothing 1, unless they are to be NaN."""
         return total if self.a.softmax else v.select(v.cmp("oeq", total, v.const(0)), v.const(1), total)
+
+    def fill(self, f: Writer, pointer: str = "%fill") -> str:
+        """The score of what a mask hides, in units of log 2."""
+        one = f.emit().typed("float")
+        x = f.load("float", pointer, 4)
+        infinite, least = one.const(-numbers.inf), one.const(-FLOAT_MAX)
+        y = one.mul(x, one.const(LOG2E))
+        return one.select(one.cmp("oeq", x, infinite), infinite, one.select(one.cmp("olt", y, least), least, y))
 
     def total(self, name: str, start: str, vector: str) -> str:
         """The sum or maximum of a vector's lanes."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen import gemm, math
-from torch_hlo.compiler.codegen.attention_kernel import AttentionKernel, block_of, in_log2
+from torch_hlo.compiler.codegen.attention_kernel import LOG2E, Arrays, AttentionKernel, block_of, items_of_heads
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask, splat
 from torch_hlo.compiler.codegen.inline import Writer, load
@@ -29,7 +29,7 @@ from torch_hlo.hlo.dim import Size, ceildiv
 
 KEYS = {"forward": 256, "backward": 128}  # keys of a block, at most
 QUERIES = 256  # queries of a block, at most
-LOG2E = 1 / numbers.log(2)
+TERM_KEYS = 4  # vectors of keys of which a computed operand is turned at a time
 
 
 def even(total: int, most: int) -> list[int]:
@@ -41,8 +41,8 @@ def even(total: int, most: int) -> list[int]:
 class _Lanes(AttentionKernel):
     """What forward and backward share. A group of `vectors` vectors has queries in all of them but the last, at least."""
 
-    def __init__(self, program, a: Attention, t: Tile) -> None:
-        super().__init__(program, a, t)
+    def __init__(self, program, a: Attention, arrays: Arrays, t: Tile) -> None:
+        super().__init__(program, a, arrays, t)
         self.group, self.lanes = t.columns, t.lanes
         self.keys = min(KEYS[a.kind], a.columns) if isinstance(a.columns, int) else KEYS[a.kind]
         self.queries = block_of(a.rows, QUERIES, self.group)
@@ -52,6 +52,8 @@ class _Lanes(AttentionKernel):
         bias = a.bias
         self.bias = None if bias is None else "key" if bias.row == 0 else "tile"
         self.bias_tile = None if bias is None else self.floats((self.keys + self.lanes) * (1 if self.bias == "key" else self.group))
+        self.factor_tile = self.floats((self.keys + self.lanes) * self.group) if a.factors else "null"
+        self.term_tile = self.floats(self.group * (TERM_KEYS + 1) * self.lanes) if a.factors or self.bias == "tile" else ""
         self.short = not isinstance(a.columns, int) or a.columns < t.rows  # there may be fewer keys than a tile has rows
         self.limits = self.floats(self.group) if a.causal or self.short else None
 
@@ -103,7 +105,7 @@ class _Lanes(AttentionKernel):
         elif self.bias == "tile":
             biases = [v.load(p, 4) for p in self._places("%bias", f, rows, vectors, self.group)]
         if self.a.fill:  # the bias of a mask is 0 or -inf
-            fill = splat(f, "float", self.lanes, in_log2(f.emit().typed("float"), f.load("float", "%fill", 4)))
+            fill = splat(f, "float", self.lanes, self.fill(f))
             found = [v.select(v.cmp("oeq", x, v.const(0)), s, fill) for s, x in zip(found, biases, strict=True)]
         elif biases:
             found = [v.add(s, x) for s, x in zip(found, biases, strict=True)]
@@ -250,39 +252,32 @@ class _Lanes(AttentionKernel):
                 limit = i.call("smin", limit, columns) if columns else limit
             i.store(limit, f.gep("i32", self.limits, j * self.lanes), 4)
 
-    def biases(self, head: Int, query: Int, valid: Int, first: Int, width: Int) -> None:
-        """The bias of a group and a block of keys -> [key][query] or, when all queries have the same, [key], in units of log 2."""
-        if self.bias is None:
-            return
-        f, bias, dtype = self.f, self.a.bias, self.dtype["bias"]
-        source = f.gep(STORAGE[dtype].memory, self.bias_row(head, query), f.mul(first, bias.column))
+    def computed(self, head: Int, query: Int, valid: Int, first: Int, width: Int) -> None:
+        """The bias and the factors of a group and a block of keys -> [key][query]; a bias that all queries have is [key]."""
+        if self.bias == "key":
+            self.compute("bias", head, query, 1, first, width, self.bias_tile, 0)
+        elif self.bias:
+            self.turned("bias", head, query, valid, first, width, self.bias_tile)
+        if self.a.factors:
+            self.turned("factors", head, query, valid, first, width, self.factor_tile)
 
-        def value(f: Writer, raw: str) -> str:
-            v = f.emit(self.lanes).typed("float")
-            return v.select(raw, v.const(0.0), v.const(-numbers.inf)) if dtype == "pred" else in_log2(v, raw)
+    def turned(self, role: str, head: Int, query: Int, valid: Int, first: Int, width: Int, to: str) -> None:
+        """to[key][query] of a computed operand for a group and a block of keys."""
+        f, step = self.f, TERM_KEYS * self.lanes
+        ld = step + self.lanes
 
-        def read(f: Writer, row: str, j: Int, mask: str) -> str:
-            if bias.column == 0:
-                return value(f, f.emit(self.lanes).splat(STORAGE[dtype].register, load(f, dtype, row, 0)))
-            return value(f, load(f, dtype, row, j, self.lanes, mask))
-
-        def keys(f: Writer) -> None:
-            with f.loop(0, "%width", self.lanes) as j:
-                f.emit(self.lanes).typed("float").store(read(f, "%source", j, lane_mask(f, self.lanes, j, "%width")), f.gep("float", "%to", j), 4)
-
-        def tile(f: Writer) -> None:
+        def turn(f: Writer) -> None:
             last, v = f.sub("%valid", 1), f.emit(self.lanes).typed("float")
             for part in range(self.t.vectors):
-                rows = [f.gep(STORAGE[dtype].memory, "%source", f.mul(f.min(part * self.lanes + i, last), "%stride")) for i in range(self.lanes)]
-                with f.loop(0, "%width", self.lanes) as j:
-                    mask = lane_mask(f, self.lanes, j, "%width")
-                    for k, column in enumerate(gemm.transposed(f, self.t, [read(f, r, j, mask) for r in rows])):
+                rows = [f.gep("float", "%source", f.mul(f.min(part * self.lanes + i, last), ld)) for i in range(self.lanes)]
+                with f.loop(0, "%width", self.lanes) as j:  # columns past the width: there is room for them
+                    for k, column in enumerate(gemm.transposed(f, self.t, [v.load(f.gep("float", r, j), 4) for r in rows])):
                         v.store(column, f.gep("float", "%to", f.add(f.mul(f.add(j, k), self.group), part * self.lanes)), 4)
 
-        if self.bias == "key":
-            self.run("keys", "source to", "width", keys, source, self.bias_tile, width)
-        else:
-            self.run("bias", "source to", "width valid stride", tile, source, self.bias_tile, width, valid, bias.row)
+        with f.loop(0, width, step) as skipped:
+            keys = f.min(step, f.sub(width, skipped))
+            self.compute(role, head, query, valid, f.add(first, skipped), keys, self.term_tile, ld)
+            self.run("turn", "source to", "width valid", turn, self.term_tile, self.at(to, skipped, self.group), keys, valid)
 
     def bias_at(self, key: Int) -> str:
         """Where the bias of a tile starts."""
@@ -312,8 +307,6 @@ class _Lanes(AttentionKernel):
 class Forward(_Lanes):
     """Items: blocks of query rows, heads outermost."""
 
-    inputs, outputs = ("q", "k", "v"), ("out", "lse")
-
     @classmethod
     def items(cls, a: Attention, t: Tile) -> tuple[Size, Size]:
         queries = block_of(a.rows, QUERIES, t.columns)
@@ -342,7 +335,7 @@ class Forward(_Lanes):
                 seen = self.seen(query, start, width)
                 with f.when(f.icmp("sgt", seen, 0)) if a.causal else _nothing():
                     self.see(query)
-                    self.biases(head, query, valid, start, width)
+                    self.computed(head, query, valid, start, width)
                     q, state = self.at(qt, g, a.size * group), [self.at(p, g, group) for p in (tops, sums)]
 
                     def of(vectors: int) -> None:
@@ -350,8 +343,8 @@ class Forward(_Lanes):
                             self.v.store(self.v.load(f.gep("float", state[0], j * self.lanes), 4), f.gep("float", now, j * self.lanes), 4)
                         self.tiles(query, start, width, seen, lambda at, masked: self.run(
                             f"scores{vectors}{'_masked' * masked}", "k q to tops bias limits fill", "key", lambda f: self._scores(f, vectors, masked),
-                            self.at(k, at, a.size), q, self.at(scores, at, group), now, self.bias_at(at), self.limits or "null", "%fill" if a.fill else "null", f.add(start, at)))
-                        self.run(f"weights{vectors}", "scores now tops sums alpha", "count", lambda f: self._weights(f, vectors), scores, now, *state, alpha, seen)
+                            self.at(k, at, a.size), q, self.at(scores, at, group), now, self.bias_at(at), self.limits or "null", self.pointer.get("fill", "null"), f.add(start, at)))
+                        self.run(f"weights{vectors}", "scores factors now tops sums alpha", "count", lambda f: self._weights(f, vectors), scores, self.factor_tile, now, *state, alpha, seen)
                         self.add_features("output", v, a.width, scores, group, seen, self.at(ot, g, self.transposed_bytes(a.width)), alpha, vectors)
 
                     self.by_vectors(valid, of)
@@ -386,9 +379,10 @@ class Forward(_Lanes):
         with f.loop(0, "%count", carry=[(v.type, s) for s in start]) as loop:
             loop.next = []
             for j, x, total in zip(at, finite, loop.vars, strict=True):
-                p = f.gep("float", "%scores", f.add(f.mul(loop.index, self.group), j))
+                at_key = f.add(f.mul(loop.index, self.group), j)
+                p = f.gep("float", "%scores", at_key)
                 w = math.exp2(v, v.sub(v.load(p, 4), x))
-                v.store(w, p, 4)
+                v.store(v.mul(w, v.load(f.gep("float", "%factors", at_key), 4)) if self.a.factors else w, p, 4)
                 loop.next.append(v.add(total, w))
         for name, values in (("sums", loop.vars), ("alpha", alpha), ("tops", tops)):
             for j, x in zip(at, values, strict=True):
@@ -407,30 +401,38 @@ class Forward(_Lanes):
 class Backward(_Lanes):
     """Items: heads."""
 
-    inputs, outputs = ("grad", "q", "k", "v", "out", "lse"), ("dq", "dk", "dv")
-
     @classmethod
     def items(cls, a: Attention, t: Tile) -> tuple[Size, Size]:
-        return a.heads, a.rows
+        return items_of_heads(a), a.rows
 
-    def item(self, head: Int) -> None:
+    def item(self, item: Int) -> None:
         f, a = self.f, self.a
-        keys = f.mul(head, a.columns)
-        for name, width in (("dk", a.size), ("dv", a.width)):
-            self.zero(self.row(name, keys, width), f.mul(a.columns, width))
         self.tile_row = self.queries + self.lanes  # rows of tiles: not a multiple of a page
         self.qt, self.gt, self.dqt = (self.floats(self.groups * n * self.group) for n in (a.size, a.width, self.transposed_bytes(a.size) // self.group))
         self.lse2, self.delta = self.floats(self.queries), self.floats(self.queries)
         self.ones = self.floats(self.group)
         self.p, self.ds = (self.floats((self.keys + self.t.rows) * self.tile_row) for _ in range(2))
+        self.used = self.floats((self.keys + self.t.rows) * self.tile_row) if a.factors else self.p  # weights after dropout
         for j in range(self.t.vectors):
             self.v.store(self.v.const(1), f.gep("float", self.ones, j * self.lanes), 4)
-        with f.loop(0, a.rows, self.queries) as first:
-            self.queries_block(head, first, f.min(self.queries, f.sub(a.rows, first)))
+        if a.bias_gradient:
+            self.dbias = f.gep("float", "%dbias", f.mul(item, f.mul(a.rows, a.columns)))
+            self.zero(self.dbias, f.mul(a.rows, a.columns))
+        if not a.bias_gradient:
+            self.zero_keys(item)
+        with self.heads_of(item) as head:
+            if a.bias_gradient:
+                self.zero_keys(head)
+            with f.loop(0, a.rows, self.queries) as first:
+                self.queries_block(head, first, f.min(self.queries, f.sub(a.rows, first)))
+
+    def zero_keys(self, head: Int) -> None:
+        for name, width in (("dk", self.a.size), ("dv", self.a.width)):
+            self.zero(self.row(name, self.f.mul(head, self.a.columns), width), self.f.mul(self.a.columns, width))
 
     def queries_block(self, head: Int, first: Int, count: Int) -> None:
         f, a, group = self.f, self.a, self.group
-        number, keys = f.mul(head, a.rows), f.mul(head, a.columns)
+        number, keys = f.mul(head, a.rows), f.mul(f.div(head, a.group), a.columns)
         grads, queries = (self.compact(name, number, first, count, n, self.queries) for name, n in (("grad", a.width), ("q", a.size)))
         self.zero(self.dqt, self.groups * self.transposed_bytes(a.size))
         with self.of_groups(first, count) as (g, query, valid):
@@ -442,7 +444,7 @@ class Backward(_Lanes):
             one = f.emit().typed("float")
             delta = self.inner((self.at(grads, i, a.width), "f32"), (self.row("out", row, a.width), self.dtype["out"]), a.width)
             f.store("float", one.mul(delta, one.const(a.scale)), f.gep("float", self.delta, i), 4)
-            f.store("float", one.mul(load(f, self.dtype["lse"], "%lse", row), one.const(LOG2E)), f.gep("float", self.lse2, i), 4)
+            f.store("float", one.mul(load(f, self.dtype["lse"], self.pointer["lse"], row), one.const(LOG2E)), f.gep("float", self.lse2, i), 4)
         end = f.min(f.add(first, count), a.columns) if a.causal else a.columns
         with self.key_blocks(end) as (start, width):
             k, v = (self.compact(name, keys, start, width, n, self.keys) for name, n in (("k", a.size), ("v", a.width)))
@@ -450,7 +452,7 @@ class Backward(_Lanes):
                 seen = self.seen(query, start, width)
                 with f.when(f.icmp("sgt", seen, 0)) if a.causal else _nothing():
                     self.see(query)
-                    self.biases(head, query, valid, start, width)
+                    self.computed(head, query, valid, start, width)
                     self.by_vectors(valid, lambda vectors: self.of_group(g, query, start, width, seen, k, v, vectors))
             dk, dv = (self.row(name, f.add(keys, start), n) for name, n in (("dk", a.size), ("dv", a.width)))
             reached = f.min(f.sub(f.add(first, count), start), width) if a.causal else width
@@ -458,28 +460,32 @@ class Backward(_Lanes):
                 at = self.tile_start(j, width)
                 # queries before the tile's first new key do not see it
                 skipped = f.mul(f.div(f.max(f.sub(f.add(start, j), first), 0), group), group) if a.causal else 0
-                for tile, right, to, n in ((self.p, grads, dv, a.width), (self.ds, queries, dk, a.size)):
+                for tile, right, to, n in ((self.used, grads, dv, a.width), (self.ds, queries, dk, a.size)):
                     self.add_queries(f.gep("float", self.at(tile, at, self.tile_row), skipped), self.at(right, skipped, n), n, f.sub(count, skipped),
                                      self.at(to, at, n), f.sub(j, at), f.sub(width, at))  # fmt: skip
+            if a.bias_gradient:
+                with self.of_groups(first, count) as (g, query, valid):
+                    self.add_bias_gradient(f.gep("float", self.ds, f.mul(g, group)), f.add(f.mul(query, a.columns), start), valid, width)
         with self.of_groups(first, count) as (g, query, valid):
             self.gather(self.at(self.dqt, g, self.transposed_bytes(a.size)), self.ones, a.size, valid, self.row("dq", f.add(number, query), a.size))
 
     def of_group(self, g: Int, query: Int, start: Int, width: Int, seen: Int, k: str, v: str, vectors: int) -> None:
         """Weights and gradients of scores of a group and a block of keys, and what they give to the gradient of the queries."""
         f, a, group = self.f, self.a, self.group
-        p, ds = (f.gep("float", tile, f.mul(g, group)) for tile in (self.p, self.ds))
+        p, ds, used = (f.gep("float", tile, f.mul(g, group)) for tile in (self.p, self.ds, self.used))
         q, grad = self.at(self.qt, g, a.size * group), self.at(self.gt, g, a.width * group)
         lse2, delta = self.at(self.lse2, g, group), self.at(self.delta, g, group)
 
         def tile(at: Int, masked: bool) -> None:
             self.run(f"probabilities{vectors}{'_masked' * masked}", "k q to lse bias limits fill", "key", lambda f: self._probabilities(f, vectors, masked),
-                     self.at(k, at, a.size), q, self.at(p, at, self.tile_row), lse2, self.bias_at(at), self.limits or "null", "%fill" if a.fill else "null", f.add(start, at))  # fmt: skip
+                     self.at(k, at, a.size), q, self.at(p, at, self.tile_row), lse2, self.bias_at(at), self.limits or "null", self.pointer.get("fill", "null"), f.add(start, at))  # fmt: skip
 
         self.tiles(query, start, width, seen, tile)
         with f.loop(0, seen, self.t.rows) as j:
             at = self.tile_start(j, width)
-            self.run(f"gradients{vectors}", "v grad p ds delta", "", lambda f: self._gradients(f, vectors), self.at(v, at, a.width), grad,
-                     self.at(p, at, self.tile_row), self.at(ds, at, self.tile_row), delta)  # fmt: skip
+            factors = self.at(self.factor_tile, at, group) if a.factors else "null"
+            self.run(f"gradients{vectors}", "v grad p ds used factors delta", "", lambda f: self._gradients(f, vectors), self.at(v, at, a.width), grad,
+                     *(self.at(tile, at, self.tile_row) for tile in (p, ds, used)), factors, delta)  # fmt: skip
         self.add_features("queries", k, a.size, ds, self.tile_row, seen, self.at(self.dqt, g, self.transposed_bytes(a.size)), None, vectors)
 
     def _probabilities(self, f: Writer, vectors: int, masked: bool) -> None:
@@ -495,9 +501,33 @@ class Backward(_Lanes):
         found = self.product(f, rows, vectors, self.a.width, ("%v", self.a.width, 1), ("%grad", self.group),
                              ahead=f.gep("float", "%v", rows * self.a.width))
         delta = [v.load(f.gep("float", "%delta", j * self.lanes), 4) for j in range(vectors)]
-        places = [self._places(p, f, rows, vectors, self.tile_row) for p in ("%p", "%ds")]
-        for n, (dp, p, ds) in enumerate(zip(found, *places, strict=True)):
-            v.store(v.mul(v.load(p, 4), v.sub(dp, delta[n % vectors])), ds, 4)
+        places = [self._places(p, f, rows, vectors, self.tile_row) for p in ("%p", "%ds", "%used")]
+        factors = self._places("%factors", f, rows, vectors, self.group)
+        for n, (dp, p, ds, used) in enumerate(zip(found, *places, strict=True)):
+            weight = v.load(p, 4)
+            if self.a.factors:
+                factor = v.load(factors[n], 4)
+                dp = v.mul(dp, factor)
+                v.store(v.mul(weight, factor), used, 4)
+            v.store(v.mul(weight, v.sub(dp, delta[n % vectors])), ds, 4)
+
+    def add_bias_gradient(self, ds: str, at: Int, valid: Int, width: Int) -> None:
+        """dbias[query][key] += ds[key][query] / scale, for a group and a block of keys; `at`: of its first element."""
+
+        def body(f: Writer) -> None:
+            v, lanes, t = f.emit(self.lanes).typed("float"), self.lanes, self.t
+            for part in range(t.vectors):
+                with f.when(f.icmp("sgt", "%valid", part * lanes)), f.loop(0, "%width", lanes) as j:
+                    # keys past the width are read as well: the tile has room for them
+                    block = [v.load(f.gep("float", "%ds", f.add(f.mul(f.min(f.add(j, k), f.sub("%width", 1)), self.tile_row), part * lanes)), 4)
+                             for k in range(lanes)]
+                    mask = lane_mask(f, lanes, j, "%width")
+                    for i, row in enumerate(gemm.transposed(f, t, block)):
+                        with f.when(f.icmp("slt", part * lanes + i, "%valid")):
+                            p = f.gep("float", "%to", f.add(f.mul(part * lanes + i, "%stride"), j))
+                            v.store(v.fma(row, v.const(1 / self.a.scale), v.load(p, 4, mask)), p, 4, mask)
+
+        self.run("bias_gradient", "ds to", "valid width stride", body, ds, self.f.gep("float", self.dbias, at), valid, width, self.a.columns)
 
     def add_queries(self, tile: str, right: str, width: int, depth: Int, to: str, skip: Int, end: Int) -> None:
         """to[j, c] += sum_i tile[j, i] right[i, c] for a tile's rows in [skip, end)."""

@@ -6,8 +6,12 @@ The called computation is the meaning; calls that do not fit (element types, tin
 are ordinary products and row kernels.
   forward:  q [batch…, rows, size], k [batch…, columns, size], v [batch…, columns, width], bias? -> out, log-sum-exp [batch…, rows]
   backward: gradient of out, q, k, v, out, log-sum-exp, bias? -> gradients of q, k, v
-q, k, v and the gradient have one type; results are f32. Forward, the heads (last batch dimension) of k and v may be a divisor of q's. A bias broadcasts to [batch…, rows, columns]; true of a
-pred is "sees".
+q, k, v and the gradient have one type; results are f32. The heads (last batch dimension) of k and v may be a divisor of q's. A bias broadcasts to [batch…, rows, columns]; true of a
+pred is "sees". Further operands, if the configuration says so: fill, then factors [batch…, rows, columns] that weights are multiplied with after they have been
+divided by their sum (dropout). With "bias_gradient" the backward has a fourth result, the gradient of the bias.
+
+attention_operands computes what such operands are inside the kernel, where that reads less memory than they take:
+    c = fusion(q, k, v, seed), kind=custom, calls={… ROOT call(q, k, v, factors)}
 """
 from __future__ import annotations
 
@@ -53,10 +57,32 @@ class Attention:
     bias: Bias | None
     fill: bool = False
     softmax: bool = False
+    factors: bool = False
+    bias_gradient: bool = False
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What the operands are."""
+        inputs = ("q", "k", "v") if self.kind == "forward" else ("grad", "q", "k", "v", "out", "lse")
+        return (*inputs, *["bias"] * (self.bias is not None), *["fill"] * self.fill, *["factors"] * self.factors)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("out", "lse") if self.kind == "forward" else ("dq", "dk", "dv", *["dbias"] * self.bias_gradient)
+
+
+def inner(x: Instruction) -> Instruction:
+    """The call inside of a fusion that computes operands itself; else the fusion or call, whose operands are in memory."""
+    if x.op == "fusion":
+        root = x["calls"].root
+        if root.op == "call" and '"attention"' in (root.get("backend_config") or ""):
+            return root
+    return x
 
 
 def attention_of(x: Instruction) -> Attention | None:
     """What a call or fusion computes, when its backend_config says it is attention and there is a kernel for its shapes."""
+    x = inner(x)
     config = x.get("backend_config")
     if not config or '"attention"' not in config:
         return None
@@ -66,9 +92,11 @@ def attention_of(x: Instruction) -> Attention | None:
     extra = [o.shape for o in x.operands[3 if first == 0 else 6:]]
     if not all(o.shape.dtype in FLOATS for o in x.operands[:first + 3]):
         return None
-    fill = config.get("fill", False)
+    fill, factors, gradient = (config.get(name, False) for name in ("fill", "factors", "bias_gradient"))
+    if factors and extra.pop().dtype not in FLOATS:
+        return None
     if fill:
-        extra = extra[:1]
+        extra.pop()
     if not all(s.dtype in (*FLOATS, "pred") for s in extra) or any(s.dtype != "f32" for s in x.shape.elements):
         return None
     if k.dtype != q.dtype or v.dtype != q.dtype or x.operands[0].shape.dtype != q.dtype:
@@ -85,21 +113,18 @@ def attention_of(x: Instruction) -> Attention | None:
     if not all(isinstance(n, int) and 0 < n <= MAX_WIDTH for n in (size, width)):
         return None
     bias = _bias(extra[0], (*batch, rows, columns)) if extra else None
+    if gradient and (config["causal"] or group > 1 or extra[0].rank != len(batch) + 2 or extra[0].dims[-2:] != (rows, columns)):
+        return None
     dtypes = tuple(o.shape.dtype for o in x.operands)
     return Attention(config["attention"], dtypes, config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias, fill,
-                     config.get("softmax", False))  # fmt: skip
+                     config.get("softmax", False), factors, gradient)  # fmt: skip
 
 
 def merged(a: Attention) -> Attention:
     """`a` with the heads that share keys as rows of one head, where a head has few: its keys are read once. The arrays are the same."""
     if a.kind != "forward" or a.group == 1 or a.causal or not isinstance(a.rows, int) or a.rows >= MIN_SIZE:
         return a
-    bias = a.bias
-    if bias is not None:
-        *batch, (heads, stride) = bias.batch
-        if a.rows > 1 and (bias.row, stride) != (0, 0):
-            return a
-        bias = Bias((*batch, (heads // a.group, stride * a.group)), stride, bias.column)
+    bias = a.bias and replace(a.bias, row=a.bias.row or a.bias.batch[-1][1])  # 0 only if all heads have the same row
     return replace(a, heads=a.heads // a.group, group=1, rows=a.rows * a.group, bias=bias)
 
 
@@ -117,7 +142,9 @@ def _fused(out: Instruction) -> Instruction | None:
 
 def _fused_on_grid(out: Instruction) -> Instruction | None:
     a = attention_of(out)
-    return None if a is None or any(isinstance(n, int) and n < MIN_SIZE for n in (a.rows, a.columns)) else _fused(out)
+    if a is None or a.factors or a.bias_gradient or a.kind == "backward" and a.group > 1:
+        return None
+    return None if any(isinstance(n, int) and n < MIN_SIZE for n in (a.rows, a.columns)) else _fused(out)
 
 
 RULES = rules((op("call"), _fused))
