@@ -33,7 +33,7 @@ def groups(program: Program, order: Sequence[Instruction], bound) -> list[list[I
     writes: dict[int, list[Span]] = {}
     growing = False
     for x in order:
-        loops = x.op in _ELEMENTWISE or x.op == "fusion" and x.get("kind") == "loop"
+        loops = x.op in _ELEMENTWISE or x.op == "fusion" and x.get("kind") == "loop" and not _updates(x)
         sources = [s for o in x.operands for s in program.spans(bound.get(o))] if loops else []
         targets = [*program.spans(bound.get(x))] if loops else []
         if not (loops and growing and len(found[-1]) < LARGEST) or _meet(writes, [*sources, *targets]) or _meet(reads, targets):
@@ -45,6 +45,11 @@ def groups(program: Program, order: Sequence[Instruction], bound) -> list[list[I
                 known.setdefault(s.word, []).append(s)
         growing = loops
     return found
+
+
+def _updates(x: Instruction) -> bool:
+    """Whether a fusion overwrites slices of arrays, which may have to be copied first."""
+    return any(r.op == "dynamic-update-slice" for r in (x["calls"].root, *x["calls"].root.operands))
 
 
 def _meet(known: dict[int, list[Span]], spans: Sequence[Span]) -> bool:

@@ -19,8 +19,9 @@ from torch_hlo.compiler.codegen.program import CodegenError, Place
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.compiler.codegen.scalar import STORAGE
 from torch_hlo.compiler.codegen.views import POINTWISE, dynamic_starts
+from torch_hlo.compiler.passes.fusion_place import behind_reshapes, joined, parts, pieces
 from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.ir import Instruction, instr, postorder
 
 STATIC_ELEMENTS = 1024  # below this a flat loop has constant bounds and no parallel form
 BLOCK = 8192  # elements of a task where rows are few and long
@@ -294,15 +295,47 @@ def dynamic_update_slice(program, x: Instruction) -> None:
     run_loop(program, [Store(y, at)], params, [program.place(o) for o in (update, *starts)], [program.place(x)], key)
 
 
-def emit_fusion_loop(program, x: Instruction) -> None:
-    """A fusion of kind loop: every result has as many elements as the first."""
-    computation = x["calls"]
+def emit_fusion_loops(program, x: Instruction) -> None:
+    """A fusion of kind loop: a loop over the `parts` (passes/fusion_place.py) of all results whose parts have equally many elements."""
+    computation, operands = x["calls"], x.operands
     root = computation.root
     results = root.operands if root.op == "tuple" else (root,)
-    targets = [program.place(x, i) for i in range(len(results))] if root.op == "tuple" else [program.place(x)]
-    used = [i for i, p in enumerate(computation.params) if p.shape.dtype != "token"]
-    leaves = [computation.params[i] for i in used]
-    sources = [program.place(x.operands[i]) for i in used]
-    run_loop(program, [Store(r) for r in results], leaves, sources, targets, key=("fusion", computation))
+    places = [program.place(x, i) for i in range(len(results))] if root.op == "tuple" else [program.place(x)]
+    whole = {r.shape.size for r in results if not pieces(r)}  # a concatenation beside results of its size is written element by element
+    loops: dict[Size, list[int]] = {}
+    for n, r in enumerate(results):
+        loops.setdefault(r.shape.size if r.op == "concatenate" and r.shape.size in whole else parts(r)[0].shape.size, []).append(n)
+    numbers = {p: i for i, p in enumerate(computation.params)}
+    for size, chosen in loops.items():
+        stores, targets, starts = [], [], []
+        for n in chosen:
+            r = results[n]
+            if r.op == "dynamic-update-slice":
+                program.copy(places[n], program.place(operands[numbers[behind_reshapes(r.operands[0])]]))
+                starts += r.operands[2:]
+            written = [Store(r)] if r.shape.size == size and r.op != "dynamic-update-slice" else _stores(r, lambda i, dims=r.shape.dims: ix.linear(i, dims) if i else ix.ZERO)
+            stores += written
+            targets += [places[n]] * len(written)
+        read = set(postorder((*(s.value for s in stores), *starts)))
+        used = [p for p in computation.params if p in read]
+        run_loop(program, stores, used, [program.place(operands[numbers[p]]) for p in used], targets, key=("fusion", computation, tuple(chosen)))
 
 
+def _stores(x: Instruction, at: Callable[[tuple[Index, ...]], Index]) -> list[Store]:
+    """What a loop over the `parts` of `x` writes, and where; `at`: the element of the target for an index of `x`."""
+    found, inner, start = [], joined(x), 0
+    for o in pieces(x):
+        if x.op == "dynamic-update-slice":
+            starts = dynamic_starts(x.operands[2:], x.shape.dims, o.shape.dims)
+        else:
+            starts = [start if d == x["dimensions"][0] else 0 for d in range(x.shape.rank)]
+            start = start + o.shape.dims[x["dimensions"][0]]
+
+        def place(index: tuple[Index, ...], starts=starts) -> Index:
+            return at(tuple(i + s for i, s in zip(index, starts, strict=True)))
+
+        if inner is None:
+            found.append(Store(o, place))
+        else:
+            found += _stores(inner, lambda index, o=o, place=place: place(ix.regroup(index, inner.shape.dims, o.shape.dims)))
+    return found

@@ -9,8 +9,8 @@ from torch_hlo.compiler.codegen.conv import emit_output as emit_convolution
 from torch_hlo.compiler.codegen.dot import emit_output
 from torch_hlo.compiler.codegen.first import emit_first
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
-from torch_hlo.compiler.codegen.indexing import emit_fused_scatter
-from torch_hlo.compiler.codegen.loop import STREAM_BYTES, Store, emit_fusion_loop, run_loop
+from torch_hlo.compiler.codegen.indexing import emit_filled_scatter
+from torch_hlo.compiler.codegen.loop import STREAM_BYTES, emit_fusion_loops
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.reducer import Reducer, fold_pairwise
 from torch_hlo.compiler.codegen.registry import emits_step
@@ -20,7 +20,7 @@ from torch_hlo.compiler.codegen.row_strided import StridedEmitter
 from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.compiler.passes.attention import attention_of
 from torch_hlo.compiler.passes.partial_sort import first_of
-from torch_hlo.compiler.passes.scatter_fusion import is_fused_scatter
+from torch_hlo.compiler.passes.scatter_fill import is_filled_scatter
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.shape import DTYPES, tuple_shape
@@ -56,14 +56,14 @@ def fusion(program, x: Instruction) -> None:
         emit_attention(program, x)
     elif kind == "custom" and first_of(x) is not None:
         emit_first(program, x)
-    elif kind == "custom" and is_fused_scatter(x):
-        emit_fused_scatter(program, x)
+    elif kind == "custom" and is_filled_scatter(x):
+        emit_filled_scatter(program, x)
     elif kind == "output":
         (emit_convolution if any(y.op == "convolution" for y in x["calls"].instructions()) else emit_output)(program, x, x["calls"])
     elif any(y.op == "reduce" for y in x["calls"].instructions()):
         _run(program, x, x["calls"])
     elif kind in ("loop", "reduce", "row"):
-        _run_loops(program, x)
+        emit_fusion_loops(program, x)
     else:
         raise CodegenError(f"fusion of kind {kind!r} {x.shape}: kinds are loop, reduce, row, output, and custom for what a backend_config names")
 
@@ -77,19 +77,6 @@ def reduce(program, x: Instruction) -> None:
         parts = tuple(instr("get-tuple-element", (root,), s, index=i) for i, s in enumerate(x.shape.elements))
         root = instr("tuple", parts, tuple_shape(*x.shape.elements))
     _run(program, x, Computation("reduce", params, root))
-
-
-def _run_loops(program, x: Instruction) -> None:
-    """Results of different sizes are different loops."""
-    computation = x["calls"]
-    results = results_of(computation)
-    sizes = list(dict.fromkeys(r.shape.size for r in results))
-    if len(sizes) == 1:
-        return emit_fusion_loop(program, x)
-    for size in sizes:
-        chosen = [n for n, r in enumerate(results) if r.shape.size == size]
-        run_loop(program, [Store(results[n]) for n in chosen], computation.params, [program.place(o) for o in x.operands],
-                 [program.place(x, n) for n in chosen], key=("fusion", computation, tuple(chosen)))
 
 
 def _run(program, x: Instruction, computation: Computation) -> None:

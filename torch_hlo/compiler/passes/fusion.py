@@ -13,6 +13,7 @@ What loops, conditionals and calls run is fused in the same way.
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.fusion_output import absorb, is_product, product_arrays
+from torch_hlo.compiler.passes.fusion_place import place
 from torch_hlo.compiler.passes.fusion_plan import FULL, Group, Plan
 from torch_hlo.compiler.passes.fusion_prepare import prepare
 from torch_hlo.compiler.passes.fusion_table import FREE, REDUCE
@@ -38,6 +39,7 @@ def _fused(computation: Computation) -> Computation:
     computation = Computation(computation.name, computation.params, prepare(root))
     plan = Plan(computation)
     absorb(plan)
+    place(plan)
     return Computation(computation.name, computation.params, _Builder(plan).root(computation.root))
 
 
@@ -165,6 +167,7 @@ class _Body:
         self.params: list[Instruction] = []
         self.inside: dict[Instruction, Instruction] = {}
         self.arrays = {a for i in g.roles if is_product(plan.order[i]) for a in product_arrays(plan.order[i])}  # a product reads memory
+        self.arrays.update(plan.order[i].operands[0] for i in g.roles if plan.order[i].op == "dynamic-update-slice")  # written in place
         for i in sorted(g.roles):
             self._copy(plan, g, plan.order[i])
 
