@@ -53,6 +53,15 @@ class ConvLayout(HloTestCase):
         after = h.transpose(h.reshape(h.dot(patches, h.reshape(k, (5, 24)), (1,), (1,)), (2, 2, 6, 5)), (0, 3, 1, 2))
         self.assertRewrites(conv_layout, before, after)
 
+    def test_gradient_of_a_pool(self):
+        x, y = p(0, 2, 3, 8, 9), p(1, 2, 3, 4, 4)
+        one, two = WindowDim(1), WindowDim(2, 2, 0, -1)
+        before = h.select_and_scatter(x, y, h.constant(0, "f32"), (one, one, WindowDim(2, 2), two), "GE", "add")
+        turned = h.transpose(x, (0, 2, 3, 1)), h.transpose(y, (0, 2, 3, 1)), h.constant(0, "f32")
+        inner = h.select_and_scatter(*turned, (one, WindowDim(2, 2), two, one), "GE", "add")
+        self.assertRewrites(conv_layout, before, h.transpose(inner, (0, 3, 1, 2)))
+        self.assertKept(conv_layout, inner)
+
     def test_a_network_is_transposed_where_it_begins_and_ends(self):
         x = p(0, 2, 3, 16, 16)
         y = h.convolution(x, p(1, 32, 3, 3, 3), square(3, 1, 1, 1), "bf01_oi01->bf01")

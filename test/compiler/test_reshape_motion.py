@@ -24,6 +24,12 @@ def take(x, dim):
     return h.gather(x, p(5, index=1, dtype="s32"), offset_dims=others, collapsed_slice_dims=(dim,), start_index_map=(dim,), index_vector_dim=1, slice_sizes=sizes)
 
 
+def pool_gradient(x, source, dim):
+    """Of windows of 2 along `dim`."""
+    window = [WindowDim(2, 2, 0, -(n % 2)) if d == dim else WindowDim(1) for d, n in enumerate(x.shape.dims)]
+    return h.select_and_scatter(x, source, ZERO, window, "GE", "add")
+
+
 class ReshapeMotion(HloTestCase):
     def test_moves(self):
         wide = h.reshape(X, (2, 2, 6))
@@ -47,6 +53,8 @@ class ReshapeMotion(HloTestCase):
              h.transpose(h.reshape(h.broadcast(X, (4, 3, 6, 2), (0, 2)), (12, 12)), (1, 0))),
             (h.reduce_window(h.transpose(X, (1, 0)), ZERO, (WindowDim(2), WindowDim(3, 1, 1)), "add"),
              h.transpose(h.reduce_window(X, ZERO, (WindowDim(3, 1, 1), WindowDim(2)), "add"), (1, 0))),
+            (pool_gradient(h.transpose(p(2, 8, 9), (0, 2, 1)), p(2, 9, 4, index=1), 2),
+             h.transpose(pool_gradient(p(2, 8, 9), h.transpose(p(2, 9, 4, index=1), (0, 2, 1)), 1), (0, 2, 1))),
             (h.opt_barrier(h.transpose(X, (1, 0))), h.transpose(h.opt_barrier(X), (1, 0))),
             (take(h.transpose(X, (1, 0)), 0), h.transpose(take(X, 1), (1, 0))),
             (take(h.transpose(p(4, 2, 6), (2, 0, 1)), 2), h.transpose(take(p(4, 2, 6), 1), (2, 0, 1))),
@@ -65,6 +73,7 @@ class ReshapeMotion(HloTestCase):
             "neighbours in the result only": h.reshape(h.transpose(p(4, 2, 3), (1, 0, 2)), (8, 3)),
             "transposes have no dimensions of size 1": h.reshape(h.transpose(X, (1, 0)), (6, 1, 4)),
             "few bytes are transposed": h.concatenate([h.transpose(p(2, 6), (1, 0)), p(6, 9, index=1)], 1),
+            "channels are last already": pool_gradient(h.transpose(p(2, 8, 9), (0, 2, 1)), p(2, 4, 8, index=1), 1),
             "bounds are scalars": h.clamp(ZERO, h.transpose(X, (1, 0)), h.constant(1, "f32")),
         }.items():
             with self.subTest(why):

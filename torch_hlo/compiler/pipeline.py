@@ -29,7 +29,8 @@ from torch_hlo.compiler.passes.legalize import legalize
 from torch_hlo.compiler.passes.partial_sort import partial_sort
 from torch_hlo.compiler.passes.rematerialize import rematerialize
 from torch_hlo.compiler.passes.reshape_motion import reshape_motion
-from torch_hlo.compiler.passes.scatter_fill import scatter_fill
+from torch_hlo.compiler.passes.scatter_fusion import scatter_fusion
+from torch_hlo.compiler.passes.window_gradient import window_gradient
 from torch_hlo.hlo.dim import symbols
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape, numpy_dtype
@@ -46,7 +47,7 @@ PIPELINE: list[Pass] = [
     attention_match,  # attention that was written out
     attention_operands,  # its masks, biases and dropout: expressions, not arrays
     dot_merge,  # products that belong together
-    scatter_fill,  # scatters into new arrays
+    scatter_fusion,  # scatters compute their updates
     partial_sort,  # sorts of which a few elements are read
     collective_async,  # work goes on while bytes travel
     hlo_pass(fusion),  # what becomes one kernel
@@ -60,8 +61,8 @@ def passes_for(target) -> list[Pass]:
     if not target.grid:
         return passes
     types = ("bf16", "f16", *(("f32",) if target.tf32 else ())) if target.family.name == "nvptx" else ()
-    own = {conv_layout.name: for_matrix_units(frozenset(types)), attention.name: attention_on_grid}
-    return [own.get(p.name, p) for p in passes if p not in (partial_sort, attention_match, attention_operands)]
+    own = {conv_layout.name: [window_gradient, for_matrix_units(frozenset(types))], attention.name: [attention_on_grid]}
+    return [q for p in passes if p not in (partial_sort, attention_match, attention_operands, scatter_fusion) for q in own.get(p.name, [p])]
 
 
 class PassError(RuntimeError):

@@ -33,13 +33,19 @@ _MISSING = object()
 
 
 class Instruction:
-    """op (XLA's spelling), operands, shape, attrs (sorted pairs of hashable values, may hold a Computation)."""
+    """op (XLA's spelling), operands, shape, attrs (sorted pairs of hashable values, may hold a Computation).
 
-    __slots__ = ("op", "operands", "shape", "attrs", "__weakref__")
+    Notes that are no part of identity: `meta`, which META shows as a table, and `settled`, the bits of rewrites (match.py) that have
+    nothing left to do here and below.
+    """
+
+    __slots__ = ("op", "operands", "shape", "attrs", "meta", "settled", "__weakref__")
     op: str
     operands: tuple[Instruction, ...]
     shape: Shape
     attrs: tuple[tuple[str, object], ...]
+    meta: Meta | None
+    settled: int
 
     def __getitem__(self, name: str):
         """Attribute `name`, or its value in DEFAULTS; KeyError when absent."""
@@ -73,7 +79,29 @@ class Meta:
     source: str = ""  # "model.py:31"
 
 
-META: weakref.WeakKeyDictionary[Instruction, Meta] = weakref.WeakKeyDictionary()
+class _MetaTable:
+    """Instruction -> Meta, kept in the instructions: a pass asks for thousands."""
+
+    def __contains__(self, x: Instruction) -> bool:
+        return x.meta is not None
+
+    def __getitem__(self, x: Instruction) -> Meta:
+        if x.meta is None:
+            raise KeyError(x)
+        return x.meta
+
+    def __setitem__(self, x: Instruction, meta: Meta) -> None:
+        x.meta = meta
+
+    def get(self, x: Instruction) -> Meta | None:
+        return x.meta
+
+    def setdefault(self, x: Instruction, meta: Meta) -> None:
+        if x.meta is None:
+            x.meta = meta
+
+
+META = _MetaTable()
 _INTERNED: weakref.WeakValueDictionary[tuple, Instruction] = weakref.WeakValueDictionary()
 
 
@@ -107,7 +135,7 @@ def _instr(op: str, operands: tuple[Instruction, ...], attrs: tuple, shape: Shap
         found = _instr(op, operands, attrs, shape)
     else:
         found = object.__new__(Instruction)
-        found.op, found.operands, found.shape, found.attrs = op, operands, shape, attrs
+        found.op, found.operands, found.shape, found.attrs, found.meta, found.settled = op, operands, shape, attrs, None, 0
     _INTERNED[key] = found
     return found
 
@@ -178,28 +206,33 @@ def outputs(module: Module) -> tuple[Instruction, ...]:
     return root.operands if root.op == "tuple" else (root,)
 
 
-def postorder(roots: Iterable[Instruction], known: Iterable[Instruction] = ()) -> list[Instruction]:
+def postorder(roots: Iterable[Instruction], known: Iterable[Instruction] = (), mark: int = 0) -> list[Instruction]:
     """Every instruction reachable from `roots`, operands before users, without recursion, in a stable order.
 
-    `known` instructions, and what only they need, are left out.
+    `known` instructions and those with `mark` in `settled`, and what only they need, are left out.
     """
-    seen = {id(x) for x in known}
+    seen = set(known)
     order: list[Instruction] = []
+    path: list[Instruction] = []  # from a root down; beside it, what is left of each one's operands
+    left: list[Iterator[Instruction]] = []
     for root in roots:
-        if id(root) in seen:
+        if root in seen or root.settled & mark:
             continue
-        stack: list[tuple[Instruction, Iterator[Instruction]]] = [(root, iter(root.operands))]
-        seen.add(id(root))
-        while stack:
-            node, pending = stack[-1]
-            for operand in pending:
-                if id(operand) not in seen:
-                    seen.add(id(operand))
-                    stack.append((operand, iter(operand.operands)))
-                    break
+        seen.add(root)
+        path.append(root)
+        left.append(iter(root.operands))
+        while path:
+            for x in left[-1]:
+                if x not in seen and not x.settled & mark:
+                    seen.add(x)
+                    if x.operands:
+                        path.append(x)
+                        left.append(iter(x.operands))
+                        break
+                    order.append(x)
             else:
-                order.append(node)
-                stack.pop()
+                order.append(path.pop())
+                left.pop()
     return order
 
 

@@ -13,14 +13,14 @@ without recursion on deep graphs, rewrites called computations too, and returns 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from weakref import WeakSet
 
 from torch_hlo.hlo.infer import compatible
-from torch_hlo.hlo.ir import META, Computation, Instruction, Module, called, instr, postorder, replace
+from torch_hlo.hlo.ir import Computation, Instruction, Module, called, instr, postorder, replace
 from torch_hlo.hlo.shape import Literal
 
 BUDGET = 16  # rule firings per instruction, on average, before the driver suspects rules that undo each other
@@ -126,13 +126,26 @@ def _same(a, b) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
+    """`needs` of a pattern: which operands must have which opcodes. Most instructions fail here, before anything is bound."""
+
     name: str
-    patterns: tuple[Op, ...]  # one per order of commutative operands
+    patterns: tuple[tuple[Op, tuple[tuple[int, frozenset[str]], ...]], ...]  # one per order of commutative operands, with its needs
     build: Callable[[dict[str, Instruction]], Instruction | None]
     where: Callable[[dict[str, Instruction]], bool] | None
 
     def apply(self, x: Instruction) -> Instruction | None:
-        for pattern in self.patterns:
+        operands = x.operands
+        for pattern, needs in self.patterns:
+            if needs:
+                if len(operands) != len(pattern.operands):
+                    continue
+                for i, ops in needs:
+                    if operands[i].op not in ops:
+                        break
+                else:
+                    needs = ()
+                if needs:
+                    continue
             bound: dict[str, Instruction] = {}
             if pattern.match(x, bound):
                 bound["out"] = x
@@ -143,12 +156,27 @@ class Rule:
         return None
 
 
+_CONSTANTS = frozenset(("constant", "broadcast"))
+
+
+def _needs(pattern: Op) -> tuple[tuple[int, frozenset[str]], ...]:
+    return tuple((i, o.ops if isinstance(o, Op) else _CONSTANTS) for i, o in enumerate(pattern.operands) if not isinstance(o, Var))
+
+
+_marks = itertools.count()
+
+
+def new_mark() -> int:
+    """A bit of `Instruction.settled` for one rewrite: set where nothing is left to do, there and below. Rewrites are pure, so it stays so."""
+    return 1 << next(_marks)
+
+
 class Table(dict[str, tuple[Rule, ...]]):
-    """Rules by opcode. `settled`: instructions seen with nothing left to do in them or below; rules are pure, so they stay so."""
+    """Rules by opcode, and their mark."""
 
     def __init__(self, rules: dict[str, tuple[Rule, ...]]) -> None:
         super().__init__(rules)
-        self.settled: WeakSet[Instruction] = WeakSet()
+        self.mark = new_mark()
 
 
 def rules(*rows: tuple) -> Table:
@@ -159,7 +187,7 @@ def rules(*rows: tuple) -> Table:
         code = builder.__code__ if hasattr(builder, "__code__") else None
         line = f"{builder.__module__.rsplit('.', 1)[-1]}:{code.co_firstlineno}" if code else ""
         label = builder.__name__ if builder.__name__ != "<lambda>" else "/".join(sorted(pattern.ops))
-        rule = Rule(f"{label} ({line})", tuple(_orders(pattern)), _by_name(builder), where)
+        rule = Rule(f"{label} ({line})", tuple((p, _needs(p)) for p in _orders(pattern)), _by_name(builder), where)
         for name in pattern.ops:
             table.setdefault(name, []).append(rule)
     return Table({name: tuple(found) for name, found in table.items()})
@@ -213,31 +241,32 @@ def rewrite(module: Module, table: Table) -> Module:
                 return y, rule.name
         return None, ""
 
-    return rewrite_module(module, fire, table.settled)
+    return rewrite_module(module, fire, table.mark)
 
 
-def rewrite_module(module: Module, fire: Fire, settled: WeakSet[Instruction]) -> Module:
+def rewrite_module(module: Module, fire: Fire, mark: int) -> Module:
     """The driver with a function in place of a table: `fire(x)` is (replacement or None, name of the rule), and depends on `x` alone.
-    `settled` is kept between calls, one per function."""
-    return module.with_root(rewrite_root(module.entry.root, fire, settled, {}))
+    `mark`: the function's, see new_mark."""
+    return module.with_root(rewrite_root(module.entry.root, fire, mark, {}))
 
 
-def rewrite_computation(c: Computation, fire: Fire, settled: WeakSet[Instruction], memo: dict[Computation, Computation]) -> Computation:
+def rewrite_computation(c: Computation, fire: Fire, mark: int, memo: dict[Computation, Computation]) -> Computation:
     found = memo.get(c)
     if found is None:
-        root = rewrite_root(c.root, fire, settled, memo)
+        root = rewrite_root(c.root, fire, mark, memo)
         found = memo[c] = c if root is c.root else Computation(c.name, c.params, root)
     return found
 
 
-def rewrite_root(root: Instruction, fire: Fire, settled: WeakSet[Instruction], memo: dict[Computation, Computation]) -> Instruction:
+def rewrite_root(root: Instruction, fire: Fire, mark: int, memo: dict[Computation, Computation]) -> Instruction:
     """Rewrite everything `root` depends on; each new instruction is visited too."""
-    if root in settled:
+    if root.settled & mark:
         return root
     done: dict[Instruction, Instruction] = {}
     forward: dict[Instruction, tuple[Instruction, str]] = {}  # fired: what an instruction became, and by which rule
-    fired, limit = 0, BUDGET * (64 + len(postorder((root,))))
-    stack = [root]
+    order = postorder((root,), mark=mark)
+    fired, limit = 0, BUDGET * (64 + len(order))
+    stack = order[::-1]  # operands come first, so that most are done in one visit
     while stack:
         x = stack[-1]
         if x in done:
@@ -250,21 +279,20 @@ def rewrite_root(root: Instruction, fire: Fire, settled: WeakSet[Instruction], m
             done[x] = done[z]
             stack.pop()
             continue
-        pending = [o for o in x.operands if o not in done]
-        if pending:
-            for o in pending:
-                if o in settled:
-                    done[o] = o
-            stack.extend([o for o in reversed(pending) if o not in done])
+        try:
+            operands = tuple([done[o] for o in x.operands])
+        except KeyError:  # settled long ago, or made by a rule
+            done.update((o, o) for o in x.operands if o.settled & mark)
+            stack.extend([o for o in reversed(x.operands) if o not in done])
             continue
-        y = rebuilt(x, tuple([done[o] for o in x.operands]), fire, settled, memo)
+        y = rebuilt(x, operands, fire, mark, memo)
         if y is not x and (y in done or y in forward):
             z, rule = y, "operands"
         else:
             z, rule = fire(y)
             if z is None:
                 done[x] = done[y] = y
-                settled.add(y)
+                y.settled |= mark
                 stack.pop()
                 continue
             fired += 1
@@ -278,18 +306,21 @@ def rewrite_root(root: Instruction, fire: Fire, settled: WeakSet[Instruction], m
         if fired > limit:
             names = sorted({r for _, r in list(forward.values())[-64:]} - {"operands"})
             raise RewriteError(f"{fired} firings on a program of {limit // BUDGET - 64} instructions; the last rules were {', '.join(names)}")
-        stack.append(z)
+        if z.settled & mark:
+            done[z] = z
+        else:
+            stack.append(z)
     return done[root]
 
 
-def rebuilt(x: Instruction, operands: tuple, fire: Fire, settled: WeakSet[Instruction], memo: dict[Computation, Computation]) -> Instruction:
+def rebuilt(x: Instruction, operands: tuple, fire: Fire, mark: int, memo: dict[Computation, Computation]) -> Instruction:
     """`x` on new operands, its called computations rewritten."""
     y = x
     if operands != x.operands:
         y = replace(x, operands)
         carry_meta(x, y)
     if y.attrs and y.op != "fusion" and (calls := called(y)):
-        table = {c: rewrite_computation(c, fire, settled, memo) for c in calls}
+        table = {c: rewrite_computation(c, fire, mark, memo) for c in calls}
         y = with_computations(y, table)
     return y
 
@@ -309,9 +340,8 @@ def with_computations(x: Instruction, table: dict[Computation, Computation]) -> 
 
 def carry_meta(old: Instruction, new: Instruction) -> None:
     """Names and source locations follow a rewrite."""
-    meta = META.get(old)
-    if meta is not None:
-        META.setdefault(new, meta)
+    if new.meta is None:
+        new.meta = old.meta
 
 
 def rebuild(root: Instruction, table: dict[Instruction, Instruction]) -> Instruction:

@@ -259,7 +259,8 @@ class _Parser:
         if partitions > 1 and self._given("is_scheduled", "") == "true" and c.params and all(p.get("sharding") for p in c.params):  # by XLA, after its partitioner: what it leaves on parameters is history
             ins = tuple(p.get("sharding") for p in c.params)
             swaps = {p: instr("parameter", (), p.shape, index=p["index"]) for p in c.params}
-            META.update((new, META[p]) for p, new in swaps.items() if p in META)
+            for old, new in swaps.items():
+                new.meta = old.meta
             c = Computation(c.name, tuple(swaps.values()), _replaced(c.root, swaps))
         outs = self._boundary_shardings("out_shardings", [x.shape for x in (c.root.operands if c.root.op == "tuple" else (c.root,))])
         return Module(module_name, c, tuple(aliases), self._symbols(c), self.mesh, partitions, replicas, ins, outs, self._out_dims())

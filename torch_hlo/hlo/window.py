@@ -18,6 +18,11 @@ class WindowDim:
     window_dilation: int = 1
     reversal: bool = False
 
+    @property
+    def is_trivial(self) -> bool:
+        """Whether the window does not mix elements of this dimension."""
+        return self.stride == 1 and self.size == 1 and self.pad_low == 0 and self.pad_high == 0 and self.base_dilation == 1
+
     def output_size(self, size: Size) -> Size:
         """Number of window positions over a base dimension of `size`."""
         base = (size - 1) * self.base_dilation + 1 if size != 0 else 0

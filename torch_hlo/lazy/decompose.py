@@ -6,7 +6,7 @@ from functools import cache, partial
 
 from torch._ops import OpOverload
 
-from torch_hlo.lazy import backend, checks, dispatch
+from torch_hlo.lazy import backend, checks, dispatch, plain_sizes
 
 # (CompositeExplicitAutogradNonFunctional kernels call the out= variant, which here means the functional one again.)
 _COMPOSITE = (backend.Key.CompositeExplicitAutograd, backend.Key.CompositeImplicitAutograd)
@@ -31,7 +31,7 @@ def decomposition(op: OpOverload) -> Callable | None:
     for table in _tables():
         found = table.get(op)
         if found is not None:
-            return found
+            return plain_sizes.answers()(found)  # written in Python, unlike the kernels below
     return composite(op)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction, instr
-from torch_hlo.hlo.shape import row_major_strides
+from torch_hlo.hlo.shape import Shape, row_major_strides
 from torch_hlo.hlo.window import WindowDim
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.elementwise import compute
@@ -168,43 +168,26 @@ def _flat(positions: list[Expr], steps) -> Expr:
     return total
 
 
-MOST_WINDOWS = 16  # over one element, for which looking at all of them beats adding at computed places
+def _keeps(a: Instruction, b: Instruction) -> Instruction:
+    """Whether the maximum so far stays when `b` comes: the first of equal ones does, and the last NaN."""
+    stays = build.not_(build.compare(b, a, "GT"))
+    return build.and_(stays, build.compare(b, b, "EQ")) if a.shape.kind == "f" else stays
 
 
 def _max_pool_backward(n: int):
     def lowering(grad, x, kernel, stride, padding, dilation, ceil_mode, indices):
-        """Each element looks at the windows over it: their gradients count where their index is its own."""
+        """Each window's gradient goes to its maximum. `indices` say no more than `x`: autograd hands in those of the forward."""
         shape = expected()[0]
         kernel = _sizes(kernel, n)
         stride, padding, dilation = _sizes(stride, n, kernel), _sizes(padding, n), _sizes(dilation, n)
-        sizes, outs = shape.dims[-n:], grad.shape.dims[-n:]
-        over = [-(-((k - 1) * d + 1) // s) for k, d, s in zip(kernel, dilation, stride, strict=True)]
-        if math.prod(over) > MOST_WINDOWS or not all(isinstance(v, int) for v in (*sizes, *outs)) or math.prod(sizes) >= 1 << 31:
-            return _unpool_add(grad, indices, shape, n)
-        lead = len(shape.dims) - n
-        dtype = promote.compute_type(shape.dtype)
-        last = [(size - 1 + p) // s for size, p, s in zip(sizes, padding, stride, strict=True)]  # the last window that starts at or before the end
-        edges = [(0, 0)] * lead + [(o - 1, max(0, q + 1 - out)) for o, q, out in zip(over, last, outs, strict=True)]
-        index, value = pad(promote.cast(indices, "s32"), edges, -1), pad(promote.cast(grad, dtype), edges)
-        own = _flat([Expr(iota(shape.dims, lead + i, "s32")) for i in range(n)], row_major_strides(tuple(sizes)))
-        total = Expr(promote.full(0, dtype, shape.dims))
-        for back in itertools.product(*(range(o) for o in over)):
-            starts = [o - 1 - j for o, j in zip(over, back, strict=True)]
-
-            def spread(v: Instruction, starts=starts) -> Expr:
-                """For each element, the value at window (position + padding) / stride - back."""
-                cut = [(0, d, 1) for d in v.shape.dims[:lead]] + [(a, a + q + 1, 1) for a, q in zip(starts, last, strict=True)]
-                v = instr("slice", (v,), slice=tuple(cut))
-                dims, kept = list(shape.dims[:lead]), list(range(lead))
-                for q, s in zip(last, stride, strict=True):
-                    kept.append(len(dims))
-                    dims += [q + 1, s]
-                v = reshape(build.broadcast(v, tuple(dims), tuple(kept)), (*shape.dims[:lead], *((q + 1) * s for q, s in zip(last, stride, strict=True))))
-                inside = [(0, d, 1) for d in shape.dims[:lead]] + [(p, p + size, 1) for p, size in zip(padding, sizes, strict=True)]
-                return Expr(instr("slice", (v,), slice=tuple(inside)))
-
-            total = total + where(spread(index).eq(own), spread(value), 0)
-        return promote.cast(total.x, shape.dtype)
+        # Where windows overlap gradients are added up in the wide type.
+        dtype = promote.compute_type(shape.dtype) if any(k > s for k, s in zip(kernel, stride, strict=True)) else shape.dtype
+        window = _leading(len(shape.dims), n)
+        for s, o, k, st, p, d in zip(shape.dims[-n:], grad.shape.dims[-n:], kernel, stride, padding, dilation, strict=True):
+            window.append(WindowDim(k, st, p, (o - 1) * st + (k - 1) * d + 1 - s - p, 1, d))
+        select = build.computation(_keeps, (Shape(dtype), Shape(dtype)), f"keeps_{dtype}")
+        values, zero = (promote.cast(v, dtype) for v in (x, grad)), promote.constant(0, dtype)
+        return promote.cast(build.select_and_scatter(*values, zero, tuple(window), select, "add"), shape.dtype)
 
     return lowering
 

@@ -4,7 +4,7 @@ import pytest
 
 from test.compiler.codegen.steps import check
 from torch_hlo.hlo import build
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.shape import Shape, numpy_dtype
 from torch_hlo.hlo.window import WindowDim
 
 ONE = WindowDim(1)
@@ -99,6 +99,26 @@ def test_select_and_scatter(window, select):
     source = rng.standard_normal(out).astype("float32")
     window = tuple(window)
     check(lambda x, s: build.select_and_scatter(x, s, build.constant(0.5, "f32"), window, select, "add"), v, source)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64", "s32", "s8"])
+@pytest.mark.parametrize("channels", [1, 16, 37, 150])
+@pytest.mark.parametrize("window", [
+    (ONE, WindowDim(3, 2, 1, 1), WindowDim(3, 2, 1, 1), ONE),
+    (ONE, WindowDim(2, 2, 0, -1), WindowDim(2, 2), ONE),
+    (ONE, WindowDim(3, 1, 2, 2, 1, 2), WindowDim(2, 3, 0, 1), ONE),
+    (ONE, ONE, WindowDim(4, 3, 2, 5), ONE),
+])  # fmt: skip
+def test_select_and_scatter_lanes(window, channels, dtype):
+    rng = np.random.default_rng(0)
+    v = rng.integers(-9, 9, (2, 9, 10, channels)).astype(numpy_dtype(dtype))
+    source = rng.integers(-3, 4, tuple(w.output_size(n) for w, n in zip(window, v.shape))).astype(numpy_dtype(dtype))
+
+    def program(x, s):
+        return build.select_and_scatter(x, s, build.constant(1, dtype), window, "GE", "add")
+
+    check(program, v, source, dtypes=[dtype, dtype])
+    check(program, v, source, dtypes=[dtype, dtype], symbolic={(0, 0): "n", (1, 0): "n"})
 
 
 def test_empty():

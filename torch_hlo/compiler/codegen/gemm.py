@@ -26,7 +26,7 @@ KC = 384  # depth of a packed block: A tile 24 KB in L1
 LOCAL_GAP = 16  # elements between the rows of a tile of sums: rows 2 KB apart would share a few sets of L1
 KC_DIRECT = 256  # the same when B is read in place
 PREFETCH = 16  # rows of B that are asked for in advance
-NC = 512  # columns of a packed block: 768 KB of B in L2
+NC = 512  # columns of a packed block of 4-byte elements: 768 KB of B in L2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,11 @@ class Tile:
         return self.lanes * self.vectors
 
     @property
+    def block_columns(self) -> int:
+        """Columns of a packed block of B."""
+        return NC * 4 // self.itemsize
+
+    @property
     def is_float(self) -> bool:
         return self.kind in ("float", "double")
 
@@ -58,12 +63,12 @@ class Tile:
     @property
     def scratch_bytes(self) -> int:
         """Packing space of one chunk: a block of B panels and a tile of A."""
-        return self.itemsize * (KC * (NC + self.columns) + KC * self.lanes + 2 * self.lanes * self.lanes) + 256
+        return self.itemsize * (KC * (self.block_columns + self.columns) + KC * self.lanes + 2 * self.lanes * self.lanes) + 256
 
     @property
     def sums_bytes(self) -> int:
         """Space of a row tile's sums over a block of columns."""
-        return self.itemsize * self.lanes * (NC + LOCAL_GAP)
+        return self.itemsize * self.lanes * (self.block_columns + LOCAL_GAP)
 
 
 def tile(kind: str, vector_bytes: int) -> Tile:
@@ -195,15 +200,17 @@ def splat(f: Function, kind: str, lanes: int, scalar) -> str:
     return f.op(f"shufflevector {vector} {v}, {vector} poison, <{lanes} x i32> zeroinitializer")
 
 
-def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = False, whole: bool = False, ahead: bool = False) -> Function:
+def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = False, whole: bool = False, ahead: bool = False,
+          block_ahead: bool = False) -> Function:  # fmt: skip
     """C[rows, columns] (+)= A panel x B. `cols` columns are valid, all with `whole`; with `partial` only `%valid_rows` rows.
 
     B holds `vectors` panels of [depth][lanes], one after the other; with `direct` it is the unpacked operand, its rows
     `%b_k` elements apart. (A masked load takes a multiplier's port, which costs a `direct` kernel 6 % when nothing is masked.)
-    With `ahead`, every `lanes` iterations ask for the cache line `%ahead_step` bytes after the last one: 2 to 5 % of products of large matrices.
+    With `ahead`, every `lanes` iterations ask for the cache line `%ahead_step` bytes after the last one: 2 to 5 % of products of large matrices. With
+    `block_ahead` they ask for one after the other from `%block` on.
     """
     params = [("ptr noalias", "A"), ("ptr noalias", "B"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
-    params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct + [("ptr", "ahead"), ("i64", "ahead_step")] * ahead
+    params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct + [("ptr", "ahead"), ("i64", "ahead_step")] * ahead + [("ptr", "block")] * block_ahead
     f = Function(name, "void", params, attrs="noinline #0")
     masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
     distance = t.lanes if direct else f.mul("%depth", t.lanes)
@@ -216,6 +223,8 @@ def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = F
         if ahead:
             line = f.gep("i8", "%ahead", f.mul(f.div(loop.index, t.lanes), "%ahead_step"))
             f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
+        if block_ahead:
+            f.do(f"call void @llvm.prefetch.p0(ptr {f.gep(t.kind, '%block', loop.index)}, i32 0, i32 2, i32 1)")
         if direct:
             row = f.mul(loop.index, "%b_k")
             ahead = f.mul(f.add(loop.index, PREFETCH), "%b_k")
@@ -303,7 +312,7 @@ def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, form
         for blocks_n in range(1, min(items, ceildiv(n, step)) + 1):
             blocks_m = min(ceildiv(items, blocks_n), tiles)
             lost = multiply * (idle + max(0, 1 - blocks_m * blocks_n / items))
-            passes = blocks_n * ceildiv(ceildiv(n, blocks_n), NC)
+            passes = blocks_n * ceildiv(ceildiv(n, blocks_n), t.block_columns)
             for prepacked in (False, True) if may_prepack and passes > 1 else (False,):
                 a_cost = PREPACK_NS + READ_NS[far_a] * passes if prepacked else PACK_NS[forms[0]][far_a] * passes
                 best = min(best, (m * k * a_cost + blocks_m * n * k * PACK_NS[forms[1]][far_b] + lost, blocks_m, blocks_n, prepacked))
@@ -370,6 +379,7 @@ class Gemm:
         self.t, self.heights, self.static_m, self.prepacked = t, heights, static_m, prepacked
         self.epilogue, self.local = epilogue, local
         self.direct, self.even = form_b == "direct", even
+        self.block_ahead = form_b not in ("strided", "direct") and not source_b.steps
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
         self.functions: dict[str, str] = {}
         height = "_".join(map(str, heights)) + "p" * (not static_m) + "q" * prepacked + "e" * even
@@ -471,8 +481,8 @@ class Gemm:
         if self.name in self.functions:
             return self.name
         f = Function(self.name, "void", params, attrs="noinline #0")
-        a_panel = f.gep(t.kind, "%scratch", KC * (NC + t.columns) + t.lanes * t.lanes)
-        nc = NC // t.columns * t.columns
+        a_panel = f.gep(t.kind, "%scratch", KC * (t.block_columns + t.columns) + t.lanes * t.lanes)
+        nc = t.block_columns // t.columns * t.columns
         tall = self._tall(f)
         with f.loop("%n0", "%n1", nc) as j0:
             j1 = f.min(f.add(j0, nc), "%n1")
@@ -482,13 +492,20 @@ class Gemm:
                     with f.loop(j0, j1, t.lanes) as j:
                         number = f.div(f.sub(j, j0), t.lanes)
                         self.pack_b(f, depth, j, f.min(f.sub(j1, j), t.lanes), f.gep(t.kind, "%scratch", f.mul(number, panel)))
+                coming = self._next_block(f, depth, j0, j1) if self.block_ahead else None
                 with f.loop("%tile0", "%tile1") as i:
-                    self._row_tile(f, i, tall, depth, a_panel, panel, j0, j1)
+                    self._row_tile(f, i, tall, depth, a_panel, panel, j0, j1, coming)
         self.functions[self.name] = f.text()
         return self.name
 
-    def _row_tile(self, f: Function, i: Int, tall: Int | None, depth: Depth, a_panel: str, panel: Int, j0: Int, j1: Int) -> None:
-        """Pack tile `i` of A and multiply it with every pair of panels."""
+    def _next_block(self, f: Function, depth: Depth, j0: Int, j1: Int) -> str:
+        """Where the block of B begins that comes after this one: further along K, or the next columns."""
+        to = f.add(depth.first, depth.size)
+        k, j = f.select(depth.last, "i64", 0, to), f.select(depth.last, "i64", j1, j0)
+        return f.gep(self.sources[1].kind, "%B", f.add(f.mul(j, "%b_free"), f.mul(k, "%b_k")))
+
+    def _row_tile(self, f: Function, i: Int, tall: Int | None, depth: Depth, a_panel: str, panel: Int, j0: Int, j1: Int, coming: str | None) -> None:
+        """Pack tile `i` of A and multiply it with every pair of panels; each of these calls asks for a line of B's block that begins at `coming`."""
         high = self.heights[0]
         row, height, is_tall = self._rows(f, i, tall)
         if self.prepacked:
@@ -496,15 +513,15 @@ class Gemm:
         else:
             self.pack_a(f, depth, row, height, a_panel)
         if self.local:
-            c_row, ldc = f.gep("i8", "%scratch", self.t.scratch_bytes), NC + LOCAL_GAP
+            c_row, ldc = f.gep("i8", "%scratch", self.t.scratch_bytes), self.t.block_columns + LOCAL_GAP
         else:
             c_row, ldc = f.gep(self.t.kind, "%C", f.add(f.mul(row, "%ldc"), j0)), "%ldc"
 
         ahead = self.forms[0] == "transpose" and not self.prepacked
 
         def kernel(rows: int, partial: bool, whole: bool) -> str:
-            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{'a' * ahead}"
-            return self.function(micro, name, self.t, rows, partial, self.direct, whole, ahead)
+            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{'a' * ahead}{'b' * self.block_ahead}"
+            return self.function(micro, name, self.t, rows, partial, self.direct, whole, ahead, self.block_ahead)
 
         def multiply(rows: int, partial: bool = False) -> None:
             rest = [f"i64 {height}"] * partial + ["i64 %b_k"] * self.direct
@@ -519,6 +536,12 @@ class Gemm:
                     next_row = f.add(f.add(row, height), f.rem(f.div(f.sub(j, j0), self.t.columns), 16))
                     q = f.gep(self.sources[0].kind, "%A", f.add(f.mul(next_row, "%a_free"), f.mul(depth.first, "%a_k")))
                     arguments += [f"ptr {q}", f"i64 {self.sources[0].itemsize * self.t.lanes}"]
+                if coming is not None:
+                    calls = f.ceildiv(f.sub(j1, j0), self.t.columns)
+                    call = f.add(f.mul(f.sub(i, "%tile0"), calls), f.div(f.sub(j, j0), self.t.columns))
+                    along_k = self.forms[1] == "transpose"
+                    line = f.mul(f.min(call, f.sub(j1, j0) if along_k else depth.size), "%b_free" if along_k else "%b_k")
+                    arguments.append(f"ptr {f.gep(self.sources[1].kind, coming, line)}")
 
                 def run(whole: bool, arguments=arguments) -> None:
                     f.call("void", kernel(rows, partial, whole), *arguments)

@@ -5,17 +5,19 @@ order whatever the number of threads: threads split batch dimensions or the wind
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.control import copy_places
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import lane_mask
-from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
+from torch_hlo.compiler.codegen.inline import Values, Writer, apply, load, store
 from torch_hlo.compiler.codegen.loop import Store, run_loop
 from torch_hlo.compiler.codegen.registry import emits_step, emits_value
+from torch_hlo.compiler.codegen.scalar import Value
 from torch_hlo.hlo.dim import Dim, Size, dim_max
-from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.ir import Instruction, postorder
 from torch_hlo.hlo.shape import Shape, row_major_strides
 
 
@@ -103,19 +105,24 @@ def scatter(program, x: Instruction) -> None:
     places = program.places(x) if x.shape.is_tuple else (program.places(x),)
     for place, operand in zip(places, x.operands[:count], strict=True):
         copy_places(program, place, program.places(operand))
-    _scatter_into(program, x, places, [program.place(o) for o in x.operands[count:]])
+    _scatter_into(program, x, places, [program.place(o) for o in x.operands[count:]], x.operands[count + 1:])
 
 
-def emit_filled_scatter(program, x: Instruction) -> None:
-    """Emit a fusion that passes/scatter_fill.py made."""
-    inner = x["calls"].root
-    place, start = program.place(x), inner.operands[0]
-    run_loop(program, [Store(start)], [], [], [place], key=("fill", start))
-    _scatter_into(program, inner, (place,), [program.place(x.operands[o["index"]]) for o in inner.operands[1:]])
+def emit_fused_scatter(program, x: Instruction) -> None:
+    """Emit a fusion that passes/scatter_fusion.py made."""
+    inner, place = x["calls"].root, program.place(x)
+    start, indices, updates = inner.operands
+    if start.op == "parameter":
+        copy_places(program, place, program.places(x.operands[start["index"]]))
+    else:
+        run_loop(program, [Store(start)], [], [], [place], key=("fill", start))
+    leaves = [y for y in postorder((updates,)) if y.op == "parameter"]
+    _scatter_into(program, inner, (place,), [program.place(x.operands[p["index"]]) for p in (indices, *leaves)], leaves)
 
 
-def _scatter_into(program, x: Instruction, places, sources) -> None:
-    """Apply the updates of a scatter to its results, which hold the operands already. `sources`: places of the indices and the updates."""
+def _scatter_into(program, x: Instruction, places, sources, leaves: Sequence[Instruction]) -> None:
+    """Apply the updates of a scatter to its results, which hold the operands already. `leaves`: what the updates are computed from, or the updates;
+    `sources`: places of the indices and of the leaves."""
     count = len(x.operands) // 2
     operands, indices, updates = x.operands[:count], x.operands[count], x.operands[count + 1:]
     if updates[0].shape.size == 0 or operands[0].shape.size == 0:
@@ -123,12 +130,13 @@ def _scatter_into(program, x: Instruction, places, sources) -> None:
 
     def build() -> tuple:
         f = Writer(program, "scatter", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"to{i}") for i in range(count)), ("ptr", "indices"),
-                                         *(("ptr", f"by{i}") for i in range(count))])
-        writer = Scatter(f, x, operands, indices, updates, program.target.strip)
+                                         *(("ptr", f"by{i}") for i in range(len(leaves)))])
+        writer = Scatter(f, x, operands, indices, updates, program.target.strip, leaves)
         items, grain, cost = writer.write()
         return f.define(), tuple(writer.size.names), items, grain, cost
 
-    key = ("scatter", tuple(o.shape for o in x.operands), x.attrs)
+    computed = updates if tuple(leaves) != tuple(updates) else ()
+    key = ("scatter", tuple(o.shape for o in x.operands), x.attrs, computed)
     name, sizes, items, grain, cost = program.once(key, build)
     arguments = [f"ptr {program.at(p)}" for p in (*places, *sources)] + [f"i64 {program.size(s)}" for s in sizes]
     program.parallel(name, arguments, program.size(items), grain, cost)
@@ -137,8 +145,10 @@ def _scatter_into(program, x: Instruction, places, sources) -> None:
 class Scatter:
     """Writes `void scatter(lo, hi, results…, indices, updates…)`; [lo, hi) is a range of the dimension that threads split."""
 
-    def __init__(self, f: Writer, x: Instruction, operands, indices: Instruction, updates, lanes: int) -> None:
+    def __init__(self, f: Writer, x: Instruction, operands, indices: Instruction, updates, lanes: int, leaves=None) -> None:
         self.f, self.x, self.operands, self.indices, self.updates = f, x, operands, indices, updates
+        # Updates that are computed on the way: what from, and where that is. None: they are in memory.
+        self.leaves = None if leaves is None or tuple(leaves) == tuple(updates) else {p: f"%by{i}" for i, p in enumerate(leaves)}
         self.size = Sizes(f)
         self.vector_dim = x["index_vector_dim"]
         dims, update_dims = operands[0].shape.dims, updates[0].shape.dims
@@ -206,28 +216,45 @@ class Scatter:
     def _window(self, batch: list[Int], start: Int, split: tuple[str, int]) -> None:
         f = self.f
         read = dot_product(f, batch, [self.size(self.update_strides[d]) for d in self.scatter_positions])
+        values = None
+        if self.leaves is not None:
+            values = Values(f, self.leaves, self.updates[0], self._update_index(batch, [None] * len(self.window_positions)))
         ranges = [("%lo", "%hi") if split == ("window", i) else (0, self.size(n)) for i, n in enumerate(self.window_sizes)]
         with ExitStack() as stack:
             outer = ranges if self.lanes == 1 else ranges[:-1]
             window = loop_nest(f, stack, outer)
             to = f.add(start, dot_product(f, window, [self.size(self.strides[d]) for d in self.window_dims[: len(outer)]]))
             by = f.add(read, dot_product(f, window, [self.size(self.update_strides[d]) for d in self.window_positions[: len(outer)]]))
+            def combine(at: Int, lanes: int, mask: str | None = None, last: tuple[Int, ...] = ()) -> None:
+                types = [u.shape.dtype for u in self.updates]
+                if values is None:
+                    new = [load(f, t, f"%by{i}", f.add(by, at), lanes, mask) for i, t in enumerate(types)]
+                else:
+                    new = [values.element(self.updates[0], self._update_index(batch, [*window, *last]), lanes, mask)]
+                self._combine(f.add(to, at), new, lanes, mask)
+
             if self.lanes == 1:
-                self._combine(to, by, 1, None)
+                combine(0, 1)
                 return
             low, high = ranges[-1]
             whole = f.add(low, f.mul(f.div(f.sub(high, low), self.lanes), self.lanes))
             if whole != 0:
                 with f.loop(low, whole, self.lanes) as j:
-                    self._combine(f.add(to, j), f.add(by, j), self.lanes, None)
+                    combine(j, self.lanes, None, (j,))
             if isinstance(whole, str) or whole != high:
                 with f.loop(whole, high, self.lanes) as j:  # at most one, partial, vector
-                    self._combine(f.add(to, j), f.add(by, j), self.lanes, lane_mask(f, self.lanes, j, high))
+                    combine(j, self.lanes, lane_mask(f, self.lanes, j, high), (j,))
 
-    def _combine(self, to: Int, by: Int, lanes: int, mask: str | None) -> None:
+    def _update_index(self, batch: Sequence, window: Sequence) -> list:
+        """The index of an update, from its parts along scatter and window dimensions."""
+        index = [None] * len(self.update_dims)
+        for d, i in zip((*self.scatter_positions, *self.window_positions), (*batch, *window), strict=True):
+            index[d] = i
+        return index
+
+    def _combine(self, to: Int, new: list[Value], lanes: int, mask: str | None) -> None:
         f = self.f
         types = [o.shape.dtype for o in self.operands]
-        new = [load(f, t, f"%by{i}", by, lanes, mask) for i, t in enumerate(types)]
         root, params = self.x["to_apply"].root, self.x["to_apply"].params
         if len(types) == 1 and root is params[1]:
             store(f, types[0], new[0], "%to0", to, lanes, mask)

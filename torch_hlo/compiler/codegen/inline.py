@@ -6,15 +6,17 @@
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
+from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen import scalar
 from torch_hlo.compiler.codegen.emit import Emit, Unit
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.kernel import Kernel, Level
+from torch_hlo.compiler.codegen.plan import Planner
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
-from torch_hlo.hlo.ir import Computation
+from torch_hlo.hlo.ir import Computation, Instruction
 
 
 class _SharedUnit(Unit):
@@ -73,6 +75,57 @@ def apply(f: Writer, computation: Computation, values: Sequence[Value], lanes: i
     f.block = kernel.level.label
     return results
 
+
+
+class Values:
+    """Elements of instructions that are computed from arrays in memory, at indices that a Writer's loops give.
+
+        v = Values(f, {p: "%by0"}, x, (i, None))       # within the loop over i: what changes with it alone is written here
+        with f.loop(0, n, lanes) as j: v.element(x, (i, j), lanes)
+
+    `leaves`: pointer of each instruction in memory. All sizes are numbers.
+    """
+
+    def __init__(self, f: Writer, leaves: Mapping[Instruction, str], x: Instruction, outer: Sequence[Int | None]) -> None:
+        self.f, self.leaves = f, leaves
+        kernel = self._kernel({}, 1)
+        index = [ix.of(ix.variable("loop", (f"inner{d}",), n, 1)) if i is None else self._index(kernel, i, n) for d, (i, n) in
+                 enumerate(zip(outer, x.shape.dims, strict=True))]
+        planner = Planner(list(leaves))
+        planner.value(x, tuple(index))
+        for v in ix.variables(planner.accesses):  # addresses that are read from memory
+            if v.kind == "value" and v.depth == 0:
+                kernel.scalar(ix.of(v))
+        self.cache = kernel.levels[0].cache
+
+    def element(self, x: Instruction, index: Sequence[Int], lanes: int = 1, mask: str | None = None) -> Value:
+        """The element at `index`, or `lanes` neighbours along the last dimension, those in `mask`."""
+        kernel = self._kernel(self.cache, lanes, mask)
+        at = [self._index(kernel, i, n) for i, n in zip(index[:len(index) - (lanes > 1)], x.shape.dims)]
+        if lanes > 1:
+            kernel.lane_var = ix.variable("loop", (index[-1],), x.shape.dims[-1], 1)
+            kernel._names[kernel.lane_var] = index[-1]
+            at.append(ix.of(kernel.lane_var))
+        return kernel.value(x, tuple(at))
+
+    def _kernel(self, cache: dict, lanes: int, mask: str | None = None) -> Kernel:
+        f = self.f
+        kernel = Kernel(f.program.target, lanes, [], outputs=0)
+        kernel.unit, kernel.leaves, kernel.ragged = f.unit, dict(self.leaves), True
+        kernel.levels = [Level(0, f.lines, f.block, 1, f.unit)]
+        kernel.levels[0].cache = dict(cache)  # what is written from here on may be within a loop, and unknown after it
+        if lanes > 1:
+            kernel.levels.append(Level(1, f.lines, f.block, lanes, f.unit, mask))
+        kernel.level = kernel.levels[-1]
+        kernel.e = kernel.level.emit
+        return kernel
+
+    def _index(self, kernel: Kernel, i: Int, extent: int) -> ix.Index:
+        if isinstance(i, int):
+            return ix.constant(i)
+        var = ix.variable("loop", (i,), extent, 0)
+        kernel._names[var] = i
+        return ix.of(var)
 
 
 def load(f: Writer, dtype: str, pointer: str, index: Int, lanes: int = 1, mask: str | None = None, align: int = 0) -> Value:

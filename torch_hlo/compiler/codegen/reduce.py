@@ -9,7 +9,7 @@ from torch_hlo.compiler.codegen.conv import emit_output as emit_convolution
 from torch_hlo.compiler.codegen.dot import emit_output
 from torch_hlo.compiler.codegen.first import emit_first
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
-from torch_hlo.compiler.codegen.indexing import emit_filled_scatter
+from torch_hlo.compiler.codegen.indexing import emit_fused_scatter
 from torch_hlo.compiler.codegen.loop import STREAM_BYTES, emit_fusion_loops
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.reducer import Reducer, fold_pairwise
@@ -20,7 +20,7 @@ from torch_hlo.compiler.codegen.row_strided import StridedEmitter
 from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.compiler.passes.attention import attention_of
 from torch_hlo.compiler.passes.partial_sort import first_of
-from torch_hlo.compiler.passes.scatter_fill import is_filled_scatter
+from torch_hlo.compiler.passes.scatter_fusion import is_fused_scatter
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.shape import DTYPES, tuple_shape
@@ -56,8 +56,8 @@ def fusion(program, x: Instruction) -> None:
         emit_attention(program, x)
     elif kind == "custom" and first_of(x) is not None:
         emit_first(program, x)
-    elif kind == "custom" and is_filled_scatter(x):
-        emit_filled_scatter(program, x)
+    elif kind == "custom" and is_fused_scatter(x):
+        emit_fused_scatter(program, x)
     elif kind == "output":
         (emit_convolution if any(y.op == "convolution" for y in x["calls"].instructions()) else emit_output)(program, x, x["calls"])
     elif any(y.op == "reduce" for y in x["calls"].instructions()):

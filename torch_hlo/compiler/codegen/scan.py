@@ -24,7 +24,7 @@ def scan_dimension(x: Instruction) -> tuple[int, bool] | None:
     """(dimension, from the end) when output i of a reduce-window is the fold of the elements up to (or from) i along one dimension."""
     dims, found = x.operands[0].shape.dims, None
     for d, (n, w) in enumerate(zip(dims, x["window"], strict=True)):
-        if w.stride == 1 and w.size == 1 and w.pad_low == 0 and w.pad_high == 0 and w.base_dilation == 1:
+        if w.is_trivial:
             continue
         plain = w.stride == 1 and w.base_dilation == 1 and w.window_dilation == 1 and w.size == n
         ends = (w.pad_low, w.pad_high)

@@ -1,4 +1,4 @@
-"""reduce-window and select-and-scatter.
+"""reduce-window.
 
 A window as long as its dimension that ends at the element (a running sum) is a scan (scan.py). A small window is unrolled into a value, so
 that pooling is a vector loop over its output. Any other window is a loop nest over its positions.
@@ -23,12 +23,12 @@ from torch_hlo.compiler.codegen.views import choose
 from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import DTYPES, row_major_strides
-from torch_hlo.hlo.window import Window, WindowDim
+from torch_hlo.hlo.window import Window
 
 UNROLLED_TAPS = 64  # windows up to this size are written out
 
 
-def _taps(window: Window) -> int | None:
+def tap_count(window: Window) -> int | None:
     """Number of positions in a window, None when symbolic."""
     total = 1
     for w in window:
@@ -36,10 +36,6 @@ def _taps(window: Window) -> int | None:
             return None
         total *= w.size
     return total
-
-
-def _padded_away(w: WindowDim) -> bool:
-    return w.stride == 1 and w.size == 1 and w.pad_low == 0 and w.pad_high == 0 and w.base_dilation == 1
 
 
 def _elements(x: Instruction) -> tuple:
@@ -53,7 +49,7 @@ def reduce_window(program, x: Instruction) -> None:
         return
     if is_scan(x):
         return emit_scan(program, x)
-    taps = _taps(x["window"])
+    taps = tap_count(x["window"])
     if taps is not None and taps <= UNROLLED_TAPS and not x.shape.is_tuple:
         params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands[:1]))
         inits = [o if o.op == "constant" else instr("parameter", (), o.shape, index=1) for o in x.operands[1:]]
@@ -111,13 +107,13 @@ def _padding(k, reducer: Reducer, initial: Instruction) -> Value:
 
 
 # -- any window ----------------------------------------------------------------------------------------------------------
-def _positions(f: Writer, size: Sizes, window: Window, dims, output: list[Int], taps: list[Int]) -> tuple[list[Int], str | None]:
+def positions(f: Writer, size: Sizes, window: Window, dims, output: list[Int], taps: list[Int]) -> tuple[list[Int], str | None]:
     """(index of each operand dimension, condition that it is an element) for an output index and an offset in the window."""
     place: list[Int] = []
     inside: str | None = None
     for o, tap, w, n in zip(output, taps, window, dims, strict=True):
         at = f.sub(f.add(f.mul(o, w.stride), f.mul(tap, w.window_dilation)), size(w.pad_low))
-        if _padded_away(w):
+        if w.is_trivial:
             place.append(at)
             continue
         tests = []
@@ -171,7 +167,7 @@ def _nested(program, x: Instruction) -> None:
             keep(i, load(f, t, f"%init{i}", 0))
         with ExitStack() as stack:
             taps = loop_nest(f, stack, [(0, size(w.size)) for w in window])
-            place, inside = _positions(f, size, window, dims, output, taps)
+            place, inside = positions(f, size, window, dims, output, taps)
             with f.when(inside) if inside else ExitStack():
                 at = dot_product(f, place, strides)
                 fold([load(f, t, f"%from{i}", at) for i, t in enumerate(types)])
@@ -185,54 +181,4 @@ def _nested(program, x: Instruction) -> None:
     for o, i, place in zip(operands, inits, places, strict=True):
         pointers += [f"ptr {program.pointer(o)}", f"ptr {program.pointer(i)}", f"ptr {program.at(place)}"]
     name = f.define()
-    program.parallel(name, pointers + size.arguments(program), program.size(ix.product(out)), cost=2.0 * (_taps(window) or 100))
-
-
-@emits_step("select-and-scatter")
-def select_and_scatter(program, x: Instruction) -> None:
-    """For each window of the operand, the source's element is added where `select` finds its favourite. Dimensions that the window
-    does not mix are split over threads."""
-    operand, source, init = x.operands
-    dims, out, window, dtype = operand.shape.dims, source.shape.dims, x["window"], x.shape.dtype
-    if x.shape.size == 0:
-        return
-    lead = 0
-    while lead < len(dims) and _padded_away(window[lead]):
-        lead += 1
-    f = Writer(program, "select_and_scatter", [("i64", "lo"), ("i64", "hi"), ("ptr", "x"), ("ptr", "source"), ("ptr", "init"), ("ptr", "to")])
-    size = Sizes(f)
-    strides, source_strides = ([size(s) for s in row_major_strides(d)] for d in (dims, out))
-    plane, source_plane = (size(ix.product(d[lead:])) for d in (dims, out))
-    best = f.alloca("i64")
-    with f.loop("%lo", "%hi") as item:
-        base, source_base = f.mul(item, plane), f.mul(item, source_plane)
-        start = load(f, dtype, "%init", 0)
-        with f.loop(0, plane) as i:
-            store(f, dtype, start, "%to", f.add(base, i))
-        with ExitStack() as stack:
-            output = loop_nest(f, stack, [(0, size(n)) for n in out[lead:]])
-            f.store("i64", -1, best)
-            with ExitStack() as inner:
-                taps = loop_nest(f, inner, [(0, size(w.size)) for w in window[lead:]])
-                place, inside = _positions(f, size, window[lead:], dims[lead:], output, taps)
-                with f.when(inside) if inside else ExitStack():
-                    at = f.add(base, dot_product(f, place, strides[lead:]))
-                    so_far = f.load("i64", best)
-                    none = f.icmp("slt", so_far, 0)
-                    have = load(f, dtype, "%x", f.select(none, "i64", at, so_far))
-                    keeps = apply(f, x["select"], [have, load(f, dtype, "%x", at)])[0]
-                    new = f.op(f"or i1 {none}, {f.op(f'xor i1 {keeps}, true')}")
-                    f.store("i64", f.select(new, "i64", at, so_far), best)
-            chosen = f.load("i64", best)
-            with f.when(f.icmp("sge", chosen, 0)):
-                add = load(f, dtype, "%source", f.add(source_base, dot_product(f, output, source_strides[lead:])))
-                store(f, dtype, apply(f, x["scatter"], [load(f, dtype, "%to", chosen), add])[0], "%to", chosen)
-    name = f.define()
-    pointers = [f"ptr {program.pointer(o)}" for o in (operand, source, init)] + [f"ptr {program.pointer(x)}"]
-    items = ix.product(dims[:lead])
-    work = 1.0
-    for n, w in zip(out[lead:], window[lead:], strict=True):
-        work *= (n if isinstance(n, int) else 16) * (w.size if isinstance(w.size, int) else 16)
-    program.parallel(name, pointers + size.arguments(program), program.size(items), cost=2.0 * work)
-
-
+    program.parallel(name, pointers + size.arguments(program), program.size(ix.product(out)), cost=2.0 * (tap_count(window) or 100))

@@ -162,7 +162,21 @@ def patches_product(out: Instruction) -> Instruction | None:
     return h.transpose(found, [f"b{digits}f".index(c) for c in to])
 
 
+def gradient_channels_last(out: Instruction) -> Instruction | None:
+    """select-and-scatter whose innermost dimension is windowed -> transpose(select-and-scatter(transpose, transpose)) with one last that is not"""
+    window = out["window"]
+    whole = [d for d, w in enumerate(window) if w.is_trivial]
+    if not whole or out.shape.size == 0 or window[-1].is_trivial:
+        return None
+    order = [*(d for d in range(out.shape.rank) if d != whole[-1]), whole[-1]]
+    x, source, init = out.operands
+    attrs = dict(out.attrs) | {"window": tuple(window[d] for d in order)}
+    inner = instr("select-and-scatter", (h.transpose(x, order), h.transpose(source, order), init), **attrs)
+    return h.transpose(inner, [order.index(d) for d in range(out.shape.rank)])
+
+
 RULES = rules(
+    (op("select-and-scatter"), gradient_channels_last),
     (op("convolution"), patches_product),
     (op("convolution"), channels_last),
     (op("convolution"), pointwise_product),

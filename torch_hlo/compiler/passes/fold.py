@@ -6,20 +6,18 @@ A constant array whose elements are all equal becomes the broadcast of a scalar.
 """
 from __future__ import annotations
 
-from weakref import WeakSet
-
 from torch_hlo.compiler.passes.base import hlo_pass
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.evaluate import EvaluateError, evaluate_instruction
 from torch_hlo.hlo.ir import Instruction, Module, instr
-from torch_hlo.hlo.match import rewrite_module, splat
+from torch_hlo.hlo.match import new_mark, rewrite_module, splat
 from torch_hlo.hlo.numeric import encode
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import Literal, Shape
 
 LIMIT = 1024  # elements of a result, and of each operand, that is computed
 _POINTWISE = frozenset(name for name, row in OPCODES.items() if "pointwise" in row.traits)
-_SETTLED: WeakSet[Instruction] = WeakSet()
+_MARK = new_mark()
 _KEPT_EMPTY = frozenset("parameter broadcast get-tuple-element custom-call".split())
 _FOLDABLE = _POINTWISE | frozenset(
     "slice transpose reshape reverse concatenate pad gather scatter dynamic-slice dynamic-update-slice reduce reduce-window dot convolution "
@@ -30,7 +28,7 @@ _FOLDABLE = _POINTWISE | frozenset(
 @hlo_pass
 def fold(module: Module) -> Module:
     """Compute instructions of constants. Every firing replaces an instruction by a constant."""
-    return rewrite_module(module, _fire, _SETTLED)
+    return rewrite_module(module, _fire, _MARK)
 
 
 def _fire(x: Instruction) -> tuple[Instruction | None, str]:

@@ -15,9 +15,10 @@ def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
     A kernel reads such an operand only at the point where it writes that result. Kernels with reductions write results with one
     element per point in their last pass, and all others after everything of that element was read.
     """
-    if kind == "custom":
-        return frozenset()
     root = computation.root
+    if kind == "custom":
+        start = root.operands[0] if root.op == "scatter" else None
+        return frozenset([(start["index"], 0)] if start is not None and start.op == "parameter" and len(users((root,))[start]) == 1 else [])
     results = root.operands if root.op == "tuple" else (root,)
     reads = users((root,))
     full = next((x.operands[0].shape.size for x in reads if x.op == "reduce"), None)

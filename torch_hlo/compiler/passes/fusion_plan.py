@@ -190,9 +190,11 @@ class Plan:
     # -- grouping --------------------------------------------------------------------------------------------------
     def group(self, i: int) -> Group | None:
         """The group of instruction number `i`; None for a FREE one that no memory needs."""
-        g = self._group[i]
+        first = g = self._group[i]
         while g is not None and g.merged_into is not None:
             g = g.merged_into
+        if g is not first:
+            self._group[i] = g  # the next search is short
         return g
 
     def put(self, i: int, group: Group) -> None:

@@ -142,6 +142,18 @@ def window_of_transpose(out: Instruction) -> Instruction | None:
     return h.transpose(moved, perm)
 
 
+def gradient_of_transpose(out: Instruction) -> Instruction | None:
+    """select-and-scatter(transpose(x), y) -> transpose(select-and-scatter(x, transpose(y))) when the innermost dimension of x is not windowed"""
+    turned, source, init = out.operands
+    perm = turned["dimensions"]
+    window = before(out["window"], perm)
+    if not window[-1].is_trivial:
+        return None
+    inverse = [perm.index(d) for d in range(len(perm))]
+    attrs = dict(out.attrs) | {"window": window}
+    return h.transpose(instr("select-and-scatter", (turned.operands[0], h.transpose(source, inverse), init), **attrs), perm)
+
+
 def reverse_of_transpose(out: Instruction) -> Instruction:
     """reverse(transpose(x)) -> transpose(reverse(x))"""
     x = out.operands[0]
@@ -280,6 +292,7 @@ RULES = rules(
     (op(POINTWISE, where=equal_dims), pointwise_of_transposes),
     (op("pad", op("transpose"), var("v")), pad_of_transpose),
     (op("reduce-window"), window_of_transpose, lambda out: out.operands[0].op == "transpose"),
+    (op("select-and-scatter", op("transpose"), var("source"), var("init")), gradient_of_transpose),
     (op("reverse", op("transpose")), reverse_of_transpose),
     (op("opt-barrier", op("transpose")), barrier_of_transpose),
     (op("gather", op("transpose"), var("indices")), take_of_transpose),
