@@ -59,9 +59,30 @@ def test_one_of_the_first(n, k, cut):
     check(m, [rng.standard_normal((2, n)).astype(np.float32)], 0, optimize=True)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64", "s8", "u8", "s64", "f16"])
+@pytest.mark.parametrize("direction", ["LT", "GT"])
+def test_one_in_the_middle(dtype, direction):
+    """Of equal elements it is the one that a stable sort would leave there."""
+    m = first(dtype, (3, 333), 167, 1, direction, 166)
+    assert '{"nth":166}' in short(partial_sort(m))
+    check(m, [values(dtype, (3, 333))], 0, optimize=True)
+
+
+@pytest.mark.parametrize(("dims", "axis", "k"), [((1000,), 0, 1000), ((4, 130, 6), 1, 65), ((70, 3), 0, 35), ((64, 64, 2), 0, 33), ((20, 5000), 1, 2500)])
+def test_one_in_the_middle_by_shape(dims, axis, k):
+    check(first("f32", dims, k, axis, "GT", k - 1), [values("f32", dims)], 0, optimize=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_across_memory_are_transposed(axis):
+    m = first("f32", (200, 70, 30), 5, axis, "GT")
+    assert "transpose" in short(partial_sort(m))
+    check(m, [values("f32", (200, 70, 30))], 0, optimize=True)
+
+
 def test_what_stays_a_sort():
-    for m in (first("f32", (3, 100), 60, 1, "GT"), first("f32", (3, 4000), 500, 1, "LT")):
-        assert partial_sort(m) is m  # most of a row; too many to keep in order
+    for m in (first("f32", (3, 100), 60, 1, "GT"), first("f32", (3, 4000), 500, 1, "LT"), first("f32", (3, 50), 25, 1, "LT", 24)):
+        assert partial_sort(m) is m  # most of a row; too many to keep in order; a short row
     m = first("f32", (3, 100), 5, 1, "GT")
     root = m.entry.root
     whole = b.tuple_(*root.operands, root.operands[0].operands[0])

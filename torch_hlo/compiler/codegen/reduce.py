@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch_hlo.compiler.codegen.attention import emit_attention
 from torch_hlo.compiler.codegen.conv import emit_output as emit_convolution
 from torch_hlo.compiler.codegen.dot import emit_output
-from torch_hlo.compiler.codegen.first import emit_first
+from torch_hlo.compiler.codegen.first import emit_selection
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
 from torch_hlo.compiler.codegen.indexing import emit_fused_scatter
 from torch_hlo.compiler.codegen.loop import STREAM_BYTES, emit_fusion_loops
@@ -19,7 +19,7 @@ from torch_hlo.compiler.codegen.row_plan import RowPlan, plan
 from torch_hlo.compiler.codegen.row_strided import StridedEmitter
 from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.compiler.passes.attention import attention_of
-from torch_hlo.compiler.passes.partial_sort import first_of
+from torch_hlo.compiler.passes.partial_sort import selection_of
 from torch_hlo.compiler.passes.scatter_fusion import is_fused_scatter
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Computation, Instruction, instr
@@ -54,8 +54,8 @@ def fusion(program, x: Instruction) -> None:
     kind = x.get("kind", "loop")
     if kind == "custom" and attention_of(x) is not None:
         emit_attention(program, x)
-    elif kind == "custom" and first_of(x) is not None:
-        emit_first(program, x)
+    elif kind == "custom" and selection_of(x) is not None:
+        emit_selection(program, x)
     elif kind == "custom" and is_fused_scatter(x):
         emit_fused_scatter(program, x)
     elif kind == "output":

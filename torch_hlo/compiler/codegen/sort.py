@@ -144,17 +144,18 @@ def radix_sort(f: Writer, key, dtype: str, base: Int, stride: Int, n: Int, memor
         f.store("i64", k, f.gep("i64", keys, i))
         f.store("i64", i, f.gep("i64", order, i))
         for byte in range(itemsize):
-            slot = f.gep("i64", counts, f.add(_digit(f, k, byte), 256 * byte))
+            slot = f.gep("i64", counts, f.add(digit(f, k, byte), 256 * byte))
             f.store("i64", f.add(f.load("i64", slot), 1), slot)
     current = [keys, order, keys2, order2]
     for byte in range(itemsize):
         count = f.gep("i64", counts, 256 * byte)
-        some = f.load("i64", f.gep("i64", count, _digit(f, f.load("i64", current[0]), byte)))
+        some = f.load("i64", f.gep("i64", count, digit(f, f.load("i64", current[0]), byte)))
         current = f.choose(f.icmp("eq", some, n), lambda c=current: c, lambda c=current, b=byte, m=count: _radix_pass(f, c, b, m, n), ["ptr"] * 4)
     return current[1]
 
 
-def _digit(f: Writer, key: str, byte: int) -> str:
+def digit(f: Writer, key: str, byte: int) -> str:
+    """Byte number `byte` of a key, as i64."""
     return f.op(f"and i64 {f.op(f'lshr i64 {key}, {8 * byte}') if byte else key}, 255")
 
 
@@ -167,7 +168,7 @@ def _radix_pass(f: Writer, buffers: list[str], byte: int, counts: str, n: Int) -
         loop.next = [f.add(loop.vars[0], count)]
     with f.loop(0, n) as i:
         k = f.load("i64", f.gep("i64", keys, i))
-        slot = f.gep("i64", counts, _digit(f, k, byte))
+        slot = f.gep("i64", counts, digit(f, k, byte))
         to = f.load("i64", slot)
         f.store("i64", f.add(to, 1), slot)
         f.store("i64", k, f.gep("i64", keys2, to))

@@ -3,7 +3,8 @@
     s = (f32[8,50000], s64[8,50000]) sort(x, iota), dimensions={1}; v = slice(get-tuple-element(s), 0:k); i = slice(get-tuple-element(s), index=1, 0:k)
  -> f = (f32[8,k], s64[8,k]) fusion(x), kind=custom, calls={the sort and its slices}, backend_config={"first":k}
 
-So torch.topk, kthvalue and XLA's topk, which all are sorts, read each row about once (codegen/first.py). (XLA: TopkRewriter.)
+So torch.topk, kthvalue and XLA's topk, which all are sorts, read each row about once (codegen/first.py). (XLA: TopkRewriter.) A sort of which one element
+further back is read, a median or a quantile, finds that one: {"nth":k}. Rows that lie across memory are transposed first.
 """
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ import json
 from torch_hlo.compiler.codegen.sort import sort_key
 from torch_hlo.compiler.passes.base import hlo_pass, over_computations
 from torch_hlo.hlo import build as b
+from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, rewrite_bottom_up, users
 from torch_hlo.hlo.match import carry_meta
 
 MOST = 128  # elements that are kept in order while a row is read; more in rows of more than their square: few elements of those move any
 FEWER = 4  # times fewer than the row has
+LONG = 64  # elements of a row in which one is looked for instead of sorting it
 
 
 @hlo_pass
@@ -25,10 +28,11 @@ def partial_sort(module: Module) -> Module:
     return over_computations(module, _selected)
 
 
-def first_of(x: Instruction) -> int | None:
-    """How many elements of each row a fusion made here selects."""
+def selection_of(x: Instruction) -> tuple[str, int] | None:
+    """What a fusion made here finds in each row: ("first", how many) or ("nth", which)."""
     config = x.get("backend_config")
-    return json.loads(config)["first"] if config and '"first"' in config else None
+    found = json.loads(config) if config and config.startswith(('{"first"', '{"nth"')) else {}
+    return next(iter(found.items()), None)
 
 
 def _selected(c: Computation) -> Computation:
@@ -50,22 +54,30 @@ def _slices(x: Instruction, reads: dict[Instruction, list[Instruction]], root: I
         found[number] = reads[part]
     axis = x["dimensions"][0]
     dims = x.operands[0].shape.dims
-    cuts = [_cut(s, axis, dims) for slices in found.values() for s in slices]
-    k = None if None in cuts else max(cuts, default=None)
-    if k is None or sort_key(x["to_apply"], [o.shape.dtype for o in x.operands]) is None or any(o.shape.kind == "c" for o in x.operands):
+    what = _choice([_cut(s, axis, dims) for slices in found.values() for s in slices], dims[axis])
+    if what is None or sort_key(x["to_apply"], [o.shape.dtype for o in x.operands]) is None or any(o.shape.kind == "c" for o in x.operands):
         return {}
+    turn = (*(d for d in range(len(dims)) if d != axis), axis)
+    rows = tuple(dims[d] for d in turn)
     # Positions need no memory: the iota stays inside.
-    outside = [o for o in x.operands if not _is_positions(o, axis)]
-    params = {o: instr("parameter", (), o.shape, index=i) for i, o in enumerate(dict.fromkeys(outside))}
-    inner = instr("sort", tuple(params.get(o, o) for o in x.operands), x.shape, **dict(x.attrs))
+    outside = {o: o if axis == len(dims) - 1 else b.transpose(o, turn) for o in dict.fromkeys(x.operands) if not _is_positions(o, axis)}
+    params = {o: instr("parameter", (), t.shape, index=i) for i, (o, t) in enumerate(outside.items())}
+    inner = b.sort([params.get(o) or b.iota(o.shape.dtype, rows, len(rows) - 1) for o in x.operands], len(rows) - 1, x["to_apply"], x["is_stable"])
     numbers = sorted(found)
     parts = [b.get_tuple_element(inner, n) if x.shape.is_tuple else inner for n in numbers]
-    limits = (*dims[:axis], k, *dims[axis + 1:])
-    results = b.tuple_(*(b.slice_(p, (0,) * len(dims), limits) for p in parts))
-    config = json.dumps({"first": k}, separators=(",", ":"))
-    made = instr("fusion", tuple(params), results.shape, kind="custom", calls=Computation("first", tuple(params.values()), results), backend_config=config)
+    kind, k = what
+    low, high = (0, k) if kind == "first" else (k, k + 1)
+    results = b.tuple_(*(b.slice_(p, (*(0 for _ in rows[:-1]), low), (*rows[:-1], high)) for p in parts))
+    config = json.dumps({kind: k}, separators=(",", ":"))
+    made = instr("fusion", tuple(outside.values()), results.shape, kind="custom", calls=Computation(kind, tuple(params.values()), results), backend_config=config)
     carry_meta(x, made)
-    return {s: _of_first(b.get_tuple_element(made, numbers.index(n)), s) for n, slices in found.items() for s in slices}
+    back = tuple(turn.index(d) for d in range(len(dims)))
+
+    def result(n: int) -> Instruction:
+        part = b.get_tuple_element(made, numbers.index(n))
+        return part if axis == len(dims) - 1 else b.transpose(part, back)
+
+    return {s: _of_first(result(n), s) for n, slices in found.items() for s in slices}
 
 
 def _of_first(part: Instruction, s: Instruction) -> Instruction:
@@ -73,15 +85,25 @@ def _of_first(part: Instruction, s: Instruction) -> Instruction:
     return part if part.shape == s.shape else b.slice_(part, *zip(*s["slice"]))
 
 
-def _cut(s: Instruction, axis: int, dims: tuple) -> int | None:
-    """k of a slice that takes none but the first k along `axis`, few of many, and everything else."""
-    if s.op != "slice":
+def _cut(s: Instruction, axis: int, dims: tuple) -> tuple[int, int] | None:
+    """First and last element of a slice along `axis` that takes everything else; None: it is something else."""
+    if s.op != "slice" or not s.shape.size:
         return None
     for d, (low, high, step) in enumerate(s["slice"]):
         if step != 1 or d != axis and (low != 0 or high != dims[d]):
             return None
-    k, n = s["slice"][axis][1], dims[axis]
-    return k if isinstance(n, int) and isinstance(k, int) and 0 < k and (k <= MOST or k * k <= n) and k * FEWER <= n and s.shape.size else None
+    low, high, _ = s["slice"][axis]
+    return (low, high) if all(isinstance(n, int) for n in (low, high, dims[axis])) else None
+
+
+def _choice(cuts: list[tuple[int, int] | None], n: Size) -> tuple[str, int] | None:
+    """How to find what is read of rows of `n`: ("first", k), or ("nth", k) when all read one element that is not among the first."""
+    if None in cuts or not cuts:
+        return None
+    k = max(high for _, high in cuts)
+    if 0 < k and (k <= MOST or k * k <= n) and k * FEWER <= n:
+        return "first", k
+    return ("nth", k - 1) if {*cuts} == {(k - 1, k)} and n >= LONG else None
 
 
 def _is_positions(o: Instruction, axis: int) -> bool:
