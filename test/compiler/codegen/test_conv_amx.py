@@ -30,10 +30,12 @@ def test_few_channels(channels, w):
     conv((2, 20, 24, channels), (70, channels, w.size, w.size), [w, w], out="f32")
 
 
-@pytest.mark.parametrize("labels", ["b01f_01io->b01f", "b01f_io01->b01f"])
-def test_kernel_orders(labels):
-    k = [{"o": 33, "i": 48, "0": 3, "1": 3}[c] for c in labels.split("_")[1].split("->")[0]]
-    conv((2, 9, 11, 48), k, [WindowDim(3, 1, 1, 1)] * 2, labels)
+@pytest.mark.parametrize("mirrored", [(False, False), (True, True), (False, True)])
+@pytest.mark.parametrize("channels", [48, 64])
+@pytest.mark.parametrize("labels", ["b01f_01io->b01f", "b01f_io01->b01f", "b01f_oi01->b01f"])
+def test_kernel_orders(labels, channels, mirrored):
+    k = [{"o": 33, "i": channels, "0": 3, "1": 3}[c] for c in labels.split("_")[1].split("->")[0]]
+    conv((2, 9, 11, channels), k, [WindowDim(3, 1, 1, 1, 1, 1, m) for m in mirrored], labels, out="f32")
 
 
 def test_many_features_and_taps():
@@ -49,3 +51,16 @@ def test_epilogue():
         return build.maximum(y, build.full_like(y, 0))
 
     check(fn, values(3, 9, 14, 48), values(72, 48, 3, 3), values(72), values(3, 9, 14, 72), dtypes=["bf16"] * 4, rtol=2e-2, optimize=True)
+
+
+@pytest.mark.parametrize("n,ci,co,size,k,stride,pad,dilation", [
+    (3, 20, 20, (14, 9), 3, 1, 1, 1), (2, 16, 16, (17, 20), 7, 2, 3, 1), (4, 40, 33, (7, 7), 3, 1, 1, 1), (1, 100, 64, (30, 31), 3, 2, 1, 1),
+    (2, 48, 32, (16, 16), 3, 1, 2, 2), (2, 16, 80, (64, 40), 3, 1, 0, 1), (1, 32, 8, (9, 9), 2, 3, 0, 2), (2, 32, 40, (50,), 5, 2, 2, 3), (2, 17, 33, (6, 7, 8), 3, 1, 1, 1),
+    (2, 32, 32, (1, 1), 3, 1, 1, 1), (3, 16, 16, (11, 12), 1, 2, 0, 1),
+])  # fmt: skip
+@pytest.mark.parametrize("first", [False, True])
+def test_gradient_of_weights(n, ci, co, size, k, stride, pad, dilation, first):
+    outputs = [(s + 2 * pad - dilation * (k - 1) - 1) // stride + 1 for s in size]
+    digits = "012"[:len(size)]
+    window = [WindowDim(o, dilation, pad, (k - 1) * dilation + (o - 1) * stride + 1 - s - pad, 1, stride) for o, s in zip(outputs, size)]
+    conv((n, *size, ci), (n, *outputs, co), window, f"f{digits}b_i{digits}o->{f'fb{digits}' if first else f'{digits}bf'}", out="f32")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.conv_amx import emit_amx, is_amx
+from torch_hlo.compiler.codegen.conv_amx_gradient import emit_amx_gradient, is_amx_gradient
 from torch_hlo.compiler.codegen.conv_direct import emit_direct, is_direct
 from torch_hlo.compiler.codegen.conv_gradient import emit_gradient, is_gradient
 from torch_hlo.compiler.codegen.conv_winograd import emit_winograd, is_winograd
@@ -59,6 +60,8 @@ def convolution(program, x: Instruction) -> None:
     if is_amx(program, x):
         params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
         return emit_output(program, x, Computation("sums", params, instr("convolution", params, x.shape, **dict(x.attrs))))
+    if is_amx_gradient(program, x):
+        return emit_amx_gradient(program, x)
     rewritten = _typed(x)
     if rewritten is None and any(o.shape.dtype != x.shape.dtype for o in x.operands):
         operands = tuple(o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype) for o in x.operands)

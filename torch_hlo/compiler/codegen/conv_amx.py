@@ -76,15 +76,16 @@ def gather(name: str) -> Function:
 
 
 def split_taps(name: str, taps: int) -> Function:
-    """void(lo, hi, W, to, channels, depth): to[feature][tap][channel] = W[feature][channel][tap] for features [lo, hi), zeros for channels up to `depth`, whole vectors."""
-    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "W"), ("ptr", "to"), ("i64", "channels"), ("i64", "depth")]
+    """void(lo, hi, W, to, lanes, step, first, tap_step): to[row * step + first + tap * tap_step + lane] = W[row][lane][tap] for rows [lo, hi), zeros for lanes up
+    to whole vectors."""
+    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "W"), ("ptr", "to"), *(("i64", q) for q in ("lanes", "step", "first", "tap_step"))]
     f = Function(name, "void", params)
     n, vector = BLOCK, f"<{BLOCK} x i16>"
-    with f.loop("%lo", "%hi") as feature, f.loop(0, "%channels", n) as channel:
-        at = f.gep("i16", "%W", f.mul(f.add(f.mul(feature, "%channels"), channel), taps))
-        left = f.mul(f.sub("%channels", channel), taps)
+    with f.loop("%lo", "%hi") as row, f.loop(0, "%lanes", n) as lane0:
+        at = f.gep("i16", "%W", f.mul(f.add(f.mul(row, "%lanes"), lane0), taps))
+        left = f.mul(f.sub("%lanes", lane0), taps)
         loaded = [masked_load(f, "i16", n, f.gep("i16", at, n * v), lane_mask(f, n, n * v, left), 2) for v in range(taps)]
-        to = f.gep("i16", "%to", f.add(f.mul(f.mul(feature, taps), "%depth"), channel))
+        to = f.gep("i16", "%to", f.add(f.add(f.mul(row, "%step"), "%first"), lane0))
         for tap in range(taps):
             found = ""
             for v, values in enumerate(loaded):
@@ -92,7 +93,7 @@ def split_taps(name: str, taps: int) -> Function:
                 if any(lane >= n for lane in lanes):
                     order = ", ".join("i32 poison" if lane < 0 else f"i32 {lane}" for lane in lanes)
                     found = f.op(f"shufflevector {vector} {found or 'poison'}, {vector} {values}, <{n} x i32> <{order}>")
-            f.store(vector, found, f.gep("i16", to, f.mul("%depth", tap)), 2)
+            f.store(vector, found, f.gep("i16", to, f.mul("%tap_step", tap)), 2)
     return f
 
 
@@ -192,21 +193,29 @@ def _packed_kernel(program, x: Instruction, taps: int, channels: int, depth: int
     digits = "".join(map(str, range(len(x["window"]))))
     mirrored = [label.index(str(i)) for i, w in enumerate(x["window"]) if w.reversal and w.size != 1]
     features, k = x.shape.dims[-1], taps * depth
-    engine = AmxGemm(BF16, "k", "k")
+    splits = 1 < taps <= MOST_SPLIT and channels == rhs.shape.dims[label.index("i")] and len(mirrored) in (0, len(x["window"]))
+    along = label == f"io{digits}" and splits and channels == depth  # in memory [taps, depth, features]: columns of B are contiguous; else [features, taps, depth]
+    engine = AmxGemm(BF16, "k", "lane" if along else "k")
     packed = program.at(program.scratch(engine.packed_bytes(features, k)))
     name = engine.prepack(1)
     for each, text in engine.functions.items():
         program.function(each, text)
-    with program.rebound():  # [features, taps, depth] in memory
-        if label == f"oi{digits}" and not mirrored and 1 < taps <= MOST_SPLIT and channels == rhs.shape.dims[1]:
-            kernel = program.at(program.scratch(features * k * rhs.shape.itemsize))
+    wide = ceildiv(features, BLOCK) * BLOCK
+    lane_step, k_step = (1, wide) if along else (k, 1)
+    with program.rebound():
+        if along or label == f"oi{digits}" and splits:
+            kernel = program.at(program.scratch(wide * k * rhs.shape.itemsize))
             split = define(program, split_taps, f"split_{taps}_taps", taps)
-            program.parallel(split, [f"ptr {program.pointer(rhs)}", f"ptr {kernel}", f"i64 {channels}", f"i64 {depth}"], str(features), cost=0.2 * taps * channels)
+            rows, lanes, step, tap_step = (channels, features, wide, wide * depth) if along else (features, channels, k, depth)
+            first, tap_step = ((taps - 1) * tap_step, -tap_step) if mirrored else (0, tap_step)
+            program.parallel(split, [f"ptr {program.pointer(rhs)}", f"ptr {kernel}", *(f"i64 {v}" for v in (lanes, step, first, tap_step))], str(rows),
+                             cost=0.2 * taps * lanes)
         else:
             turned = build.reshape(build.transpose(build.reverse(rhs, mirrored), [label.index(c) for c in f"o{digits}i"]), (features, taps, channels))
             turned = build.pad(turned, build.full(0, rhs.shape.dtype), [(0, 0, 0), (0, 0, 0), (0, depth - channels, 0)])
             if turned is not rhs:
                 emit_tree(program, turned, (rhs,), turned)
             kernel = program.pointer(turned)
-        program.parallel(name, [f"ptr {kernel}", f"ptr {packed}", *(f"i64 {v}" for v in (features, k, 1, k))], str(ceildiv(features, BLOCK)), cost=0.1 * BLOCK * k)
+        program.parallel(name, [f"ptr {kernel}", f"ptr {packed}", *(f"i64 {v}" for v in (features, lane_step, k_step, k))], str(ceildiv(features, BLOCK)),
+                         cost=0.1 * BLOCK * k)
     return packed

@@ -159,7 +159,7 @@ def task(name: str, t: Tile, heights: tuple[int, ...], spatial: int, even: bool,
 
 def turn(name: str, t: Tile) -> Function:
     """void(lo, hi, parts, C, taps, channels, features, splits, ldp, ldc): for groups of `lanes` features, C[o][c][tap] = sum over splits of
-    parts[split][tap][c][o]; rows of parts are `ldp` apart, those of C `ldc`."""
+    parts[split][tap][c][o]; rows of parts are `ldp` apart, those of C `ldc`. One part may be panels of `ldp` features, [panel][tap][c][ldp]."""
     params = [("i64", "lo"), ("i64", "hi"), ("ptr", "parts"), ("ptr", "C")]
     params += [("i64", q) for q in ("taps", "channels", "features", "splits", "ldp", "ldc")]
     f = Function(name, "void", params)
@@ -170,7 +170,7 @@ def turn(name: str, t: Tile) -> Function:
     with f.loop("%lo", "%hi") as item:
         o = f.mul(item, n)
         mask, rows = lane_mask(f, n, o, "%features"), f.min(f.sub("%features", o), n)
-        parts = f.gep(t.kind, "%parts", o)
+        parts = f.gep(t.kind, "%parts", f.add(f.mul(f.div(o, "%ldp"), whole), f.rem(o, "%ldp")))
         with f.loop(0, length, n) as q0:
             block: list[str] = []
             tap, c = f.rem(q0, "%taps"), f.div(q0, "%taps")
@@ -252,11 +252,13 @@ def emit_gradient(program, x: Instruction, kind: str) -> None:
     add_pieces(program, t, to, target, product(taps), features_in, o, splits, turned)
 
 
-def add_pieces(program, t: Tile, parts: str, target: str, taps: Size, channels: Size, features: Size, count: int, turned: bool) -> None:
-    """The sum of `count` arrays [tap][channel][feature], also turned to [feature][channel][tap]. One array that is not turned is there already."""
+def add_pieces(program, t: Tile, parts: str, target: str, taps: Size, channels: Size, features: Size, count: int, turned: bool,
+               panel: Size = 0) -> None:  # fmt: skip
+    """The sum of `count` arrays [tap][channel][feature], also turned to [feature][channel][tap]. One array that is not turned is there already.
+    `panel`: one array is in panels of so many features."""
     if turned:
         name = program.once(("turn", t.kind), lambda: program.function(f"turn_{t.suffix}", turn(f"turn_{t.suffix}", t).text()))
-        arguments = (taps, channels, features, count, features, taps * channels)
+        arguments = (taps, channels, features, count, panel or features, taps * channels)
         program.parallel(name, [f"ptr {parts}", f"ptr {target}", *(f"i64 {program.size(v)}" for v in arguments)], program.size(ceildiv(features, t.lanes)),
                          cost=0.2 * t.lanes * usual(taps * channels, 512) * count)
     elif count > 1:

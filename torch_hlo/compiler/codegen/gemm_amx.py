@@ -35,7 +35,7 @@ COLUMNS = 512
 TOGETHER = 4  # tiles of A whose sums are turned together
 TURNED = 1024  # columns at a time of a product that is computed transposed
 GAP = 16  # elements between the rows of sums in scratch memory: rows a power of 2 apart would share few sets of a cache
-_WORDS = Tile("i32", 4, 16, 16, 1)
+WORDS = Tile("i32", 4, 16, 16, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def pack(name: str, side: str, form: str, e: Element) -> Function:
     def block(k: Int, tail: bool) -> None:
         vectors = read(k, tail)
         if by_groups != (side == "b"):
-            vectors = transposed(f, _WORDS, vectors)
+            vectors = transposed(f, WORDS, vectors)
         to = f.gep("i8", "%dst", f.mul(f.div(k, e.depth), STEP_BYTES))
         for i, v in enumerate(vectors):
             f.store("<16 x i32>", v, f.gep("i8", to, 64 * i), 4)
@@ -165,13 +165,14 @@ def _rows_of_elements(f: Function, e: Element):
     return read
 
 
-def micro(name: str, e: Element, ahead: bool = False) -> Function:
+def micro(name: str, e: Element, ahead: bool = False, strided: bool = False) -> Function:
     """void(A, B, steps, C, ldc, rows, cols, more): up to 32 x 32 of C from packed panels, added to C when `more`.
 
     With `ahead`, every step asks for a cache line of each of ROWS_AHEAD rows that begin at `%ahead`, `%ahead_row` bytes apart.
+    `strided`: A is not packed, it has rows along K that are `%a_row` bytes apart.
     """
     params = [("ptr", "A"), ("ptr", "B"), ("i64", "steps"), ("ptr", "C"), ("i64", "ldc"), ("i64", "rows"), ("i64", "cols"), ("i1", "more")]
-    params += [("ptr", "ahead"), ("i64", "ahead_row")] * ahead
+    params += [("ptr", "ahead"), ("i64", "ahead_row")] * ahead + [("i64", "a_row")] * strided
     f = Function(name, "void", params, attrs="noinline #0")
     whole = f.op(f"and i1 {f.icmp('sge', '%rows', BLOCK)}, {f.icmp('sge', '%cols', BLOCK)}")
     row_bytes = f.mul("%ldc", 4)
@@ -194,9 +195,10 @@ def micro(name: str, e: Element, ahead: bool = False) -> Function:
 
     f.choose(f.op(f"and i1 {whole}, %more"), load, zero)
     with f.loop(0, "%steps", known_nonempty=True) as s:
-        a, b = (f.gep("i8", q, f.mul(s, STEP_BYTES)) for q in ("%A", "%B"))
-        for t, p in ((6, b), (4, a), (7, f.gep("i8", b, 1024)), (5, f.gep("i8", a, 1024))):
-            f.do(f"call void @llvm.x86.tileload{'dt1' if t > 5 else 'd'}64(i8 {t}, ptr {p}, i64 64)")
+        a, b = f.gep("i8", "%A", f.mul(s, 64 if strided else STEP_BYTES)), f.gep("i8", "%B", f.mul(s, STEP_BYTES))
+        a_row = "%a_row" if strided else 64
+        for t, p in ((6, b), (4, a), (7, f.gep("i8", b, 1024)), (5, f.gep("i8", a, f.mul(a_row, 16)))):
+            f.do(f"call void @llvm.x86.tileload{'dt1' if t > 5 else 'd'}64(i8 {t}, ptr {p}, i64 {64 if t > 5 else a_row})")
         for row in range(ROWS_AHEAD * ahead):
             line = f.gep("i8", "%ahead", f.add(f.mul("%ahead_row", row), f.mul(s, 64)))
             f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
@@ -231,7 +233,7 @@ def turn(name: str, masked: bool) -> Function:
     f = Function(name, "void", [("ptr", "src"), ("ptr", "dst"), ("i64", "ld"), ("i64", "rows"), ("i64", "cols")], attrs="noinline #0")
     with f.loop(0, BLOCK, 16, known_nonempty=True) as j, f.loop(0, BLOCK, 16, known_nonempty=True) as i:
         corner = f.gep("i32", "%src", f.add(f.mul(i, BLOCK), j))
-        block = transposed(f, _WORDS, [f.load("<16 x i32>", f.gep("i32", corner, BLOCK * r), 64) for r in range(16)])
+        block = transposed(f, WORDS, [f.load("<16 x i32>", f.gep("i32", corner, BLOCK * r), 64) for r in range(16)])
         to = f.gep("i32", "%dst", f.add(f.mul(j, "%ld"), i))
         valid = lane_mask(f, 16, i, "%rows") if masked else None
         for r, v in enumerate(block):
