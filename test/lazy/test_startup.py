@@ -4,6 +4,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from torch_hlo.lazy import backend
+
+# Before 2.13 PyTorch compares a tensor's type with DTensor, which nothing can stand in for: the first op imports it, and with it sympy.
+asks_for_instances = pytest.mark.skipif(backend.VERSION < (2, 13), reason="PyTorch before 2.13 imports DTensor at the first op")
+
 CODE = """
 import sys, torch, torch_hlo
 from torch.nn import functional as F
@@ -26,7 +33,7 @@ mesh = init_device_mesh("cpu", (1,))
 a = distribute_tensor(torch.ones(2, 3), mesh, [Shard(0)])
 b = distribute_tensor(torch.ones(3, 4), mesh, [Replicate()]).requires_grad_()
 (a @ b).sum().backward()
-print(type(b.grad).__name__, b.grad.to_local().sum().item(), (x * 2).sum().item())
+print(type(b.grad).__name__, tuple(b.grad.to_local().shape), (x * 2).sum().item())
 """
 
 
@@ -36,12 +43,13 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
+@asks_for_instances
 def test_recording_imports_neither_dynamo_nor_dtensor() -> None:
     assert run(CODE) == "[]"
 
 
 def test_dtensor_works_when_imported_later() -> None:
-    assert run(DTENSOR) == "DTensor 24.0 16.0"
+    assert run(DTENSOR) == "DTensor (3, 4) 16.0"
 
 
 SYMPY = """
@@ -61,6 +69,7 @@ print("sympy" in sys.modules, bool(table.grad.cpu().isfinite().all()))
 """
 
 
+@asks_for_instances
 def test_models_do_not_import_sympy() -> None:
     assert run(SYMPY) == "False True"
 
@@ -90,6 +99,7 @@ print("as always")
 """
 
 
+@asks_for_instances
 def test_stand_ins_give_way_to_the_real_modules() -> None:
     assert run(REAL) == "as always"
 

@@ -181,6 +181,15 @@ def engine(objects: Sequence[bytes], target: Target) -> llvm.ExecutionEngine:
     return engine
 
 
+def constant_function(first: int, second: int) -> int:
+    """Address of a C function that returns these two words in registers, whatever it is called with. It stays until the process ends."""
+    text = f"define {{i64, i64}} @torch_hlo_constant() {{\n  ret {{i64, i64}} {{i64 {first}, i64 {second}}}\n}}\n"
+    loaded = engine([machine_code(text, host(), level=0)[0]], host())
+    address = loaded.get_function_address("torch_hlo_constant")
+    loaded.detach()
+    return address
+
+
 # -- the thread pool -----------------------------------------------------------------------------------------------------
 _PATIENCE = 500_000  # nanoseconds for which a program waits for PyTorch's threads: more than waking them up takes
 _PAUSE, _LONGEST_PAUSE = 0.005, 1.0  # seconds

@@ -4,13 +4,12 @@ The first half names the private things that the rest of lazy/ uses; `register` 
 """
 from __future__ import annotations
 
-import _signal
 import contextlib
 import ctypes
 import functools
 import importlib
+import os
 import sys
-import threading
 import types
 from collections.abc import Callable
 
@@ -19,6 +18,8 @@ import torch._library.simple_registry
 import torch.autograd.graph
 import torch.utils._foreach_utils
 from torch._ops import OpOverload
+
+from torch_hlo.device.cpu import constant_function
 
 NAME = "hlo"
 SUPPORTED = ((2, 11), (2, 13))
@@ -97,81 +98,57 @@ def done_work(tensors: list[torch.Tensor]):
     return torch._C._distributed_c10d._create_work_from_future(done).boxed()
 
 
-# ---- backward: errors, and where it runs
+# ---- the device guard
 
-# The autograd engine asks Python for the device type in a destructor while a Python exception is pending. Entering Python with an
-# exception set is a SystemError, and throwing in a destructor ends the process. So the guard takes the pending exception away first, and
-# the wrapper of the engine raises it again.
-_fetch = ctypes.pythonapi.PyErr_Fetch
-_fetch.restype = None
-_normalize = ctypes.pythonapi.PyErr_NormalizeException
-_normalize.restype = None
 _PRIVATE_USE = torch._C._autograd.DeviceType.PrivateUse1
 
 
-class _Pending(threading.local):
-    def __init__(self) -> None:
-        self.cells = (ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p())
-        self.call = tuple(map(ctypes.byref, self.cells)), self.cells[0]
-
-
-_pending = _Pending()
-_stashed: list[BaseException] = []
-
-
 class _Guard(torch._C._acc.DeviceGuard):
-    def type_(self):  # called several times for each node of backward
-        pointers, kind = _pending.call
-        _fetch(*pointers)  # nothing that looks at the pending exception may come before
-        if kind:
-            _stash()
+    asked = 0
+
+    def type_(self):  # see _answer_natively
+        self.asked += 1
         return _PRIVATE_USE
 
 
-def _stash() -> None:
-    _normalize(*_pending.call[0])
-    kind, value, trace = _pending.cells
-    error = ctypes.cast(value.value, ctypes.py_object).value if value.value else None
-    if error is not None:
-        if trace.value:
-            error = error.with_traceback(ctypes.cast(trace.value, ctypes.py_object).value)
-        _stashed.append(error)
-    for cell in (kind, value, trace):  # PyErr_Fetch gave us references of our own
-        if cell.value:
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object.from_address(ctypes.addressof(cell)))
-        cell.value = None
+# Methods of c10::impl::DeviceGuardImplInterface by their place in its virtual table that PyTorch's guard for Python back ends answers by calling
+# `type_`: type, exchangeDevice, getDevice, getStream, getNewStream, exchangeStream.
+_TYPE, *_DEVICE_AND_STREAM = 0, 1, 2, 5, 8, 9
+_TABLE = 64  # words that are copied; the table has less
 
 
-_SIGNALS = range(31, 0, -1)
-_putting_off: list[bool] = []
+def _answer_natively(guard: _Guard) -> None:
+    """Let machine code say which device is current. PyTorch asks some five times for each node of backward, also in destructors while an exception is
+    under way, where entering Python would be a SystemError and raising KeyboardInterrupt the end of the process.
+
+    Every answer is one pair of words: a DeviceType is the first byte of a Device (type, index 0), which is the first word of a Stream (device, stream 0).
+    """
+    kind, word = int(_PRIVATE_USE), ctypes.sizeof(ctypes.c_void_p)
+    library = next((path for path in map(_library, ("libc10.so", "libc10.dylib")) if os.path.exists(path)), None)
+    known = library is not None
+    if known:
+        address = (ctypes.c_void_p * (kind + 1)).in_dll(ctypes.CDLL(library), "_ZN3c104impl26device_guard_impl_registryE")[kind]
+        table = ctypes.c_void_p.from_address(address)
+        words = (ctypes.c_void_p * _TABLE).from_address(table.value - 2 * word)  # two words before its address belong to it
+        asks = ctypes.PYFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(words[2 + _TYPE])
+        known = asks(address) == kind and guard.asked == 1
+    if not known:
+        raise ImportError(f"torch_hlo does not know the device guard of PyTorch {torch.__version__} on this platform")
+    _ANSWERS[:] = words
+    answer = constant_function(kind, 0)
+    for method in (_TYPE, *_DEVICE_AND_STREAM):
+        _ANSWERS[2 + method] = answer
+    table.value = ctypes.addressof(_ANSWERS) + 2 * word
 
 
-def _put_off_signals(run: Callable):
-    """`run()`, and then what Python does about signals that came meanwhile. An exception in `type_`, such as KeyboardInterrupt, would end the process.
-    With the engine's own threads PyTorch puts them off as well, since the main thread waits in C++."""
-    if _putting_off or threading.current_thread() is not threading.main_thread():
-        return run()
-    received: list[int] = []
-    handlers: dict[int, Callable] = {}
+_ANSWERS = (ctypes.c_void_p * _TABLE)()  # in use until the process ends
 
-    def receive(number: int, frame) -> None:
-        received.append(number)
 
-    try:
-        for number in _SIGNALS:
-            handler = _signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                _signal.signal(number, receive)
-        _putting_off.append(True)
-        return run()
-    finally:
-        _putting_off.clear()
-        for number, handler in handlers.items():  # SIGINT is among the last
-            if _signal.getsignal(number) is receive:
-                _signal.signal(number, handler)
-        for number in received:
-            handlers[number](number, sys._getframe())
+def _library(name: str) -> str:
+    return os.path.join(os.path.dirname(torch.__file__), "lib", name)
+
+
+# ---- backward
 
 
 def _patch_backward(tensor_class: type) -> None:
@@ -180,25 +157,13 @@ def _patch_backward(tensor_class: type) -> None:
     original = torch.autograd.graph._engine_run_backward
     threads_wanted, set_threads = torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled
 
-    def surfacing(*args, **kwargs):
-        depth = len(_stashed)
-        try:
-            return original(*args, **kwargs)
-        except SystemError:
-            if len(_stashed) > depth:
-                error = _stashed[depth]
-                raise error from error.__cause__
-            raise
-        finally:
-            del _stashed[depth:]
-
     @functools.wraps(original)
     def run_backward(roots, *args, **kwargs):
         if not threads_wanted() or not any(type(root) is tensor_class for root in roots):
-            return surfacing(roots, *args, **kwargs)
+            return original(roots, *args, **kwargs)
         set_threads(False)
         try:
-            return _put_off_signals(lambda: surfacing(roots, *args, **kwargs))
+            return original(roots, *args, **kwargs)
         finally:
             set_threads(True)
 
@@ -232,13 +197,10 @@ def register_device(module: types.ModuleType) -> None:
     taken = torch._C._get_privateuse1_backend_name()
     if taken != "privateuseone":
         raise RuntimeError(f"torch_hlo needs PyTorch's PrivateUse1 device, which the backend {taken!r} has taken in this process")
-    _setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=_guard())
+    guard = _Guard()
+    _setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=guard)
+    _answer_natively(guard)
     _registered = True
-
-
-@functools.cache
-def _guard() -> _Guard:
-    return _Guard()
 
 
 def patch(tensor_class: type, module: types.ModuleType, generator_class: type, default_dtype_changed: Callable[[], None]) -> None:
