@@ -577,6 +577,7 @@ def _swapped(p: Product) -> Product:
     return replace(p, m=p.n, n=p.m, a=p.b, b=p.a, batch=tuple((size, b, a, c) for size, a, b, c in p.batch))
 
 
+CONFLICT = 4096  # rows of A these bytes apart would share one set of L1
 FAR = 8192  # bytes between rows of B from which on a packed copy is faster than reading it in place
 
 
@@ -598,6 +599,8 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
     form_a, form_b = (gemm.Strides(*s).form for s in (p.a, p.b))
     heights = gemm.tile_heights(t, p.m)
     static = isinstance(p.m, int)
+    if form_a == "transpose" and static and not sources[0].steps and isinstance(p.a[0], int) and p.a[0] * t.itemsize % CONFLICT:
+        form_a = "rows"
     if static and p.m <= 8 and p.a[1] == 1 and p.b[1] == 1 and t.is_float and p.n != 1:
         return Plan("rows", form_a, form_b, (p.m,), 1)
     if static and p.m in (1, 2) and form_b == "copy" and t.is_float and _hint(p.n, 64) >= 64:
@@ -608,7 +611,7 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
         if p.m <= t.lanes:
             heights = (p.m,)
         registers = t.rows * t.vectors
-        vectors = min(8, max(1, registers // heights[0]), ceildiv(_hint(p.n, t.columns), t.lanes))
+        vectors = min(4, max(1, registers // heights[0]), ceildiv(_hint(p.n, t.columns), t.lanes))
         return Plan("tiles", form_a, "direct", heights, vectors, isinstance(p.n, int) and p.n % (vectors * t.lanes) == 0)
     return Plan("tiles", form_a, form_b, heights, min(t.vectors, ceildiv(_hint(p.n, t.columns), t.lanes)))
 

@@ -10,7 +10,7 @@ Measured on one Granite Rapids core (AVX-512, f32 peak 212 GF/s) against MKL: 0.
 1.5 on 512x50257x384, 2.6 on 96 batches of 512x512x64; half of it on 64x64x64, where packing and the call dominate.
 
 Packing brings any stride (and any narrower element type) into one form, so one micro-kernel per tile height serves every
-dot of a program. Sizes are IR values or Python ints: nothing but the tile heights is specialised.
+dot of a program. Rows of A along K, and rows of B that are not far apart, are read where they are. Sizes are IR values or Python ints: nothing but the tile heights is specialised.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_hlo.hlo.dim import Size, ceildiv
 KC = 384  # depth of a packed block: A tile 24 KB in L1
 LOCAL_GAP = 16  # elements between the rows of a tile of sums: rows 2 KB apart would share a few sets of L1
 KC_DIRECT = 256  # the same when B is read in place
-PREFETCH = 16  # rows of B that are asked for in advance
+PREFETCH = 8  # rows of B that are asked for in advance
 NC = 512  # columns of a packed block of 4-byte elements: 768 KB of B in L2
 
 
@@ -201,23 +201,29 @@ def splat(f: Function, kind: str, lanes: int, scalar) -> str:
 
 
 def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = False, whole: bool = False, ahead: bool = False,
-          block_ahead: bool = False) -> Function:  # fmt: skip
+          block_ahead: bool = False, in_rows: bool = False) -> Function:  # fmt: skip
     """C[rows, columns] (+)= A panel x B. `cols` columns are valid, all with `whole`; with `partial` only `%valid_rows` rows.
 
     B holds `vectors` panels of [depth][lanes], one after the other; with `direct` it is the unpacked operand, its rows
     `%b_k` elements apart. (A masked load takes a multiplier's port, which costs a `direct` kernel 6 % when nothing is masked.)
     With `ahead`, every `lanes` iterations ask for the cache line `%ahead_step` bytes after the last one: 2 to 5 % of products of large matrices. With
-    `block_ahead` they ask for one after the other from `%block` on.
+    `block_ahead` they ask for one after the other from `%block` on. With `in_rows` A is the unpacked operand, rows along K `%a_free` elements apart.
     """
     params = [("ptr noalias", "A"), ("ptr noalias", "B"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
-    params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct + [("ptr", "ahead"), ("i64", "ahead_step")] * ahead + [("ptr", "block")] * block_ahead
+    params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct + [("ptr", "ahead"), ("i64", "ahead_step")] * ahead + [("ptr", "block")] * block_ahead + [("i64", "a_free")] * in_rows
     f = Function(name, "void", params, attrs="noinline #0")
     masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
-    distance = t.lanes if direct else f.mul("%depth", t.lanes)
     panels = ["%B"]
     for _ in range(t.vectors - 1):
-        panels.append(f.gep(t.kind, panels[-1], distance))
+        panels.append(f.gep(t.kind, panels[-1], f.mul("%depth", t.lanes)))
+    # Rows are followed by pointers: with addresses computed from the loop's index, loads move away from their use and accumulators to memory. An address is a register, a second one and a scale: three rows share a base, so that all fit the registers.
+    bases = [f.gep(t.kind, "%A", f.mul("%a_free", i)) for i in range(0, rows, 3)] if in_rows else []
+    beside = [0, "%a_free", f.mul("%a_free", 2)] if in_rows else []
     carry = [(t.vector, "zeroinitializer")] * (rows * t.vectors)
+    if direct:
+        bases.append("%B")
+        far = f.mul("%b_k", PREFETCH)
+    carry += [("ptr", base) for base in bases]
     with f.loop(0, "%depth", carry=carry, known_nonempty=True) as loop:
         at = f.mul(loop.index, t.lanes)
         if ahead:
@@ -226,24 +232,33 @@ def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = F
         if block_ahead:
             f.do(f"call void @llvm.prefetch.p0(ptr {f.gep(t.kind, '%block', loop.index)}, i32 0, i32 2, i32 1)")
         if direct:
-            row = f.mul(loop.index, "%b_k")
-            ahead = f.mul(f.add(loop.index, PREFETCH), "%b_k")
-            for p in panels:
-                f.do(f"call void @llvm.prefetch.p0(ptr {f.gep(t.kind, p, ahead)}, i32 0, i32 3, i32 1)")
-            rows_of_b = [f.gep(t.kind, p, row) for p in panels]
+            b_row = loop.vars[-1]
+            coming = f.gep(t.kind, b_row, far)
+            for j in range(t.vectors):
+                f.do(f"call void @llvm.prefetch.p0(ptr {f.gep(t.kind, coming, j * t.lanes)}, i32 0, i32 3, i32 1)")
+            rows_of_b = [f.gep(t.kind, b_row, j * t.lanes) for j in range(t.vectors)]
             if whole:
                 b = [f.load(t.vector, p, t.itemsize) for p in rows_of_b]
             else:
                 b = [masked_load(f, t.kind, t.lanes, p, m, t.itemsize) for p, m in zip(rows_of_b, masks, strict=True)]
         else:
             b = [f.load(t.vector, f.gep(t.kind, p, at), t.itemsize) for p in panels]
-        a_row = f.gep(t.kind, "%A", at)
+        if in_rows:
+            bases_at = loop.vars[rows * t.vectors :]
+            elements = [f.gep(t.kind, bases_at[i // 3], beside[i % 3]) for i in range(rows)]
+        else:
+            a_row = f.gep(t.kind, "%A", at)
+            elements = [f.gep(t.kind, a_row, i) for i in range(rows)]
         loop.next = []
         for i in range(rows):
-            a = splat(f, t.kind, t.lanes, f.load(t.kind, f.gep(t.kind, a_row, i), t.itemsize))
+            a = splat(f, t.kind, t.lanes, f.load(t.kind, elements[i], t.itemsize))
             for j in range(t.vectors):
                 loop.next.append(multiply_add(f, t, a, b[j], loop.vars[i * t.vectors + j]))
-    store_tile(f, t, rows, loop.vars, masks, partial)
+        if in_rows:
+            loop.next += [f.gep(t.kind, bases_at[i], 1) for i in range(ceildiv(rows, 3))]
+        if direct:
+            loop.next.append(f.gep(t.kind, b_row, "%b_k"))
+    store_tile(f, t, rows, loop.vars[: rows * t.vectors], masks, partial)
     return f
 
 
@@ -289,7 +304,7 @@ class Partition:
 ITEMS_PER_CORE = 4
 IMBALANCE = {1: 0.08, 2: 0.015, 4: 0.0}  # items per core -> share of the time lost by waiting for the last one
 NEAR = 1 << 20  # bytes of an operand that stay in L2 while its packing runs again and again
-PACK_NS = {"copy": (0.08, 0.15), "transpose": (0.15, 0.3), "strided": (1.5, 1.5), "direct": (0.03, 0.2)}  # per element: near, far
+PACK_NS = {"copy": (0.08, 0.15), "transpose": (0.15, 0.3), "strided": (1.5, 1.5), "direct": (0.03, 0.2), "rows": (0.02, 0.1)}  # per element: near, far
 PREPACK_NS, READ_NS = 0.5, (0.05, 0.3)  # to pack all of A beforehand; to read that again
 
 
@@ -379,6 +394,7 @@ class Gemm:
         self.t, self.heights, self.static_m, self.prepacked = t, heights, static_m, prepacked
         self.epilogue, self.local = epilogue, local
         self.direct, self.even = form_b == "direct", even
+        self.in_rows = form_a == "rows" and not prepacked
         self.block_ahead = form_b not in ("strided", "direct") and not source_b.steps
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
         self.functions: dict[str, str] = {}
@@ -510,6 +526,8 @@ class Gemm:
         row, height, is_tall = self._rows(f, i, tall)
         if self.prepacked:
             a_panel = f.gep(self.t.kind, "%A", f.mul(f.add(f.mul(i, f.add(self.total_k(f), self.t.lanes)), self.k_number(f, depth)), self.t.lanes))
+        elif self.in_rows:
+            a_panel = f.gep(self.t.kind, "%A", f.add(f.mul(row, "%a_free"), f.mul(depth.first, "%a_k")))
         else:
             self.pack_a(f, depth, row, height, a_panel)
         if self.local:
@@ -520,8 +538,8 @@ class Gemm:
         ahead = self.forms[0] == "transpose" and not self.prepacked
 
         def kernel(rows: int, partial: bool, whole: bool) -> str:
-            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{'a' * ahead}{'b' * self.block_ahead}"
-            return self.function(micro, name, self.t, rows, partial, self.direct, whole, ahead, self.block_ahead)
+            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{'a' * ahead}{'b' * self.block_ahead}{'r' * self.in_rows}"
+            return self.function(micro, name, self.t, rows, partial, self.direct, whole, ahead, self.block_ahead, self.in_rows)
 
         def multiply(rows: int, partial: bool = False) -> None:
             rest = [f"i64 {height}"] * partial + ["i64 %b_k"] * self.direct
@@ -542,6 +560,8 @@ class Gemm:
                     along_k = self.forms[1] == "transpose"
                     line = f.mul(f.min(call, f.sub(j1, j0) if along_k else depth.size), "%b_free" if along_k else "%b_k")
                     arguments.append(f"ptr {f.gep(self.sources[1].kind, coming, line)}")
+
+                arguments += ["i64 %a_free"] * self.in_rows
 
                 def run(whole: bool, arguments=arguments) -> None:
                     f.call("void", kernel(rows, partial, whole), *arguments)
