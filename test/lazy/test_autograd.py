@@ -288,6 +288,29 @@ def test_views_under_inference_mode(view):
     assert seen[0] == seen[1]
 
 
+A, B, LABELS = torch.randn(6, 4), torch.rand(6, 4), torch.tensor([0, 3, 1, 2, 2, 0])
+COMPOSITES = [
+    *[lambda a, b, y, r=r: F.nll_loss(a, y, reduction=r) for r in ("sum", "none", "mean")],
+    *[lambda a, b, y, r=r: F.cross_entropy(a, y, reduction=r, label_smoothing=0.1) for r in ("sum", "none")],
+    lambda a, b, y: a.std(False), lambda a, b, y: a.var(False), lambda a, b, y: a.std(1, False, True), lambda a, b, y: torch.var_mean(a, 0, False)[0],
+    lambda a, b, y: torch.std_mean(a, False)[0], lambda a, b, y: F.hinge_embedding_loss(a, b.sign(), 0.5, reduction="sum"), lambda a, b, y: F.selu(a),
+    lambda a, b, y: F.prelu(a, b[0]), lambda a, b, y: F.kl_div(a.log_softmax(1), b, reduction="sum"), lambda a, b, y: F.pdist(a), lambda a, b, y: a.mT @ b,
+    lambda a, b, y: torch.fft.rfft(a, 5, 1, "ortho").abs(), lambda a, b, y: F.binary_cross_entropy_with_logits(a, b, reduction="sum"), lambda a, b, y: F.relu6(a * 5),
+    lambda a, b, y: F.cosine_similarity(a, b), lambda a, b, y: F.pairwise_distance(a, b, 1.0), lambda a, b, y: torch.where(a > 0, 1.0, b), lambda a, b, y: a.float_power(2.0),
+    lambda a, b, y: F.triplet_margin_loss(a, b, a + b, reduction="none"), lambda a, b, y: F.margin_ranking_loss(a, b, b.sign(), 0.1, reduction="sum"),
+    lambda a, b, y: F.poisson_nll_loss(a, b, True, True, None, 1e-8, None, "sum"), lambda a, b, y: a.nansum(0), lambda a, b, y: torch.einsum("ij,kj->ik", a, b),
+    lambda a, b, y: F.interpolate(a[None, None], scale_factor=2, mode="bicubic"), lambda a, b, y: torch.tensordot(a, b, 2), lambda a, b, y: a.diff(dim=1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", COMPOSITES)
+def test_composite_ops_under_inference_mode(f):
+    """Ops made of others arrive whole there."""
+    with torch.inference_mode():
+        expected, got = f(A, B, LABELS), f(A.to("hlo"), B.to("hlo"), LABELS.to("hlo")).cpu()
+    torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.filterwarnings("ignore:.*runs on the CPU")
 def test_functional_transforms():
     w = torch.randn(3, 3)

@@ -28,6 +28,10 @@ def decomposition(op: OpOverload) -> Callable | None:
         return composite(op)
     if op._schema.name.split("::")[1] in _UNSUITABLE:
         return None
+    if backend.has_kernel(op, backend.Key.CompositeImplicitAutograd):
+        # What the dispatcher runs where autograd is on. The tables' functions for such ops are torch._refs, some with other parameters in other
+        # places (nll_loss takes size_average where the op has reduction).
+        return composite(op)
     for table in _tables():
         found = table.get(op)
         if found is not None:
