@@ -106,6 +106,18 @@ def test_position_as_an_argument():
     assert results[3:] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("read", [lambda x, i: x[:, i], lambda x, i: x[:, i : i + 8] ** 2, lambda x, i: x[:, i:] ** 2])
+def test_position_of_what_is_read_and_its_gradient(read):
+    """Positions that were read from values (`x[:, top[0]]`) go into the gradient's scatter too."""
+
+    def fn(x, i):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(read(x, i).sum(), x)
+
+    x = torch.randn(4, 96)
+    assert counts(fn, [(5,), (11,), (23,), (77,), (40,)], lambda i: (x, i)) == [1, 1, 0, 0, 0]
+
+
 def test_axis_is_not_a_size():
     def fn(x, axis):
         return x.sum(axis)
@@ -188,7 +200,7 @@ def test_random_programs_at_random_sizes(seed):
 @pytest.mark.parametrize(
     "column, size",
     [((5, 9), "s0"), ((10, 18), "2*s0"), ((4, 8), "s0-1"), ((11, 19), "2*s0+1"), ((25, 81), "s0*s0"), ((20, 36), "4*s0"), ((15, 63), "s0*s1"),
-     ((8, 16), "s0+s1"), ((75, 567), "s0*s0*s1"), ((1000, 17), "None")],
+     ((8, 16), "s0+s1"), ((75, 567), "s0*s0*s1"), ((20, 16), "-s0+25"), ((1000, 17), "None")],
 )  # fmt: skip
 def test_expressions(column, size):
     solver = generalize._Solver(2)

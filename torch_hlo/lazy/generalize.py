@@ -35,7 +35,8 @@ _DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 28, 32, 64)
 # Integer arguments that are positions or lengths, nothing else: where no size explains one, it is an input of the program.
 FREE: dict[object, frozenset[int]] = {
     aten.select.int: frozenset({2}), aten.slice.Tensor: frozenset({2, 3}), aten.select_scatter.default: frozenset({3}),
-    aten.slice_scatter.default: frozenset({3, 4}), aten.arange.start: frozenset({0, 1}), aten.arange.default: frozenset({0}),
+    aten.slice_scatter.default: frozenset({3, 4}), aten.select_backward.default: frozenset({3}), aten.slice_backward.default: frozenset({3, 4}),
+    aten.arange.start: frozenset({0, 1}), aten.arange.default: frozenset({0}),
 }  # fmt: skip
 
 
@@ -220,7 +221,7 @@ class _Solver:
         # What layers do to sizes most often comes first; a wrong guess costs a compile, not a wrong result.
         for rule, terms in (
             (_multiple, atoms), (_near, atoms), (_multiple, pairs), (_equal, sums), (_linear, atoms), (_divided, atoms), (_near, pairs), (_near, sums),
-            (_shifted, atoms), (_multiple, sums), (_divided, pairs),
+            (_shifted, atoms), (_reflected, atoms), (_multiple, sums), (_divided, pairs),
         ):  # fmt: skip
             for u, e in terms:
                 if (size := rule(v, u, e)) is not None:
@@ -247,6 +248,12 @@ def _multiple(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
 def _shifted(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
     c = v[0] - u[0]
     return e + c if all(a - b == c for a, b in zip(v, u)) else None
+
+
+def _reflected(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
+    """What is left behind a position: the length of x[i:]."""
+    c = v[0] + u[0]
+    return c - e if all(a + b == c for a, b in zip(v, u)) else None
 
 
 def _linear(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
