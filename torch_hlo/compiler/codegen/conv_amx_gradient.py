@@ -31,7 +31,7 @@ from torch_hlo.hlo.shape import row_major_strides
 from torch_hlo.hlo.window import Window
 
 BF16 = ELEMENTS["bf16", "bf16"]
-LEAST_CHANNELS = 16  # half of a tile's rows are idle then
+LEAST_RUN = 16  # rows of A: half of a tile's are idle then
 NUMBERS = ("steps", "channels", "features", "taps", "row_bytes", "columns_each", "blocks_n", "ldc", "panel_step")
 
 
@@ -77,7 +77,25 @@ def is_amx_gradient(program, x: Instruction) -> bool:
     labels = [f"f{digits}b_i{digits}o->{out}" for out in (f"{digits}bf", f"fb{digits}")]
     return (digits != "" and x["dim_labels"] in labels and program.target.has("amx-bf16") and x.shape.dtype == "f32" and x.shape.is_static
             and all(o.shape.dtype == "bf16" and o.shape.is_static for o in x.operands) and x["feature_group_count"] * x["batch_group_count"] == 1
-            and all(w.base_dilation == 1 and not (w.reversal and w.size != 1) for w in window) and x.operands[0].shape.dims[-1] >= LEAST_CHANNELS)  # fmt: skip
+            and all(w.base_dilation == 1 and not (w.reversal and w.size != 1) for w in window) and _run(x) >= LEAST_RUN)  # fmt: skip
+
+
+def _run(x: Instruction) -> int:
+    """Channels, and with few of them those of the neighbouring taps, which are neighbours in memory: rows of A."""
+    channels, w = x.operands[0].shape.dims[-1], x["window"][-1]
+    return channels * (_parts(x)[0][-1] if channels < BLOCK and w.stride == 1 else 1)
+
+
+def _in_runs(x: Instruction) -> tuple[Instruction, list[Axis], int]:
+    """(input, grid, rows of A per tap). Where a row of taps is one run, the input is padded in memory and the last dimension has one tap."""
+    lhs, grid, run = x.operands[0], axes(x), _run(x)
+    if run == lhs.shape.dims[-1]:
+        return lhs, grid, run
+    w, last = x["window"][-1], grid[-1]
+    reach = (last.count - 1) * last.stride + 1
+    edges = (w.pad_low, reach - 1 + run // lhs.shape.dims[-1] - last.size - w.pad_low, 0)
+    padded = build.pad(lhs, build.full(0, lhs.shape.dtype), [*[(0, 0, 0)] * (lhs.shape.rank - 2), edges, (0, 0, 0)])
+    return padded, [*grid[:-1], Axis(last.count, reach, last.stride, (0,), (0,))], run
 
 
 def turn_rows(name: str, levels: int) -> Function:
@@ -146,9 +164,9 @@ def task(name: str, program) -> str:
 
 def emit_amx_gradient(program, x: Instruction) -> None:
     """Emit a convolution for which `is_amx_gradient` holds."""
-    lhs, rhs = x.operands
+    rhs = x.operands[1]
     taps, channels, features, turned = _parts(x)
-    grid = axes(x)
+    lhs, grid, run = _in_runs(x)
     images = lhs.shape.dims[0]
     steps_of = row_major_strides((images, *(a.room for a in grid)))  # elements of the grid
     cells = images * product(a.room for a in grid)
@@ -157,10 +175,12 @@ def emit_amx_gradient(program, x: Instruction) -> None:
     front = ceildiv(max(0, -min(shifts)), BLOCK) * BLOCK
     row = front + steps * BF16.depth + max(0, max(shifts)) + BLOCK
     row_bytes = (ceildiv(2 * row, 64) | 1) * 64  # an odd number of cache lines: rows spread over the sets
-    rows = ceildiv(channels, BLOCK) * BLOCK
+    rows = ceildiv(run, BLOCK) * BLOCK
     kinds = [*dict.fromkeys(itertools.product(*(a.remainders for a in grid)))]
     with program.rebound():
-        at = _turned_input(program, lhs, grid, kinds, (front, row_bytes, rows), steps_of)
+        if lhs is not x.operands[0]:
+            emit_tree(program, lhs, x.operands[:1], lhs)
+        at = _turned_input(program, lhs, run, grid, kinds, (front, row_bytes, rows), steps_of)
         b = _padded_gradient(program, rhs, grid, steps)
         remainders = itertools.product(*(a.remainders for a in grid))
         offsets = [kinds.index(r) * rows * row_bytes + 2 * (front + s) for r, s in zip(remainders, shifts, strict=True)]
@@ -172,28 +192,28 @@ def emit_amx_gradient(program, x: Instruction) -> None:
         blocks_n = min(panels, ceildiv(ITEMS_PER_CORE * (os.cpu_count() or 1), tiles))
         columns_each = ceildiv(panels, blocks_n) * BLOCK
         blocks_n = ceildiv(features, columns_each)
-        numbers = (steps, channels, features, product(taps), row_bytes, columns_each, blocks_n, ldc, panel_step)
+        numbers = (steps, run, features, len(shifts), row_bytes, columns_each, blocks_n, ldc, panel_step)
         name = program.once(("conv_amx_gradient",), lambda: task("conv_amx_gradient", program))
         program.parallel(name, [f"ptr {p}" for p in (at, b, to)] + [f"i64 {v}" for v in numbers] + [f"ptr {table}"], str(tiles * blocks_n),
-                         cost=1000 + BLOCK * columns_each * product(taps) * steps * BF16.depth / 250)
+                         cost=1000 + BLOCK * columns_each * len(shifts) * steps * BF16.depth / 250)
         if turned:
             add_pieces(program, register_tile("float", program.target.vector_bytes), to, target, product(taps), channels, features, 1, True, BLOCK)
 
 
-def _turned_input(program, lhs: Instruction, grid: list[Axis], kinds: list[tuple[int, ...]], layout: tuple[int, int, int], steps_of) -> str:
+def _turned_input(program, lhs: Instruction, run: int, grid: list[Axis], kinds: list[tuple[int, ...]], layout: tuple[int, int, int], steps_of) -> str:
     """Emit the grids of the input [remainders][channel][pixel]; the pointer to them. `layout`: elements before the first pixel, bytes and number of rows."""
     front, row_bytes, rows = layout
-    channels, strides = lhs.shape.dims[-1], row_major_strides(lhs.shape.dims)
+    strides = row_major_strides(lhs.shape.dims)
     to = program.at(program.scratch(len(kinds) * rows * row_bytes))
     name = define(program, turn_rows, f"conv_turn_rows_{len(grid)}", len(grid))
     for number, kind in enumerate(kinds):
         *counts, pixels = (max(0, ceildiv(a.size - r, a.stride)) for a, r in zip(grid, kind, strict=True))
         source = sum(r * s for r, s in zip(kind, strides[1:]))
-        numbers = [channels, grid[-1].stride * strides[-2], pixels, row_bytes, source, number * rows * row_bytes, front]
+        numbers = [run, grid[-1].stride * strides[-2], pixels, row_bytes, source, number * rows * row_bytes, front]
         numbers += [lhs.shape.dims[0], strides[0], steps_of[0]]
         for a, count, from_, step in zip(grid, counts, strides[1:], steps_of[1:]):
             numbers += [count, a.stride * from_, step]
-        program.parallel(name, [f"ptr {program.pointer(lhs)}", f"ptr {to}", *(f"i64 {v}" for v in numbers)], str(ceildiv(channels, 16)),
+        program.parallel(name, [f"ptr {program.pointer(lhs)}", f"ptr {to}", *(f"i64 {v}" for v in numbers)], str(ceildiv(run, 16)),
                          cost=100 + 4 * lhs.shape.dims[0] * product(counts) * pixels)
     return to
 
