@@ -33,6 +33,7 @@ from torch_hlo.lowering import (  # noqa: F401
     softmax,
     sort,
     special,
+    unfold,
     upsample,
     view,
 )
