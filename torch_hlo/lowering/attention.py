@@ -84,7 +84,7 @@ def _factors(query: Instruction, key: Instruction, probability, seed, offset) ->
     return [where(mask, wide / (1 - wide.like(probability)), 0).x]
 
 
-def _composite(kind: str, body: Callable, operands: list[Instruction], is_causal: bool, scale, plain: bool, **more: bool) -> list[Instruction]:
+def _composite(kind: str, body: Callable, operands: list[Instruction], is_causal: bool, scale, plain: bool, **more) -> list[Instruction]:
     """The results of `body(*operands)`, a list. As a call that says what it is when it is `plain` attention with a scale known now."""
     size = operands[1].shape.dims[-1]  # of q and k
     if scale is None and isinstance(size, int):
@@ -94,7 +94,7 @@ def _composite(kind: str, body: Callable, operands: list[Instruction], is_causal
     params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
     results = tuple(body(*params))
     root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
-    config = json.dumps({"attention": kind, "causal": bool(is_causal), "scale": float(scale), **{n: True for n, v in more.items() if v}}, separators=(",", ":"))
+    config = json.dumps({"attention": kind, "causal": bool(is_causal), "scale": float(scale), **{n: v for n, v in more.items() if v}}, separators=(",", ":"))
     call = instr("call", tuple(operands), to_apply=Computation("attention", params, root), backend_config=config)
     return [instr("get-tuple-element", (call,), r.shape, index=i) for i, r in enumerate(results)]
 
@@ -170,7 +170,8 @@ def attention_backward(
         _, query, key, value, *_ = operands
         plain = _is_plain(query, key, value, bias)
         of = body if key.shape.dims[-3] == query.shape.dims[-3] else grouped
-        return _composite("backward", of, list(operands), is_causal, scale, plain, factors=bool(factors), bias_gradient=wants_bias)
+        dims = (1,) * (query.shape.rank - bias.shape.rank) + bias.shape.dims if wants_bias else (0, 0)
+        return _composite("backward", of, list(operands), is_causal, scale, plain, factors=bool(factors), bias_gradient=[n != 1 for n in dims[:-2]])
 
     def grouped(grad, query, key, value, *rest) -> list[Instruction]:
         """For compilers without a kernel for heads that share keys."""

@@ -111,10 +111,10 @@ class _Tiles(AttentionKernel):
     def score(self, p: str, k: Int, mask: str | None) -> str:
         """Scaled and masked scores, in units of log 2, of `lanes` columns from number `k` of a block."""
         v, a = self.v, self.a
-        s = v.mul(v.load(p, 4), v.const(a.scale * LOG2E))
+        s = v.mul(v.load(p, 4), self.scales)
         if a.bias is not None:
             f, x = self.f, v.load(self.f.gep("float", self.computed["bias"], k), 4)
-            s = v.select(v.cmp("oeq", x, v.const(0)), s, self.e.splat("float", self.fill(f, self.pointer["fill"]))) if a.fill else v.add(s, x)
+            s = self.biased(v, s, x, self.e.splat("float", self.fill(f, self.pointer["fill"])) if a.fill else "")
         return s if mask is None else v.select(mask, s, v.const(-numbers.inf))
 
     def factor(self, x: str, k: Int) -> str:
@@ -131,6 +131,7 @@ class Forward(_Tiles):
 
     def item(self, item: Int) -> None:
         f, a = self.f, self.a
+        self.scales = self.e.splat("float", self.scale(LOG2E))
         tile = self.tile()
         weights = self.tile(self.weight)
         self.tops, self.sums = (f.alloca("float", self.block, 64) for _ in range(2))
@@ -238,6 +239,7 @@ class Backward(_Tiles):
 
     def head(self, head: Int) -> None:
         f, a = self.f, self.a
+        self.scales = self.e.splat("float", self.scale(LOG2E))
         sizes = {"k": (a.columns, a.size), "v": (a.columns, a.width), "dk": (a.columns, a.size), "dv": (a.columns, a.width), "dq": (a.rows, a.size)}
         shared = f.div(head, a.group)
         self.of_head = {name: self.row(name, f.mul(head if name == "dq" else shared, count), width) for name, (count, width) in sizes.items()}
@@ -275,6 +277,7 @@ class Backward(_Tiles):
         f, v, one = self.f, self.v, self.f.emit(1).typed("float")
         deltas, sums = self.e.splat("float", delta), self.e.splat("float", one.mul(lse, one.const(LOG2E)))
 
+        scales = self.e.splat("float", self.scale())
         if self.a.bias_gradient:
             dbias = f.gep("float", self.dbias, f.add(f.mul(row, self.a.columns), start))
 
@@ -283,7 +286,9 @@ class Backward(_Tiles):
             dp = self.factor(v.load(f.gep("float", dp_row, k), 4), k)
             store(f, self.weight, self.factor(w, k), p_row, k, self.t.lanes)
             ds = v.mul(w, v.sub(dp, deltas))
-            store(f, self.weight, v.mul(ds, v.const(self.a.scale)), ds_row, k, self.t.lanes)
+            if self.a.fill:
+                ds = self.kept(v, ds, v.load(f.gep("float", self.computed["bias"], k), 4))
+            store(f, self.weight, v.mul(ds, scales), ds_row, k, self.t.lanes)
             if self.a.bias_gradient:
                 p = f.gep("float", dbias, k)
                 v.store(v.add(v.load(p, 4, mask), ds), p, 4, mask)

@@ -41,11 +41,12 @@ class Forward(AttentionKernel):
         self.terms_of = {role: self.floats(KEYS + lanes) for role in self.terms}
         one = f.emit().typed("float")
         rows = range(a.rows)
+        scales = self.e.splat("float", self.scale(LOG2E))
         for r in rows:
             with f.loop(0, a.size, lanes) as c:
                 row = self.row("q", f.add(number, r), a.size)
                 x = load(f, self.dtype["q"], row, c, lanes, self.inside(c, a.size))
-                v.store(v.mul(x, v.const(a.scale * LOG2E)), f.gep("float", self.q, f.add(c, r * self.depth)), 4)
+                v.store(v.mul(x, scales), f.gep("float", self.q, f.add(c, r * self.depth)), 4)
         self.zero(self.ot, a.rows * self.wide)
         carry = [("float", one.const(-numbers.inf))] * a.rows + [("float", one.const(0))] * a.rows
         with f.loop(0, a.columns, KEYS, carry=carry) as loop:
@@ -106,7 +107,7 @@ class Forward(AttentionKernel):
             s = v.load(p, 4)
             if self.a.bias is not None:
                 x = v.load(f.gep("float", self.terms_of["bias"], loop.index), 4)
-                s = v.select(v.cmp("oeq", x, v.const(0)), s, self.e.splat("float", self.fill(f, self.pointer["fill"]))) if self.a.fill else v.add(s, x)
+                s = self.biased(v, s, x, self.e.splat("float", self.fill(f, self.pointer["fill"])) if self.a.fill else "")
             s = v.select(mask, s, v.const(-numbers.inf))
             v.store(s, p, 4)
             loop.next = [v.call("maxnum", loop.vars[0], s)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from torch_hlo.compiler.codegen.attention_term import FLOAT_MAX, Term, term
+from torch_hlo.compiler.codegen.attention_term import FLOAT_MAX, REPLACED, Term, term
 from torch_hlo.compiler.codegen.emit import Typed
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask
@@ -22,7 +22,7 @@ LOG2E = 1 / numbers.log(2)
 def symbolic_sizes(a: Attention) -> list[Dim]:
     """The distinct symbolic sizes and strides of `a`, in the order of the kernel's arguments."""
     strides = [] if a.bias is None else [n for pair in (*a.bias.batch, (a.bias.row, a.bias.column)) for n in pair]
-    return list(dict.fromkeys(n for n in (a.rows, a.columns, *strides) if isinstance(n, Dim)))
+    return list(dict.fromkeys(n for n in (a.rows, a.columns, *strides, *(n for n, _ in a.bias_gradient)) if isinstance(n, Dim)))
 
 
 def named(a: Attention) -> Attention:
@@ -35,7 +35,7 @@ def named(a: Attention) -> Attention:
     bias = a.bias
     if bias is not None:
         bias = Bias(tuple((name(n), name(s)) for n, s in bias.batch), name(bias.row), name(bias.column))
-    return replace(a, rows=name(a.rows), columns=name(a.columns), bias=bias)
+    return replace(a, rows=name(a.rows), columns=name(a.columns), bias=bias, bias_gradient=tuple((name(n), kept) for n, kept in a.bias_gradient))
 
 
 def block_of(rows: Size, most: int, step: int) -> int:
@@ -65,7 +65,7 @@ def arrays_of(program, x: Instruction) -> Arrays:
     operands = dict(zip(a.roles, params if call is x else call.operands, strict=True))
     q, k = operands["q"].shape.dims, operands["k"].shape.dims
     dims = (*q[:-1], k[-2])
-    terms = tuple((role, term(program, operands[role], params, dims, role == "bias")) for role in ("bias", "factors") if role in operands)
+    terms = tuple((role, term(program, operands[role], params, dims, role == "bias", a.fill)) for role in ("bias", "factors") if role in operands)
     numbers = tuple((role, params.index(o)) for role, o in operands.items() if role not in ("bias", "factors"))
     return Arrays(tuple(o.shape.dtype for o in x.operands), numbers, terms)
 
@@ -77,7 +77,7 @@ def sizes_of(a: Attention, arrays: Arrays) -> list[Dim]:
 
 def items_of_heads(a: Attention) -> Size:
     """Items of a backward, see `heads_of`."""
-    return a.heads // a.group if not a.bias_gradient else numbers.prod(n for n, step in a.bias.batch if step != 0)
+    return a.heads // a.group if not a.bias_gradient else numbers.prod(n for n, kept in a.bias_gradient if kept)
 
 
 class AttentionKernel:
@@ -151,13 +151,13 @@ class AttentionKernel:
     @contextmanager
     def heads_of(self, item: Int) -> Iterator[Int]:
         """The loop over the heads of an item of a backward: those that share keys, or whose gradients of the bias are one sum."""
-        f, own, shared, stride, bias = self.f, [], [], 1, self.a.bias
+        f, own, shared, stride = self.f, [], [], 1
         if not self.a.bias_gradient:
             with f.loop(0, self.a.group, known_nonempty=True) as i:
                 yield f.add(f.mul(item, self.a.group), i)
             return
-        for n, step in reversed(bias.batch):
-            (own if step != 0 else shared).append((n, stride))
+        for n, kept in reversed(self.a.bias_gradient):
+            (own if kept else shared).append((n, stride))
             stride = f.mul(stride, n)
 
         def head(number: Int, parts: list[tuple[Int, Int]]) -> Int:
@@ -183,6 +183,21 @@ class AttentionKernel:
         infinite, least = one.const(-numbers.inf), one.const(-FLOAT_MAX)
         y = one.mul(x, one.const(LOG2E))
         return one.select(one.cmp("oeq", x, infinite), infinite, one.select(one.cmp("olt", y, least), least, y))
+
+    def biased(self, v: Typed, s: str, x: str, fill: str) -> str:
+        """A score and its bias. `fill`: in all lanes, or "" when nothing is replaced."""
+        return v.select(v.cmp("oeq", x, v.const(REPLACED)), fill, v.add(s, x)) if fill else v.add(s, x)
+
+    def kept(self, v: Typed, ds: str, x: str) -> str:
+        """The gradient of a score with the bias `x`: 0 where it was replaced."""
+        return v.select(v.cmp("oeq", x, v.const(REPLACED)), v.const(0), ds)
+
+    def scale(self, factor: float = 1.0) -> str:
+        """The scale times a number, f32."""
+        one = self.f.emit().typed("float")
+        if not self.a.dynamic:
+            return one.const(self.a.scale * factor)
+        return one.mul(self.f.load("float", self.pointer["scale"], 4), one.const(factor))
 
     def total(self, name: str, start: str, vector: str) -> str:
         """The sum or maximum of a vector's lanes."""

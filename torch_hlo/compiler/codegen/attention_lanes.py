@@ -47,8 +47,9 @@ class _Lanes(AttentionKernel):
         self.keys = min(KEYS[a.kind], a.columns) if isinstance(a.columns, int) else KEYS[a.kind]
         self.queries = block_of(a.rows, QUERIES, self.group)
         self.groups = self.queries // self.group
-        self.kept: dict[str, str] = {}
+        self.copies: dict[str, str] = {}
         self.v = self.f.emit(self.lanes).typed("float")
+        self.number = self.floats(1)
         bias = a.bias
         self.bias = None if bias is None else "key" if bias.row == 0 else "tile"
         self.bias_tile = None if bias is None else self.floats((self.keys + self.lanes) * (1 if self.bias == "key" else self.group))
@@ -98,17 +99,10 @@ class _Lanes(AttentionKernel):
         rows, v = self.t.rows, f.emit(self.lanes).typed("float")
         found = self.product(f, rows, vectors, self.a.size, ("%k", self.a.size, 1), ("%q", self.group),
                              ahead=f.gep("float", "%k", rows * self.a.size))
-        biases: list[str] = []
-        if self.bias == "key":
-            keys = [splat(f, "float", self.lanes, f.load("float", f.gep("float", "%bias", i), 4)) for i in range(rows)]
-            biases = [key for key in keys for _ in range(vectors)]
-        elif self.bias == "tile":
-            biases = [v.load(p, 4) for p in self._places("%bias", f, rows, vectors, self.group)]
-        if self.a.fill:  # the bias of a mask is 0 or -inf
-            fill = splat(f, "float", self.lanes, self.fill(f))
-            found = [v.select(v.cmp("oeq", x, v.const(0)), s, fill) for s, x in zip(found, biases, strict=True)]
-        elif biases:
-            found = [v.add(s, x) for s, x in zip(found, biases, strict=True)]
+        biases = self.bias_values(f, vectors)
+        if biases:
+            fill = splat(f, "float", self.lanes, self.fill(f)) if self.a.fill else ""
+            found = [self.biased(v, s, x, fill) for s, x in zip(found, biases, strict=True)]
         if masked:
             i = f.emit(self.lanes).typed("i32")
             first = f.op("trunc i64 %key to i32")
@@ -117,19 +111,29 @@ class _Lanes(AttentionKernel):
             found = [v.select(c, s, v.const(-numbers.inf)) for c, s in zip(seen, found, strict=True)]
         return found
 
+    def bias_values(self, f: Writer, vectors: int) -> list[str]:
+        """The bias of a tile, at %bias."""
+        rows = self.t.rows
+        if self.bias == "key":
+            keys = [splat(f, "float", self.lanes, f.load("float", f.gep("float", "%bias", i), 4)) for i in range(rows)]
+            return [key for key in keys for _ in range(vectors)]
+        v = f.emit(self.lanes).typed("float")
+        return [v.load(p, 4) for p in self._places("%bias", f, rows, vectors, self.group)] if self.bias == "tile" else []
+
     # -- queries to lanes and back --------------------------------------------------------------------------------
-    def spread(self, source: str, dtype: str, width: int, valid: Int, to: str, factor: float) -> None:
-        """to[c, i] = factor source[i, c] for a group of `valid` rows of `width` elements; the other lanes repeat the last row."""
+    def spread(self, source: str, dtype: str, width: int, valid: Int, to: str, factor: str) -> None:
+        """to[c, i] = factor source[i, c], `factor` an f32, for a group of `valid` rows of `width` elements; the other lanes repeat the last row."""
 
         def body(f: Writer) -> None:
             v, lanes = f.emit(self.lanes).typed("float"), self.lanes
+            factors = splat(f, "float", lanes, f.load("float", "%factor", 4))
             last = f.sub("%valid", 1)
             for part in range(self.t.vectors):
                 rows = [f.gep(STORAGE[dtype].memory, "%source", f.mul(f.min(part * lanes + i, last), width)) for i in range(lanes)]
 
                 def columns(low: Int, count: int, rows=rows, part=part) -> None:
                     mask = lane_mask(f, lanes, 0, count) if count < lanes else None
-                    block = [v.mul(load(f, dtype, r, low, lanes, mask), v.const(factor)) for r in rows]
+                    block = [v.mul(load(f, dtype, r, low, lanes, mask), factors) for r in rows]
                     for c, column in enumerate(gemm.transposed(f, self.t, block)[:count]):
                         v.store(column, f.gep("float", "%to", f.add(f.mul(f.add(low, c), self.group), part * lanes)), 4)
 
@@ -140,7 +144,8 @@ class _Lanes(AttentionKernel):
                 if whole < width:
                     columns(whole, width - whole)
 
-        self.run(f"spread_{dtype}_{width}:{factor}", "source to", "valid", body, source, to, valid)
+        self.f.store("float", factor, self.number, 4)
+        self.run(f"spread_{dtype}_{width}", "source to factor", "valid", body, source, to, self.number, valid)
 
     def gather(self, source: str, factors: str, width: int, valid: Int, to: str) -> None:
         """to[i, c] = factors[i] source[c, i] for a group of `valid` rows of `width` elements."""
@@ -186,7 +191,7 @@ class _Lanes(AttentionKernel):
         source = self.row(name, f.add(head, first), width)
         if dtype == "f32" and not self.short:
             return source
-        to = self.kept.get(name) or self.kept.setdefault(name, self.floats((room + self.t.rows) * width + self.lanes))
+        to = self.copies.get(name) or self.copies.setdefault(name, self.floats((room + self.t.rows) * width + self.lanes))
 
         def copy() -> list[str]:
             with f.loop(0, f.mul(count, width), self.lanes) as i:
@@ -327,7 +332,7 @@ class Forward(_Lanes):
         with f.loop(0, self.queries, self.lanes) as i:
             self.v.store(self.v.const(-numbers.inf), f.gep("float", tops, i), 4)
         with self.of_groups(first, count) as (g, query, valid):
-            self.spread(self.row("q", f.add(number, query), a.size), self.dtype["q"], a.size, valid, self.at(qt, g, a.size * group), a.scale * LOG2E)
+            self.spread(self.row("q", f.add(number, query), a.size), self.dtype["q"], a.size, valid, self.at(qt, g, a.size * group), self.scale(LOG2E))
         end = f.min(f.add(first, count), a.columns) if a.causal else a.columns
         with self.key_blocks(end) as (start, width):
             k, v = (self.compact(name, keys, start, width, n, self.keys) for name, n in (("k", a.size), ("v", a.width)))
@@ -437,13 +442,13 @@ class Backward(_Lanes):
         self.zero(self.dqt, self.groups * self.transposed_bytes(a.size))
         with self.of_groups(first, count) as (g, query, valid):
             skipped = f.mul(g, group)
-            self.spread(self.at(queries, skipped, a.size), "f32", a.size, valid, self.at(self.qt, g, a.size * group), a.scale * LOG2E)
-            self.spread(self.at(grads, skipped, a.width), "f32", a.width, valid, self.at(self.gt, g, a.width * group), a.scale)
+            self.spread(self.at(queries, skipped, a.size), "f32", a.size, valid, self.at(self.qt, g, a.size * group), self.scale(LOG2E))
+            self.spread(self.at(grads, skipped, a.width), "f32", a.width, valid, self.at(self.gt, g, a.width * group), self.scale())
         with f.loop(0, count) as i:
             row = f.add(number, f.add(first, i))
             one = f.emit().typed("float")
             delta = self.inner((self.at(grads, i, a.width), "f32"), (self.row("out", row, a.width), self.dtype["out"]), a.width)
-            f.store("float", one.mul(delta, one.const(a.scale)), f.gep("float", self.delta, i), 4)
+            f.store("float", one.mul(delta, self.scale()), f.gep("float", self.delta, i), 4)
             f.store("float", one.mul(load(f, self.dtype["lse"], self.pointer["lse"], row), one.const(LOG2E)), f.gep("float", self.lse2, i), 4)
         end = f.min(f.add(first, count), a.columns) if a.causal else a.columns
         with self.key_blocks(end) as (start, width):
@@ -484,8 +489,8 @@ class Backward(_Lanes):
         with f.loop(0, seen, self.t.rows) as j:
             at = self.tile_start(j, width)
             factors = self.at(self.factor_tile, at, group) if a.factors else "null"
-            self.run(f"gradients{vectors}", "v grad p ds used factors delta", "", lambda f: self._gradients(f, vectors), self.at(v, at, a.width), grad,
-                     *(self.at(tile, at, self.tile_row) for tile in (p, ds, used)), factors, delta)  # fmt: skip
+            self.run(f"gradients{vectors}", "v grad p ds used factors bias delta", "", lambda f: self._gradients(f, vectors), self.at(v, at, a.width), grad,
+                     *(self.at(tile, at, self.tile_row) for tile in (p, ds, used)), factors, self.bias_at(at), delta)  # fmt: skip
         self.add_features("queries", k, a.size, ds, self.tile_row, seen, self.at(self.dqt, g, self.transposed_bytes(a.size)), None, vectors)
 
     def _probabilities(self, f: Writer, vectors: int, masked: bool) -> None:
@@ -503,19 +508,24 @@ class Backward(_Lanes):
         delta = [v.load(f.gep("float", "%delta", j * self.lanes), 4) for j in range(vectors)]
         places = [self._places(p, f, rows, vectors, self.tile_row) for p in ("%p", "%ds", "%used")]
         factors = self._places("%factors", f, rows, vectors, self.group)
+        biases = self.bias_values(f, vectors) if self.a.fill else []
         for n, (dp, p, ds, used) in enumerate(zip(found, *places, strict=True)):
             weight = v.load(p, 4)
             if self.a.factors:
                 factor = v.load(factors[n], 4)
                 dp = v.mul(dp, factor)
                 v.store(v.mul(weight, factor), used, 4)
-            v.store(v.mul(weight, v.sub(dp, delta[n % vectors])), ds, 4)
+            gradient = v.mul(weight, v.sub(dp, delta[n % vectors]))
+            if self.a.fill:
+                gradient = self.kept(v, gradient, biases[n])
+            v.store(gradient, ds, 4)
 
     def add_bias_gradient(self, ds: str, at: Int, valid: Int, width: Int) -> None:
         """dbias[query][key] += ds[key][query] / scale, for a group and a block of keys; `at`: of its first element."""
 
         def body(f: Writer) -> None:
             v, lanes, t = f.emit(self.lanes).typed("float"), self.lanes, self.t
+            factors = splat(f, "float", lanes, f.load("float", "%factor", 4))
             for part in range(t.vectors):
                 with f.when(f.icmp("sgt", "%valid", part * lanes)), f.loop(0, "%width", lanes) as j:
                     # keys past the width are read as well: the tile has room for them
@@ -525,9 +535,11 @@ class Backward(_Lanes):
                     for i, row in enumerate(gemm.transposed(f, t, block)):
                         with f.when(f.icmp("slt", part * lanes + i, "%valid")):
                             p = f.gep("float", "%to", f.add(f.mul(part * lanes + i, "%stride"), j))
-                            v.store(v.fma(row, v.const(1 / self.a.scale), v.load(p, 4, mask)), p, 4, mask)
+                            v.store(v.fma(row, factors, v.load(p, 4, mask)), p, 4, mask)
 
-        self.run("bias_gradient", "ds to", "valid width stride", body, ds, self.f.gep("float", self.dbias, at), valid, width, self.a.columns)
+        one = self.f.emit().typed("float")
+        self.f.store("float", one.div(one.const(1), self.scale()), self.number, 4)
+        self.run("bias_gradient", "ds to factor", "valid width stride", body, ds, self.f.gep("float", self.dbias, at), self.number, valid, width, self.a.columns)
 
     def add_queries(self, tile: str, right: str, width: int, depth: Int, to: str, skip: Int, end: Int) -> None:
         """to[j, c] += sum_i tile[j, i] right[i, c] for a tile's rows in [skip, end)."""

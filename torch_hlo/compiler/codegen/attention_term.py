@@ -1,9 +1,9 @@
 """Terms: what attention adds to scores or multiplies weights with, computed block by block where it is needed.
 
-    t = term(program, root, params, (8, 12, 512, 512), log2=True)        # root: an expression of `params`, broadcast to [batch…, rows, columns]
+    t = term(program, root, params, (8, 12, 512, 512), log2=True, fill=False)   # root: an expression of `params`, broadcast to [batch…, rows, columns]
     t.call(f, pointers, row, rows, column, columns, to, ld)              # to[i * ld + j] = element (row + i, column + j), f32
 
-Rows are counted over all heads. A mask becomes 0 and -inf; a bias can be had in units of log 2. An expression of numbers and arrays (masks of windows,
+Rows are counted over all heads. A mask becomes 0 and -inf, or REPLACED; a bias can be had in units of log 2. An expression of numbers and arrays (masks of windows,
 positions times slopes, random numbers for dropout) is never an array in memory.
 """
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import Dim, Size
 from torch_hlo.hlo.ir import Instruction, postorder
 
+REPLACED = math.inf  # added to a score: it is the fill
 FLOAT_MAX = 3.4028234663852886e38
 
 
@@ -37,16 +38,17 @@ class Term:
         f.call("void", self.name, *block, *(f"ptr {pointers[i]}" for i in self.leaves), *(f"i64 {sizes[n]}" for n in self.sizes))
 
 
-def term(program, root: Instruction, params: tuple[Instruction, ...], dims: tuple[Size, ...], log2: bool) -> Term:
-    """The function of an expression, written once per program. Of a `root` of rank below that of `dims` the last dimensions are meant."""
-    return program.once(("attention term", root, params, dims, log2), lambda: _build(program, root, params, dims, log2))
+def term(program, root: Instruction, params: tuple[Instruction, ...], dims: tuple[Size, ...], log2: bool, fill: bool) -> Term:
+    """The function of an expression, written once per program. Of a `root` of rank below that of `dims` the last dimensions are meant. `fill`: a mask is to
+    replace scores."""
+    return program.once(("attention term", root, params, dims, log2, fill), lambda: _build(program, root, params, dims, log2, fill))
 
 
-def _numbers(x: Instruction, log2: bool) -> Instruction:
+def _numbers(x: Instruction, log2: bool, fill: bool) -> Instruction:
     """`x` as numbers to add, f32. In units of log 2 large finite ones stay finite: rows with nothing else are their mean."""
     dims = x.shape.dims
     if x.shape.dtype == "pred":
-        return b.select(x, b.full(0.0, "f32", dims), b.full(-math.inf, "f32", dims))
+        return b.select(x, b.full(0.0, "f32", dims), b.full(REPLACED if fill else -math.inf, "f32", dims))
     x = x if x.shape.dtype == "f32" else b.convert(x, "f32")
     if not log2:
         return x
@@ -54,8 +56,8 @@ def _numbers(x: Instruction, log2: bool) -> Instruction:
     return b.select(b.compare(x, infinite, "EQ"), infinite, b.maximum(y, b.full(-FLOAT_MAX, "f32", dims)))
 
 
-def _build(program, root: Instruction, params: tuple[Instruction, ...], dims: tuple[Size, ...], log2: bool) -> Term:
-    x = _numbers(root, log2)
+def _build(program, root: Instruction, params: tuple[Instruction, ...], dims: tuple[Size, ...], log2: bool, fill: bool) -> Term:
+    x = _numbers(root, log2, fill)
     read = set(postorder((x,)))
     leaves = [p for p in params if p in read]
     *outer, columns = dims

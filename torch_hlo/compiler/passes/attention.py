@@ -8,7 +8,8 @@ are ordinary products and row kernels.
   backward: gradient of out, q, k, v, out, log-sum-exp, bias? -> gradients of q, k, v
 q, k, v and the gradient have one type; results are f32. The heads (last batch dimension) of k and v may be a divisor of q's. A bias broadcasts to [batch…, rows, columns]; true of a
 pred is "sees". Further operands, if the configuration says so: fill, then factors [batch…, rows, columns] that weights are multiplied with after they have been
-divided by their sum (dropout). With "bias_gradient" the backward has a fourth result, the gradient of the bias.
+divided by their sum (dropout), then a scale, f32[]. With "bias_gradient" the backward has a fourth result, the gradient of the bias: true in the
+configuration for the batch dimensions that it has, it is summed over the others.
 
 attention_operands computes what such operands are inside the kernel, where that reads less memory than they take:
     c = fusion(q, k, v, seed), kind=custom, calls={… ROOT call(q, k, v, factors)}
@@ -41,7 +42,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """`heads`: all batch dimensions of q; `group`: heads of q per head of k and v. `fill`: scores have this (f32[], the last operand) where the mask
+    """`dynamic`: the scale is an operand. `bias_gradient`: the batch dimensions, and which of them it has. `heads`: all batch dimensions of q; `group`: heads of q per head of k and v. `fill`: scores have this (f32[], the last operand) where the mask
     is false, instead of -inf. `softmax`: rows that see nothing are NaN, as softmax's are, and not 0."""
 
     kind: str
@@ -58,17 +59,19 @@ class Attention:
     fill: bool = False
     softmax: bool = False
     factors: bool = False
-    bias_gradient: bool = False
+    dynamic: bool = False
+    bias_gradient: tuple[tuple[Size, bool], ...] = ()
 
     @property
     def roles(self) -> tuple[str, ...]:
         """What the operands are."""
         inputs = ("q", "k", "v") if self.kind == "forward" else ("grad", "q", "k", "v", "out", "lse")
-        return (*inputs, *["bias"] * (self.bias is not None), *["fill"] * self.fill, *["factors"] * self.factors)
+        return (*inputs, *["bias"] * (self.bias is not None), *["fill"] * self.fill, *["factors"] * self.factors,
+                *["scale"] * self.dynamic)  # fmt: skip
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return ("out", "lse") if self.kind == "forward" else ("dq", "dk", "dv", *["dbias"] * self.bias_gradient)
+        return ("out", "lse") if self.kind == "forward" else ("dq", "dk", "dv", *["dbias"] * bool(self.bias_gradient))
 
 
 def inner(x: Instruction) -> Instruction:
@@ -92,7 +95,10 @@ def attention_of(x: Instruction) -> Attention | None:
     extra = [o.shape for o in x.operands[3 if first == 0 else 6:]]
     if not all(o.shape.dtype in FLOATS for o in x.operands[:first + 3]):
         return None
-    fill, factors, gradient = (config.get(name, False) for name in ("fill", "factors", "bias_gradient"))
+    fill, factors, dynamic = (config.get(name, False) for name in ("fill", "factors", "dynamic"))
+    gradient = tuple(zip(q.dims[:-2], config.get("bias_gradient", ()), strict=False))
+    if dynamic:
+        extra.pop()
     if factors and extra.pop().dtype not in FLOATS:
         return None
     if fill:
@@ -113,11 +119,11 @@ def attention_of(x: Instruction) -> Attention | None:
     if not all(isinstance(n, int) and 0 < n <= MAX_WIDTH for n in (size, width)):
         return None
     bias = _bias(extra[0], (*batch, rows, columns)) if extra else None
-    if gradient and (config["causal"] or group > 1 or extra[0].rank != len(batch) + 2 or extra[0].dims[-2:] != (rows, columns)):
+    if gradient and (config["causal"] or group > 1 or len(gradient) != len(batch) or extra[0].dims[-2:] != (rows, columns)):
         return None
     dtypes = tuple(o.shape.dtype for o in x.operands)
     return Attention(config["attention"], dtypes, config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias, fill,
-                     config.get("softmax", False), factors, gradient)  # fmt: skip
+                     config.get("softmax", False), factors, dynamic, gradient)  # fmt: skip
 
 
 def merged(a: Attention) -> Attention:
@@ -142,7 +148,7 @@ def _fused(out: Instruction) -> Instruction | None:
 
 def _fused_on_grid(out: Instruction) -> Instruction | None:
     a = attention_of(out)
-    if a is None or a.factors or a.bias_gradient or a.kind == "backward" and a.group > 1:
+    if a is None or a.factors or a.dynamic or a.bias_gradient or a.kind == "backward" and a.group > 1:
         return None
     return None if any(isinstance(n, int) and n < MIN_SIZE for n in (a.rows, a.columns)) else _fused(out)
 

@@ -1,21 +1,27 @@
-"""attention_match: attention written out as products and a softmax becomes the fusion that passes/attention.py describes.
+"""attention_match: attention written out as products and a softmax becomes the fusions that passes/attention.py describes, forward and backward.
 
-    s = dot(q, k) * c + b, or where(mask, s, fill); w = exp(s - max(s)); y = dot(w / sum(w), v)
- -> y = get-tuple-element(fusion(q * c, k, v, b), kind=custom, backend_config={"attention":"forward", …}), index=0
+    s = dot(q, k) * c + b, or where(mask, s, fill); w = exp(s - max(s)) / sum(...); y = dot(w * dropout, v)
+ -> y = get-tuple-element(fusion(q, k, v, b, c), kind=custom, backend_config={"attention":"forward", …}), index=0
+    and the products of its gradient -> a backward fusion that computes w again from the log-sum-exp
 
-Recognized by structure, after the identities have brought every spelling into one form. Nothing but these instructions may read the scores and
-the weights: attention whose weights are returned or saved for a gradient stays as it is. A row that sees nothing is NaN, as softmax's is.
+Recognized by structure, after the identities have brought every spelling into one form: what leads to the weights here, what is made of them by
+attention_roles. Nothing else may read the scores, the weights or their gradients: attention whose weights are returned stays as it is. A row that sees nothing
+is NaN, as softmax's is.
 """
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from torch_hlo.compiler.passes.attention import FLOATS, attention_of
+from torch_hlo.compiler.passes.attention_roles import ELEMENTWISE, Product, Role, Roles, Unknown, bare, is_view, scalar, sides, turned
 from torch_hlo.compiler.passes.base import hlo_pass, over_computations
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, rewrite_bottom_up, users
+from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, replace, users
 from torch_hlo.hlo.match import carry_meta, splat
+
+_HIDDEN = float("inf")  # in a bias: the score is the fill
 
 
 @hlo_pass
@@ -25,133 +31,365 @@ def attention_match(module: Module) -> Module:
 
 
 def _matched(c: Computation) -> Computation:
-    reads: dict[Instruction, list[Instruction]] | None = None
+    if not any(x.op == "exponential" for x in postorder((c.root,))):
+        return c
+    c = _with_separate_sums(c)
+    order = postorder((c.root,))
+    reads, number = users((c.root,)), {x: i for i, x in enumerate(order)}
     table: dict[Instruction, Instruction] = {}
+    for x in order:
+        if x.op == "divide" and x.operands[0].op == "exponential":
+            try:
+                table |= _Attention(x, reads, number, c.root).replacements()
+            except Unknown:
+                continue
+    return Computation(c.name, c.params, _replaced(c.root, table)) if table else c
+
+
+def _with_separate_sums(c: Computation) -> Computation:
+    """Sums over batch dimensions of added arrays of gradients -> added sums: a bias that layers share."""
+    table = {}
     for x in postorder((c.root,)):
-        if x.op == "dot":
-            found = _Match.of(x)
-            if found is not None:
-                reads = users((c.root,)) if reads is None else reads
-                if found.is_private(reads, c.root):
-                    table[x] = found.fused()
-    return c if not table else Computation(c.name, c.params, rewrite_bottom_up(c.root, lambda x: table.get(x, x)))
+        if x.op == "reduce" and x.shape.rank >= 2 and x.shape.dims[-2:] == x.operands[0].shape.dims[-2:] and x["to_apply"].root.op == "add":
+            leaves, stack = [], [x.operands[0]]
+            while stack:
+                y = stack.pop()
+                if y.op == "add":
+                    stack += y.operands
+                elif is_view(y, 2):
+                    stack.append(y.operands[0])
+                else:
+                    leaves.append(y)
+            if len(leaves) > 1 and any(y.op == "subtract" for y in leaves) and splat(x.operands[1]) == 0:
+                dims = x.operands[0].shape.dims
+                parts = [b.reduce(b.reshape(_as_f32(y), dims), b.constant(0.0, "f32"), x["dimensions"], "add") for y in leaves]
+                total = parts[0]
+                for part in parts[1:]:
+                    total = b.add(total, part)
+                table[x] = total if x.shape.dtype == "f32" else b.convert(total, x.shape.dtype)
+    return Computation(c.name, c.params, _replaced(c.root, table)) if table else c
 
 
-class _NoMatch(Exception):
-    pass
+def _replaced(root: Instruction, table: dict[Instruction, Instruction]) -> Instruction:
+    """`root` with instructions replaced by what the table has for them; what it has is made of instructions that may be replaced too."""
+    done: dict[Instruction, Instruction] = {}
+    stack = [root]
+    while stack:
+        x = stack[-1]
+        needs = (table[x],) if x in table else x.operands
+        missing = [o for o in needs if o not in done]
+        if missing:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        if x not in done:
+            new = tuple(done[o] for o in needs)
+            done[x] = new[0] if x in table else x if new == x.operands else replace(x, new)
+            carry_meta(x, done[x])
+    return done[root]
 
 
 def _need(condition: bool) -> None:
     if not condition:
-        raise _NoMatch
-
-
-def _scalar(x: Instruction) -> Instruction | None:
-    """The f32 scalar that an array repeats."""
-    return x.operands[0] if x.op == "broadcast" and x.operands[0].shape.rank == 0 else None
+        raise Unknown
 
 
 @dataclass(slots=True)
-class _Match:
-    """`factors`: (opcode, scalar) applied to the scores, first to last. `bias`: what is added, or with `fill` the mask, true where a score counts."""
+class _Scores:
+    """What leads to the weights: `scale`: (opcode, scalar) applied to the products q k, first to last. `biases`: what is added, each with what is applied to
+    it after that. `mask`: true where a score counts, with its reshapes, and `fill`, the score elsewhere. `inside`: the instructions."""
 
-    root: Instruction
     q: Instruction
     k: Instruction
-    v: Instruction
-    factors: list[tuple[str, Instruction]]
-    bias: Instruction | None
+    scale: list[tuple[str, Instruction]]
+    biases: list[tuple[Instruction, list[tuple[str, Instruction]]]]
+    mask: Instruction | None
+    visible: bool  # where the mask is true
     fill: Instruction | None
     inside: set[Instruction]
 
-    @classmethod
-    def of(cls, x: Instruction) -> _Match | None:
-        try:
-            return cls._of(x)
-        except _NoMatch:
-            return None
 
-    @classmethod
-    def _of(cls, x: Instruction) -> _Match:
-        weights, v = x.operands
-        rank = x.shape.rank
-        batch = tuple(range(rank - 2))
-        _need(rank >= 3 and x.shape.dtype == weights.shape.dtype == v.shape.dtype == "f32" and all(isinstance(n, int) for n in (*weights.shape.dims, *v.shape.dims)))
-        _need(weights.shape.rank == rank and v.shape.rank == rank and x["lhs_batch_dims"] == x["rhs_batch_dims"] == batch)
-        _need(x["lhs_contracting_dims"] == (rank - 1,) and x["rhs_contracting_dims"] == (rank - 2,) and x.shape.size != 0)
-        size = weights.shape.size
-        inside: set[Instruction] = set()
+def _scores(weights: Instruction) -> _Scores:
+    """The scores whose softmax `weights` is, exp(s - max(s)) / sum(exp(s - max(s)))."""
+    last, inside = weights.shape.dims[-2:], {weights}
+    _need(weights.shape.dtype == "f32" and weights.shape.rank >= 3 and weights.shape.size != 0)
 
-        def step(y: Instruction, *opcodes: str) -> Instruction:
-            """`y`, seen through reshapes that leave the last two dimensions alone."""
-            while y.op == "reshape" and y.operands[0].shape.dims[-2:] == y.shape.dims[-2:] == weights.shape.dims[-2:]:
-                inside.add(y)
-                y = y.operands[0]
-            _need(y.op in opcodes and y.shape.size == size)
+    def seen(y: Instruction, *opcodes: str) -> Instruction:
+        """`y`, through reshapes of its leading dimensions and conversions."""
+        while is_view(y, 2):
             inside.add(y)
-            return y
+            y = y.operands[0]
+        _need(y.op in opcodes and y.shape.dims[-2:] == last)
+        inside.add(y)
+        return y
 
-        def row(y: Instruction, opcode: str, of: Instruction) -> None:
-            """`y` repeats along rows a reduction of `of` along them."""
-            _need(y.op == "broadcast" and y["dimensions"] == tuple(range(y.shape.rank - 1)))
-            r = y.operands[0]
-            _need(r.op == "reduce" and r.operands[0] is of and r["dimensions"] == (of.shape.rank - 1,) and r["to_apply"].root.op == opcode)
-            _need(splat(r.operands[1]) == (0 if opcode == "add" else float("-inf")) and r["to_apply"].root.operands == r["to_apply"].params)
-            inside.update((y, r))
+    def row(y: Instruction, opcode: str, of: Instruction) -> None:
+        """`y` repeats along rows a reduction of `of` along them."""
+        _need(y.op == "broadcast" and y["dimensions"] == tuple(range(y.shape.rank - 1)))
+        r = y.operands[0]
+        _need(r.op == "reduce" and r.operands[0] is of and r["dimensions"] == (of.shape.rank - 1,) and r["to_apply"].root.op == opcode)
+        _need(splat(r.operands[1]) == (0 if opcode == "add" else float("-inf")) and r["to_apply"].root.operands == r["to_apply"].params)
+        inside.update((y, r))
 
-        quotient = step(weights, "divide")
-        e = step(quotient.operands[0], "exponential")
-        row(quotient.operands[1], "add", e)
-        difference = step(e.operands[0], "subtract")
-        s = difference.operands[0]
-        row(difference.operands[1], "maximum", s)
-        bias = fill = None
-        factors: list[tuple[str, Instruction]] = []
-        y = step(s, "select", "add", "multiply", "divide", "dot")
+    e = seen(weights.operands[0], "exponential")
+    row(weights.operands[1], "add", e)
+    difference = seen(e.operands[0], "subtract")
+    row(difference.operands[1], "maximum", difference.operands[0])
+    mask = fill = None
+    visible = True
+    biases, outer = [], []
+    y = seen(difference.operands[0], "select", "add", "multiply", "divide", "dot")
+    while y.op != "dot":
         if y.op == "select":
-            mask, *cases = y.operands
-            other = [i for i in (0, 1) if _scalar(cases[i]) is not None]
+            _need(mask is None and not biases and not outer)
+            other = [i for i in (1, 2) if scalar(y.operands[i]) is not None]
             _need(len(other) == 1)
-            fill = _scalar(cases[other[0]])
-            bias = mask if other[0] == 1 else _not(mask)
-            y = step(cases[1 - other[0]], "multiply", "divide", "dot")
+            mask, fill, visible = y.operands[0], scalar(y.operands[other[0]]), other[0] == 2
+            y = y.operands[3 - other[0]]
         elif y.op == "add":
-            i = next((i for i in (0, 1) if _scores(y.operands[i])), None)
+            i = next((i for i in (0, 1) if _leads_to_dot(y.operands[i])), None)
             _need(i is not None)
-            bias, y = y.operands[1 - i], step(y.operands[i], "multiply", "divide", "dot")
-            _need(bias.shape.dtype == "f32")
-        while y.op != "dot":
-            i = next((i for i in (1, 0) if _scalar(y.operands[i]) is not None), None)
+            biases.append((y.operands[1 - i], outer[::-1]))
+            y = y.operands[i]
+        else:
+            i = next((i for i in (1, 0) if scalar(y.operands[i]) is not None), None)
             _need(i == 1 or i == 0 and y.op == "multiply")
-            factors.append((y.op, _scalar(y.operands[i])))
-            y = step(y.operands[1 - i], "multiply", "divide", "dot")
-        q, k = y.operands
-        rank = y.shape.rank
-        batch = tuple(range(rank - 2))
-        _need(q.shape.dtype == k.shape.dtype == "f32" and q.shape.rank == k.shape.rank == rank and y["lhs_batch_dims"] == y["rhs_batch_dims"] == batch)
-        _need(y["lhs_contracting_dims"] == y["rhs_contracting_dims"] == (rank - 1,) and y.shape.dims[-2:] == weights.shape.dims[-2:])
-        return cls(x, q, k, v, factors[::-1], bias, fill, inside)
+            outer.append((y.op, scalar(y.operands[i])))
+            y = y.operands[1 - i]
+        y = seen(y, "add", "multiply", "divide", "dot")
+    q, k = _rows(y, 0), _rows(y, 1)
+    _need(q.shape.dtype == k.shape.dtype and q.shape.dtype in FLOATS and all(isinstance(n, int) for n in (*q.shape.dims, *k.shape.dims)))
+    return _Scores(q, k, outer[::-1], biases, mask, visible, fill, inside)
 
-    def is_private(self, reads: dict[Instruction, list[Instruction]], root: Instruction) -> bool:
-        return root not in self.inside and all(u in self.inside or u is self.root for y in self.inside for u in reads[y])
 
-    def fused(self) -> Instruction:
-        x = self.root
-        q = self.q
-        for opcode, scalar in self.factors:
-            q = instr(opcode, (q, b.broadcast(scalar, q.shape.dims)))
-        rows, columns = self.q.shape.dims[-2], self.k.shape.dims[-2]
-        batch, bias = x.shape.dims[:-2], self.bias
+def _rows(x: Instruction, side: int) -> Instruction:
+    """An operand of a dot as [batch…, free, contracted]."""
+    batch, contracted, free = sides(x, side)
+    _need(len(contracted) == len(free) == 1)
+    return turned(x.operands[side], (*batch, *free, *contracted))
+
+
+def _leads_to_dot(x: Instruction) -> bool:
+    """Whether an array is scores: a product, times scalars, plus biases."""
+    while True:
+        if x.op in ("multiply", "divide"):
+            i = next((i for i in (1, 0) if scalar(x.operands[i]) is not None), None)
+            if i is None:
+                return False
+            x = x.operands[1 - i]
+        elif x.op == "add":
+            return any(_leads_to_dot(o) for o in x.operands)
+        elif is_view(x, 2):
+            x = x.operands[0]
+        else:
+            return x.op == "dot"
+
+
+def _product(steps: list[tuple[str, Instruction]]) -> Instruction | None:
+    """The f32 scalar that steps multiply with, None for 1."""
+    total = None
+    for opcode, number in steps:
+        number = number if number.shape.dtype == "f32" else b.convert(number, "f32")
+        total = number if total is None and opcode == "multiply" else instr(opcode, (b.constant(1.0, "f32") if total is None else total, number))
+    return total
+
+
+def _scaled(x: Instruction, number: Instruction | None) -> Instruction:
+    return x if number is None else b.multiply(x, b.broadcast(number, x.shape.dims))
+
+
+def _as_f32(x: Instruction) -> Instruction:
+    return x if x.shape.dtype == "f32" else b.convert(x, "f32")
+
+
+@dataclass(slots=True)
+class _Attention:
+    """One attention around its weights."""
+
+    weights: Instruction
+    reads: dict[Instruction, list[Instruction]]
+    number: dict[Instruction, int]
+    root: Instruction
+    s: _Scores = field(init=False)
+    roles: Roles = field(init=False)
+    out: Product = field(init=False)
+
+    def replacements(self) -> dict[Instruction, Instruction]:
+        """New instructions for the products and sums of this attention. Raises Unknown."""
+        self.s = _scores(self.weights)
+        self.roles = self._followed()
+        outs = [p for p in self.roles.products if p.role.kind == "weights" and p.over == "columns"]
+        _need(len(outs) == 1)
+        self.out = outs[0]
+        self._check_private()
+        q, k, v = self.s.q, self.s.k, self.out.other
+        rest = [p for p in self.roles.products if p is not self.out]
+        grads = [x for x, role in self.roles.roles.items() if role.kind == "grads" and x.op == "dot"]
+        _need(all(p.role.factors == self.out.role.factors for p in rest))
+        batch = self.roles.sums[0].array.shape.dims[:-2] if self.roles.sums else self._batch()
+        common, config = self._operands(batch)
+        forward = self._fusion("forward", (q, k, v), common, config, batch)
+        table = {self.out.x: self._result(self.out, forward, 0)}
+        if not rest and not self.roles.sums:
+            _need(not grads)
+            return table
+        _need(len(grads) == 1)
+        grad = _rows(grads[0], 0)
+        _need(_rows(grads[0], 1) is v and grad.shape.dtype == q.shape.dtype)
+        out = b.get_tuple_element(forward, 0)
+        out = out if q.shape.dtype == "f32" else b.convert(out, q.shape.dtype)
+        if self.roles.sums:
+            config["bias_gradient"] = self._kept(batch)
+        backward = self._fusion("backward", (grad, q, k, v, out, b.get_tuple_element(forward, 1)), common, config, batch)
+        for p in rest:
+            index, operand = {("weights", "rows"): (2, grad), ("scores", "columns"): (0, k), ("scores", "rows"): (1, q)}[p.role.kind, p.over]
+            _need(p.other is operand)
+            table[p.x] = self._result(p, backward, index, None if index == 2 else self._ratio(p.role))
+        for s in self.roles.sums:
+            table[s.x] = b.reshape(b.get_tuple_element(backward, 3), s.x.shape.dims)
+        return table
+
+    def _followed(self) -> Roles:
+        candidates = self._gradients_of_weights()
+        for x in (*candidates, None):
+            roles = Roles(self.reads, self.number)
+            roles.add(self.weights, Role("weights"))
+            if x is not None:
+                roles.add(x, Role("grads"))
+            try:
+                roles.follow()
+            except Unknown:
+                continue
+            return roles
+        raise Unknown
+
+    def _gradients_of_weights(self) -> list[Instruction]:
+        """Products of the size of the weights with what the weights are multiplied with."""
+        last, seen, stack, found = self.weights.shape.dims[-2:], {self.weights}, [self.weights], []
+        while stack:
+            x = stack.pop()
+            for u in self.reads[x]:
+                if u.op == "dot":
+                    values = u.operands[u.operands[0] is x]
+                    found += [y for y in self.reads[values] if y.op == "dot" and y.operands[1] is values and y.shape.dims[-2:] == last and y not in self.s.inside]
+                elif u not in seen and not u.shape.is_tuple and u.shape.dims[-2:] == last and u.op in ELEMENTWISE:
+                    seen.add(u)
+                    stack.append(u)
+        return found
+
+    def _check_private(self) -> None:
+        """Only instructions of this attention read its scores."""
+        known = self.s.inside | self.roles.roles.keys()
+        ends = {p.x for p in self.roles.products} | {s.x for s in self.roles.sums}
+        for x in known:
+            _need(x is not self.root and all(u in known or u in ends for u in self.reads[x]))
+
+    def _batch(self) -> tuple[Size, ...]:
+        """Batch dimensions, as fine as masks and biases have them: what they repeat is not written."""
+        arrays = [self.s.mask, *(x for x, _ in self.s.biases), *(x for _, x in self.out.role.factors)]
+        dims = [self.weights.shape.dims]
+        for x in arrays:
+            if x is not None and x.shape.rank:
+                while x.op == "reshape" and x.operands[0].shape.dims[-2:] == x.shape.dims[-2:]:
+                    x = x.operands[0]
+                if x.shape.dims[-2:] == dims[0][-2:]:
+                    dims.append(x.shape.dims)
+        return max(dims, key=len)[:-2]
+
+    def _operands(self, batch: tuple[Size, ...]) -> tuple[list[Instruction], dict]:
+        """The operands that forward and backward have in common, and the configuration."""
+        s, full = self.s, (*batch, *self.weights.shape.dims[-2:])
+        operands, config = [], {"causal": False, "scale": 1.0, "softmax": True}
+        bias = None
+        for x, steps in s.biases:
+            x = _scaled(_as_f32(x), _product(steps))
+            x = _small(x, full)
+            bias = x if bias is None else b.add(*_wide((bias, x)))
+        if s.mask is not None:
+            mask = s.mask if s.visible else _not(s.mask)
+            mask = _small(mask, full)
+            if bias is not None:
+                mask, bias = _wide((mask, bias))
+                bias = b.select(mask, bias, b.full(_HIDDEN, "f32", bias.shape.dims))
+            else:
+                bias = mask
+            config["fill"] = True
         if bias is not None:
-            batch, bias = _small(bias, batch)
-        operands = [b.reshape(y, (*batch, *y.shape.dims[-2:])) for y in (q, self.k, self.v)]
-        operands += [y for y in (bias, self.fill) if y is not None]
+            operands.append(bias)
+        if s.fill is not None:
+            operands.append(_as_f32(s.fill))
+        if self.out.role.factors:
+            operands.append(self._factors(full))
+            config["factors"] = True
+        scale = _product(s.scale)
+        if scale is not None:
+            operands.append(scale)
+            config["dynamic"] = True
+        return operands, config
+
+    def _factors(self, full: tuple[Size, ...]) -> Instruction:
+        """What weights are multiplied with after the softmax, f32."""
+        total = b.full(1.0, "f32", full)
+        for opcode, x in sorted(self.out.role.factors, key=lambda s: s[0]):  # masks last
+            if opcode in ("select", "unselect"):
+                yes, no = (total, b.full(0.0, "f32", full))[:: 1 if opcode == "select" else -1]
+                total = b.select(b.reshape(x, full), yes, no)
+            else:
+                x = _as_f32(x)
+                total = instr(opcode, (total, b.broadcast(x, full) if not x.shape.rank else b.reshape(x, full)))
+        return total
+
+    def _ratio(self, role: Role) -> Instruction | None:
+        """The gradients of scores are scaled by the program's own numbers: those, divided by the scale that the kernel has applied."""
+        steps = self._unmasked(role)
+        if steps == self.s.scale:
+            return None
+        chain, scale = _product(steps), _product(self.s.scale)
+        chain = b.constant(1.0, "f32") if chain is None else chain
+        if scale is None:
+            return chain
+        zero = b.constant(0.0, "f32")
+        return b.select(b.compare(scale, zero, "EQ"), zero, b.divide(chain, scale))
+
+    def _unmasked(self, role: Role) -> list[tuple[str, Instruction]]:
+        """What a gradient of scores is scaled with; where scores were replaced it has to be 0."""
+        selects = [(x, opcode == "select") for opcode, x in role.chain if opcode in ("select", "unselect")]
+        if self.s.mask is None:
+            _need(not selects)
+        else:
+            same = (bare(self.s.mask), self.s.visible), (bare(_not(self.s.mask)), not self.s.visible)
+            _need(len(selects) == 1 and selects[0] in same)
+        steps = [(opcode, x) for opcode, x in role.chain if opcode in ("multiply", "divide")]
+        _need(all(not x.shape.rank for _, x in steps))
+        return steps
+
+    def _kept(self, batch: tuple[Size, ...]) -> list[bool]:
+        """Which batch dimensions the gradient of the bias has. There is one, of a bias as it was added."""
+        (s,) = self.roles.sums if len(self.roles.sums) == 1 else (None,)
+        _need(s is not None and len(self.s.biases) >= 1 and not self.s.biases[0][1] and not self._unmasked(s.role))
+        return [d not in s.x["dimensions"] for d in range(len(batch))]
+
+    def _fusion(self, kind: str, inputs: tuple[Instruction, ...], common: list[Instruction], config: dict, batch: tuple[Size, ...]) -> Instruction:
+        arrays = [b.reshape(x, (*batch, *x.shape.dims[-2:])) for x in inputs[:4 if kind == "backward" else 3]]
+        if kind == "backward":
+            rows = arrays[1].shape.dims[-2]
+            arrays += [b.reshape(inputs[4], (*batch, rows, inputs[4].shape.dims[-1])), b.reshape(inputs[5], (*batch, rows))]
+        operands = (*arrays, *common)
         params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
-        results = _meaning(params, bias is not None, self.fill is not None, (*batch, rows, columns))
-        config = json.dumps({"attention": "forward", "causal": False, "scale": 1.0, "softmax": True, "fill": self.fill is not None}, separators=(",", ":"))
-        made = instr("fusion", tuple(operands), results.shape, kind="custom", calls=Computation("attention", params, results), backend_config=config)
-        carry_meta(x, made)
-        return b.reshape(b.get_tuple_element(made, 0), x.shape.dims)
+        results = _meaning(kind, params, config, batch)
+        text = json.dumps({"attention": kind, **config}, separators=(",", ":"))
+        made = instr("fusion", operands, results.shape, kind="custom", calls=Computation("attention", params, results), backend_config=text)
+        _need(attention_of(made) is not None)
+        carry_meta(self.out.x, made)
+        return made
+
+    def _result(self, p: Product, fused: Instruction, index: int, ratio: Instruction | None = None) -> Instruction:
+        """A result of the fusion in place of a product."""
+        y = _scaled(b.get_tuple_element(fused, index), ratio)
+        *batch, n, m = p.x.shape.dims
+        y = b.reshape(y, (*batch, *((m, n) if p.turned else (n, m))))
+        y = turned(y, (*range(len(batch)), len(batch) + 1, len(batch))) if p.turned else y
+        return y if p.x.shape.dtype == "f32" else b.convert(y, p.x.shape.dtype)
 
 
 def _not(mask: Instruction) -> Instruction:
@@ -163,37 +401,68 @@ def _not(mask: Instruction) -> Instruction:
     return b.not_(mask)
 
 
-def _scores(x: Instruction) -> bool:
-    """Whether an array is scaled scores."""
-    while x.op in ("reshape", "multiply", "divide"):
-        x = x.operands[1] if x.op == "multiply" and _scalar(x.operands[0]) is not None else x.operands[0]
-    return x.op == "dot"
+def _small(x: Instruction, full: tuple[Size, ...]) -> Instruction:
+    """`x`, seen as [batch…, rows, columns], with 1 where it is repeated."""
+    repeated = x
+    while repeated.op == "reshape" and repeated.shape.dims != full and repeated.operands[0].shape.dims[-2:] == full[-2:]:
+        repeated = repeated.operands[0]
+    if repeated.op == "broadcast" and repeated.shape.dims == full:
+        return b.reshape(repeated.operands[0], tuple(n if d in repeated["dimensions"] else 1 for d, n in enumerate(full)))
+    return b.reshape(x, full)
 
 
-def _small(bias: Instruction, batch: tuple[Size, ...]) -> tuple[tuple[Size, ...], Instruction]:
-    """(batch dimensions, a bias for them): not repeated where it was, its repeated dimensions 1."""
-    repeated = bias
-    if bias.op == "reshape" and bias.operands[0].op == "broadcast" and bias.operands[0].shape.dims[-2:] == bias.shape.dims[-2:]:
-        repeated = bias.operands[0]
-    if repeated.op != "broadcast":
-        return batch, b.reshape(bias, (*batch, *bias.shape.dims[-2:]))
-    dims = repeated.shape.dims
-    small = tuple(n if d in repeated["dimensions"] else 1 for d, n in enumerate(dims))
-    return dims[:-2], b.reshape(repeated.operands[0], small)
+def _wide(arrays: tuple[Instruction, ...]) -> list[Instruction]:
+    """Arrays of one rank, repeated to the same dimensions."""
+    dims = tuple(max(sizes) for sizes in zip(*(x.shape.dims for x in arrays), strict=True))
+    return [_repeated(x, dims) for x in arrays]
 
 
-def _meaning(params: tuple[Instruction, ...], biased: bool, filled: bool, dims: tuple[Size, ...]) -> Instruction:
-    """(attention, log-sum-exp) of the fusion's parameters."""
-    q, k, v, *rest = params
-    rank = len(dims)
-    batch, rows = tuple(range(rank - 2)), tuple(range(rank - 1))
-    s = b.dot(q, k, (rank - 1,), (rank - 1,), batch, batch)
-    if biased:
-        kept = tuple(d for d, n in enumerate(rest[0].shape.dims) if n == dims[d])
-        wide = b.broadcast(b.reshape(rest[0], tuple(dims[d] for d in kept)), dims, kept)
-        s = b.select(wide, s, b.broadcast(rest[1], dims)) if filled else b.add(s, wide)
-    top = b.reduce(s, b.constant(float("-inf"), "f32"), (rank - 1,), "maximum")
-    e = b.exponential(b.subtract(s, b.broadcast(top, dims, rows)))
-    total = b.reduce(e, b.constant(0.0, "f32"), (rank - 1,), "add")
-    out = b.dot(b.divide(e, b.broadcast(total, dims, rows)), v, (rank - 1,), (rank - 2,), batch, batch)
-    return b.tuple_(out, b.add(top, b.log(total)))
+def _repeated(x: Instruction, dims: tuple[Size, ...]) -> Instruction:
+    if x.shape.dims == dims:
+        return x
+    kept = tuple(d for d, n in enumerate(x.shape.dims) if n == dims[d])
+    return b.broadcast(b.reshape(x, tuple(dims[d] for d in kept)), dims, kept)
+
+
+def _meaning(kind: str, params: tuple[Instruction, ...], config: dict, batch: tuple[Size, ...]) -> Instruction:
+    """What the fusion computes, of its parameters."""
+    rest = list(params[3:] if kind == "forward" else params[6:])
+    q, k, v = params[:3] if kind == "forward" else params[1:4]
+    rank, own = len(batch) + 2, tuple(range(len(batch)))
+    dims, rows = (*batch, q.shape.dims[-2], k.shape.dims[-2]), tuple(range(rank - 1))
+
+    def dot(x: Instruction, y: Instruction, lhs: int, rhs: int) -> Instruction:
+        return b.dot(_as_f32(x), _as_f32(y), (rank + lhs,), (rank + rhs,), own, own)
+
+    scale = rest.pop() if config.get("dynamic") else None
+    factors = rest.pop() if config.get("factors") else None
+    fill = rest.pop() if config.get("fill") else None
+    bias = _repeated(rest[0], dims) if rest else None
+    s = _scaled(dot(q, k, -1, -1), scale)
+    hidden = None
+    if bias is not None and bias.shape.dtype != "pred":
+        hidden = b.compare(bias, b.full(_HIDDEN, "f32", dims), "EQ") if fill is not None else None
+        s = b.add(s, bias)
+    elif bias is not None:
+        hidden = b.not_(bias)
+    if hidden is not None:
+        s = b.select(hidden, b.broadcast(fill, dims), s)
+    if kind == "forward":
+        top = b.reduce(s, b.constant(float("-inf"), "f32"), (rank - 1,), "maximum")
+        e = b.exponential(b.subtract(s, b.broadcast(top, dims, rows)))
+        total = b.reduce(e, b.constant(0.0, "f32"), (rank - 1,), "add")
+        p = b.divide(e, b.broadcast(total, dims, rows))
+        return b.tuple_(dot(p if factors is None else b.multiply(p, factors), v, -1, -2), b.add(top, b.log(total)))
+    grad, out, lse = params[0], params[4], params[5]
+    zero = b.constant(0.0, "f32")
+    p = b.exponential(b.subtract(s, b.broadcast(lse, dims, rows)))
+    dp = dot(grad, v, -1, -1)
+    delta = b.reduce(b.multiply(_as_f32(grad), _as_f32(out)), zero, (rank - 1,), "add")
+    used, dp = (p, dp) if factors is None else (b.multiply(p, factors), b.multiply(dp, factors))
+    ds = b.multiply(p, b.subtract(dp, b.broadcast(delta, dims, rows)))
+    if hidden is not None:
+        ds = b.select(hidden, b.full(0.0, "f32", dims), ds)
+    results = [_scaled(dot(ds, k, -1, -2), scale), _scaled(dot(ds, q, -2, -2), scale), dot(used, grad, -2, -2)]
+    if "bias_gradient" in config:
+        results.append(b.reduce(ds, zero, tuple(d for d, kept in enumerate(config["bias_gradient"]) if not kept), "add"))
+    return b.tuple_(*results)

@@ -1,0 +1,151 @@
+"""Attention as programs write it: equal to the CPU's, forward and backward, and without an array of scores."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_hlo
+from torch_hlo.compiler import pipeline
+from torch_hlo.compiler.passes.attention import attention_of
+
+B, H, S, D = 2, 3, 72, 16
+FORMS = {}
+
+
+def form(f):
+    FORMS[f.__name__] = f
+    return f
+
+
+@form
+def plain(q, k, v, causal, keys, bias):
+    return F.softmax(q @ k.transpose(-2, -1) / math.sqrt(D), -1) @ v
+
+
+@form
+def filled(q, k, v, causal, keys, bias):
+    return F.softmax((q @ k.transpose(-2, -1) / math.sqrt(D)).masked_fill(~causal, float("-inf")), -1) @ v
+
+
+@form
+def biased_and_filled(q, k, v, causal, keys, bias):
+    return F.softmax((q @ k.mT * 0.25 + bias).masked_fill(~keys, -1e9), -1) @ v
+
+
+@form
+def einsum(q, k, v, causal, keys, bias):
+    s = torch.where(causal, torch.einsum("bhid,bhjd->bhij", q, k) * D**-0.5, -1e9)
+    return torch.einsum("bhij,bhjd->bhid", s.softmax(-1), v)
+
+
+@form
+def wide_softmax(q, k, v, causal, keys, bias):
+    s = torch.matmul(q, k.transpose(2, 3)) * D**-0.5 + torch.where(causal, 0.0, torch.finfo(q.dtype).min)[None, None].to(q.dtype)
+    return torch.matmul(F.softmax(s, -1, dtype=torch.float32).to(q.dtype), v).transpose(1, 2)
+
+
+@form
+def learned_bias(q, k, v, causal, keys, bias):
+    return F.softmax(q @ k.mT * 0.25 + bias, -1) @ v
+
+
+@form
+def bias_of_two_layers(q, k, v, causal, keys, bias):
+    s = bias[None] + torch.where(keys, 0.0, torch.finfo(q.dtype).min)
+    for _ in range(2):
+        q = F.softmax(q @ k.mT * 0.25 + s, -1) @ v
+    return q
+
+
+@form
+def windows(q, k, v, causal, keys, bias):
+    """As Swin does: a bias for heads, then a mask for windows."""
+    s = q * 0.25 @ k.mT + bias[None]
+    s = s.view(1, B, H, S, S) + torch.where(causal, 0.0, -100.0).expand(B, S, S)[None, :, None]
+    return F.softmax(s.view(B, H, S, S), -1) @ v
+
+
+def run(f, device: str, dtype=torch.float32, seed=None):
+    g = torch.Generator().manual_seed(0)
+    q, k, v = leaves = [torch.randn(B, H, S, D, generator=g).to(dtype).to(device).requires_grad_() for _ in range(3)]
+    bias = torch.randn(H, S, S, generator=g).to(dtype).to(device).requires_grad_()
+    causal, keys = torch.ones(S, S, dtype=torch.bool).tril(), torch.rand(B, 1, 1, S, generator=g) > 0.3
+    if seed is not None:
+        torch.manual_seed(seed)
+    y = f(q, k, v, causal.to(device), keys.to(device), bias)
+    (y * torch.randn(y.shape, generator=g).to(device)).sum().backward()
+    return [x.cpu() for x in (y.detach(), *(t.grad for t in (*leaves, bias) if t.grad is not None))]
+
+
+@pytest.fixture
+def fusions(monkeypatch):
+    """Kinds of the attentions of what is compiled, and the largest array of its steps."""
+    found = []
+
+    def optimize(*args, **kwargs):
+        module = original(*args, **kwargs)
+        found.extend(attention_of(x).kind for x in module.entry.instructions() if x.op == "fusion" and x.get("kind") == "custom" and attention_of(x))
+        return module
+
+    original = pipeline.optimize
+    monkeypatch.setattr(pipeline, "optimize", optimize)
+    monkeypatch.setenv("TORCH_HLO_CACHE", "")
+    return found
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_written_out(name, fusions) -> None:
+    found = run(FORMS[name], "hlo")
+    layers = 1 + (name == "bias_of_two_layers")
+    assert fusions == ["forward"] * layers + ["backward"] * layers
+    for x, y in zip(found, run(FORMS[name], "cpu"), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "wide_softmax", "learned_bias"])
+def test_bfloat16(name, fusions) -> None:
+    found = run(FORMS[name], "hlo", torch.bfloat16)
+    assert fusions == ["forward", "backward"]
+    for x, y in zip(found, run(FORMS[name], "cpu"), strict=True):
+        torch.testing.assert_close(x.float(), y, rtol=2e-2, atol=4e-2)
+
+
+@pytest.mark.parametrize("name", ["dropout", "sdpa", "dropout_of_bfloat16"])
+def test_dropout_is_what_the_program_draws(name, fusions, monkeypatch) -> None:
+    def f(q, k, v, causal, keys, bias):
+        if name == "sdpa":
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=True)
+        return F.dropout(F.softmax(q @ k.mT * 0.25, -1), 0.3) @ v
+
+    dtype = torch.bfloat16 if "bfloat16" in name else torch.float32
+    found = run(f, "hlo", dtype, seed=3)
+    assert fusions == ["forward", "backward"]
+    monkeypatch.setenv("TORCH_HLO_DISABLE", "attention,attention_match")
+    for x, y in zip(found, run(f, "hlo", dtype, seed=3), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4 if dtype == torch.float32 else 5e-2, atol=1e-5 if dtype == torch.float32 else 5e-2)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_module(weights, fusions) -> None:
+    """nn.MultiheadAttention turns its arrays; averaged weights that nobody reads cost nothing."""
+    results = []
+    for device in ("hlo", "cpu"):
+        torch.manual_seed(0)
+        m = torch.nn.MultiheadAttention(H * D, H, batch_first=True).to(device)
+        x = torch.randn(B, S, H * D).to(device)
+        m(x, x, x, need_weights=weights)[0].square().sum().backward()
+        results.append([p.grad.cpu() for p in m.parameters()])
+    assert fusions == ["forward", "backward"]
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
+
+
+def test_weights_that_are_returned_are_kept(fusions) -> None:
+    q = torch.randn(B, H, S, D).to("hlo").requires_grad_()
+    w = F.softmax(q @ q.mT, -1)
+    (w @ q).sum().backward()
+    torch_hlo.sync()
+    assert fusions == [] and w.sum().item() == pytest.approx(B * H * S, rel=1e-4)
