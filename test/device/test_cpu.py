@@ -1,7 +1,10 @@
 """The thread pool, loading, stored executables and host calls."""
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import sys
 import threading
 
 import numpy as np
@@ -11,7 +14,7 @@ from torch_hlo import config
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.device import cpu
-from torch_hlo.device.buffer import Arena, map_pages
+from torch_hlo.device.buffer import Arena, map_pages, populate
 from torch_hlo.hlo.ir import Computation, Module, instr
 from torch_hlo.hlo.shape import Shape
 
@@ -183,6 +186,28 @@ def test_wrong_number_of_arguments():
 def test_memory_error_names_the_bytes():
     with pytest.raises(MemoryError, match=str(1 << 50)):
         map_pages(1 << 50)
+
+
+def _resident(block: np.ndarray) -> int:
+    """Pages of a block that are in memory (mincore)."""
+    low = -(-block.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = (block.ctypes.data + len(block) - low) // mmap.PAGESIZE
+    state = (ctypes.c_ubyte * pages)()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(low), ctypes.c_size_t(pages * mmap.PAGESIZE), state) == 0
+    return sum(b & 1 for b in state)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are asked for on Linux only")
+def test_pages_are_there_before_they_are_written():
+    block, small = map_pages(9 << 20), map_pages(5000)
+    block[5] = 7
+    before = _resident(block)
+    populate([block, small])
+    for thread in threading.enumerate():
+        if thread.name == "torch_hlo-pages":
+            thread.join(60)
+    assert _resident(block) == (9 << 20) // mmap.PAGESIZE > before
+    assert block[5] == 7 and block.sum() == 7
 
 
 def test_pages_are_aligned_and_arenas_reused():

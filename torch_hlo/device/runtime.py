@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from torch_hlo import config, metrics
-from torch_hlo.device.buffer import ALIGNMENT, HUGE, map_pages
+from torch_hlo.device.buffer import ALIGNMENT, HUGE, map_pages, populate
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
 
@@ -130,6 +130,12 @@ class Program(Protocol):
 def allocate(shape: Shape, job=None) -> Buffer:
     """An uninitialised buffer, which `job` will fill. Raises MemoryError naming the shape."""
     return _allocate(shape, _memory_type(), job)
+
+
+def expect_writes(buffers: Sequence[Buffer]) -> None:
+    """These arrays will be overwritten by a program that has yet to be compiled: memory of the CPU is made ready meanwhile."""
+    if _memory_type() is Memory:
+        populate([b.bytes for b in buffers if not b.memory.readers])
 
 
 def zeros(shape: Shape) -> Buffer:

@@ -494,6 +494,7 @@ def _build(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, obser
     where = key[-1]
     if isinstance(where, spmd.Placement):
         return spmd.build(graph, where, aliases, observe)
+    runtime.expect_writes([leaf.data for _, i in aliases if isinstance((leaf := graph.leaves[i]).data, runtime.Buffer)])
     module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, name="step")
     if observe is not None:
         observe("hlo:input", module)
