@@ -32,10 +32,17 @@ def test_few_channels(channels, w):
 
 @pytest.mark.parametrize("mirrored", [(False, False), (True, True), (False, True)])
 @pytest.mark.parametrize("channels", [48, 64])
+@pytest.mark.parametrize("taps", [1, 3])
 @pytest.mark.parametrize("labels", ["b01f_01io->b01f", "b01f_io01->b01f", "b01f_oi01->b01f"])
-def test_kernel_orders(labels, channels, mirrored):
-    k = [{"o": 33, "i": channels, "0": 3, "1": 3}[c] for c in labels.split("_")[1].split("->")[0]]
-    conv((2, 9, 11, channels), k, [WindowDim(3, 1, 1, 1, 1, 1, m) for m in mirrored], labels, out="f32")
+def test_kernel_orders(labels, taps, channels, mirrored):
+    k = [{"o": 33, "i": channels, "0": taps, "1": 3}[c] for c in labels.split("_")[1].split("->")[0]]
+    conv((2, 9, 11, channels), k, [WindowDim(n, 1, n // 2, n // 2, 1, 1, m) for n, m in zip((taps, 3), mirrored)], labels, out="f32")
+
+
+@pytest.mark.parametrize("stride", [2, 3])
+@pytest.mark.parametrize("taps", [1, 2, 3])
+def test_gradient_of_strided_input(taps, stride):
+    conv((2, 7, 8, 64), (64, 40, taps, taps), [WindowDim(taps, 1, taps - 1, taps, stride, 1, True)] * 2, "b01f_io01->b01f", out="f32")
 
 
 def test_many_features_and_taps():

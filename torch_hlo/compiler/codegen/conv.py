@@ -62,6 +62,8 @@ def convolution(program, x: Instruction) -> None:
         return emit_output(program, x, Computation("sums", params, instr("convolution", params, x.shape, **dict(x.attrs))))
     if is_amx_gradient(program, x):
         return emit_amx_gradient(program, x)
+    if _has_phases(x) and program.target.has("amx-bf16") and all(o.shape.dtype == "bf16" for o in x.operands):
+        return _emit_phases(program, x)  # while they are bf16
     rewritten = _typed(x)
     if rewritten is None and any(o.shape.dtype != x.shape.dtype for o in x.operands):
         operands = tuple(o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype) for o in x.operands)

@@ -193,17 +193,19 @@ def _packed_kernel(program, x: Instruction, taps: int, channels: int, depth: int
     digits = "".join(map(str, range(len(x["window"]))))
     mirrored = [label.index(str(i)) for i, w in enumerate(x["window"]) if w.reversal and w.size != 1]
     features, k = x.shape.dims[-1], taps * depth
-    splits = 1 < taps <= MOST_SPLIT and channels == rhs.shape.dims[label.index("i")] and len(mirrored) in (0, len(x["window"]))
+    splits = taps <= MOST_SPLIT and channels == rhs.shape.dims[label.index("i")] and len(mirrored) in (0, len(x["window"]))
     along = label == f"io{digits}" and splits and channels == depth  # in memory [taps, depth, features]: columns of B are contiguous; else [features, taps, depth]
     engine = AmxGemm(BF16, "k", "lane" if along else "k")
     packed = program.at(program.scratch(engine.packed_bytes(features, k)))
     name = engine.prepack(1)
     for each, text in engine.functions.items():
         program.function(each, text)
-    wide = ceildiv(features, BLOCK) * BLOCK
+    wide = ceildiv(features, BLOCK) * BLOCK if taps > 1 else features
     lane_step, k_step = (1, wide) if along else (k, 1)
     with program.rebound():
-        if along or label == f"oi{digits}" and splits:
+        if along and taps == 1:
+            kernel = program.pointer(rhs)
+        elif splits and (along or label == f"oi{digits}" and taps > 1):
             kernel = program.at(program.scratch(wide * k * rhs.shape.itemsize))
             split = define(program, split_taps, f"split_{taps}_taps", taps)
             rows, lanes, step, tap_step = (channels, features, wide, wide * depth) if along else (features, channels, k, depth)
