@@ -137,3 +137,17 @@ def test_results_do_not_depend_on_threads():
     with config.override(THREADS=2):
         two = check(folded("add", (0,)), x)(x)[0]
     np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize(("dims", "cut", "axis"), [((2, 40, 9, 33), (0, 0, 0, 1), 1), ((3, 20, 40), (0, 0, 20), 2), ((6, 5, 4, 30), (0, 1, 2, 3), 0), ((300, 5, 3), (0, 1, 1), 1)])
+@pytest.mark.parametrize("op", ["slice", "pad"])
+def test_parts_of_arrays_are_read_in_vectors(dims, cut, axis, op):
+    """Rows of a part are no neighbours: vectors that run over several would be gathered."""
+    def squares(x: Instruction) -> Instruction:
+        moved = b.slice_(x, cut, dims) if op == "slice" else b.pad(x, b.constant(0, "f32"), [(c, 0, 0) for c in cut])
+        return b.reduce(b.multiply(moved, moved), b.constant(0, "f32"), (axis,), "add")
+
+    found = check(squares, values("f32", *dims), rtol=1e-5, atol=1e-5, optimize=True)
+    texts: list[str] = []
+    compile_module(found.module, dump=lambda name, value: texts.append(value) if name == "llvm" else None)
+    assert dims[-1] < 16 or "masked.gather" not in "\n".join(texts)

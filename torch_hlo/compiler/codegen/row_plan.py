@@ -10,6 +10,7 @@ neighbouring rows, one per lane), "partial" (an item is a chunk of rows with its
 """
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cmp_to_key
 
@@ -84,7 +85,7 @@ def plan(computation: Computation, lanes: int = 1, grid: bool = False) -> RowPla
 
     read_back = {r for x in order if is_full(x) for r in deps[x] if r is not x}
     rows = kept[next(iter(read_back))] if read_back else _choose_rows(size, reduces, kept, grid)
-    dims = _dimensions(size, order, reduces, kept, is_full)
+    dims = _dimensions(size, order, reduces, kept, is_full, () if grid else table.MOVES)
     late = [r for r in reduces if kept[r] != rows]
     p = RowPlan(size, dims, "rows", (), (), [r for r in reduces if kept[r] == rows], late, order=order)
     p.late_kept = {r: _positions(dims, kept[r]) for r in late}
@@ -142,8 +143,8 @@ def _few_long(size: Size, rows: Intervals) -> bool:
     return isinstance(size, int) and isinstance(count, int) and 0 < count < GRID_ROWS and size // count > GRID_ROW
 
 
-def _dimensions(size: Size, order, reduces, kept, is_full) -> tuple[Size, ...]:
-    """Dimensions of the space, major first: every reduction and, where that is possible, every broadcast works on whole ones."""
+def _dimensions(size: Size, order, reduces, kept, is_full, moves: Collection[str]) -> tuple[Size, ...]:
+    """Dimensions of the space, major first: every reduction and, where that is possible, every broadcast and one of `moves` works on whole ones."""
     cuts = frozenset((1, size)) if size != 1 else frozenset((1,))
     for r in reduces:
         cuts = table.refine(cuts, table.cuts(kept[r])) or cuts
@@ -151,8 +152,21 @@ def _dimensions(size: Size, order, reduces, kept, is_full) -> tuple[Size, ...]:
         if is_full(x) and x.op in ("broadcast", "iota"):
             spans = table.broadcast_intervals(x) if x.op == "broadcast" else table.intervals(x.shape.dims, (x["iota_dimension"],))
             cuts = table.refine(cuts, table.cuts(spans)) or cuts
+    for x in order:
+        if is_full(x) and x.op in moves:  # rows of a part of an array are loaded as vectors where none runs over several
+            steps = table.cuts(table.intervals(x.shape.dims, (d,))[0] for d in _moved(x))
+            cuts = table.refine(cuts, frozenset(s for s in steps if not isinstance(s, int) or s == 1 or s >= SHORT_ROW)) or cuts
     ascending = sorted(cuts, key=cmp_to_key(lambda a, b: 0 if a is b or a == b else -1 if table.divides(a, b) else 1))
     return tuple(high // low for low, high in zip(ascending, ascending[1:]))[::-1]
+
+
+def _moved(x: Instruction) -> list[int]:
+    """Dimensions of a full-size rearrangement along which its elements are no neighbours in what it reads; none of size 1."""
+    dims, source = x.shape.dims, x.operands[0].shape.dims
+    if len(dims) != len(source):
+        return []
+    kept = x["dimensions"] if x.op == "transpose" else range(len(dims))
+    return [d for d, n in enumerate(dims) if n != 1 and (x.op in ("reverse", "gather") or kept[d] != d or n != source[kept[d]])]
 
 
 def _positions(dims: tuple[Size, ...], chosen: Intervals) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from torch_hlo.compiler.codegen.reducer import Reducer
 from torch_hlo.compiler.codegen.row import ROWS_BLOCK, RowKernel, lanes_for, results_of, stream, tuple_users
 from torch_hlo.compiler.codegen.row_plan import GRID_COLUMNS, RowPlan
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
+from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Computation, Instruction
 
@@ -34,7 +35,9 @@ class StridedEmitter:
         self.reducers = {r: Reducer(r) for r in plan.row_reduces}
         self.gtes = tuple_users(plan.order)
         lanes = 1 if target.grid else lanes_for(target)  # neighbouring threads have neighbouring rows
-        self.majors, self.minors = self._split(GRID_COLUMNS if target.grid else lanes * BLOCK_VECTORS)
+        # Rows of what is cut or moved are no neighbours: blocks do not run over several if one fills a vector.
+        moved = any(x.op in table.MOVES for x in plan.order)
+        self.majors, self.minors = self._split(GRID_COLUMNS if target.grid else lanes if moved else lanes * BLOCK_VECTORS)
         self.width = product(plan.dims[d] for d in self.minors)
         self.k = _kernel(target, lanes, plan, self.width, computation.params, len(self.results))
         self.block = 1 if target.grid else lanes * BLOCK_VECTORS
