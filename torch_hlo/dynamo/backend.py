@@ -22,7 +22,7 @@ from torch_hlo import config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.dynamo.call import Caller
 from torch_hlo.dynamo.place import place_of
-from torch_hlo.lazy import dump, executor, log, progress, traceable
+from torch_hlo.lazy import dump, encoder, executor, log, progress, traceable
 from torch_hlo.lowering import late
 from torch_hlo.lowering.fx import FxGraph, from_fx
 from torch_hlo.lowering.graph import Node
@@ -80,10 +80,10 @@ def checked(options: dict | None) -> dict[str, object]:
 
 @functools.cache
 def decompositions() -> dict:
-    """PyTorch's decompositions for everything that has no lowering of its own."""
+    """PyTorch's decompositions, and ours, for everything that has no lowering of its own."""
     from torch._decomp import core_aten_decompositions, decomposition_table
 
-    table = {**core_aten_decompositions()}
+    table = {**core_aten_decompositions(), **encoder.DECOMPOSITIONS}
     table.update({op: fn for op, fn in decomposition_table.items() if op not in table and op not in LOWERINGS and _is_functional(op)})
     return {op: fn for op, fn in table.items() if op not in LOWERINGS}
 
