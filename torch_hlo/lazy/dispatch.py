@@ -21,7 +21,7 @@ from torch_hlo.lazy import backend, engine, plain_sizes, storage, tensor
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import Meta, Result, aten
 from torch_hlo.lazy.storage import RECORDING, Number, Storage, read
-from torch_hlo.lazy.tensor import DEVICE, STRIDED, HloTensor, fresh, make
+from torch_hlo.lazy.tensor import DEVICE, HloTensor, fresh, make
 from torch_hlo.lazy.views import View, chain
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import GUARDS, LOWERINGS
@@ -359,7 +359,7 @@ def recorder(op: OpOverload, random: bool | None = None) -> Handler:
         if result.form == 0:
             meta = result.metas[0]
             # `fresh`, inlined: this is the hot path.
-            t = _make_tensor(HloTensor, meta.size, meta.stride, 0, None, meta.dtype, STRIDED, DEVICE)
+            t = _make_tensor(HloTensor, *meta.wrapper)
             t._storage = Storage(Out(node), meta)
             t._view = None
             t._meta = meta
@@ -504,7 +504,7 @@ def viewer(op: OpOverload) -> Handler:
         if not rule.many:
             meta = rule.metas[0]
             step = rule.steps[0]
-            t = _make_tensor(HloTensor, meta.size, meta.stride, meta.offset, None, meta.dtype, STRIDED, DEVICE)
+            t = _make_tensor(HloTensor, *meta.wrapper)
             t._storage = base
             t._view = parent if step is None else View(parent, *step, shape)
             t._meta = meta
@@ -600,7 +600,7 @@ def detach(args: tuple, kwargs: dict):
     if in_inference_mode() and not x.is_inference():
         return outside_inference_mode(detach, args, kwargs)
     meta = x._meta
-    t = _make_tensor(HloTensor, meta.size, meta.stride, meta.offset, None, meta.dtype, STRIDED, DEVICE)
+    t = _make_tensor(HloTensor, *meta.wrapper)
     t._storage = x._storage
     t._view = x._view
     t._meta = meta

@@ -14,12 +14,14 @@ from torch_hlo.lowering.tape import new_form
 
 aten = torch.ops.aten
 META_DEVICE = torch.device("meta")
+DEVICE = torch.device("privateuseone", 0)  # one per process; the name "hlo" exists only after registration, this one always
 
 
 class Meta:
-    """Size, strides, dtype and storage offset of a tensor; `hlo` is the Shape of its value. Made by `intern` only."""
+    """Size, strides, dtype and storage offset of a tensor; `hlo` is the Shape of its value; `wrapper` what `_make_wrapper_subclass` takes
+    after the class. Made by `intern` only."""
 
-    __slots__ = ("size", "stride", "dtype", "offset", "hlo", "overlaps")
+    __slots__ = ("size", "stride", "dtype", "offset", "hlo", "overlaps", "wrapper")
 
     def __repr__(self) -> str:
         return f"Meta({self.hlo}, strides={list(self.stride)}, offset={self.offset})"
@@ -41,6 +43,9 @@ def intern(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, o
         meta.hlo = Shape(name, size)
         # An expanded dimension: one element of memory belongs to several indices.
         meta.overlaps = 0 not in size and any(s == 0 and n > 1 for n, s in zip(size, stride))
+        # PyTorch takes long to read integers: a dense tensor gets no strides.
+        layout = (None, None) if stride == row_major(size) and not offset else (stride, offset)
+        meta.wrapper = (size, *layout, None, dtype, torch.strided, DEVICE)
         meta = _interned.setdefault(key, meta)
     return meta
 
@@ -51,12 +56,17 @@ def of(tensor: torch.Tensor) -> Meta:
 
 
 def contiguous(size: tuple[int, ...], dtype: torch.dtype) -> Meta:
-    """Meta of a dense row-major array, with PyTorch's strides (a size of 0 counts as 1)."""
+    """Meta of a dense row-major array."""
+    return intern(size, row_major(size), dtype)
+
+
+def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
+    """PyTorch's strides of a dense row-major array (a size of 0 counts as 1)."""
     stride, step = [], 1
     for n in reversed(size):
         stride.append(step)
         step *= max(n, 1)
-    return intern(size, tuple(reversed(stride)), dtype)
+    return tuple(reversed(stride))
 
 
 def numel(size: tuple[int, ...]) -> int:

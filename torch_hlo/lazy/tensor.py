@@ -15,16 +15,13 @@ import torch
 
 from torch_hlo.lazy import backend, engine
 from torch_hlo.lazy import meta as metas
-from torch_hlo.lazy.meta import Meta, aten
+from torch_hlo.lazy.meta import DEVICE, Meta, aten
 from torch_hlo.lazy.storage import Array, Storage, read
 from torch_hlo.lazy.views import View, on_host
 from torch_hlo.lowering.graph import Node, Out
 
-# There is one device per process. The name "hlo" exists only after registration, this one always.
-DEVICE = torch.device("privateuseone", 0)
-STRIDED = torch.strided
 _data = backend.tensor_data
-_make = backend.make_wrapper  # with positional arguments, which take a quarter less time: size, strides, offset, memory format, dtype, layout, device
+_make = backend.make_wrapper
 
 
 class _Data:
@@ -127,7 +124,7 @@ def handle(func, args, kwargs):  # replaced by dispatch, which needs this class
 
 def make(meta: Meta, storage: Storage, view: View | None = None) -> HloTensor:
     """A tensor over `storage`."""
-    tensor = _make(HloTensor, meta.size, meta.stride, meta.offset, None, meta.dtype, STRIDED, DEVICE)
+    tensor = _make(HloTensor, *meta.wrapper)
     tensor._storage = storage
     tensor._view = view
     tensor._meta = meta
@@ -136,7 +133,7 @@ def make(meta: Meta, storage: Storage, view: View | None = None) -> HloTensor:
 
 def fresh(meta: Meta, value: Out | Array) -> HloTensor:
     """A tensor with a storage of its own, holding `value`."""
-    tensor = _make(HloTensor, meta.size, meta.stride, 0, None, meta.dtype, STRIDED, DEVICE)
+    tensor = _make(HloTensor, *meta.wrapper)
     tensor._storage = Storage(value, meta)
     tensor._view = None
     tensor._meta = meta
