@@ -62,6 +62,14 @@ class ConvLayout(HloTestCase):
         self.assertRewrites(conv_layout, before, h.transpose(inner, (0, 3, 1, 2)))
         self.assertKept(conv_layout, inner)
 
+    def test_gradient_of_an_average(self):
+        x, zero = p(0, 2, 3, 4, 5), h.constant(0, "f32")
+        one, spread = WindowDim(1), WindowDim(3, 1, 2, 2, 2)
+        inner = h.reduce_window(h.transpose(x, (0, 2, 3, 1)), zero, (one, spread, spread, one), "add")
+        self.assertRewrites(conv_layout, h.reduce_window(x, zero, (one, one, spread, spread), "add"), h.transpose(inner, (0, 3, 1, 2)))
+        for kept in (inner, h.reduce_window(x, zero, (one, one, WindowDim(3), WindowDim(3)), "add")):
+            self.assertKept(conv_layout, kept)
+
     def test_a_network_is_transposed_where_it_begins_and_ends(self):
         x = p(0, 2, 3, 16, 16)
         y = h.convolution(x, p(1, 32, 3, 3, 3), square(3, 1, 1, 1), "bf01_oi01->bf01")

@@ -73,6 +73,7 @@ class ReshapeMotion(HloTestCase):
             "neighbours in the result only": h.reshape(h.transpose(p(4, 2, 3), (1, 0, 2)), (8, 3)),
             "transposes have no dimensions of size 1": h.reshape(h.transpose(X, (1, 0)), (6, 1, 4)),
             "few bytes are transposed": h.concatenate([h.transpose(p(2, 6), (1, 0)), p(6, 9, index=1)], 1),
+            "channels are last": h.reduce_window(h.transpose(p(2, 3, 5), (0, 2, 1)), ZERO, (WindowDim(1), WindowDim(3, 1, 2, 2, 2), WindowDim(1)), "add"),
             "channels are last already": pool_gradient(h.transpose(p(2, 8, 9), (0, 2, 1)), p(2, 4, 8, index=1), 1),
             "bounds are scalars": h.clamp(ZERO, h.transpose(X, (1, 0)), h.constant(1, "f32")),
         }.items():

@@ -111,11 +111,23 @@ def avg_pool_backward(grad, x, kernel, stride, padding, ceil_mode, count_include
     g = compute(grad)
     sizes = x.shape.dims[-n:]
     g = _averaged(g, _divisor(g.dims, sizes, kernel, stride, padding, count_include_pad, divisor_override, g.dtype), kernel)
+    if kernel == stride and not any(padding) and all(isinstance(v, int) for v in (*sizes, *g.dims[-n:])):
+        return promote.cast(_repeated(g.x, kernel, sizes), shape.dtype)
     window = _leading(x.shape.rank, n)
     for s, o, k, st, p in zip(sizes, g.dims[-n:], kernel, stride, padding, strict=True):
         # Each input element gets the gradients of the windows over it: a sum over the spread-out output.
         window.append(WindowDim(k, 1, k - 1 - p, s + p - (o - 1) * st - 1, st))
     return promote.cast(_window_reduce(g.x, window, "add"), shape.dtype)
+
+
+def _repeated(x: Instruction, times, sizes) -> Instruction:
+    """Every element of the last dimensions of `x` so many times, with zeros up to `sizes` or cut there."""
+    lead, n = x.shape.dims[: -len(times)], len(times)
+    spread = [v for d, t in zip(x.shape.dims[-n:], times, strict=True) for v in (d, t)]
+    kept = [*range(len(lead)), *range(len(lead), len(lead) + 2 * n, 2)]
+    found = reshape(build.broadcast(x, (*lead, *spread), kept), (*lead, *(d * t for d, t in zip(x.shape.dims[-n:], times, strict=True))))
+    edges = [(0, s - d) for s, d in zip(sizes, found.shape.dims[-n:], strict=True)]
+    return pad(found, [(0, 0)] * len(lead) + edges)
 
 
 # Maximum with indices into the flattened spatial dims

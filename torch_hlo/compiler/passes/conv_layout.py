@@ -10,6 +10,7 @@ Windows of one element, and windows that do not overlap, become dots. A gradient
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.base import Pass, hlo_pass
+from torch_hlo.compiler.passes.reshape_motion import wants_channels_last
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.infer import product
@@ -162,21 +163,21 @@ def patches_product(out: Instruction) -> Instruction | None:
     return h.transpose(found, [f"b{digits}f".index(c) for c in to])
 
 
-def gradient_channels_last(out: Instruction) -> Instruction | None:
-    """select-and-scatter whose innermost dimension is windowed -> transpose(select-and-scatter(transpose, transpose)) with one last that is not"""
+def window_channels_last(out: Instruction) -> Instruction | None:
+    """A gradient of pooling (select-and-scatter, or reduce-window of a dilated base) whose innermost dimension is windowed -> transposed, with one last that is not"""
     window = out["window"]
     whole = [d for d, w in enumerate(window) if w.is_trivial]
-    if not whole or out.shape.size == 0 or window[-1].is_trivial:
+    if not whole or out.shape.is_tuple or out.shape.size == 0 or window[-1].is_trivial or not wants_channels_last(out):
         return None
     order = [*(d for d in range(out.shape.rank) if d != whole[-1]), whole[-1]]
-    x, source, init = out.operands
+    operands = [h.transpose(o, order) if o.shape.rank else o for o in out.operands]
     attrs = dict(out.attrs) | {"window": tuple(window[d] for d in order)}
-    inner = instr("select-and-scatter", (h.transpose(x, order), h.transpose(source, order), init), **attrs)
-    return h.transpose(inner, [order.index(d) for d in range(out.shape.rank)])
+    return h.transpose(instr(out.op, tuple(operands), **attrs), [order.index(d) for d in range(out.shape.rank)])
 
 
 RULES = rules(
-    (op("select-and-scatter"), gradient_channels_last),
+    (op("select-and-scatter"), window_channels_last),
+    (op("reduce-window"), window_channels_last),
     (op("convolution"), patches_product),
     (op("convolution"), channels_last),
     (op("convolution"), pointwise_product),

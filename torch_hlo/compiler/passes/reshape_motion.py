@@ -132,14 +132,21 @@ def pad_of_transpose(out: Instruction) -> Instruction:
     return h.transpose(h.pad(x.operands[0], fill, before(out["padding"], perm)), perm)
 
 
+def wants_channels_last(out: Instruction) -> bool:
+    """Whether an instruction with a window is slow when its innermost dimension is windowed: gradients of pooling."""
+    return out.op == "select-and-scatter" or any(w.base_dilation > 1 for w in out["window"])
+
+
 def window_of_transpose(out: Instruction) -> Instruction | None:
-    """reduce-window(transpose(x)) -> transpose(reduce-window(x))"""
+    """reduce-window(transpose(x)) -> transpose(reduce-window(x)), if the innermost dimension stays one for which there are kernels"""
     x, *inits = out.operands
     if len(inits) != 1:
         return None
     perm = x["dimensions"]
-    moved = instr("reduce-window", (x.operands[0], *inits), window=before(out["window"], perm), to_apply=out["to_apply"])
-    return h.transpose(moved, perm)
+    window = before(out["window"], perm)
+    if wants_channels_last(out) and not window[-1].is_trivial:
+        return None
+    return h.transpose(instr("reduce-window", (x.operands[0], *inits), window=window, to_apply=out["to_apply"]), perm)
 
 
 def gradient_of_transpose(out: Instruction) -> Instruction | None:
@@ -147,7 +154,7 @@ def gradient_of_transpose(out: Instruction) -> Instruction | None:
     turned, source, init = out.operands
     perm = turned["dimensions"]
     window = before(out["window"], perm)
-    if not window[-1].is_trivial:
+    if wants_channels_last(out) and not window[-1].is_trivial:
         return None
     inverse = [perm.index(d) for d in range(len(perm))]
     attrs = dict(out.attrs) | {"window": window}
