@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 
 import pytest
@@ -10,6 +11,8 @@ from random_hlo import random_module
 from test.support import HloTestCase, program
 from torch_hlo import config
 from torch_hlo.compiler import pipeline
+from torch_hlo.compiler.codegen.target import host
+from torch_hlo.compiler.compile import emit
 from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
 from torch_hlo.compiler.pipeline import PIPELINE, PassError, optimize
 from torch_hlo.hlo import build as h
@@ -46,6 +49,41 @@ def test_ten_thousand_instructions():
         start = time.perf_counter()
         p(m)
         assert time.perf_counter() - start < 5, p.name
+
+
+def layers(count: int, width: int) -> Module:
+    """A residual block per layer: a norm, a product with weights of its own, an activation; and the sum of squares at the end."""
+    f32, zero = Shape("f32", (8, width)), h.constant(0, "f32")
+    x = h.parameter(0, f32)
+    params = [x, *(h.parameter(i, Shape("f32", (width, width))) for i in range(1, count + 1))]
+    for w in params[1:]:
+        mean = h.divide(h.reduce(x, zero, (1,), "add"), h.full(width, "f32", (8,)))
+        centred = h.subtract(x, h.broadcast(mean, f32.dims, (0,)))
+        scale = h.rsqrt(h.add(h.reduce(h.multiply(centred, centred), zero, (1,), "add"), h.full(1e-5, "f32", (8,))))
+        x = h.add(x, h.tanh(h.dot(h.multiply(centred, h.broadcast(scale, f32.dims, (0,))), w, (1,), (0,))))
+    return Module("layers", Computation("main", tuple(params), h.tuple_(h.reduce(h.multiply(x, x), zero, (0, 1), "add"), x)))
+
+
+def calls(module: Module) -> int:
+    """Python's and C's functions that are called to compile `module` to IR text."""
+    count = 0
+
+    def seen(frame, event, arg):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(seen)
+    try:
+        emit(optimize(module), host())
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_work_grows_with_the_program_and_not_faster():
+    calls(layers(4, 16))  # what is loaded and cached once
+    few, many = calls(layers(20, 24)), calls(layers(160, 32))
+    assert many < 8.5 * few
 
 
 def test_dump_names_what_changed():

@@ -144,7 +144,12 @@ def replace(x: Instruction, operands: Iterable[Instruction] | None = None, **att
     """`x` with other operands and/or attributes; shape inferred anew unless nothing but equal-shaped operands changed."""
     new = x.operands if operands is None else tuple(operands)
     if not attrs:
-        same = all(a.shape == b.shape for a, b in zip(new, x.operands, strict=True)) if len(new) == len(x.operands) else False
+        same = len(new) == len(x.operands)
+        if same:
+            for a, b in zip(new, x.operands):
+                if a is not b and a.shape is not b.shape and a.shape != b.shape:
+                    same = False
+                    break
         return _instr(x.op, new, x.attrs, x.shape if same else None)
     merged = {**dict(x.attrs), **attrs}
     return instr(x.op, new, **merged)
@@ -250,10 +255,11 @@ def called(x: Instruction) -> tuple[Computation, ...]:
     """Computations that `x` calls (to_apply, body, condition, branches, fused computation, …)."""
     found: list[Computation] = []
     for _, value in x.attrs:
-        if isinstance(value, Computation):
+        kind = type(value)
+        if kind is Computation:
             found.append(value)
-        elif type(value) is tuple:
-            found.extend(v for v in value if isinstance(v, Computation))
+        elif kind is tuple and value and type(value[0]) is Computation:
+            found += value
     return tuple(found)
 
 

@@ -89,7 +89,7 @@ class Shape:
     @property
     def size(self) -> Size:
         """Number of elements."""
-        return math.prod(self.dims) if not self.dims or all(type(d) is int for d in self.dims) else _product(self.dims)
+        return math.prod(self.dims)
 
     @property
     def nbytes(self) -> Size:
@@ -125,13 +125,6 @@ def row_major_strides(dims: tuple[Size, ...]) -> tuple[Size, ...]:
         strides.append(step)
         step = step * d
     return tuple(reversed(strides))
-
-
-def _product(dims) -> Size:
-    result: Size = 1
-    for d in dims:
-        result = result * d
-    return result
 
 
 def numpy_dtype(name: str) -> np.dtype:

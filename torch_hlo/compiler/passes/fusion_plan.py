@@ -408,10 +408,15 @@ class Plan:
         reach = max(g.reach, h.reach)
         seen: dict[int, Group] = {id(g): g, id(h): h}
         stack = [g, h]
+        groups = self._group
         while stack:
             for i in stack.pop().readers:
-                k = self.group(i)
-                if k is not None and id(k) not in seen and k.reach < reach:
+                k = groups[i]
+                if k is None:
+                    continue
+                if k.merged_into is not None:
+                    k = self.group(i)
+                if k.reach < reach and id(k) not in seen:
                     if len(seen) > SEARCH_BUDGET:
                         return None
                     seen[id(k)] = k

@@ -97,6 +97,18 @@ def pointwise_of_transposes(out: Instruction) -> Instruction | None:
     return None if any(o is None for o in operands) else h.transpose(_rebuilt(out, operands), perm)
 
 
+_OUTWARD = (("broadcast", pointwise_of_scalars), ("broadcast", pointwise_of_broadcasts), ("reshape", pointwise_of_reshapes), ("transpose", pointwise_of_transposes))
+
+
+def pointwise_of_moves(out: Instruction) -> Instruction | None:
+    """What an operand is decides what can move: most pointwise instructions have none of these."""
+    kinds = {o.op for o in out.operands}
+    moves = [move for kind, move in _OUTWARD if kind in kinds]
+    if not moves or not equal_dims(out):
+        return None
+    return next((y for move in moves if (y := move(out)) is not None), None)
+
+
 MOST_TURNED = 32  # instructions made of iotas and broadcasts that are written again in another order
 
 
@@ -293,10 +305,7 @@ def reduce_of_broadcast(out: Instruction) -> Instruction | None:
 
 
 RULES = rules(
-    (op(POINTWISE, where=equal_dims), pointwise_of_scalars),
-    (op(POINTWISE, where=equal_dims), pointwise_of_broadcasts),
-    (op(POINTWISE, where=equal_dims), pointwise_of_reshapes),
-    (op(POINTWISE, where=equal_dims), pointwise_of_transposes),
+    (op(POINTWISE), pointwise_of_moves),
     (op("pad", op("transpose"), var("v")), pad_of_transpose),
     (op("reduce-window"), window_of_transpose, lambda out: out.operands[0].op == "transpose"),
     (op("select-and-scatter", op("transpose"), var("source"), var("init")), gradient_of_transpose),
