@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from torch_hlo.lazy import backend, dispatch
 from torch_hlo.lazy.meta import aten
-from torch_hlo.lazy.tensor import DEVICE, STRIDED, HloTensor
+from torch_hlo.lazy.tensor import HloTensor
 
 
 class Padded(torch.Tensor):
@@ -37,7 +37,7 @@ def nested_from_mask(values: HloTensor, counts: HloTensor, mask_check: bool = Tr
     """`torch._nested_tensor_from_mask`."""
     if values.dim() != 3 or counts.shape != values.shape[:2]:
         raise RuntimeError(f"a nested tensor takes values of 3 dimensions and a mask of the first two, not {tuple(values.shape)} and {tuple(counts.shape)}")
-    padded = backend.make_wrapper(Padded, values.shape, values.stride(), 0, None, values.dtype, STRIDED, DEVICE)
+    padded = backend.make_wrapper(Padded, *values._meta.wrapper)
     padded.values, padded.counts = values, counts
     return padded
 

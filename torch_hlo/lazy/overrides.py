@@ -90,7 +90,7 @@ _generated_linear = None
 
 
 def _linear(keyset, x, weight, bias=None):
-    if type(x) is not HloTensor or type(weight) is not HloTensor or backend.forward_mode() or x._meta.dtype.is_complex:
+    if type(x) is not HloTensor or type(weight) is not HloTensor or backend.forward_mode() or x.dtype.is_complex:
         # A DTensor, say, knows how to shard matmul but not linear_backward; before 2.13 PyTorch does not differentiate it for complex numbers.
         return backend.call_kernel(aten.linear.default, Key.CompositeImplicitAutograd, x, weight, bias)
     if backend.unobserved() and (bias is None or type(bias) is HloTensor):
