@@ -129,10 +129,15 @@ class Captured:
 
 
 class _Modes(dict):
-    """Of every module that was called: a reference, and whether it was training."""
+    """Of every module that was called and outlived the call: a reference, and whether it was training."""
 
     def see(self, module: torch.nn.Module, args: tuple) -> None:
         self[ref(module)] = module.training
+
+    def settle(self) -> None:
+        """The call is over: modules that it made for itself (`nn.CrossEntropyLoss()(x, y)`) are gone, and every call makes its own."""
+        for owner in [o for o in self if o() is None]:
+            del self[owner]
 
     def hold(self) -> bool:
         """Whether the modules are as they were."""
@@ -152,6 +157,7 @@ def _modes() -> Iterator[_Modes]:
         yield modes
     finally:
         hook.remove()
+        modes.settle()
 
 
 class _Ended(torch.autograd.Function):
