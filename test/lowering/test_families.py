@@ -148,6 +148,13 @@ def test_pooling(ceil, include, options):
     check(aten.max_pool2d_with_indices_backward.default, torch.randn_like(values), x, kernel, stride, padding, [1, 1], ceil, indices)
 
 
+@pytest.mark.parametrize("size,out", [((8, 12), (4, 3)), ((8, 12), (8, 1)), ((7, 9), (3, 3)), ((3, 4), (6, 8)), ((5, 6), (5, 6))])
+def test_adaptive_average(size, out):
+    x = randn(2, 3, *size)
+    check(aten._adaptive_avg_pool2d.default, x, list(out))
+    check(aten._adaptive_avg_pool2d_backward.default, randn(2, 3, *out), x)
+
+
 def test_max_pool_nan_and_dilation():
     x = randn(1, 1, 7, 7)
     x[0, 0, 3, 3] = math.nan

@@ -267,8 +267,15 @@ def adaptive_avg_pool_backward(grad, x):
 
 
 def _apply_weights(x: Instruction, n: int, dims, backward: bool) -> Instruction:
-    """Contract each spatial dim with its averaging matrix (or its transpose)."""
+    """Equal windows are average pooling; else each spatial dim is contracted with its averaging matrix (or its transpose)."""
     value = compute(x)
+    whole, parts = (dims, value.dims) if backward else (value.dims, dims)
+    pairs = [*zip(whole[-n:], parts[-n:], strict=True)]
+    if all(isinstance(v, int) and v for pair in pairs for v in pair) and all(a % b == 0 for a, b in pairs) and any(b > 1 for _, b in pairs):
+        times = [a // b for a, b in pairs]
+        window = (*_leading(len(dims), n), *(WindowDim(t, t) for t in times))
+        found = _repeated(value.x, times, dims[-n:]) if backward else _window_reduce(value.x, [*window], "add")
+        return promote.cast((Expr(found) / math.prod(times)).x, expected()[0].dtype)
     for d in range(len(dims) - n, len(dims)):
         have, want = value.dims[d], dims[d]
         if have == want:
