@@ -17,6 +17,7 @@ from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Computation, Instruction
 
 BLOCK_VECTORS = 4  # vectors of rows per item
+ROWS_AHEAD, FAR = 8, 1024  # which row is asked for, where its distance in bytes is at least so large
 
 
 def _kernel(target, lanes: int, plan: RowPlan, width: Size, leaves: Sequence[Instruction], outputs: int) -> RowKernel:
@@ -118,6 +119,8 @@ class StridedEmitter:
                 r = self.reducers[x]
                 values = r.values(k, lambda o: regroup(point, plan.dims, o.shape.dims))
                 self._set(r, accs[x], j, r.combine(k, self._get(r, accs[x], j), values))
+            if number == 0:
+                self._prefetch(linear(point, plan.dims))
             for n in writes:
                 x = self.results[n]
                 k.store(k.outputs[n], x.shape.dtype, linear(point, plan.dims), k.value(x, regroup(point, plan.dims, x.shape.dims)))
@@ -149,6 +152,17 @@ class StridedEmitter:
 
         walk(plan.inner, {}, self.accs)
         self._finish(due)
+
+    def _prefetch(self, at: Index) -> None:
+        """A row that comes later is asked for: the processor's prefetcher stops at pages, and neighbours along a row lie in several."""
+        k, dims = self.k, self.plan.dims
+        gap = product(dims[self.plan.inner[-1] + 1:])
+        if k.grid or k.e.lanes == 1 or k.level.tail is not None or not isinstance(gap, int):
+            return
+        for x, pointer in k.leaves.items():
+            storage = STORAGE[x.shape.dtype]
+            if x.shape.size == self.plan.size and storage.parts == 1 and gap * storage.bytes >= FAR:
+                k.prefetch(pointer, storage.memory, at + gap * ROWS_AHEAD)
 
     # -- accumulators ----------------------------------------------------------------------------------------------
     def _new(self, x: Instruction) -> list[str]:
