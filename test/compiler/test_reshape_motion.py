@@ -91,3 +91,10 @@ class ReshapeMotion(HloTestCase):
         x = p(n * 8, 6)
         before = h.add(h.reshape(x, (n, 8, 6)), h.broadcast(V, (n, 8, 6), (2,)))
         assert reshape_motion(self.program(before)).entry.root is h.reshape(h.add(x, h.broadcast(V, (n * 8, 6), (1,))), (n, 8, 6))
+
+    def test_search_beside_a_transpose_is_short(self):
+        # Deeper than Python's recursion limit: what stands beside the transpose is no array that is free to turn.
+        y = p(6, 4, index=1)
+        for _ in range(3000):
+            y = h.add(h.tanh(y), y)
+        self.assertKept(reshape_motion, h.multiply(h.transpose(X, (1, 0)), y))

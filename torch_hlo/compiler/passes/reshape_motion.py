@@ -116,7 +116,7 @@ def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dic
     """The array whose transpose by `perm` is `o`, where nothing in memory has to be moved for it; None elsewhere. `done`: what was found already."""
     if o in done:
         return done[o]
-    found = None
+    found = done[o] = None  # counted before its operands are: a chain of residual sums is as long as the model is deep
     if o.op == "transpose" and o["dimensions"] == perm:
         found = o.operands[0]
     elif o.op == "broadcast" and o.operands[0].shape.rank < o.shape.rank:
@@ -126,8 +126,13 @@ def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dic
     elif o.op == "iota":
         found = h.iota(o.shape.dtype, dims, perm[o["iota_dimension"]])
     elif o.op in _POINTWISE and equal_dims(o) and len(done) < MOST_TURNED:
-        parts = [_turned(x, perm, dims, done) if x.op != "transpose" else None for x in o.operands]
-        found = None if any(x is None for x in parts) else _rebuilt(o, parts)
+        parts: list[Instruction] = []
+        for x in o.operands:
+            part = _turned(x, perm, dims, done) if x.op != "transpose" else None
+            if part is None:
+                return None
+            parts.append(part)
+        found = _rebuilt(o, parts)
     done[o] = found
     return found
 
