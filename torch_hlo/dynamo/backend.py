@@ -24,12 +24,14 @@ from torch_hlo.dynamo.call import Caller
 from torch_hlo.dynamo.place import place_of
 from torch_hlo.lazy import dump, encoder, executor, log, progress, traceable
 from torch_hlo.lowering import late
-from torch_hlo.lowering.fx import FxGraph, from_fx
+from torch_hlo.lowering.fx import CHECKS, FxGraph, from_fx
 from torch_hlo.lowering.graph import Node
 from torch_hlo.lowering.registry import LOWERINGS, LoweringError
 
 aten = torch.ops.aten
 traceable.enable()
+for _check in CHECKS:  # before 2.13 PyTorch leaves out the checks of linear algebra, which have no result
+    fx.node.has_side_effect(_check)
 
 
 @dataclass(frozen=True)
