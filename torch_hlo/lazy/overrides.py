@@ -136,6 +136,27 @@ def _pinv(args: tuple, kwargs: dict):
 dispatch.TABLE[aten.linalg_pinv.atol_rtol_tensor] = _pinv
 
 
+def _determinant(op, finish) -> None:
+    """Matrices that are neither contiguous nor complex are factored as they are, not transposed: autograd solves with the factors, and looks at the strides."""
+    recorded = dispatch.recorder(op)
+
+    def factored(a):
+        packed, pivots, _ = aten.linalg_lu_factor_ex.default(a)
+        diagonal = packed.diagonal(0, -2, -1)
+        swaps = (pivots != torch.arange(1, pivots.shape[-1] + 1, device=a.device)).sum(-1)
+        return *finish(diagonal, (1 - 2 * (swaps % 2)).to(a.dtype)), packed, pivots
+
+    def handler(args: tuple, kwargs: dict):
+        a = args[0]
+        return recorded(args, kwargs) if a.is_contiguous() or a.is_complex() else dispatch.nested(factored, args, kwargs)
+
+    dispatch.TABLE[op] = handler
+
+
+_determinant(aten._linalg_det.default, lambda diagonal, sign: (diagonal.prod(-1) * sign,))
+_determinant(aten._linalg_slogdet.default, lambda diagonal, sign: (diagonal.sgn().prod(-1) * sign, diagonal.abs().log().sum(-1)))
+
+
 def _geqrf_metas(a):
     *batch, m, n = a._meta.size
     return [metas.contiguous(a._meta.size, a.dtype), metas.contiguous((*batch, min(m, n)), a.dtype)]
