@@ -147,7 +147,7 @@ state = torch.optim.AdamW([p.requires_grad_() for p in kept], lr=0.1)
 for p in kept:
     p.grad = torch.zeros(600, 3072, device="hlo")
 state.step()
-assert resident() - before < 100, resident() - before  # 562 MB of zeros that nobody has touched
+assert resident() - before < 200, resident() - before  # 562 MB of zeros that nobody has touched; PyTorch imports Dynamo here
 assert not state.state[kept[0]]["exp_avg"].cpu().any() and kept[0].cpu().isfinite().all()
 print("small")
 """
