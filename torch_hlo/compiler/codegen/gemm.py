@@ -309,7 +309,7 @@ PREPACK_NS, READ_NS = 0.5, (0.05, 0.3)  # to pack all of A beforehand; to read t
 
 
 def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, forms: tuple[str, str], may_prepack: bool = True,
-              work: int = 1 << 20) -> Partition:  # fmt: skip
+              work: int = 1 << 18) -> Partition:  # fmt: skip
     """The cheapest cut into items for this machine: A is packed once per block of columns and B once per block of rows, unless A is packed
     beforehand, while few items leave cores idle at the end. `forms`: how the operands are read; the costs above were measured on one thread.
     `work`: multiply-adds that make an item worth its overhead. Which cut is taken does not change results: every element of C is summed in one item.
