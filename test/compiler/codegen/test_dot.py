@@ -1,11 +1,17 @@
 """dot against the evaluator: layouts, dimension numbers, element types, odd and symbolic sizes."""
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from test.compiler.codegen.steps import check
+from test.compiler.codegen.steps import check, module_of
+from torch_hlo.compiler.codegen.target import host
+from torch_hlo.compiler.compile import compile_module
+from torch_hlo.device import cpu
 from torch_hlo.hlo import build
+from torch_hlo.hlo.shape import Shape
 
-SIZES = [(1, 1, 1), (5, 7, 3), (1, 100, 37), (3, 65, 130), (8, 33, 16), (17, 1, 100), (70, 90, 400), (2, 2, 1000), (15, 600, 20), (90, 5, 131)]
+SIZES = [(1, 1, 1), (5, 7, 3), (1, 100, 37), (3, 65, 130), (8, 33, 16), (17, 1, 100), (70, 90, 400), (2, 2, 1000), (15, 600, 20), (90, 5, 131), (20, 300, 1024)]
 
 
 def values(rng, dims, dtype):
@@ -94,7 +100,7 @@ def test_nan_and_infinity_stay_in_their_row():
     check(lambda x, y: build.dot(x, y, (1,), (0,)), a, np.ones((40, 35), "float32"))
 
 
-@pytest.mark.parametrize("m,n,k", [(9, 1, 16), (33, 70, 31), (64, 64, 64), (100, 33, 4200), (31, 600, 130)])
+@pytest.mark.parametrize("m,n,k", [(9, 1, 16), (33, 70, 31), (64, 64, 64), (100, 33, 4200), (31, 600, 130), (70, 200, 830)])
 @pytest.mark.parametrize("out", ["bf16", "f32"])
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_bf16_layouts(m, n, k, out, batch):
@@ -137,3 +143,19 @@ def test_long_sums(m, n, k):
         a = values(rng, (k, m) if transpose_a else (m, k), "float32")
         b = values(rng, (n, k) if transpose_b else (k, n), "float32")
         check(lambda x, y, ta=transpose_a, tb=transpose_b: build.dot(x, y, (1 - ta,), (tb,)), a, b, rtol=1e-3)
+
+
+@pytest.mark.skipif(not host().has("avx2"), reason="needs a machine with AVX2 at least")
+@pytest.mark.parametrize("m,n,k", [(3, 130, 300), (8, 100, 300), (30, 40, 1024), (100, 300, 500)])
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_matrices_on_avx2(m, n, k, dtype):
+    """Registers of 32 bytes: tiles of 6 rows (4 of f64)."""
+    features = ",".join(f"-{f[1:]}" if f[1:].startswith(("amx", "avx512", "avx10")) else f for f in host().features.split(","))
+    target = replace(host(), features=features, cpu="haswell", vector_bytes=32)
+    module = module_of(lambda x, y: build.dot(x, y, (1,), (0,)), [Shape(dtype, (m, k)), Shape(dtype, (k, n))])
+    program = cpu.load(compile_module(module, target, optimize=False), target)
+    rng = np.random.default_rng(m)
+    a, b = (rng.standard_normal(dims).astype({"f32": np.float32, "f64": np.float64}[dtype]) for dims in ((m, k), (k, n)))
+    out = np.zeros((m, n), a.dtype)
+    program.call([a.ctypes.data, b.ctypes.data], [out.ctypes.data])
+    np.testing.assert_allclose(out, a @ b, atol=k * np.finfo(a.dtype).eps * 4)

@@ -227,7 +227,9 @@ def _takes_amx(program, x: Instruction, pointers: list[str], finish: Finish | No
         return False
     element = ELEMENTS[tuple(o.shape.dtype for o in x.operands)]
     way = _way(program, x, p)
-    transposed = _may_transpose(p) and (_hint(p.m, 512) * p.k * element.itemsize <= B_BYTES if way == STATIC else way == "transposed")
+    rows = _hint(p.m, 512)
+    estimate = rows * p.k * element.itemsize <= B_BYTES and rows <= _hint(p.n, 512)
+    transposed = _may_transpose(p) and (estimate if way == STATIC else way == "transposed")
     forms = ["k" if k == 1 else "lane" if free == 1 else "none" for free, k in (p.a, p.b)]
     if transposed:
         p, forms, pointers = replace(p, m=p.n, n=p.m, a=p.b, b=p.a), forms[::-1], [pointers[1], pointers[0], pointers[2]]
@@ -607,10 +609,10 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
         return Plan("columns", form_a, form_b, (p.m,), 1)
     if form_b == "copy" and plain and static and (p.m <= 5 * t.rows or _hint(p.b[1], FAR) * t.itemsize <= FAR):
         # Too few rows to pay for packing B, or rows of B that are not far apart: read it where it is, in wider strips when there are registers left.
-        # What fits one tile is read once.
-        if p.m <= t.lanes:
-            heights = (p.m,)
+        # What fits one tile is read once, if that leaves registers for whole cache lines.
         registers = t.rows * t.vectors
+        if p.m <= t.lanes and registers // p.m * t.lanes * t.itemsize >= 64:
+            heights = (p.m,)
         vectors = min(4, max(1, registers // heights[0]), ceildiv(_hint(p.n, t.columns), t.lanes))
         return Plan("tiles", form_a, "direct", heights, vectors, isinstance(p.n, int) and p.n % (vectors * t.lanes) == 0)
     return Plan("tiles", form_a, form_b, heights, min(t.vectors, ceildiv(_hint(p.n, t.columns), t.lanes)))
