@@ -62,6 +62,14 @@ class ConvLayout(HloTestCase):
         self.assertRewrites(conv_layout, before, h.transpose(inner, (0, 3, 1, 2)))
         self.assertKept(conv_layout, inner)
 
+    def test_gradient_of_a_pool_of_rows(self):
+        x, y = p(0, 2, 3, 1, 8), p(1, 2, 3, 1, 4)
+        one, two = WindowDim(1), WindowDim(2, 2)
+        before = h.select_and_scatter(x, y, h.constant(0, "f32"), (one, one, one, two), "GE", "add")
+        turned = h.transpose(x, (0, 2, 3, 1)), h.transpose(y, (0, 2, 3, 1)), h.constant(0, "f32")
+        inner = h.select_and_scatter(*turned, (one, one, two, one), "GE", "add")
+        self.assertRewrites(conv_layout, before, h.transpose(inner, (0, 3, 1, 2)))
+
     def test_gradient_of_an_average(self):
         x, zero = p(0, 2, 3, 4, 5), h.constant(0, "f32")
         one, spread = WindowDim(1), WindowDim(3, 1, 2, 2, 2)

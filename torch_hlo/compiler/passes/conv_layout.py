@@ -166,8 +166,10 @@ def patches_product(out: Instruction) -> Instruction | None:
 def window_channels_last(out: Instruction) -> Instruction | None:
     """A gradient of pooling (select-and-scatter, or reduce-window of a dilated base) whose innermost dimension is windowed -> transposed, with one last that is not"""
     window = out["window"]
-    whole = [d for d, w in enumerate(window) if w.is_trivial]
-    if not whole or out.shape.is_tuple or out.shape.size == 0 or window[-1].is_trivial or not wants_channels_last(out):
+    if out.shape.is_tuple:
+        return None
+    whole = [d for d, w in enumerate(window) if w.is_trivial and out.shape.dims[d] != 1]
+    if not whole or out.shape.size == 0 or window[-1].is_trivial or not wants_channels_last(out):
         return None
     order = [*(d for d in range(out.shape.rank) if d != whole[-1]), whole[-1]]
     operands = [h.transpose(o, order) if o.shape.rank else o for o in out.operands]
