@@ -13,7 +13,7 @@ import pytest
 from torch_hlo import config
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.device import cpu
+from torch_hlo.device import buffer, cpu
 from torch_hlo.device.buffer import Arena, map_pages, populate
 from torch_hlo.hlo.ir import Computation, Module, instr
 from torch_hlo.hlo.shape import Shape
@@ -198,7 +198,9 @@ def _resident(block: np.ndarray) -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are asked for on Linux only")
-def test_pages_are_there_before_they_are_written():
+def test_pages_are_there_before_they_are_written(monkeypatch):
+    monkeypatch.setattr(buffer, "COMPILER", 0)
+    monkeypatch.setattr(buffer, "_AT_ONCE", 3 << 20)
     block, small = map_pages(9 << 20), map_pages(5000)
     block[5] = 7
     before = _resident(block)

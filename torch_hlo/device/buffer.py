@@ -47,26 +47,29 @@ def map_pages(nbytes: int) -> np.ndarray:
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14: as if every page were written to, contents stay
 _AT_ONCE = 16 << 20  # bytes
+COMPILER = 48 << 20  # what a compile takes itself and gives back before the program starts: as much is left to the program, so the peak does not grow
 
 
 def populate(blocks: Sequence[np.ndarray]) -> None:
     """Have the pages of these blocks there before they are written to, on a thread of its own: while a program is compiled, a core is idle, and
-    fresh pages take the system longer than computing what they will hold. Small blocks are left out."""
+    fresh pages take the system longer than computing what they will hold. Small blocks, and the last COMPILER bytes, are left out."""
     blocks = [b for b in blocks if len(b) >= HUGE]
-    if blocks and sys.platform.startswith("linux"):
+    if sum(map(len, blocks)) > COMPILER and sys.platform.startswith("linux"):
         threading.Thread(target=_populate, args=(blocks,), name="torch_hlo-pages", daemon=True).start()
 
 
 def _populate(blocks: list[np.ndarray]) -> None:
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    left = sum(map(len, blocks)) - COMPILER
     while blocks:
         block = blocks.pop()
         low = -(-block.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
         high = (block.ctypes.data + len(block)) // mmap.PAGESIZE * mmap.PAGESIZE
         for start in range(low, high, _AT_ONCE):
-            if madvise(start, min(_AT_ONCE, high - start), _POPULATE_WRITE):
-                return  # an older kernel, or memory that is not for writing
+            left -= _AT_ONCE
+            if left < 0 or madvise(start, min(_AT_ONCE, high - start), _POPULATE_WRITE):
+                return  # that was all; or an older kernel, or memory that is not for writing
 
 
 def _physical() -> int:
