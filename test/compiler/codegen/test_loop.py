@@ -1,14 +1,16 @@
-"""Elementwise kernels: what they ask memory for ahead of time."""
+"""Elementwise kernels: what they ask memory for ahead of time, parts that lie side by side."""
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from test.compiler.codegen.compiled import check
+from test.compiler.codegen.compiled import check, module
 from test.support import hlo
 from torch_hlo.compiler.codegen import kernel, program
 from torch_hlo.compiler.compile import compile_module
+from torch_hlo.hlo import build
 from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.shape import Shape, numpy_dtype
 
 
 def sums(n: int) -> Module:
@@ -49,3 +51,14 @@ def test_what_lies_behind_the_last_element_is_never_read(n: int, monkeypatch: py
     monkeypatch.setattr(kernel, "STREAMED", 0)
     rng = np.random.default_rng(0)
     check(sums(n), [rng.random(n, np.float32), rng.random(n, np.float32)], rtol=1e-5, optimize=True)
+
+
+@pytest.mark.parametrize(("dims", "axis"), [((1000, 1), 1), ((33, 5, 2), 2), ((70, 1, 3), 1), ((7, 1), 1), ((40, 100), 1)])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "s64", "c64"])
+def test_parts_side_by_side(dims: tuple[int, ...], axis: int, dtype: str) -> None:
+    """What torch.stack(…, -1) makes of computed parts."""
+    x, y = (build.parameter(i, Shape(dtype, dims)) for i in (0, 1))
+    parts = [build.add(x, y), build.multiply(x, y), build.subtract(y, x)]
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(-4, 5, dims).astype(numpy_dtype(dtype) if dtype != "bf16" else np.float32) for _ in range(2)]
+    check(module([x, y], build.concatenate(parts, axis)), inputs, rtol=1e-2 if dtype == "bf16" else 1e-6, optimize=True)

@@ -16,6 +16,7 @@ from torch_hlo.hlo.ir import Instruction
 
 PLACED = frozenset(("dynamic-update-slice", "concatenate"))
 SHORTEST_PIECE = 16  # elements in a row: shorter pieces of a concatenation are chosen from per element of the result
+NARROWEST = 2  # but for these: vectors of rows are scattered, where a choice would compute every piece for every element
 
 
 def pieces(x: Instruction) -> tuple[Instruction, ...]:
@@ -26,7 +27,7 @@ def pieces(x: Instruction) -> tuple[Instruction, ...]:
     if x.op != "concatenate" or len({o.shape.size for o in x.operands}) != 1:
         return ()
     row = prod(x.operands[0].shape.dims[x["dimensions"][0]:])
-    return x.operands if isinstance(row, int) and row >= SHORTEST_PIECE else ()
+    return x.operands if isinstance(row, int) and (row >= SHORTEST_PIECE or row <= NARROWEST) else ()
 
 
 def behind_reshapes(x: Instruction) -> Instruction:
