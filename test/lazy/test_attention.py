@@ -149,3 +149,43 @@ def test_weights_that_are_returned_are_kept(fusions) -> None:
     (w @ q).sum().backward()
     torch_hlo.sync()
     assert fusions == [] and w.sum().item() == pytest.approx(B * H * S, rel=1e-4)
+
+
+@pytest.mark.parametrize("mask", ["causal", "window", "padding", "blocks"])
+def test_hidden_blocks(mask, fusions) -> None:
+    """Keys that a block of queries does not see are skipped where that changes nothing; rows that see nothing are as on the CPU."""
+    n = {"causal": 700, "window": 701, "padding": 702, "blocks": 703}[mask]
+    i = torch.arange(n)
+    seen = {"causal": i[:, None] >= i, "window": (i[:, None] - i).abs() < 40, "padding": (i < 130).expand(n, n), "blocks": i[:, None] // 64 % 3 == i // 64 % 3}[mask]
+
+    def step(device: str, number: float, seen: torch.Tensor):
+        g = torch.Generator().manual_seed(0)
+        q, k, v = leaves = [torch.randn(1, 2, n, 8, generator=g).to(device).requires_grad_() for _ in range(3)]
+        s = q @ k.mT * 0.5
+        s = s.masked_fill(~seen.to(device), number) if mask != "blocks" else s + torch.where(seen, 0.0, number).to(device)
+        y = F.softmax(s, -1) @ v
+        del s
+        (y * torch.randn(y.shape, generator=g).to(device)).sum().backward()
+        return [x.cpu() for x in (y.detach(), *(t.grad for t in leaves))]
+
+    for number in (-math.inf, -1e9, -2.0):
+        rows = seen if number == -math.inf else seen & (i[:, None] != 333)
+        for x, y in zip(step("hlo", number, rows), step("cpu", number, rows), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
+    assert fusions in (["forward", "backward"], [])  # or one of the programs before, with symbolic sizes
+
+
+def test_symbolic_lengths(fusions) -> None:
+    """Programs of another length each: the second one is for all lengths."""
+    for n in (90, 91, 130):
+        def step(device: str, n=n):
+            g = torch.Generator().manual_seed(0)
+            q, k, v = leaves = [torch.randn(1, 2, n, 24, generator=g).to(device).requires_grad_() for _ in range(3)]
+            causal = torch.ones(n, n, dtype=torch.bool).tril().to(device)
+            y = F.softmax((q @ k.mT * 0.2).masked_fill(~causal, -1e9), -1) @ v
+            (y * torch.randn(y.shape, generator=g).to(device)).sum().backward()
+            return [x.cpu() for x in (y.detach(), *(t.grad for t in leaves))]
+
+        for x, y in zip(step("hlo"), step("cpu"), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
+    assert fusions[:2] == ["forward", "backward"] and len(fusions) % 2 == 0

@@ -162,13 +162,7 @@ class Forward(_Tiles):
             total = f.load("float", f.gep("float", self.sums, i), 4)
             total = self.sum_of_weights(one, total)
             self.scale_row(self.at(out, i, a.width), one.div(one.const(1), total))
-            lse = one.fma(self.finite(f.load("float", f.gep("float", self.tops, i), 4)), one.const(1 / LOG2E), math.log(one, total))
-            f.store("float", lse, f.gep("float", "%lse", f.add(number, i)), 4)
-
-    def finite(self, top: str) -> str:
-        """The largest score, 0 when nothing was seen."""
-        one = self.f.emit(1).typed("float")
-        return one.select(one.cmp("oeq", top, one.const(-numbers.inf)), one.const(0), top)
+            self.store_lse(f.load("float", f.gep("float", self.tops, i), 4), total, f.add(number, i))
 
     def scale_row(self, row: str, factor: str) -> None:
         f, v, width = self.f, self.v, self.a.width
@@ -264,25 +258,26 @@ class Backward(_Tiles):
         with f.loop(0, count) as i:
             row = f.add(first, i)
             delta = self.inner((self.at(grad, i, a.width, dtype), dtype), (self.at(out, i, a.width, self.dtype["out"]), self.dtype["out"]), a.width)
-            lse = load(f, self.dtype["lse"], self.pointer["lse"], f.add(number, i))
+            state = [load(f, self.dtype[role], self.pointer[role], f.add(number, i)) for role in ("lse", "total")[:1 + a.softmax]]
             self.of_row(head, row, start, width)
             rows = [*(self.at(q, i, stride) for q in (s, dp)), *(self.at(q, i, stride, weight) for q in (p, ds))]
-            self.gradient(*rows, row, start, width, end, delta, lse)
+            self.gradient(*rows, row, start, width, end, delta, state)
         self.product((p, 1, stride), (grad, 1, a.width), dv, a.width, width, a.width, count, adding=True)
         self.product((ds, stride, 1), (keys, 1, a.size), dq, a.size, count, a.size, width, adding=True)
         self.product((ds, 1, stride), (q, 1, a.size), dk, a.size, width, a.size, count, adding=True)
 
-    def gradient(self, s_row: str, dp_row: str, p_row: str, ds_row: str, row: Int, start: Int, width: Int, end: Int, delta: str, lse: str) -> None:
+    def gradient(self, s_row: str, dp_row: str, p_row: str, ds_row: str, row: Int, start: Int, width: Int, end: Int, delta: str, state: list[str]) -> None:
         """Scores and gradients of weights of one query -> weights and gradients of the unscaled scores."""
         f, v, one = self.f, self.v, self.f.emit(1).typed("float")
-        deltas, sums = self.e.splat("float", delta), self.e.splat("float", one.mul(lse, one.const(LOG2E)))
+        deltas, (sums, *logs) = self.e.splat("float", delta), [self.e.splat("float", x if self.a.softmax else one.mul(x, one.const(LOG2E))) for x in state]
 
         scales = self.e.splat("float", self.scale())
         if self.a.bias_gradient:
             dbias = f.gep("float", self.dbias, f.add(f.mul(row, self.a.columns), start))
 
         def both(k: Int, mask: str | None, _) -> None:
-            w = math.exp2(v, v.sub(self.score(f.gep("float", s_row, k), k, mask), sums))
+            s = v.sub(self.score(f.gep("float", s_row, k), k, mask), sums)
+            w = math.exp2(v, v.sub(s, logs[0]) if logs else s)
             dp = self.factor(v.load(f.gep("float", dp_row, k), 4), k)
             store(f, self.weight, self.factor(w, k), p_row, k, self.t.lanes)
             ds = v.mul(w, v.sub(dp, deltas))

@@ -57,23 +57,18 @@ class Forward(AttentionKernel):
             self.add_values(self.row("v", first, a.width), width, [alpha for _, _, alpha in state])
             loop.next = [top for top, _, _ in state] + [total for _, total, _ in state]
         for r in rows:
-            top, total = self.finite(loop.vars[r]), loop.vars[a.rows + r]
+            total = loop.vars[a.rows + r]
             total = self.sum_of_weights(one, total)
             factor = self.e.splat("float", one.div(one.const(1), total))
             out = self.row("out", f.add(number, r), a.width)
             with f.loop(0, a.width, lanes) as c:
                 x = v.load(f.gep("float", self.ot, f.add(c, r * self.wide)), 4)
                 v.store(v.mul(x, factor), f.gep("float", out, c), 4, self.inside(c, a.width))
-            f.store("float", one.fma(top, one.const(1 / LOG2E), math.log(one, total)), f.gep("float", "%lse", f.add(number, r)), 4)
+            self.store_lse(loop.vars[r], total, f.add(number, r))
 
     def inside(self, c: Int, width: int) -> str | None:
         """The lanes from column `c` on that are in a row of `width`; None when all always are."""
         return lane_mask(self.f, self.t.lanes, c, width) if width % self.t.lanes else None
-
-    def finite(self, top: str) -> str:
-        """The largest score, 0 when nothing was seen."""
-        one = self.f.emit().typed("float")
-        return one.select(one.cmp("oeq", top, one.const(-numbers.inf)), one.const(0), top)
 
     def scores(self, k: str, width: Int) -> None:
         """weights[r, j] = q[r] k[j] for the keys of a block."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from torch_hlo.compiler.codegen import math
 from torch_hlo.compiler.codegen.attention_term import FLOAT_MAX, REPLACED, Term, term
 from torch_hlo.compiler.codegen.emit import Typed
 from torch_hlo.compiler.codegen.function import Int
@@ -171,6 +172,20 @@ class AttentionKernel:
             count = f.mul(count, n)
         with f.loop(0, count) as i:
             yield f.add(head(item, own), head(i, shared))
+
+    def finite(self, top: str) -> str:
+        """The largest score, 0 when nothing was seen."""
+        one = self.f.emit().typed("float")
+        return one.select(one.cmp("oeq", top, one.const(-numbers.inf)), one.const(0), top)
+
+    def store_lse(self, top: str, total: str, row: Int) -> None:
+        """What the backward needs of a row, from its largest score and the sum of its weights."""
+        f, one = self.f, self.f.emit().typed("float")
+        if self.a.softmax:
+            f.store("float", top, f.gep("float", "%lse", row), 4)
+            f.store("float", one.mul(math.log(one, total), one.const(LOG2E)), f.gep("float", "%total", row), 4)
+        else:
+            f.store("float", one.fma(self.finite(top), one.const(1 / LOG2E), math.log(one, total)), f.gep("float", "%lse", row), 4)
 
     def sum_of_weights(self, v: Typed, total: str) -> str:
         """What weights are divided by: for rows that saw nothing 1, unless they are to be NaN."""

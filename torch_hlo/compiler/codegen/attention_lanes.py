@@ -9,6 +9,7 @@ rescaling of a query are one lane each (online softmax: Milakov and Gimelshein 2
                 dV[j, c] += sum_i P[j, i] dO[i, c],  dK[j, c] += sum_i dS[j, i] Q[i, c]
                 dQt[c, i] += sum_j K[j, c] dS[j, i]
 
+Keys that a mask hides from a whole group, at the start and the end of a block, are left out once it is known that their weights are 0.
 Scores are in units of log 2, so that weights are powers of two. Keys come in blocks of KEYS, so that a group's scores stay in L1 and the
 block in L2. A tile at the end of a block overlaps the one before: it computes some rows again and adds none twice.
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen import gemm, math
-from torch_hlo.compiler.codegen.attention_kernel import LOG2E, Arrays, AttentionKernel, block_of, items_of_heads
+from torch_hlo.compiler.codegen.attention_kernel import FLOAT_MAX, LOG2E, REPLACED, Arrays, AttentionKernel, block_of, items_of_heads
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask, splat
 from torch_hlo.compiler.codegen.inline import Writer, load
@@ -29,6 +30,7 @@ from torch_hlo.hlo.dim import Size, ceildiv
 
 KEYS = {"forward": 256, "backward": 128}  # keys of a block, at most
 QUERIES = 256  # queries of a block, at most
+HIDDEN, NOTHING = -1e30, 160.0  # biases up to the first hide a key; two to the power of minus the second is 0
 TERM_KEYS = 4  # vectors of keys of which a computed operand is turned at a time
 
 
@@ -49,7 +51,7 @@ class _Lanes(AttentionKernel):
         self.groups = self.queries // self.group
         self.copies: dict[str, str] = {}
         self.v = self.f.emit(self.lanes).typed("float")
-        self.number = self.floats(1)
+        self.number, self.range = self.floats(1), self.floats(4)
         bias = a.bias
         self.bias = None if bias is None else "key" if bias.row == 0 else "tile"
         self.bias_tile = None if bias is None else self.floats((self.keys + self.lanes) * (1 if self.bias == "key" else self.group))
@@ -221,10 +223,10 @@ class _Lanes(AttentionKernel):
             return body(1)
         self.f.choose(self.f.icmp("sgt", valid, self.lanes), lambda: body(most), lambda: body(1))
 
-    def tiles(self, query: Int, first: Int, width: Int, seen: Int, each: Callable[[Int, bool], None]) -> None:
-        """`each(first row, masked)` for tiles of keys of a block that the group of `query` sees `seen` keys of."""
+    def tiles(self, query: Int, first: Int, width: Int, low: Int, high: Int, each: Callable[[Int, bool], None]) -> None:
+        """`each(first row, masked)` for the tiles of the keys [low, high) of a block."""
         f, rows = self.f, self.t.rows
-        with f.loop(0, seen, rows) as j:
+        with f.loop(low, high, rows) as j:
             at = self.tile_start(j, width)
             if self.limits is None:
                 each(at, False)
@@ -283,6 +285,39 @@ class _Lanes(AttentionKernel):
             keys = f.min(step, f.sub(width, skipped))
             self.compute(role, head, query, valid, f.add(first, skipped), keys, self.term_tile, ld)
             self.run("turn", "source to", "width valid", turn, self.term_tile, self.at(to, skipped, self.group), keys, valid)
+
+    def visible(self, width: Int) -> tuple[Int, Int]:
+        """The range of the keys of a block that the bias does not hide from all queries of a group."""
+        f = self.f
+
+        def body(f: Writer) -> None:
+            lanes, vectors = (1, 1) if self.bias == "key" else (self.lanes, self.t.vectors)
+            v = f.emit(lanes).typed("float")
+            with f.loop(0, "%width", carry=[("i64", "%width"), ("i64", "0")]) as loop:
+                some = None
+                for j in range(vectors):
+                    x = v.load(f.gep("float", "%bias", f.add(f.mul(loop.index, lanes * vectors), j * lanes)), 4)
+                    seen = v.cmp("une", x, v.const(REPLACED)) if self.a.fill else v.cmp("ugt", x, v.const(HIDDEN))
+                    some = seen if some is None else f.emit(lanes).typed("i1").bin("or", some, seen)
+                if lanes > 1:
+                    some = f.op(f"call i1 @llvm.vector.reduce.or.v{lanes}i1(<{lanes} x i1> {some})")
+                low, high = loop.vars
+                loop.next = [f.op(f"select i1 {some}, i64 {f.min(low, loop.index)}, i64 {low}"), f.op(f"select i1 {some}, i64 {f.add(loop.index, 1)}, i64 {high}")]
+            for i, x in enumerate(loop.vars):
+                f.store("i64", x, f.gep("i64", "%to", i), 8)
+
+        self.run("visible", "bias to", "width", body, self.bias_tile, self.range, width)
+        low, high = (f.load("i64", f.gep("i64", self.range, i), 8) for i in (0, 1))
+        return low, high
+
+    def all_above_hidden(self, pointer: str, vectors: int) -> str:
+        """Whether hidden scores have weights of 0 relative to all of a group's numbers at `pointer`."""
+        v, one = self.v, self.f.emit().typed("float")
+        least = v.load(pointer, 4)
+        for j in range(1, vectors):
+            least = v.call("minimum", least, v.load(self.f.gep("float", pointer, j * self.lanes), 4))
+        hidden = self.fill(self.f, self.pointer["fill"]) if self.a.fill else one.const(HIDDEN)
+        return one.cmp("ogt", self.total("fminimum", "", least), one.add(hidden, one.const(NOTHING)))
 
     def bias_at(self, key: Int) -> str:
         """Where the bias of a tile starts."""
@@ -346,20 +381,32 @@ class Forward(_Lanes):
                     def of(vectors: int) -> None:
                         for j in range(vectors):
                             self.v.store(self.v.load(f.gep("float", state[0], j * self.lanes), 4), f.gep("float", now, j * self.lanes), 4)
-                        self.tiles(query, start, width, seen, lambda at, masked: self.run(
-                            f"scores{vectors}{'_masked' * masked}", "k q to tops bias limits fill", "key", lambda f: self._scores(f, vectors, masked),
-                            self.at(k, at, a.size), q, self.at(scores, at, group), now, self.bias_at(at), self.limits or "null", self.pointer.get("fill", "null"), f.add(start, at)))
-                        self.run(f"weights{vectors}", "scores factors now tops sums alpha", "count", lambda f: self._weights(f, vectors), scores, self.factor_tile, now, *state, alpha, seen)
-                        self.add_features("output", v, a.width, scores, group, seen, self.at(ot, g, self.transposed_bytes(a.width)), alpha, vectors)
+                        def all_scores(low: Int, high: Int) -> list[str]:
+                            self.tiles(query, start, width, low, high, lambda at, masked: self.run(
+                                f"scores{vectors}{'_masked' * masked}", "k q to tops bias limits fill", "key", lambda f: self._scores(f, vectors, masked),
+                                self.at(k, at, a.size), q, self.at(scores, at, group), now, self.bias_at(at), self.limits or "null", self.pointer.get("fill", "null"), f.add(start, at)))
+                            return [str(low), str(high)]
+
+                        if self.bias is None:
+                            low, high = all_scores(0, seen)
+                        else:
+                            low, high = all_scores(*self.visible(seen))
+                            low, high = f.choose(self.all_above_hidden(now, vectors), lambda: [low, high], lambda: all_scores(0, seen), ["i64", "i64"])
+                        with f.when(f.icmp("slt", low, high)):
+                            some, factors = (p if low == "0" or p == "null" else self.at(p, low, group) for p in (scores, self.factor_tile))
+                            count = f.sub(high, low)
+                            self.run(f"weights{vectors}", "scores factors now tops sums alpha", "count", lambda f: self._weights(f, vectors), some, factors, now, *state, alpha, count)
+                            self.add_features("output", self.at(v, low, a.width), a.width, some, group, count, self.at(ot, g, self.transposed_bytes(a.width)), alpha, vectors)
 
                     self.by_vectors(valid, of)
         with self.of_groups(first, count) as (g, query, valid):
             row = f.add(number, query)
             top, total = (self.at(p, g, group) for p in (tops, sums))
             for j in range(self.t.vectors):
-                self._finish(f.gep("float", top, j * self.lanes), f.gep("float", total, j * self.lanes))
+                self._finish(*(f.gep("float", p, j * self.lanes) for p in (top, total, now)))
             self.gather(self.at(ot, g, self.transposed_bytes(a.width)), total, a.width, valid, self.row("out", row, a.width))
-            f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {f.gep('float', '%lse', row)}, ptr {top}, i64 {f.mul(valid, 4)}, i1 false)")
+            for name, p in (("%lse", top), ("%total", now))[:1 + a.softmax]:
+                f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {f.gep('float', name, row)}, ptr {p}, i64 {f.mul(valid, 4)}, i1 false)")
 
     def _scores(self, f: Writer, vectors: int, masked: bool) -> None:
         v = f.emit(self.lanes).typed("float")
@@ -393,10 +440,14 @@ class Forward(_Lanes):
             for j, x in zip(at, values, strict=True):
                 v.store(x, f.gep("float", f"%{name}", j), 4)
 
-    def _finish(self, top: str, total: str) -> None:
-        """(largest score, sum) -> (log-sum-exp, 1 / sum)."""
+    def _finish(self, top: str, total: str, log: str) -> None:
+        """(largest score, sum) -> (log-sum-exp, 1 / sum); of a softmax the largest score stays, and the logarithm goes to `log`."""
         v = self.v
         x, s = v.load(top, 4), v.load(total, 4)
+        if self.a.softmax:
+            v.store(v.mul(math.log(v, s), v.const(LOG2E)), log, 4)
+            v.store(v.div(v.const(1), s), total, 4)
+            return
         s = self.sum_of_weights(v, s)
         x = v.select(v.cmp("oeq", x, v.const(-numbers.inf)), v.const(0), x)
         v.store(v.fma(x, v.const(1 / LOG2E), math.log(v, s)), top, 4)
@@ -415,11 +466,14 @@ class Backward(_Lanes):
         self.tile_row = self.queries + self.lanes  # rows of tiles: not a multiple of a page
         self.qt, self.gt, self.dqt = (self.floats(self.groups * n * self.group) for n in (a.size, a.width, self.transposed_bytes(a.size) // self.group))
         self.lse2, self.delta = self.floats(self.queries), self.floats(self.queries)
-        self.ones = self.floats(self.group)
+        self.logs = self.floats(self.queries) if a.softmax else "null"
+        self.ones, self.span = self.floats(self.group), self.floats(8)
         self.p, self.ds = (self.floats((self.keys + self.t.rows) * self.tile_row) for _ in range(2))
         self.used = self.floats((self.keys + self.t.rows) * self.tile_row) if a.factors else self.p  # weights after dropout
         for j in range(self.t.vectors):
             self.v.store(self.v.const(1), f.gep("float", self.ones, j * self.lanes), 4)
+        with f.loop(0, self.queries, self.lanes) as i:  # queries that there are not have no weights
+            self.v.store(self.v.const(FLOAT_MAX), f.gep("float", self.lse2, i), 4)
         if a.bias_gradient:
             self.dbias = f.gep("float", "%dbias", f.mul(item, f.mul(a.rows, a.columns)))
             self.zero(self.dbias, f.mul(a.rows, a.columns))
@@ -449,10 +503,14 @@ class Backward(_Lanes):
             one = f.emit().typed("float")
             delta = self.inner((self.at(grads, i, a.width), "f32"), (self.row("out", row, a.width), self.dtype["out"]), a.width)
             f.store("float", one.mul(delta, self.scale()), f.gep("float", self.delta, i), 4)
-            f.store("float", one.mul(load(f, self.dtype["lse"], self.pointer["lse"], row), one.const(LOG2E)), f.gep("float", self.lse2, i), 4)
+            for role, to in (("lse", self.lse2), ("total", self.logs))[:1 + a.softmax]:
+                x = load(f, self.dtype[role], self.pointer[role], row)
+                f.store("float", x if a.softmax else one.mul(x, one.const(LOG2E)), f.gep("float", to, i), 4)
         end = f.min(f.add(first, count), a.columns) if a.causal else a.columns
         with self.key_blocks(end) as (start, width):
             k, v = (self.compact(name, keys, start, width, n, self.keys) for name, n in (("k", a.size), ("v", a.width)))
+            for i, n in enumerate((width, 0, count, 0)):
+                f.store("i64", n, f.gep("i64", self.span, i), 8)
             with self.of_groups(first, count) as (g, query, valid):
                 seen = self.seen(query, start, width)
                 with f.when(f.icmp("sgt", seen, 0)) if a.causal else _nothing():
@@ -461,12 +519,16 @@ class Backward(_Lanes):
                     self.by_vectors(valid, lambda vectors: self.of_group(g, query, start, width, seen, k, v, vectors))
             dk, dv = (self.row(name, f.add(keys, start), n) for name, n in (("dk", a.size), ("dv", a.width)))
             reached = f.min(f.sub(f.add(first, count), start), width) if a.causal else width
-            with f.loop(0, reached, self.t.rows) as j:
+            low, high, skipped, stop = 0, reached, 0, count
+            if self.bias:
+                low, high, skipped, stop = (f.load("i64", f.gep("i64", self.span, i), 8) for i in range(4))
+                stop = f.min(stop, count)
+            with f.loop(low, f.min(high, reached), self.t.rows) as j:
                 at = self.tile_start(j, width)
-                # queries before the tile's first new key do not see it
-                skipped = f.mul(f.div(f.max(f.sub(f.add(start, j), first), 0), group), group) if a.causal else 0
+                if a.causal:  # queries before the tile's first new key do not see it
+                    skipped = f.mul(f.div(f.max(f.sub(f.add(start, j), first), 0), group), group)
                 for tile, right, to, n in ((self.used, grads, dv, a.width), (self.ds, queries, dk, a.size)):
-                    self.add_queries(f.gep("float", self.at(tile, at, self.tile_row), skipped), self.at(right, skipped, n), n, f.sub(count, skipped),
+                    self.add_queries(f.gep("float", self.at(tile, at, self.tile_row), skipped), self.at(right, skipped, n), n, f.sub(stop, skipped),
                                      self.at(to, at, n), f.sub(j, at), f.sub(width, at))  # fmt: skip
             if a.bias_gradient:
                 with self.of_groups(first, count) as (g, query, valid):
@@ -480,25 +542,53 @@ class Backward(_Lanes):
         p, ds, used = (f.gep("float", tile, f.mul(g, group)) for tile in (self.p, self.ds, self.used))
         q, grad = self.at(self.qt, g, a.size * group), self.at(self.gt, g, a.width * group)
         lse2, delta = self.at(self.lse2, g, group), self.at(self.delta, g, group)
+        logs = self.at(self.logs, g, group) if a.softmax else "null"
 
         def tile(at: Int, masked: bool) -> None:
-            self.run(f"probabilities{vectors}{'_masked' * masked}", "k q to lse bias limits fill", "key", lambda f: self._probabilities(f, vectors, masked),
-                     self.at(k, at, a.size), q, self.at(p, at, self.tile_row), lse2, self.bias_at(at), self.limits or "null", self.pointer.get("fill", "null"), f.add(start, at))  # fmt: skip
+            self.run(f"probabilities{vectors}{'_masked' * masked}", "k q to lse logs bias limits fill", "key", lambda f: self._probabilities(f, vectors, masked),
+                     self.at(k, at, a.size), q, self.at(p, at, self.tile_row), lse2, logs, self.bias_at(at), self.limits or "null", self.pointer.get("fill", "null"), f.add(start, at))  # fmt: skip
 
-        self.tiles(query, start, width, seen, tile)
-        with f.loop(0, seen, self.t.rows) as j:
+        low, high = "0", str(seen)
+        if self.bias:
+            low, high = f.choose(self.all_above_hidden(lse2, vectors), lambda: list(self.visible(seen)), lambda: ["0", str(seen)], ["i64", "i64"])
+            self.clear([p, ds, *([used] if a.factors else [])], low, high, width, vectors)
+            self.extend(g, low, high)
+        self.tiles(query, start, width, low, high, tile)
+        with f.loop(low, high, self.t.rows) as j:
             at = self.tile_start(j, width)
             factors = self.at(self.factor_tile, at, group) if a.factors else "null"
             self.run(f"gradients{vectors}", "v grad p ds used factors bias delta", "", lambda f: self._gradients(f, vectors), self.at(v, at, a.width), grad,
                      *(self.at(tile, at, self.tile_row) for tile in (p, ds, used)), factors, self.bias_at(at), delta)  # fmt: skip
-        self.add_features("queries", k, a.size, ds, self.tile_row, seen, self.at(self.dqt, g, self.transposed_bytes(a.size)), None, vectors)
+        with f.when(f.icmp("slt", low, high)) if self.bias else _nothing():
+            self.add_features("queries", self.at(k, low, a.size), a.size, self.at(ds, low, self.tile_row), self.tile_row, f.sub(high, low),
+                              self.at(self.dqt, g, self.transposed_bytes(a.size)), None, vectors)  # fmt: skip
+
+    def clear(self, tiles: list[str], low: Int, high: Int, width: Int, vectors: int) -> None:
+        """0 in the rows of a group's tiles outside [low, high)."""
+        f, v = self.f, self.v
+        for first, last in ((0, low), (f.max(high, low), width)):
+            with f.loop(first, last) as key:
+                for tile in tiles:
+                    for j in range(vectors):
+                        v.store(v.const(0), f.gep("float", self.at(tile, key, self.tile_row), j * self.lanes), 4)
+
+    def extend(self, g: Int, low: Int, high: Int) -> None:
+        """The keys and queries of a block that have weights are also those of a group."""
+        f = self.f
+        with f.when(f.icmp("slt", low, high)):
+            first = f.mul(g, self.group)
+            for i, (pick, x) in enumerate(((f.min, low), (f.max, high), (f.min, first), (f.max, f.add(first, self.group)))):
+                p = f.gep("i64", self.span, i)
+                f.store("i64", pick(f.load("i64", p, 8), x), p, 8)
 
     def _probabilities(self, f: Writer, vectors: int, masked: bool) -> None:
         v = f.emit(self.lanes).typed("float")
         found = self.scores(f, vectors, masked)
         lse = [v.load(f.gep("float", "%lse", j * self.lanes), 4) for j in range(vectors)]
+        logs = [v.load(f.gep("float", "%logs", j * self.lanes), 4) for j in range(vectors)] if self.a.softmax else []
         for n, (p, s) in enumerate(zip(self._places("%to", f, self.t.rows, vectors, self.tile_row), found, strict=True)):
-            v.store(math.exp2(v, v.sub(s, lse[n % vectors])), p, 4)
+            s = v.sub(s, lse[n % vectors])
+            v.store(math.exp2(v, v.sub(s, logs[n % vectors]) if logs else s), p, 4)
 
     def _gradients(self, f: Writer, vectors: int) -> None:
         v = f.emit(self.lanes).typed("float")

@@ -43,7 +43,8 @@ class Bias:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """`dynamic`: the scale is an operand. `bias_gradient`: the batch dimensions, and which of them it has. `heads`: all batch dimensions of q; `group`: heads of q per head of k and v. `fill`: scores have this (f32[], the last operand) where the mask
-    is false, instead of -inf. `softmax`: rows that see nothing are NaN, as softmax's are, and not 0."""
+    is false, instead of -inf. `softmax`: rows that see nothing are NaN, as softmax's are, and not 0; and in place of the log-sum-exp there are two arrays, the
+    largest score and the logarithm of the sum of weights relative to it, both in units of log 2: rows whose scores are all -1e9 have weights, too."""
 
     kind: str
     dtypes: tuple[str, ...]  # of the operands
@@ -65,13 +66,13 @@ class Attention:
     @property
     def roles(self) -> tuple[str, ...]:
         """What the operands are."""
-        inputs = ("q", "k", "v") if self.kind == "forward" else ("grad", "q", "k", "v", "out", "lse")
+        inputs = ("q", "k", "v") if self.kind == "forward" else ("grad", "q", "k", "v", "out", "lse", *["total"] * self.softmax)
         return (*inputs, *["bias"] * (self.bias is not None), *["fill"] * self.fill, *["factors"] * self.factors,
                 *["scale"] * self.dynamic)  # fmt: skip
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return ("out", "lse") if self.kind == "forward" else ("dq", "dk", "dv", *["dbias"] * bool(self.bias_gradient))
+        return ("out", "lse", *["total"] * self.softmax) if self.kind == "forward" else ("dq", "dk", "dv", *["dbias"] * bool(self.bias_gradient))
 
 
 def inner(x: Instruction) -> Instruction:
@@ -92,7 +93,8 @@ def attention_of(x: Instruction) -> Attention | None:
     config = json.loads(config)
     first = 0 if config["attention"] == "forward" else 1
     q, k, v = (o.shape for o in x.operands[first:first + 3])
-    extra = [o.shape for o in x.operands[3 if first == 0 else 6:]]
+    softmax = config.get("softmax", False)
+    extra = [o.shape for o in x.operands[3 if first == 0 else 6 + softmax:]]
     if not all(o.shape.dtype in FLOATS for o in x.operands[:first + 3]):
         return None
     fill, factors, dynamic = (config.get(name, False) for name in ("fill", "factors", "dynamic"))
@@ -123,7 +125,7 @@ def attention_of(x: Instruction) -> Attention | None:
         return None
     dtypes = tuple(o.shape.dtype for o in x.operands)
     return Attention(config["attention"], dtypes, config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias, fill,
-                     config.get("softmax", False), factors, dynamic, gradient)  # fmt: skip
+                     softmax, factors, dynamic, gradient)  # fmt: skip
 
 
 def merged(a: Attention) -> Attention:

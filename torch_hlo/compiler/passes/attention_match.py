@@ -11,6 +11,7 @@ is NaN, as softmax's is.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 
 from torch_hlo.compiler.passes.attention import FLOATS, attention_of
@@ -158,7 +159,7 @@ def _scores(weights: Instruction) -> _Scores:
             y = y.operands[1 - i]
         y = seen(y, "add", "multiply", "divide", "dot")
     q, k = _rows(y, 0), _rows(y, 1)
-    _need(q.shape.dtype == k.shape.dtype and q.shape.dtype in FLOATS and all(isinstance(n, int) for n in (*q.shape.dims, *k.shape.dims)))
+    _need(q.shape.dtype == k.shape.dtype and q.shape.dtype in FLOATS)
     return _Scores(q, k, outer[::-1], biases, mask, visible, fill, inside)
 
 
@@ -240,7 +241,7 @@ class _Attention:
         out = out if q.shape.dtype == "f32" else b.convert(out, q.shape.dtype)
         if self.roles.sums:
             config["bias_gradient"] = self._kept(batch)
-        backward = self._fusion("backward", (grad, q, k, v, out, b.get_tuple_element(forward, 1)), common, config, batch)
+        backward = self._fusion("backward", (grad, q, k, v, out, *(b.get_tuple_element(forward, i) for i in (1, 2))), common, config, batch)
         for p in rest:
             index, operand = {("weights", "rows"): (2, grad), ("scores", "columns"): (0, k), ("scores", "rows"): (1, q)}[p.role.kind, p.over]
             _need(p.other is operand)
@@ -373,7 +374,7 @@ class _Attention:
         arrays = [b.reshape(x, (*batch, *x.shape.dims[-2:])) for x in inputs[:4 if kind == "backward" else 3]]
         if kind == "backward":
             rows = arrays[1].shape.dims[-2]
-            arrays += [b.reshape(inputs[4], (*batch, rows, inputs[4].shape.dims[-1])), b.reshape(inputs[5], (*batch, rows))]
+            arrays += [b.reshape(inputs[4], (*batch, rows, inputs[4].shape.dims[-1])), *(b.reshape(x, (*batch, rows)) for x in inputs[5:])]
         operands = (*arrays, *common)
         params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
         results = _meaning(kind, params, config, batch)
@@ -413,7 +414,7 @@ def _small(x: Instruction, full: tuple[Size, ...]) -> Instruction:
 
 def _wide(arrays: tuple[Instruction, ...]) -> list[Instruction]:
     """Arrays of one rank, repeated to the same dimensions."""
-    dims = tuple(max(sizes) for sizes in zip(*(x.shape.dims for x in arrays), strict=True))
+    dims = tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*(x.shape.dims for x in arrays), strict=True))
     return [_repeated(x, dims) for x in arrays]
 
 
@@ -424,9 +425,13 @@ def _repeated(x: Instruction, dims: tuple[Size, ...]) -> Instruction:
     return b.broadcast(b.reshape(x, tuple(dims[d] for d in kept)), dims, kept)
 
 
+def _times(x: Instruction, number: float) -> Instruction:
+    return b.multiply(x, b.full(number, "f32", x.shape.dims))
+
+
 def _meaning(kind: str, params: tuple[Instruction, ...], config: dict, batch: tuple[Size, ...]) -> Instruction:
     """What the fusion computes, of its parameters."""
-    rest = list(params[3:] if kind == "forward" else params[6:])
+    rest = list(params[3:] if kind == "forward" else params[7:])
     q, k, v = params[:3] if kind == "forward" else params[1:4]
     rank, own = len(batch) + 2, tuple(range(len(batch)))
     dims, rows = (*batch, q.shape.dims[-2], k.shape.dims[-2]), tuple(range(rank - 1))
@@ -452,10 +457,11 @@ def _meaning(kind: str, params: tuple[Instruction, ...], config: dict, batch: tu
         e = b.exponential(b.subtract(s, b.broadcast(top, dims, rows)))
         total = b.reduce(e, b.constant(0.0, "f32"), (rank - 1,), "add")
         p = b.divide(e, b.broadcast(total, dims, rows))
-        return b.tuple_(dot(p if factors is None else b.multiply(p, factors), v, -1, -2), b.add(top, b.log(total)))
-    grad, out, lse = params[0], params[4], params[5]
+        return b.tuple_(dot(p if factors is None else b.multiply(p, factors), v, -1, -2), *(_times(x, 1 / math.log(2)) for x in (top, b.log(total))))
+    grad, out, top, total = params[0], *params[4:7]
     zero = b.constant(0.0, "f32")
-    p = b.exponential(b.subtract(s, b.broadcast(lse, dims, rows)))
+    relative = b.subtract(_times(s, 1 / math.log(2)), b.broadcast(top, dims, rows))
+    p = b.exponential(_times(b.subtract(relative, b.broadcast(total, dims, rows)), math.log(2)))
     dp = dot(grad, v, -1, -1)
     delta = b.reduce(b.multiply(_as_f32(grad), _as_f32(out)), zero, (rank - 1,), "add")
     used, dp = (p, dp) if factors is None else (b.multiply(p, factors), b.multiply(dp, factors))
