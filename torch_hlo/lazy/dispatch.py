@@ -21,7 +21,7 @@ from torch_hlo.lazy import backend, engine, plain_sizes, storage, tensor
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import Meta, Result, aten
 from torch_hlo.lazy.storage import RECORDING, Number, Storage, read
-from torch_hlo.lazy.tensor import DEVICE, HloTensor, fresh, make
+from torch_hlo.lazy.tensor import DEVICE, HloTensor, blank, fresh, in_inference_mode, make
 from torch_hlo.lazy.views import View, chain
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import GUARDS, LOWERINGS
@@ -33,8 +33,6 @@ _FOUND: dict[int, Handler] = {}  # TABLE by the op's id, which needs no call of 
 WRITTEN_BY_HAND: set[OpOverload] = set()  # what `@handles` registered
 _NO_KWARGS: dict = {}
 _PENDING = storage._PENDING
-_make_tensor = backend.make_wrapper
-in_inference_mode = torch.is_inference_mode_enabled
 
 
 class Foreign(Exception):
@@ -358,11 +356,8 @@ def recorder(op: OpOverload, random: bool | None = None) -> Handler:
             node = Node(target, tuple(nodes), keywords, result.outs, SOURCE and source(), base, words)
         if result.form == 0:
             meta = result.metas[0]
-            # `fresh`, inlined: this is the hot path.
-            t = _make_tensor(HloTensor, *meta.wrapper)
+            t = blank(meta)  # `fresh`, inlined: this is the hot path
             t._storage = Storage(Out(node), meta)
-            t._view = None
-            t._meta = meta
             return t
         if result.flat is None:
             return build(result.form, result.metas, node)
@@ -504,10 +499,9 @@ def viewer(op: OpOverload) -> Handler:
         if not rule.many:
             meta = rule.metas[0]
             step = rule.steps[0]
-            t = _make_tensor(HloTensor, *meta.wrapper)
+            t = blank(meta)
             t._storage = base
             t._view = parent if step is None else View(parent, *step, shape)
-            t._meta = meta
             return t
         return [make(m, base, View(parent, *s, shape)) for m, s in zip(rule.metas, rule.steps)]
 
@@ -599,11 +593,9 @@ def detach(args: tuple, kwargs: dict):
     x = args[0]
     if in_inference_mode() and not x.is_inference():
         return outside_inference_mode(detach, args, kwargs)
-    meta = x._meta
-    t = _make_tensor(HloTensor, *meta.wrapper)
+    t = blank(x._meta)
     t._storage = x._storage
     t._view = x._view
-    t._meta = meta
     return t
 
 

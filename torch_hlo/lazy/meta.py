@@ -19,9 +19,9 @@ DEVICE = torch.device("privateuseone", 0)  # one per process; the name "hlo" exi
 
 class Meta:
     """Size, strides, dtype and storage offset of a tensor; `hlo` is the Shape of its value; `wrapper` what `_make_wrapper_subclass` takes
-    after the class. Made by `intern` only."""
+    after the class, `spare` the tensors made ahead outside and inside inference mode (see tensor.blank). Made by `intern` only."""
 
-    __slots__ = ("size", "stride", "dtype", "offset", "hlo", "overlaps", "wrapper")
+    __slots__ = ("size", "stride", "dtype", "offset", "hlo", "overlaps", "wrapper", "spare")
 
     def __repr__(self) -> str:
         return f"Meta({self.hlo}, strides={list(self.stride)}, offset={self.offset})"
@@ -46,6 +46,7 @@ def intern(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, o
         # PyTorch takes long to read integers: a dense tensor gets no strides.
         layout = (None, None) if stride == row_major(size) and not offset else (stride, offset)
         meta.wrapper = (size, *layout, None, dtype, torch.strided, DEVICE)
+        meta.spare = ([], [])
         meta = _interned.setdefault(key, meta)
     return meta
 

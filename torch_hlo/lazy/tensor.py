@@ -9,11 +9,13 @@ No operation is implemented here: everything arrives in `lazy.dispatch.handle`.
 from __future__ import annotations
 
 import copy
+from collections import Counter, deque
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 import torch
 
-from torch_hlo.lazy import backend, engine
+from torch_hlo.lazy import backend, engine, executor
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import DEVICE, Meta, aten
 from torch_hlo.lazy.storage import Array, Storage, read
@@ -22,6 +24,7 @@ from torch_hlo.lowering.graph import Node, Out
 
 _data = backend.tensor_data
 _make = backend.make_wrapper
+in_inference_mode = torch.is_inference_mode_enabled
 
 
 class _Data:
@@ -122,21 +125,60 @@ def handle(func, args, kwargs):  # replaced by dispatch, which needs this class
     raise RuntimeError("torch_hlo.lazy.dispatch has not been imported")
 
 
+def blank(meta: Meta) -> HloTensor:
+    """A tensor that is no view and whose storage is still to be given."""
+    _TAKEN.append(meta)
+    spare = meta.spare[in_inference_mode()]
+    return spare.pop() if spare else _new(meta)
+
+
+def _new(meta: Meta) -> HloTensor:
+    tensor = _make(HloTensor, *meta.wrapper)
+    tensor._view = None
+    tensor._meta = meta
+    return tensor
+
+
+AHEAD = 4096
+_TAKEN: deque[Meta] = deque(maxlen=AHEAD)  # what `blank` was asked for since tensors were last made ahead
+_stocked: Counter[Meta] = Counter()
+
+
+def make_ahead(enough: Callable[[], bool]) -> None:
+    """Make the tensors that the next step will ask for if it is like the last one, until `enough()`: while the device computes it costs nothing, and in a row
+    a fraction of what each costs between other things."""
+    global _stocked
+    inference = in_inference_mode()
+    wanted = Counter(_TAKEN)
+    _TAKEN.clear()
+    for meta in _stocked.keys() - wanted.keys():
+        meta.spare[0].clear()
+        meta.spare[1].clear()
+    _stocked = wanted
+    for meta, count in wanted.items():
+        if enough():
+            return
+        spare = meta.spare[inference]
+        del spare[count:]
+        while len(spare) < count:
+            spare.append(_new(meta))
+
+
+executor.MEANWHILE.append(make_ahead)
+
+
 def make(meta: Meta, storage: Storage, view: View | None = None) -> HloTensor:
     """A tensor over `storage`."""
-    tensor = _make(HloTensor, *meta.wrapper)
+    tensor = blank(meta)
     tensor._storage = storage
     tensor._view = view
-    tensor._meta = meta
     return tensor
 
 
 def fresh(meta: Meta, value: Out | Array) -> HloTensor:
     """A tensor with a storage of its own, holding `value`."""
-    tensor = _make(HloTensor, *meta.wrapper)
+    tensor = blank(meta)
     tensor._storage = Storage(value, meta)
-    tensor._view = None
-    tensor._meta = meta
     return tensor
 
 
