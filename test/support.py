@@ -1,6 +1,9 @@
 """Test cases on HLO text. One assert, six checks: see HloTestCase.assertPass."""
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import numpy as np
 from expecttest import TestCase
 
@@ -30,6 +33,22 @@ def program(root: Instruction) -> Module:
     used = {x["index"]: x for x in postorder((root,)) if x.op == "parameter"}
     params = [used.get(i) or parameter(i, Shape("f32")) for i in range(max(used, default=-1) + 1)]
     return Module("test", Computation("main", tuple(params), root))
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions of Python and C are called by `work()`: what it costs, however busy the machine is."""
+    count = 0
+
+    def seen(frame, event, arg):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 class HloTestCase(TestCase):

@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import random
-import sys
-import time
+from functools import partial
 
 import pytest
 from random_hlo import random_module
 
-from test.support import HloTestCase, program
+from test.support import HloTestCase, calls, program
 from torch_hlo import config
 from torch_hlo.compiler import pipeline
 from torch_hlo.compiler.codegen.target import host
@@ -38,17 +37,21 @@ def test_random_programs(block):
                 raise
 
 
-def test_ten_thousand_instructions():
-    # Deeper than Python's recursion limit, and linear: each pass within a fraction of a second (generous for a busy machine).
-    r = random.Random(0)
+def chain(length: int) -> Module:
+    """A chain of four instructions per link; chains of other lengths have no link in common."""
+    r = random.Random(length)
     x = X
-    for i in range(2500):
-        x = r.choice((h.add, h.multiply, h.subtract))(h.negate(x), h.full_like(x, float(i % 7)))
-    m = verify(program(x))
+    for i in range(length):
+        x = r.choice((h.add, h.multiply, h.subtract))(h.negate(x), h.full_like(x, float(length + i % 7)))
+    return verify(program(x))
+
+
+def test_ten_thousand_instructions():
+    # Deeper than Python's recursion limit, and linear.
+    few, many = chain(250), chain(2500)
     for p in LOCAL:
-        start = time.perf_counter()
-        p(m)
-        assert time.perf_counter() - start < 5, p.name
+        p(chain(10))  # what is loaded once
+        assert calls(partial(p, many)) < 12 * calls(partial(p, few)) + 1000, p.name
 
 
 def layers(count: int, width: int) -> Module:
@@ -64,25 +67,14 @@ def layers(count: int, width: int) -> Module:
     return Module("layers", Computation("main", tuple(params), h.tuple_(h.reduce(h.multiply(x, x), zero, (0, 1), "add"), x)))
 
 
-def calls(module: Module) -> int:
-    """Python's and C's functions that are called to compile `module` to IR text."""
-    count = 0
-
-    def seen(frame, event, arg):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(seen)
-    try:
-        emit(optimize(module), host())
-    finally:
-        sys.setprofile(None)
-    return count
+def compiling(module: Module) -> int:
+    """Calls that it takes to compile `module` to IR text."""
+    return calls(lambda: emit(optimize(module), host()))
 
 
 def test_work_grows_with_the_program_and_not_faster():
-    calls(layers(4, 16))  # what is loaded and cached once
-    few, many = calls(layers(20, 24)), calls(layers(160, 32))
+    compiling(layers(4, 16))  # what is loaded and cached once
+    few, many = compiling(layers(20, 24)), compiling(layers(160, 32))
     assert many < 8.5 * few
 
 
