@@ -7,7 +7,7 @@ a pointer to a run of channels (to zeros where the tap lies in the padding), and
         for each panel of the group                 for each tap, for each channel: rows x vectors multiply-adds
 
 This is the indirect convolution of Dukhan (The Indirect Convolution Algorithm, 2019) with the pointers made on the way. Nothing is
-copied, padded or added up in memory. Measured on one Granite Rapids core: see docs/performance.md.
+copied, padded or added up in memory. Measured on one Granite Rapids core: see docs/measurements.md.
 """
 from __future__ import annotations
 
