@@ -90,7 +90,7 @@ def test_a_value_is_needed():
         return x * 2 if x.sum() > 0 else x
 
     with pytest.raises(RuntimeError, match="needs a value.*test_capture.py"):
-        fn(torch.ones(3).to("hlo"))
+        fn(torch.ones(3).to("hlo") + 1)  # the device computes it
 
     @torch_hlo.compile(full_graph=False)
     def loose(x):
@@ -99,6 +99,45 @@ def test_a_value_is_needed():
     for sign in (1, -1, 1, -1):
         x = torch.ones(3) * sign
         torch.testing.assert_close(loose(x.to("hlo")).cpu(), x * 2 if sign > 0 else x)
+
+
+def test_truth_values_of_data_are_looked_at_by_replays(monkeypatch):
+    weight = torch.randn(4, 4).to("hlo")
+    calls = []
+
+    @torch_hlo.compile
+    def fn(x, mask):
+        calls.append(1)
+        y = x @ weight
+        return y if mask.bool().all() else y * mask[:, None]
+
+    def check(given):
+        x, mask = torch.randn(3, 4), torch.tensor(given)
+        torch.testing.assert_close(fn(x.to("hlo"), mask.to("hlo")).cpu(), x @ weight.cpu() * mask[:, None])
+
+    for given in ([1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 1]):
+        check(given)
+    assert len(calls) == 4
+    for given in ([1, 1, 1], [0, 0, 1], [1, 1, 1], [0, 0, 0]):
+        check(given)
+    assert len(calls) == 4
+    with pytest.raises(RuntimeError, match="needs a value"):  # nobody could look at it without waiting
+        fn(torch.randn(3, 4).to("hlo"), torch.ones(3).to("hlo").exp().long())
+
+
+def test_truth_values_of_a_buffer_that_is_written_are_not_assumed():
+    flag = torch.ones(()).to("hlo")
+
+    @torch_hlo.compile(full_graph=False)
+    def fn(x):
+        return x + 1 if flag > 0 else x - 1
+
+    x = torch.zeros(2).to("hlo")
+    assert [fn(x).tolist() for _ in range(4)] == [[1, 1]] * 4
+    flag.fill_(-1)
+    assert fn(x).tolist() == [-1, -1]
+    flag.copy_(torch.tensor(2.0))
+    assert [fn(x).tolist() for _ in range(3)] == [[1, 1]] * 3
 
 
 def test_numbers_that_change_are_named():

@@ -10,7 +10,8 @@
 
 A replay runs none of the function's Python and records nothing: the program is launched on the tensors' present values (arguments, parameters,
 optimizer state, gradients), with new random numbers and the present learning rates: what a schedule changes between calls is an input. Modules that
-were switched between training and evaluation are traced again. What else differs between two traced calls cannot be replayed: a number computed
+were switched between training and evaluation are traced again, as are calls in which Python asks for a truth value (`if mask.all():`) of small data
+that came from the CPU and gets another answer. What else differs between two traced calls cannot be replayed: a number computed
 in Python (a schedule's step inside the function), data uploaded inside, another graph. With `full_graph=True` that is an error which names the
 line, as is needing a value (`.item()`, `print`); with `full_graph=False` such a function is simply traced at each call.
 
@@ -27,7 +28,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
-from torch_hlo.lazy import dispatch, engine, explain, generator, optimizer_state
+from torch_hlo.lazy import conditions, dispatch, engine, explain, generator, optimizer_state
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.fingerprint import Graph, collect
 from torch_hlo.lazy.storage import Array, Number, Storage, pending, pending_storages
@@ -65,9 +66,9 @@ class Captured:
         else:
             flat, form = args, len(args)
         key = (form, tuple(map(_describe, flat)), torch.is_grad_enabled(), torch.is_autocast_enabled("hlo"), torch.get_default_dtype())
-        trace = next((t for t in self.ready.get(key, ()) if t.modes.hold()), None)
+        inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
+        trace = next((t for t in self.ready.get(key, ()) if t.modes.hold() and t.assumed.hold(inputs)), None)
         if trace is not None:
-            inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
             numbers = trace.present_numbers()
             if numbers is not None and len({id(s) for s in inputs}) == len(inputs) and (storages := trace.storages(inputs)) is not None:
                 return trace.replay(storages, numbers)
@@ -111,18 +112,19 @@ class Captured:
         del result
         ends = [isinstance(r, HloTensor) and r.requires_grad and not r.is_leaf for r in flat]
         flat = [make(r._meta, r._storage, r._view) if end else r for r, end in zip(flat, ends)]  # the graph of autograd, and what it saved, goes
-        trace = Trace(self.name, flat, form, ends, inputs, start, settings, modes)
+        trace = Trace(self.name, flat, form, ends, inputs, start, settings, modes, _Assumed(guard.assumptions, inputs))
         current.mark_step()
         return trace.pack(flat), trace
 
     def _learn(self, key, trace: Trace) -> None:
-        before = self.last.get(key)
-        self.last[key] = trace
+        alike = key, trace.assumed.answers
+        before = self.last.get(alike)
+        self.last[key] = self.last[alike] = trace
         if before is None:
             return
         difference = trace.difference(before)
         if difference is None:
-            others = [t for t in self.ready.get(key, ()) if t.modes != trace.modes]
+            others = [t for t in self.ready.get(key, ()) if t.modes != trace.modes or t.assumed.answers != trace.assumed.answers]
             self.ready[key], self.traces[key] = [trace, *others][:MODES], 0
         elif (trace.settings.inside or trace.settings.same(before.settings)) and self._differs(key) > TRACES and self.full_graph:
             raise RuntimeError(f"torch_hlo.compile: {self.name} cannot be replayed: {difference}")
@@ -160,6 +162,29 @@ def _modes() -> Iterator[_Modes]:
         modes.settle()
 
 
+class _Assumed:
+    """The truth values that Python asked for in a call: how each follows from arrays of the CPU, where those came from, and the answers."""
+
+    def __init__(self, found: Sequence[tuple[conditions.Computation, bool]], inputs: Sequence[Storage]) -> None:
+        arguments = {id(s): i for i, s in enumerate(inputs)}
+        self.asked = [(c, {id(a): _origin(a, arguments) for a in c.arrays}) for c, _ in found]
+        self.answers = tuple(answer for _, answer in found)
+
+    def hold(self, inputs: Sequence[Storage]) -> bool:
+        """Whether the answers are the same for these arguments. No, where the arrays no longer come from the CPU."""
+        for (computation, origins), answer in zip(self.asked, self.answers):
+            present = {}
+            for leaf, (kind, x) in origins.items():
+                storage = inputs[x] if kind == "argument" else x() if kind == "storage" else None
+                if storage is None or not conditions.from_cpu(storage.value):
+                    return False
+                present[leaf] = storage.value
+            value = computation.run(present)
+            if value is None or bool(value) is not answer:
+                return False
+        return True
+
+
 class _Ended(torch.autograd.Function):
     """A result that needs gradients, of a function whose backward pass is over, or was never recorded."""
 
@@ -181,6 +206,15 @@ class _Watching:
 
     def __init__(self, inner, name: str, full_graph: bool) -> None:
         self.inner, self.name, self.full_graph, self.evaluated = inner, name, full_graph, False
+        self.assumptions: list[tuple[conditions.Computation, bool]] = []
+
+    def assume(self, x: HloTensor) -> torch.Tensor | None:
+        """A truth value that follows from small data of the CPU. A replay is for calls in which it is the same."""
+        computation = conditions.Computation.of(x)
+        value = None if computation is None else computation.run()
+        if value is not None:
+            self.assumptions.append((computation, bool(value)))
+        return value
 
     def later(self, value: HloTensor, check) -> None:
         """A condition on values that a replay computes again: not looked at (see conditions.py)."""
@@ -226,8 +260,10 @@ class Trace:
     """
 
     def __init__(
-        self, name: str, flat: list, form: pytree.TreeSpec, ends: list[bool], inputs: list[Storage], offset: int, settings: optimizer_state.Settings, modes: _Modes
-    ) -> None:
+        self, name: str, flat: list, form: pytree.TreeSpec, ends: list[bool], inputs: list[Storage], offset: int, settings: optimizer_state.Settings, modes: _Modes,
+        assumed: _Assumed,
+    ) -> None:  # fmt: skip
+        self.assumed = assumed
         self.name, self.form, self.ends, self.settings, self.modes = name, form, ends if any(ends) else None, settings, modes
         self.varying: dict[int, tuple[int, tuple[int, ...]]] = {}  # number -> (sign, settings that it is): see _setting
         arguments = {id(s): i for i, s in enumerate(inputs)}

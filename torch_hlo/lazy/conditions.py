@@ -2,14 +2,15 @@
 
 Looking at a value that is still to be computed would cut the graph and wait. So a condition on data that came from the CPU is judged at the call, as indices
 are (checks.py); any other is computed with its step and looked at when that is known to have run, as an assertion in a CUDA kernel is: the error
-surfaces at a later mark_step, sync or read. Numbers that Python asks for (`if mask.all():`) and that depend on nothing else come from the CPU as well. A captured step (capture.py) judges what came from the CPU while it is traced, and nothing when it is replayed.
+surfaces at a later mark_step, sync or read. Numbers that Python asks for (`if mask.all():`) and that depend on nothing else come from the CPU as well. A captured step (capture.py) judges what came from the CPU while it is traced, and nothing when it is replayed; truth values
+that Python asks for there are compared at each replay.
 """
 from __future__ import annotations
 
 import functools
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -52,17 +53,41 @@ def surface() -> None:
 
 def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
     """The value computed on the CPU, if it takes few and small ops from arrays that came from there (`constant`: from none); else None."""
-    nodes = _small(value._storage.value, constant) if type(value._storage.value) is Out else None
-    if nodes is None:
-        return None
-    with torch.no_grad():
-        for node in nodes:
-            kwargs = {k: torch.device("cpu") if k == "device" else _argument(v, nodes) for k, v in node.kwargs.items()}
-            try:
-                nodes[node] = HOST_OPS.get(node.target, node.target)(*(_argument(a, nodes) for a in node.args), **kwargs)
-            except NotImplementedError:  # PyTorch has no such kernel for the CPU: linear_backward
-                return None
-        return on_host(_argument(value._storage.value, nodes), value._view)
+    found = Computation.of(value, constant)
+    return None if found is None else found.run()
+
+
+class Computation:
+    """How a value follows from arrays that came from the CPU: few and small ops, run there. `arrays`: what it reads."""
+
+    __slots__ = ("nodes", "value", "view", "arrays")
+
+    def __init__(self, nodes: list[Node], arrays: list[Array], value: Out, view) -> None:
+        self.nodes, self.arrays, self.value, self.view = nodes, arrays, value, view
+
+    @classmethod
+    def of(cls, tensor: HloTensor, constant: bool = False) -> Computation | None:
+        """That of a tensor's pending value, if there is one. `constant`: only if it reads no arrays."""
+        out = tensor._storage.value
+        found = _small(out, constant) if type(out) is Out else None
+        return None if found is None else cls(*found, out, tensor._view)
+
+    def run(self, present: Mapping[int, Array] | None = None) -> torch.Tensor | None:
+        """The value; `present[id(array)]` is read in place of an array. None where PyTorch has no such kernel for the CPU."""
+        made: dict[Node, object] = {}
+        with torch.no_grad():
+            for node in self.nodes:
+                kwargs = {k: torch.device("cpu") if k == "device" else _argument(v, made, present) for k, v in node.kwargs.items()}
+                try:
+                    made[node] = HOST_OPS.get(node.target, node.target)(*(_argument(a, made, present) for a in node.args), **kwargs)
+                except NotImplementedError:  # linear_backward
+                    return None
+            return on_host(_argument(self.value, made, present), self.view)
+
+
+def from_cpu(array) -> bool:
+    """Whether a storage's value is a small array that came from the CPU."""
+    return type(array) is Array and array.bounds is not None and array.shape.size <= ELEMENTS and _owner(array) is not None
 
 
 @functools.cache
@@ -70,10 +95,11 @@ def _runs_on_cpu(target) -> bool:
     return getattr(target, "namespace", "") == "aten" and not is_random(target)
 
 
-def _small(out: Out, constant: bool) -> dict[Node, object] | None:
-    """The nodes that compute `out`, operands first; None if the CPU should not run them, or does not have what they need."""
+def _small(out: Out, constant: bool) -> tuple[list[Node], list[Array]] | None:
+    """The nodes that compute `out`, operands first, and the arrays they read; None if the CPU should not run them, or does not have what they need."""
     found: set[Node] = {out.node}
     left = [out.node]
+    arrays: list[Array] = []
     while left:
         n = left.pop()
         if not _runs_on_cpu(n.target) or any(o is not None and o.size > ELEMENTS for o in n.outs):
@@ -84,27 +110,28 @@ def _small(out: Out, constant: bool) -> dict[Node, object] | None:
             if kind is list or kind is tuple:
                 operands.extend(x)  # looked at in its turn
             elif kind is Array:
-                if constant or x.bounds is None or x.shape.size > ELEMENTS or _owner(x) is None:
+                if constant or not from_cpu(x):
                     return None
+                arrays.append(x)
             elif kind is Out and x.node not in found:
                 if len(found) == NODES:
                     return None
                 found.add(x.node)
                 left.append(x.node)
-    return dict.fromkeys(sorted(found, key=lambda n: n.serial))
+    return sorted(found, key=lambda n: n.serial), arrays
 
 
-def _argument(x, nodes: dict[Node, object]):
+def _argument(x, made: dict[Node, object], present: Mapping[int, Array] | None):
     kind = type(x)
     if kind is Number:
         return x.value
     if kind is Array:
-        owner = _owner(x)
+        owner = _owner(x if present is None else present[id(x)])
         return peek(make(owner.meta, owner))
     if kind is Out:
-        result = nodes[x.node]
+        result = made[x.node]
         return result if isinstance(result, torch.Tensor) else result[x.index]
-    return kind(_argument(v, nodes) for v in x) if kind in (list, tuple) else x
+    return kind(_argument(v, made, present) for v in x) if kind in (list, tuple) else x
 
 
 def _owner(array: Array) -> Storage | None:
