@@ -1,4 +1,5 @@
 """torch_hlo.compile: traced until stable, then replayed without running the function."""
+import contextlib
 import copy
 
 import pytest
@@ -123,6 +124,27 @@ def test_truth_values_of_data_are_looked_at_by_replays(monkeypatch):
     assert len(calls) == 4
     with pytest.raises(RuntimeError, match="needs a value"):  # nobody could look at it without waiting
         fn(torch.randn(3, 4).to("hlo"), torch.ones(3).to("hlo").exp().long())
+
+
+@pytest.mark.parametrize("full_graph", [False, True])
+def test_truth_values_that_keep_changing(full_graph):
+    calls = []
+
+    @torch_hlo.compile(full_graph=full_graph)
+    def fn(x, bits):
+        calls.append(1)
+        for b in bits:
+            x = x + 1 if b > 0 else x - 1
+        return x
+
+    def call(i):
+        bits = torch.tensor([i >> n & 1 for n in range(5)])
+        assert fn(torch.zeros(2).to("hlo"), bits.to("hlo")).tolist() == [2 * bits.sum().item() - 5] * 2
+
+    with pytest.raises(RuntimeError, match="keep changing") if full_graph else contextlib.nullcontext():
+        for i in range(16):
+            call(i)
+    assert len(calls) == (9 if full_graph else 16)
 
 
 def test_truth_values_of_a_buffer_that_is_written_are_not_assumed():

@@ -113,7 +113,7 @@ class _Guard(torch._C._acc.DeviceGuard):
 
 # Methods of c10::impl::DeviceGuardImplInterface by their place in its virtual table that PyTorch's guard for Python back ends answers by calling
 # `type_`: type, exchangeDevice, getDevice, getStream, getNewStream, exchangeStream.
-_TYPE, *_DEVICE_AND_STREAM = 0, 1, 2, 5, 8, 9
+_METHODS = (0, 1, 2, 5, 8, 9)
 _TABLE = 64  # words that are copied; the table has less
 
 
@@ -130,13 +130,13 @@ def _answer_natively(guard: _Guard) -> None:
         address = (ctypes.c_void_p * (kind + 1)).in_dll(ctypes.CDLL(library), "_ZN3c104impl26device_guard_impl_registryE")[kind]
         table = ctypes.c_void_p.from_address(address)
         words = (ctypes.c_void_p * _TABLE).from_address(table.value - 2 * word)  # two words before its address belong to it
-        asks = ctypes.PYFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(words[2 + _TYPE])
+        asks = ctypes.PYFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(words[2 + _METHODS[0]])
         known = asks(address) == kind and guard.asked == 1
     if not known:
         raise ImportError(f"torch_hlo does not know the device guard of PyTorch {torch.__version__} on this platform")
     _ANSWERS[:] = words
     answer = constant_function(kind, 0)
-    for method in (_TYPE, *_DEVICE_AND_STREAM):
+    for method in _METHODS:
         _ANSWERS[2 + method] = answer
     table.value = ctypes.addressof(_ANSWERS) + 2 * word
 

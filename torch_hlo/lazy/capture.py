@@ -37,7 +37,7 @@ from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 
 _SIMPLE = {HloTensor, int, float, bool, str, type(None)}  # arguments that hold no others
-MODES = 4  # traces kept for modules in training or not
+MODES = 4  # traces kept for modules in training or not, and for answers to what Python asks
 TRACES = 4  # calls that may differ (optimizer state is created in the first) before that is an error
 
 
@@ -55,7 +55,7 @@ class Captured:
     def __init__(self, fn: Callable, full_graph: bool) -> None:
         self.fn, self.full_graph = fn, full_graph
         self.name = getattr(fn, "__qualname__", repr(fn))
-        self.last: dict[object, Trace] = {}
+        self.last: dict[object, list[Trace]] = {}  # the latest first, one for each answer to what Python asks
         self.ready: dict[object, list[Trace]] = {}  # one for each way in which modules are training
         self.traces: dict[object, int] = {}
         self.different: set[object] = set()  # calls that are not worth watching any more
@@ -79,7 +79,7 @@ class Captured:
             engine.current().mark_step()
             return result
         before = self.last.get(key)
-        settings = None if before is None else before.settings.present()
+        settings = before[0].settings.present() if before else None
         result, trace = self._trace(flat, args, kwargs)
         if trace is None:
             self._differs(key)
@@ -117,10 +117,12 @@ class Captured:
         return trace.pack(flat), trace
 
     def _learn(self, key, trace: Trace) -> None:
-        alike = key, trace.assumed.answers
-        before = self.last.get(alike)
-        self.last[key] = self.last[alike] = trace
+        seen = self.last.get(key, [])
+        before = next((t for t in seen if t.assumed.answers == trace.assumed.answers), None)
+        self.last[key] = [trace, *(t for t in seen if t is not before)][:MODES]
         if before is None:
+            if len(seen) >= MODES and self._differs(key) > TRACES and self.full_graph:
+                raise RuntimeError(f"torch_hlo.compile: {self.name} cannot be replayed: the truth values that it asks for keep changing; use torch.where")
             return
         difference = trace.difference(before)
         if difference is None:

@@ -213,23 +213,10 @@ class Backward(_Tiles):
         return items_of_heads(a), a.rows
 
     def item(self, item: Int) -> None:
-        f, a = self.f, self.a
         self.tiles = self.tile(), self.tile()
         self.narrow = self.tile(self.weight), self.tile(self.weight)
-        if a.bias_gradient:
-            self.dbias = f.gep("float", "%dbias", f.mul(item, f.mul(a.rows, a.columns)))
-            self.zero(self.dbias, f.mul(a.rows, a.columns))
-        if not a.bias_gradient:
-            self.zero_keys(item)
         with self.heads_of(item) as head:
-            if a.bias_gradient:
-                self.zero_keys(head)
             self.head(head)
-
-    def zero_keys(self, head: Int) -> None:
-        f, a = self.f, self.a
-        for name, width in (("dk", a.size), ("dv", a.width)):
-            self.zero(self.row(name, f.mul(head, a.columns), width), f.mul(a.columns, width))
 
     def head(self, head: Int) -> None:
         f, a = self.f, self.a

@@ -151,13 +151,18 @@ class AttentionKernel:
 
     @contextmanager
     def heads_of(self, item: Int) -> Iterator[Int]:
-        """The loop over the heads of an item of a backward: those that share keys, or whose gradients of the bias are one sum."""
-        f, own, shared, stride = self.f, [], [], 1
-        if not self.a.bias_gradient:
-            with f.loop(0, self.a.group, known_nonempty=True) as i:
-                yield f.add(f.mul(item, self.a.group), i)
+        """The loop over the heads of an item of a backward: those that share keys, or whose gradients of the bias are one sum, `dbias`. What they add
+        up, the gradients of keys, values and bias, begins with zeros."""
+        f, a = self.f, self.a
+        if not a.bias_gradient:
+            self._zero_keys(item)
+            with f.loop(0, a.group, known_nonempty=True) as i:
+                yield f.add(f.mul(item, a.group), i)
             return
-        for n, kept in reversed(self.a.bias_gradient):
+        self.dbias = f.gep("float", "%dbias", f.mul(item, f.mul(a.rows, a.columns)))
+        self.zero(self.dbias, f.mul(a.rows, a.columns))
+        own, shared, stride = [], [], 1
+        for n, kept in reversed(a.bias_gradient):
             (own if kept else shared).append((n, stride))
             stride = f.mul(stride, n)
 
@@ -171,7 +176,14 @@ class AttentionKernel:
         for n, _ in shared:
             count = f.mul(count, n)
         with f.loop(0, count) as i:
-            yield f.add(head(item, own), head(i, shared))
+            number = f.add(head(item, own), head(i, shared))
+            self._zero_keys(number)
+            yield number
+
+    def _zero_keys(self, head: Int) -> None:
+        f, a = self.f, self.a
+        for name, width in (("dk", a.size), ("dv", a.width)):
+            self.zero(self.row(name, f.mul(head, a.columns), width), f.mul(a.columns, width))
 
     def finite(self, top: str) -> str:
         """The largest score, 0 when nothing was seen."""

@@ -474,20 +474,9 @@ class Backward(_Lanes):
             self.v.store(self.v.const(1), f.gep("float", self.ones, j * self.lanes), 4)
         with f.loop(0, self.queries, self.lanes) as i:  # queries that there are not have no weights
             self.v.store(self.v.const(FLOAT_MAX), f.gep("float", self.lse2, i), 4)
-        if a.bias_gradient:
-            self.dbias = f.gep("float", "%dbias", f.mul(item, f.mul(a.rows, a.columns)))
-            self.zero(self.dbias, f.mul(a.rows, a.columns))
-        if not a.bias_gradient:
-            self.zero_keys(item)
         with self.heads_of(item) as head:
-            if a.bias_gradient:
-                self.zero_keys(head)
             with f.loop(0, a.rows, self.queries) as first:
                 self.queries_block(head, first, f.min(self.queries, f.sub(a.rows, first)))
-
-    def zero_keys(self, head: Int) -> None:
-        for name, width in (("dk", self.a.size), ("dv", self.a.width)):
-            self.zero(self.row(name, self.f.mul(head, self.a.columns), width), self.f.mul(self.a.columns, width))
 
     def queries_block(self, head: Int, first: Int, count: Int) -> None:
         f, a, group = self.f, self.a, self.group
