@@ -155,3 +155,14 @@ print("small")
 
 def test_moving_a_model_and_new_optimizer_states_take_no_memory_twice() -> None:
     assert run(MOVING) == "small"
+
+
+SMALL = """
+import sys, torch, torch_hlo
+assert (torch.ones(3, device="hlo") + 1).sum().item() == 6
+print([m for m in ("conv", "dot", "attention", "gpu.gemm") if f"torch_hlo.compiler.codegen.{m}" in sys.modules])
+"""
+
+
+def test_small_programs_load_no_emitters_of_products() -> None:
+    assert run(SMALL) == "[]"

@@ -55,15 +55,26 @@ def compiler_version() -> str:
     """
     import llvmlite
 
-    package = Path(__file__).parent.parent
+    package = os.path.dirname(os.path.dirname(__file__))
     digest = hashlib.sha256(llvmlite.__version__.encode())
-    for path in sorted([*package.glob("hlo/**/*.py"), *package.glob("compiler/**/*.py")]):
-        digest.update(str(path.relative_to(package)).encode() + b"\0")
-        with contextlib.suppress(OSError):
-            digest.update(path.read_bytes())
-            if path.stat().st_mtime > config.STARTED:
-                return secrets.token_hex(32)
+    for part in ("compiler", "hlo"):
+        for path in sorted(_sources(os.path.join(package, part))):
+            digest.update(path[len(package):].encode() + b"\0")
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+                if os.fstat(file.fileno()).st_mtime > config.STARTED:
+                    return secrets.token_hex(32)
+                digest.update(file.read())
     return digest.hexdigest()
+
+
+def _sources(directory: str) -> Iterator[str]:
+    """Paths of the Python files below a directory."""
+    with os.scandir(directory) as items:
+        for item in items:
+            if item.name.endswith(".py"):
+                yield item.path
+            elif item.is_dir() and item.name != "__pycache__":
+                yield from _sources(item.path)
 
 
 # ---- reading and writing

@@ -297,6 +297,13 @@ def _openmp() -> tuple[int | None, int | None]:
 
 
 _POOL = _Pool()
+
+
+def load_pool() -> None:
+    """Load the code that parallel loops run on, once per process."""
+    _POOL.load()
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_POOL.after_fork)
 

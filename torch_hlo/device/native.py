@@ -1,6 +1,9 @@
 """The CPU back end (TORCH_HLO_DEVICE=cpu): modules become machine code, kept on disk between processes."""
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -13,7 +16,7 @@ from torch_hlo.compiler.codegen.target import Target, host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.pipeline import optimize
-from torch_hlo.device import collective, cpu, runtime
+from torch_hlo.device import collective, cpu, runtime, stream
 from torch_hlo.device.buffer import Arena
 from torch_hlo.device.runtime import Buffer, Memory, Observe
 from torch_hlo.hlo.collective import current
@@ -21,6 +24,21 @@ from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.text import module_text
 
 TRIAL_SECONDS = 0.1
+
+
+@functools.cache
+def _warm_up() -> threading.Thread:
+    """What programs run on, the pool and the stream, is compiled while the first program is: on a thread of its own, since LLVM needs no turn of the
+    interpreter. It only gets ahead of what would happen a moment later: an error comes back there."""
+
+    def work() -> None:
+        with contextlib.suppress(Exception):
+            cpu.load_pool()
+            stream.load()
+
+    thread = threading.Thread(target=work, name="torch_hlo warm-up", daemon=True)
+    thread.start()
+    return thread
 
 
 class NativeProgram:
@@ -96,6 +114,14 @@ class NativeProgram:
 
 def compile_program(module: Module, observe: Observe | None = None) -> NativeProgram:
     """Compile `module` for this machine, or load it from the disk cache. What is observed or checked is always compiled anew."""
+    warm_up = _warm_up()
+    try:
+        return _program(module, observe)
+    finally:
+        warm_up.join()  # a process forks and ends between compiles, when no thread is inside LLVM
+
+
+def _program(module: Module, observe: Observe | None) -> NativeProgram:
     target = host()
     if config.get("PROFILE"):
         return _profiled(module, target)

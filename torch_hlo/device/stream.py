@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import signal
+import threading
 import time
 from array import array
 
@@ -21,9 +22,17 @@ from torch_hlo.device import cpu
 from torch_hlo.device.trim import release_compiler
 
 
+def load() -> tuple:
+    """(start, submit, run, wait). The code stays loaded until the process ends: threads run it."""
+    with _LOADING:
+        return _functions()
+
+
+_LOADING = threading.Lock()
+
+
 @functools.cache
 def _functions() -> tuple:
-    """(start, submit, run, wait). The code stays loaded until the process ends: threads run it."""
     target = host()
     loaded = cpu.engine([machine_code(stream.text(), target, level=0)[0]], target)
     # Submitting is short, as is what `run` is for: they keep the interpreter's lock. Waiting gives it up.
@@ -42,7 +51,7 @@ class Stream:
     """A native thread and its queue of at most RECORDS jobs. A forked child makes a new one."""
 
     def __init__(self) -> None:
-        start, self._submit, self._run, self._wait = _functions()
+        start, self._submit, self._run, self._wait = load()
         self._words = array("Q", bytes(8 * (FIRST + RECORD * RECORDS)))
         _KEPT.append(self._words)
         self._address = self._words.buffer_info()[0]

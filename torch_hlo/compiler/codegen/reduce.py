@@ -4,10 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.attention import emit_attention
-from torch_hlo.compiler.codegen.conv import emit_output as emit_convolution
-from torch_hlo.compiler.codegen.dot import emit_output
-from torch_hlo.compiler.codegen.first import emit_selection
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
 from torch_hlo.compiler.codegen.indexing import emit_fused_scatter
 from torch_hlo.compiler.codegen.loop import STREAM_BYTES, emit_fusion_loops
@@ -50,16 +46,25 @@ class _Code:
 
 @emits_step("fusion")
 def fusion(program, x: Instruction) -> None:
-    """A fused computation. kind=loop without values per row is loop.py's; anything with reductions is a row kernel."""
+    """A fused computation. kind=loop without values per row is loop.py's; anything with reductions is a row kernel. Large emitters that many
+    programs do without are imported when they are needed."""
     kind = x.get("kind", "loop")
     if kind == "custom" and attention_of(x) is not None:
+        from torch_hlo.compiler.codegen.attention import emit_attention
+
         emit_attention(program, x)
     elif kind == "custom" and selection_of(x) is not None:
+        from torch_hlo.compiler.codegen.first import emit_selection
+
         emit_selection(program, x)
     elif kind == "custom" and is_fused_scatter(x):
         emit_fused_scatter(program, x)
     elif kind == "output":
-        (emit_convolution if any(y.op == "convolution" for y in x["calls"].instructions()) else emit_output)(program, x, x["calls"])
+        if any(y.op == "convolution" for y in x["calls"].instructions()):
+            from torch_hlo.compiler.codegen.conv import emit_output
+        else:
+            from torch_hlo.compiler.codegen.dot import emit_output
+        emit_output(program, x, x["calls"])
     elif any(y.op == "reduce" for y in x["calls"].instructions()):
         _run(program, x, x["calls"])
     elif kind in ("loop", "reduce", "row"):
