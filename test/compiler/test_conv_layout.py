@@ -32,7 +32,7 @@ class ConvLayout(HloTestCase):
         self.assertKept(conv_layout, inner)
 
     def test_gradient_of_weights(self):
-        x, y = p(0, 2, 3, 8, 8), p(1, 2, 4, 8, 8)
+        x, y = p(0, 2, 16, 8, 8), p(1, 2, 4, 8, 8)
         before = h.convolution(x, y, square(8, 1, 1, 1), "fb01_io01->fb01")
         after = h.convolution(h.transpose(x, (0, 2, 3, 1)), h.transpose(y, (0, 2, 3, 1)), square(8, 1, 1, 1), "f01b_i01o->fb01")
         self.assertRewrites(conv_layout, before, after)
@@ -52,6 +52,33 @@ class ConvLayout(HloTestCase):
         patches = h.reshape(h.transpose(h.reshape(x, (2, 3, 2, 4, 6, 2)), (0, 2, 4, 1, 3, 5)), (24, 24))
         after = h.transpose(h.reshape(h.dot(patches, h.reshape(k, (5, 24)), (1,), (1,)), (2, 2, 6, 5)), (0, 3, 1, 2))
         self.assertRewrites(conv_layout, before, after)
+
+    def test_result_that_meets_one_tap(self):
+        x, k = p(0, 2, 3, 4, 4), p(1, 3, 5, 2, 2)  # a transposed convolution
+        before = h.convolution(x, k, [WindowDim(2, 1, 1, 1, 2, 1, True)] * 2, "bf01_io01->bf01")
+        after = conv_layout.run(self.program(before))
+        self.assertNotIn("convolution", ops(after.entry.root))
+        self.assertSameValue(self.program(before), after)
+        x, k = p(0, 2, 3, 1, 1), p(1, 5, 3, 4, 3)  # one pixel, padded
+        before = h.convolution(x, k, [WindowDim(4, 1, 3, 2), WindowDim(3, 1, 1, 1)], "bf01_oi01->bf01")
+        after = conv_layout.run(self.program(before))
+        self.assertNotIn("convolution", ops(after.entry.root))
+        self.assertSameValue(self.program(before), after)
+        x, k = p(0, 2, 3, 4, 4), p(1, 3, 5, 3, 2)  # windows that overlap
+        overlap = h.convolution(x, k, [WindowDim(3, 1, 2, 2, 2), WindowDim(2, 1, 1, 1, 2)], "bf01_io01->bf01")
+        self.assertIn("convolution", ops(conv_layout.run(self.program(overlap)).entry.root))
+
+    def test_few_channels_are_padded(self):
+        x, k = p(0, 2, 8, 8, 3), p(1, 4, 3, 7, 7)
+        before = h.convolution(x, k, [WindowDim(7, 2, 3, 3)] * 2, "b01f_oi01->b01f")
+        wide = h.pad(x, h.constant(0, "f32"), [(0, 0, 0), (0, 0, 0), (3, 3, 0), (0, 0, 0)])
+        after = h.convolution(wide, k, [WindowDim(7, 2, 3, 3), WindowDim(7, 2)], "b01f_oi01->b01f")
+        self.assertRewrites(conv_layout, before, after)
+        y = p(1, 2, 8, 8, 4)
+        before = h.convolution(x, y, square(8, 1, 1, 1), "f01b_i01o->fb01")
+        wide = h.pad(x, h.constant(0, "f32"), [(0, 0, 0), (0, 0, 0), (1, 1, 0), (0, 0, 0)])
+        self.assertRewrites(conv_layout, before, h.convolution(wide, y, [WindowDim(8, 1, 1, 1), WindowDim(8)], "f01b_i01o->fb01"))
+        self.assertKept(conv_layout, h.convolution(p(0, 2, 8, 8, 16), p(1, 4, 16, 7, 7), [WindowDim(7, 2, 3, 3)] * 2, "b01f_oi01->b01f"))
 
     def test_gradient_of_a_pool(self):
         x, y = p(0, 2, 3, 8, 9), p(1, 2, 3, 4, 4)

@@ -45,6 +45,10 @@ def test_gradient_of_strided_input(taps, stride):
     conv((2, 7, 8, 64), (64, 40, taps, taps), [WindowDim(taps, 1, taps - 1, taps, stride, 1, True)] * 2, "b01f_io01->b01f", out="f32")
 
 
+def test_one_feature():
+    conv((2, 6, 7, 48), (1, 48, 3, 3), [WindowDim(3, 1, 1, 1)] * 2)
+
+
 def test_many_features_and_taps():
     conv((1, 7, 7, 130), (600, 130, 3, 3), [WindowDim(3, 1, 1, 1)] * 2, out="f32")
     conv((2, 300, 40), (20, 40, 9), [WindowDim(9, 1, 4, 4)], "b0f_oi0->b0f")

@@ -140,7 +140,7 @@ def task(name: str, spatial: int, epilogue: Epilogue, program) -> str:
 def is_amx(program, x: Instruction) -> bool:
     """Whether a convolution has the form that `emit_amx` takes."""
     return (program.target.has("amx-bf16") and [o.shape.dtype for o in x.operands] == ["bf16", "bf16"] and is_channels_last(x) and x.shape.is_static
-            and all(o.shape.is_static for o in x.operands) and x["feature_group_count"] * x["batch_group_count"] == 1
+            and all(o.shape.is_static for o in x.operands) and x["feature_group_count"] * x["batch_group_count"] == 1 and x.shape.dims[-1] > 1
             and x.operands[0].shape.dims[-1] * (x["window"][-1].size if x["window"][-1].window_dilation == 1 else 1) >= LEAST_RUN)  # fmt: skip
 
 

@@ -5,9 +5,12 @@
 
 The kernels of the CPU read runs of channels (codegen/conv.py). reshape_motion and algebra then move the transposes outward through pointwise
 instructions, pools, pads and concatenations until two of them cancel, so that a network is transposed where the program's own arrays enter and leave.
-Windows of one element, and windows that do not overlap, become dots. A gradient of weights, recognized by a window larger than its result, contracts images and pixels: f01b_i01o->fb01.
+Windows of one element, windows that do not overlap, and results of which every element meets one tap become dots. Images of few channels are padded
+as they are transposed. A gradient of weights, recognized by a window larger than its result, contracts images and pixels: f01b_i01o->fb01.
 """
 from __future__ import annotations
+
+from dataclasses import replace
 
 from torch_hlo.compiler.passes.base import Pass, hlo_pass
 from torch_hlo.compiler.passes.reshape_motion import wants_channels_last
@@ -163,6 +166,55 @@ def patches_product(out: Instruction) -> Instruction | None:
     return h.transpose(found, [f"b{digits}f".index(c) for c in to])
 
 
+def spread_product(out: Instruction) -> Instruction | None:
+    """A convolution in which every element of the result meets at most one tap -> the pieces that dot(pixels, kernel) gives, next to each other. So are
+    upsampling by transposed windows that do not overlap, gradients of patches, and everything computed from an image of one pixel."""
+    lhs, rhs, to = sides(out)
+    x, k = out.operands
+    window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
+    if out["feature_group_count"] * out["batch_group_count"] > 1 or not digits or not all(o.shape.is_static and o.shape.size for o in (x, k, out)):
+        return None
+    sizes = [x.shape.dims[lhs.index(d)] for d in digits]
+    if all(w.size == 1 for w in window) or any(w.stride != 1 or w.window_dilation != 1 or w.size > w.base_dilation and n != 1 for w, n in zip(window, sizes)):
+        return None
+    flipped = [rhs.index(d) for d, w in zip(digits, window) if not w.reversal and w.size > 1]
+    kernel = h.transpose(h.reverse(k, flipped) if flipped else k, [rhs.index(c) for c in f"i{digits}o"])
+    batch, features, depth = (o.shape.dims[labels.index(c)] for o, labels, c in ((x, lhs, "b"), (out, to, "f"), (x, lhs, "f")))
+    pixels = h.reshape(h.transpose(x, [lhs.index(c) for c in f"b{digits}f"]), (batch * product(sizes), depth))
+    taps = [w.size for w in window]
+    pieces = h.dot(pixels, h.reshape(kernel, (depth, product(taps) * features)), (1,), (0,), dtype=out.shape.dtype)
+    n = len(digits)
+    apart = h.reshape(pieces, (batch, *sizes, *taps, features))
+    order = [0, *(at for i in range(n) for at in (1 + i, 1 + n + i)), 1 + 2 * n]
+    zero = h.full(0, out.shape.dtype, ())
+    steps = [t if size == 1 else w.base_dilation for w, t, size in zip(window, taps, sizes)]
+    holes = [(0, 0, 0), *(edge for t, step in zip(taps, steps) for edge in ((0, 0, 0), (0, step - t, 0))), (0, 0, 0)]
+    joined = h.reshape(h.pad(h.transpose(apart, order), zero, holes), (batch, *(size * step for size, step in zip(sizes, steps)), features))
+    wanted = [out.shape.dims[to.index(d)] for d in digits]
+    edges = [(w.pad_low - t + 1, count - have - (w.pad_low - t + 1), 0) for w, t, count, have in zip(window, taps, wanted, joined.shape.dims[1:-1])]
+    return h.transpose(h.pad(joined, zero, [(0, 0, 0), *edges, (0, 0, 0)]), [f"b{digits}f".index(c) for c in to])
+
+
+def padded_rows(out: Instruction) -> Instruction | None:
+    """convolution of few channels -> convolution(pad) without padding along rows: the taps of a row are one run in memory. The transpose pads, too."""
+    lhs, _, _ = sides(out)
+    window, x = out["window"], out.operands[0]
+    if not window or out["feature_group_count"] * out["batch_group_count"] > 1 or sides(out) != preferred(out) or not x.shape.is_static:
+        return None
+    last = window[-1]
+    taps = out.shape.dims[sides(out)[2].index(str(len(window) - 1))] if contracts_pixels(out) else last.size
+    least = 2 if contracts_pixels(out) else FEW_CHANNELS  # elements of a run for which padding pays
+    if not last.size or x.shape.dims[-1] >= FEW_CHANNELS or taps == 1 or taps * x.shape.dims[-1] < least:
+        return None
+    if max(last.pad_low, last.pad_high) <= 0 or min(last.pad_low, last.pad_high) < 0:
+        return None
+    if last.base_dilation != 1 or (last.stride if contracts_pixels(out) else last.window_dilation) != 1:
+        return None
+    wide = h.pad(x, h.full(0, x.shape.dtype, ()), [(last.pad_low, last.pad_high, 0) if c == str(len(window) - 1) else (0, 0, 0) for c in lhs])
+    attrs = dict(out.attrs) | {"window": (*window[:-1], replace(last, pad_low=0, pad_high=0))}
+    return instr("convolution", (wide, out.operands[1]), out.shape, **attrs)
+
+
 def window_channels_last(out: Instruction) -> Instruction | None:
     """A gradient of pooling (select-and-scatter, or reduce-window of a dilated base) whose innermost dimension is windowed -> transposed, with one last that is not"""
     window = out["window"]
@@ -181,8 +233,10 @@ RULES = rules(
     (op("select-and-scatter"), window_channels_last),
     (op("reduce-window"), window_channels_last),
     (op("convolution"), patches_product),
+    (op("convolution"), spread_product),
     (op("convolution"), channels_last),
     (op("convolution"), pointwise_product),
+    (op("convolution"), padded_rows),
 )
 
 
