@@ -56,15 +56,16 @@ class Report:
     def table(self, rows: int = 30) -> str:
         """The steps that took longest, a sum per kind of step, and the limits."""
         lines = sorted(self.lines, key=lambda line: -line.best * line.calls)
-        total = sum(line.best * line.calls for line in lines) or 1.0
+        outer = [line for line in lines if not line.step.depth]
+        total = sum(line.best * line.calls for line in outer) or 1.0
         out = [f"{'ms':>9} {'share':>6} {'limit':>6} {'GB/s':>7} {'GF/s':>7}  calls  program step"]
         for line in lines[:rows]:
             out.append(
                 f"{line.best * 1e3:9.3f} {line.best * line.calls / total:6.1%} {line.limit:6.0%} {_rate(line.step.bytes, line.best):7.1f} "
-                f"{_rate(line.step.matrix_flops or line.step.flops, line.best):7.1f} {line.calls:6}  {line.program} {line.step.what[:150]}"
+                f"{_rate(line.step.matrix_flops or line.step.flops, line.best):7.1f} {line.calls:6}  {line.program} {'in a loop: ' * line.step.depth}{line.step.what[:150]}"
             )
         kinds: dict[str, list[float]] = {}
-        for line in lines:
+        for line in outer:
             spent = line.best * line.calls
             entry = kinds.setdefault(line.step.op, [0, 0.0, 0.0])
             entry[0] += 1

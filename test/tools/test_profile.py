@@ -25,6 +25,18 @@ def test_lines_of_a_recorded_program() -> None:
     assert "dot(f32[64,64])" in report.table()
 
 
+def test_steps_of_loops_are_counted() -> None:
+    model = torch.nn.LSTM(8, 8).to("hlo")
+    with profiler.profile() as report, torch.no_grad():
+        out = model(torch.randn(6, 2, 8).to("hlo"))[0].cpu()
+    assert torch.isfinite(out).all()
+    inside = [line for line in report.lines if line.step.depth]
+    assert {line.calls for line in inside if line.step.op == "dot"} == {6}
+    loop = next(line for line in report.lines if line.step.op == "while")
+    assert sum(line.total for line in inside) <= loop.total
+    assert "in a loop: dot" in report.table()
+
+
 def test_traffic() -> None:
     x = b.parameter(0, Shape("f32", (1000, 8)))
     assert describe(b.negate(x)).bytes == 2 * 4 * 8000 and describe(b.negate(x)).flops == 8000

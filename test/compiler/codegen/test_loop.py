@@ -6,7 +6,7 @@ import pytest
 
 from test.compiler.codegen.compiled import check, module
 from test.support import hlo
-from torch_hlo.compiler.codegen import kernel, program
+from torch_hlo.compiler.codegen import kernel, program, target
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.hlo import build
 from torch_hlo.hlo.ir import Module
@@ -62,3 +62,20 @@ def test_parts_side_by_side(dims: tuple[int, ...], axis: int, dtype: str) -> Non
     rng = np.random.default_rng(0)
     inputs = [rng.integers(-4, 5, dims).astype(numpy_dtype(dtype) if dtype != "bf16" else np.float32) for _ in range(2)]
     check(module([x, y], build.concatenate(parts, axis)), inputs, rtol=1e-2 if dtype == "bf16" else 1e-6, optimize=True)
+
+
+def test_scalars_do_not_narrow_vectors() -> None:
+    """A slice at a computed place of f32 is read in whole vectors, though the place is an s64."""
+    m = hlo("""HloModule at
+ENTRY main {
+  x = f32[64,256] parameter(0)
+  i = s64[] parameter(1)
+  z = s64[] constant(0)
+  s = f32[1,256] dynamic-slice(x, i, z), dynamic_slice_sizes={1,256}
+  ROOT t = f32[1,256] tanh(s)
+}
+""")
+    found: list[str] = []
+    compile_module(m, dump=lambda name, value: found.append(value) if name == "llvm" else None)
+    assert f"load <{target.host().lanes(32)} x float>" in "\n".join(found)
+    check(m, [np.random.default_rng(0).random((64, 256), np.float32), np.int64(5)], rtol=1e-5, optimize=True)

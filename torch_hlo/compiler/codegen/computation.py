@@ -33,7 +33,7 @@ def emit_entry(program: Program) -> str:
     assignment = memory.assign(module.entry, order, module.aliases)
     bound = _Binding(program, assignment, arguments, results)
     if program.profile is not None:
-        program.profile.start(program, len(order))
+        program.profile.start(program, order)
     parts: list[list[list[Instruction]]] = [[]]
     for group in groups(program, order, bound):
         if sum(map(len, parts[-1])) >= STEPS_PER_FUNCTION:
@@ -71,7 +71,8 @@ def emit_computation(program: Program, computation: Computation, arguments: Sequ
     assignment = memory.assign(computation, order, aliases)
     bound = _Binding(program, assignment, given, wanted)
     name = f"{computation.name or 'computation'}.{program.number()}"
-    return _write(program, name, groups(program, order, bound), bound, assignment.copies)
+    profile = program.profile if program.profile is not None and program.profile.nested else None
+    return _write(program, name, groups(program, order, bound), bound, assignment.copies, profile)
 
 
 class _Binding(dict):

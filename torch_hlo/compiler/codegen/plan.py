@@ -34,7 +34,7 @@ class Planner:
         self.accesses: dict[Index, None] = {}
         self.e = Emit(1, [], Unit())
         self.cost = 0
-        self.dtypes: set[str] = set()
+        self.dtypes: set[str] = set()  # of the values that are vectors
         self.moved: set[str] = set()  # element types of the arrays that are read, without those that only give addresses
         self._settling = False
         self._seen: set[tuple[Instruction, tuple[Index, ...]]] = set()
@@ -47,7 +47,8 @@ class Planner:
             if key in self._seen:
                 continue
             self._seen.add(key)
-            self.dtypes.add(x.shape.dtype)
+            if index:  # scalars stay in scalar registers
+                self.dtypes.add(x.shape.dtype)
             if x in self.leaves:
                 if not self._settling:
                     self.moved.add(x.shape.dtype)

@@ -5,12 +5,12 @@
     profile.steps                                            # [Step(name, op, what, bytes, flops, matrix_flops)]
     profile.read(bytes of the loaded constants)              # [(calls, total ns, least ns)] per step
 
-The counters live behind the program's constants. Only steps of the entry computation are timed; a loop is one step.
+The counters live behind the program's constants. On the CPU the steps of loops and branches are timed as well; a loop's own time includes theirs.
 """
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,7 +29,8 @@ _PICKS = {"slice", "dynamic-slice", "gather"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: bytes read and written at least once, operations per run; `matrix_flops` are those of dots and convolutions."""
+    """One step: bytes read and written at least once, operations per run; `matrix_flops` are those of dots and convolutions. `depth`: how many
+    steps it is inside of."""
 
     name: str
     op: str
@@ -37,19 +38,23 @@ class Step:
     bytes: Size
     flops: Size
     matrix_flops: Size
+    depth: int = 0
 
 
 class Profile:
     """Filled by the compiler, read by who runs the program. `clock`: "wall", or "thread" for the time the calling thread really ran."""
 
+    nested = True  # also times the steps of called computations
+
     def __init__(self, clock: str = "wall") -> None:
         self.clock = CLOCKS[clock]
         self.steps: list[Step] = []
-        self.offset = 0
+        self.offset = self.depth = 0
 
     # -- while compiling ------------------------------------------------------------------------------------------
-    def start(self, program, count: int) -> None:
-        """Reserve counters for `count` steps."""
+    def start(self, program, order: Sequence[Instruction]) -> None:
+        """Reserve counters for these steps, and those inside of them."""
+        count = sum(map(_steps, order))
         mark = _MARK.ljust(64, b"\0")
         self.offset = program.constant(mark + bytes(24 * count)).offset + len(mark)
         self.program = program
@@ -61,11 +66,14 @@ class Profile:
         now = program.function("clock_now", system.NOW)
         program.symbol("clock_gettime", system.CLOCK)
         before = program.call(now, [f"i32 {self.clock}"], "i64")
+        number = len(self.steps)
+        self.steps.append(describe(x, number, self.depth))
+        self.depth += 1
         yield
+        self.depth -= 1
         base = program._base(1)
-        counter = program.code.op(f"getelementptr inbounds i8, ptr {base}, i64 {self.offset + 24 * len(self.steps)}")
+        counter = program.code.op(f"getelementptr inbounds i8, ptr {base}, i64 {self.offset + 24 * number}")
         program.call(program.function("profile_count", _COUNT), [f"i32 {self.clock}", f"i64 {before}", f"ptr {counter}"])
-        self.steps.append(describe(x, len(self.steps)))
 
     # -- afterwards -----------------------------------------------------------------------------------------------
     def read(self, constants: np.ndarray) -> list[tuple[int, int, int]]:
@@ -74,7 +82,12 @@ class Profile:
         return [(words[i], words[i + 1], words[i + 2]) for i in range(0, len(words), 3)]
 
 
-def describe(x: Instruction, number: int = 0) -> Step:
+def _steps(x: Instruction) -> int:
+    """How many steps `x` is at most, with those of the computations that it calls."""
+    return 1 + sum(_steps(y) for c in called(x) for y in c.instructions() if x.op != "fusion")
+
+
+def describe(x: Instruction, number: int = 0, depth: int = 0) -> Step:
     """What a step has to do at least."""
     flops = matrix = 0
     inside: Counter[str] = Counter()
@@ -87,7 +100,7 @@ def describe(x: Instruction, number: int = 0) -> Step:
     meta = META.get(x)
     name = (meta.op_name if meta and meta.op_name else "") or f"step {number}"
     operands = ", ".join(dict.fromkeys(str(o.shape) for o in x.operands))
-    return Step(name, x.op, f"{_content(x, inside)}({operands}) -> {x.shape}", traffic(x), flops, matrix)
+    return Step(name, x.op, f"{_content(x, inside)}({operands}) -> {x.shape}", traffic(x), flops, matrix, depth)
 
 
 def _content(x: Instruction, inside: Counter[str]) -> str:
