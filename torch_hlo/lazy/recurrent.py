@@ -1,6 +1,6 @@
-"""nn.LSTM, nn.GRU and nn.RNN: each layer and direction is one product for the inputs and one recorded recurrence.
+"""nn.LSTM, nn.GRU and nn.RNN: one recorded op for a network, with a gradient of its own; the same op in torch.compile's graphs.
 
-The recurrence has a gradient of its own; when that is differentiated again, it is computed from ordinary ops.
+Networks with dropout are one op per layer. When the gradient is differentiated again, it is computed from ordinary ops.
 """
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch.nn import functional as F
 from torch_hlo.lazy import backend, decompose, dispatch
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import aten
-from torch_hlo.lazy.tensor import HloTensor, fresh
-from torch_hlo.lowering.graph import Node, Out
-from torch_hlo.lowering.rnn import CELLS, RECURRENCE, RECURRENCE_BACKWARD
+from torch_hlo.lazy.tensor import HloTensor
+from torch_hlo.lowering.rnn import CELLS, RECURRENT, RECURRENT_BACKWARD, layers_of
 
 Tensor = torch.Tensor
 
@@ -90,118 +89,106 @@ dispatch.INFER[aten._thnn_fused_gru_cell.default] = _gru_metas
 dispatch.INFER[aten._thnn_fused_gru_cell_backward.default] = _gru_backward_metas
 
 
-# ---- the recurrence of a layer as one op
+# ---- a network as one op
 
 
-_ARGUMENTS = {op: dispatch.Arguments(op) for op in (RECURRENCE, RECURRENCE_BACKWARD)}
+def _run(op, *args) -> list[Tensor]:
+    """The op on recorded tensors, or on those of a trace."""
+    return dispatch.handle(op, args, None) if any(type(a) is HloTensor for a in args) else op(*args)
 
 
-def _record(op, args: tuple, found: list[metas.Meta | None]) -> list[Tensor | None]:
-    nodes, keywords, *_ = dispatch.operands(args, {}, _ARGUMENTS[op])
-    node = Node(op, tuple(nodes), keywords, tuple(m and m.hlo for m in found), dispatch.SOURCE and dispatch.source())
-    return [m and fresh(m, Out(node, i)) for i, m in enumerate(found)]
-
-
-def _forward(cell: str, reverse: bool, save: bool, gates: Tensor, weight: Tensor, bias: Tensor | None, state: Sequence[Tensor]) -> list[Tensor]:
-    """[output, last state…, what backward wants…]"""
-    length, batch, _ = gates.shape
-    size = (batch, weight.shape[1])
-    whole, one = metas.contiguous((length, *size), gates.dtype), metas.contiguous(size, gates.dtype)
-    found = [whole, *[one] * len(state), *[whole] * (CELLS[cell].saved if save else 0)]
-    return _record(RECURRENCE, (cell, reverse, save, gates, weight, bias, list(state)), found)
-
-
-class _Recurrence(torch.autograd.Function):
+class _Network(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, cell, reverse, gates, weight, bias, *state):
-        out, *rest = _forward(cell, reverse, True, gates, weight, bias, state)
-        ctx.cell, ctx.reverse = cell, reverse
+    def forward(ctx, cell, bidirectional, has_biases, states, x, *tensors):
+        state, params = tensors[:states], tensors[states:]
+        out, *rest = _run(RECURRENT, cell, bidirectional, has_biases, True, x, list(state), list(params))
+        ctx.options, ctx.states = (cell, bidirectional, has_biases), states
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(gates, weight, bias, out, *state, *rest[len(state):])
-        return (out, *rest[: len(state)])
+        ctx.save_for_backward(x, *tensors, out, *rest[states:])
+        return (out, *rest[:states])
 
     @staticmethod
     def backward(ctx, grad, *grad_state):
-        gates, weight, bias, out, *rest = ctx.saved_tensors
-        state, saved = rest[: len(grad_state)], rest[len(grad_state):]
-        wanted = ctx.needs_input_grad[2:]
+        count, mask = ctx.states, ctx.needs_input_grad[4:]
+        tensors, (out, *saved) = ctx.saved_tensors[: len(mask)], ctx.saved_tensors[len(mask):]
+        x, state, params = tensors[0], list(tensors[1 : 1 + count]), list(tensors[1 + count :])
         if torch.is_grad_enabled():
-            return (None, None, *_differentiable(ctx, wanted, (gates, weight, bias, *state), (grad, *grad_state)))
-        mask = [wanted[1], bias is not None and wanted[2]]
-        given = [gates, weight if mask[0] else None, bias if mask[1] else None, *state]
-        found = [t if t is None else metas.contiguous(tuple(t.shape), t.dtype) for t in given]
-        args = (ctx.cell, ctx.reverse, mask, grad, list(grad_state), weight, bias, state, out, saved)
-        return (None, None, *_record(RECURRENCE_BACKWARD, args, found))
+            found = _differentiable(ctx.options, mask, tensors, count, (grad, *grad_state))
+        else:
+            found = _run(RECURRENT_BACKWARD, *ctx.options, list(mask), grad, list(grad_state), x, state, params, out, saved)
+        found = iter(found)
+        return (None, None, None, None, *(next(found) if wanted else None for wanted in mask))
 
 
-def _differentiable(ctx, wanted: Sequence[bool], inputs: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-    """The gradients as a graph of ordinary ops."""
-    results = _stepwise(ctx.cell, ctx.reverse, *inputs)
+def _differentiable(options: tuple, mask: Sequence[bool], tensors: Sequence[Tensor], states: int, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """The gradients that `mask` asks for as a graph of ordinary ops."""
+    results = _stepwise(*options, tensors[0], tensors[1 : 1 + states], tensors[1 + states :])
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None]
-    leaves = [t for t, w in zip(inputs, wanted, strict=True) if w]
-    found = iter(torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs], create_graph=True, allow_unused=True))
-    return [next(found) if w else None for w in wanted]
+    leaves = [t for t, wanted in zip(tensors, mask, strict=True) if wanted]
+    return torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs], create_graph=True, allow_unused=True)
 
 
-def _stepwise(cell: str, reverse: bool, gates: Tensor, weight: Tensor, bias: Tensor | None, *state: Tensor) -> tuple[Tensor, ...]:
-    outputs = []
-    for x in reversed(gates.unbind()) if reverse else gates.unbind():
-        state = STEPS[cell](x, F.linear(state[0], weight, bias), state)
-        outputs.append(state[0])
-    return (torch.stack(outputs[::-1] if reverse else outputs), *state)
+def _stepwise(cell: str, bidirectional: bool, has_biases: bool, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
+    """The network from ordinary ops, one time step after the other: [output, last state…]"""
+    last: list[Sequence[Tensor]] = []
+    for layer in layers_of(params, bidirectional, has_biases):
+        outputs = []
+        for direction, (w_in, w_hidden, b_in, b_hidden) in enumerate(layer):
+            gates, now, steps = F.linear(x, w_in, b_in).unbind(), [s[len(last)] for s in state], []
+            for g in reversed(gates) if direction else gates:
+                now = STEPS[cell](g, F.linear(now[0], w_hidden, b_hidden), now)
+                steps.append(now[0])
+            outputs.append(torch.stack(steps[::-1] if direction else steps))
+            last.append(now)
+        x = torch.cat(outputs, -1) if bidirectional else outputs[0]
+    return [x, *map(torch.stack, zip(*last, strict=True))]
 
 
-def recurrence(cell: str, reverse: bool, gates: Tensor, weight: Tensor, bias: Tensor | None, state: Sequence[Tensor]) -> Sequence[Tensor]:
-    """(output [time, batch, hidden], last state…) from the inputs' `gates` [time, batch, gates * hidden]."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (gates, weight, bias, *state)):
-        return _Recurrence.apply(cell, reverse, gates, weight, bias, *state)
-    return _forward(cell, reverse, False, gates, weight, bias, state)
+def network(cell: str, bidirectional: bool, has_biases: bool, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor]) -> Sequence[Tensor]:
+    """(output [time, batch, directions * hidden], last state…) of `x` [time, batch, features]."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *state, *params)):
+        return _Network.apply(cell, bidirectional, has_biases, len(state), x, *state, *params)
+    return _run(RECURRENT, cell, bidirectional, has_biases, False, x, list(state), list(params))
 
 
 # ---- the networks
 
 
-def _layer(cell: str, reverse: bool, x: Tensor, state: Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih=None, b_hh=None) -> Sequence[Tensor]:
-    if b_ih is not None and not CELLS[cell].hidden_bias:
-        b_ih, b_hh = b_ih + b_hh, None
-    return recurrence(cell, reverse, F.linear(x, w_ih, b_ih), w_hh, b_hh, state)
-
-
 class Network:
-    """Kernel of `lstm.input` and its like."""
+    """Kernel of `lstm.input` and its like. `otherwise` takes what does not fit; by default PyTorch's composite kernel."""
 
-    def __init__(self, op) -> None:
-        self.op, self.cell = op, op._schema.name.split("::")[1]
+    def __init__(self, op, otherwise: Callable | None = None) -> None:
+        self.cell, self.otherwise = op._schema.name.split("::")[1], otherwise or decompose.decomposition(op)
 
     def __call__(self, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
-        states = list(hx) if self.cell == "lstm" else [hx]
-        if not _fits(x, states, params, self.cell):
-            return decompose.decomposition(self.op)(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        each, directions = 4 if has_biases else 2, 2 if bidirectional else 1
+        state = list(hx) if self.cell == "lstm" else [hx]
+        if not _fits(x, state, params):
+            return self.otherwise(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
         if batch_first:
             x = x.transpose(0, 1)
-        last = []
-        for layer in range(num_layers):
-            outputs = []
-            for direction in range(directions):
-                n = layer * directions + direction
-                out, *state = _layer(self.cell, direction == 1, x, [s[n] for s in states], *params[n * each : (n + 1) * each])
-                outputs.append(out)
-                last.append(state)
-            x = torch.cat(outputs, -1) if bidirectional else outputs[0]
-            if dropout and train and layer < num_layers - 1:
-                x = F.dropout(x, dropout, True)
-        return (x.transpose(0, 1) if batch_first else x, *(torch.stack(s) for s in zip(*last)))
+        if dropout and train and num_layers > 1:
+            count, last, each = (2 if bidirectional else 1), [], len(params) // num_layers
+            for layer in range(num_layers):
+                own = slice(layer * count, (layer + 1) * count)
+                x, *state_now = network(self.cell, bidirectional, has_biases, x, [s[own] for s in state], params[layer * each : (layer + 1) * each])
+                last.append(state_now)
+                if layer < num_layers - 1:
+                    x = F.dropout(x, dropout, True)
+            found = [x, *map(torch.cat, zip(*last, strict=True))]
+        else:
+            found = network(self.cell, bidirectional, has_biases, x, state, params)
+        return (found[0].transpose(0, 1) if batch_first else found[0], *found[1:])
 
 
-def _fits(x: Tensor, states: list[Tensor], params: Sequence[Tensor], cell: str) -> bool:
-    """Hlo tensors of one floating dtype, without projections. The rest is taken apart into single steps."""
-    tensors = [x, *states, *params]
-    if not all(type(t) is HloTensor and t.dtype == x.dtype for t in tensors) or not x.is_floating_point() or x.dim() != 3 or not x.numel():
+def _fits(x: Tensor, state: list[Tensor], params: Sequence[Tensor]) -> bool:
+    """Tensors of one device and floating dtype, without projections. The rest is taken apart into single steps."""
+    if not all(t.device == x.device and t.dtype == x.dtype for t in (*state, *params)) or not x.is_floating_point() or x.dim() != 3 or not x.numel():
         return False
-    if backend.forward_mode() or torch.is_autocast_enabled(backend.NAME):
+    if x.device.type == backend.NAME and not all(type(t) is HloTensor for t in (x, *state, *params)):
         return False
-    return all(s.shape[2] == states[0].shape[2] for s in states)
+    if backend.forward_mode() or torch.is_autocast_enabled(x.device.type):
+        return False
+    return all(s.shape[2] == state[0].shape[2] for s in state)
 
 
 NETWORKS = [aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input]

@@ -1,8 +1,8 @@
 """Recurrent networks: a layer's recurrence over time as one loop, forward and backward, and fused cells (one time step).
 
-The recurrence takes the gates that the inputs contribute, computed beforehand by one product over all time steps; its backward leaves
-the gates' gradients, so that each weight's gradient is one product over all time steps, too. Formulas: Hochreiter and Schmidhuber 1997
-(LSTM, with forget gates), Cho et al. 2014 in cuDNN's variant (GRU), as in torch.nn's documentation.
+A layer's inputs contribute to the gates by one product over all time steps before the loop; its backward leaves the gates' gradients, so
+that each weight's gradient is one product over all time steps, too. Formulas: Hochreiter and Schmidhuber 1997 (LSTM, with forget gates),
+Cho et al. 2014 in cuDNN's variant (GRU), as in torch.nn's documentation.
 """
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from torch_hlo.lowering.control import scan_loop
 from torch_hlo.lowering.elementwise import compute
 from torch_hlo.lowering.expr import Expr, logistic, tanh, where
 from torch_hlo.lowering.expr import maximum as larger
-from torch_hlo.lowering.matmul import dot
+from torch_hlo.lowering.matmul import dot, linear
 from torch_hlo.lowering.registry import expected, lowers
-from torch_hlo.lowering.shaping import add_dim, concatenate, permute, reduce, slice_dim
+from torch_hlo.lowering.shaping import concatenate, permute, reduce, select_dim, slice_dim, stack
 
 aten = torch.ops.aten
 
-# Ops of our own: PyTorch's CompositeImplicit lstm.input & co. are taken apart by lazy/recurrent.py.
+# Ops of our own, for PyTorch's CompositeImplicit lstm.input & co. (lazy/recurrent.py): whole networks without dropout.
 _library = torch.library.Library("torch_hlo", "DEF")
-# gates [time, batch, gates * hidden], weight [gates * hidden, hidden], bias [gates * hidden], state: [batch, hidden] each
-# -> output [time, batch, hidden], last state…, and with `save` what backward wants, [time, batch, hidden] each
-_library.define("recurrence(str cell, bool reverse, bool save, Tensor gates, Tensor weight, Tensor? bias, Tensor[] state) -> Tensor[]")
-# -> gradients of gates, weight, bias, state…
-_library.define("recurrence_backward(str cell, bool reverse, bool[] mask, Tensor? grad, Tensor?[] grad_state, Tensor weight, Tensor? bias, "
-                "Tensor[] state, Tensor output, Tensor[] saved) -> Tensor?[]")  # fmt: skip
-RECURRENCE = torch.ops.torch_hlo.recurrence.default
-RECURRENCE_BACKWARD = torch.ops.torch_hlo.recurrence_backward.default
+# input [time, batch, features], state: [layers * directions, batch, hidden] each, params of each layer and direction: weights of input and hidden
+# state, their biases -> output [time, batch, directions * hidden], last state…, and with `save` what backward wants: outputs of all layers
+# but the last, then what each cell saves, [time, batch, hidden] each
+_library.define("recurrent(str cell, bool bidirectional, bool has_biases, bool save, Tensor input, Tensor[] state, Tensor[] params) -> Tensor[]")
+# -> gradients of input, state…, params…: those that `mask` asks for
+_library.define("recurrent_backward(str cell, bool bidirectional, bool has_biases, bool[] mask, Tensor? grad, Tensor?[] grad_state, Tensor input, "
+                "Tensor[] state, Tensor[] params, Tensor output, Tensor[] saved) -> Tensor[]")  # fmt: skip
+RECURRENT = torch.ops.torch_hlo.recurrent.default
+RECURRENT_BACKWARD = torch.ops.torch_hlo.recurrent_backward.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,61 @@ def _joined(parts: Sequence[Expr]) -> Expr:
     return Expr(concatenate([p.x for p in parts], -1))
 
 
-@lowers(RECURRENCE)
-def recurrence(cell, reverse, save, gates, weight, bias, state):
-    c, dtype = CELLS[cell], gates.shape.dtype
+def layers_of(params: Sequence, bidirectional: bool, has_biases: bool) -> list[list[tuple]]:
+    """For each layer and direction (weight of the input, weight of the hidden state, their biases or None)."""
+    each, directions = 4 if has_biases else 2, 2 if bidirectional else 1
+    groups = [(*params[i : i + each], *[None] * (4 - each)) for i in range(0, len(params), each)]
+    return [groups[i : i + directions] for i in range(0, len(groups), directions)]
+
+
+def _meta(cell, bidirectional, has_biases, save, x, state, params):
+    (length, batch, _), hidden = x.shape, state[0].shape[2]
+    layers, directions = len(layers_of(params, bidirectional, has_biases)), 2 if bidirectional else 1
+    outputs = [x.new_empty(length, batch, directions * hidden) for _ in range(layers if save else 1)]
+    saved = [x.new_empty(length, batch, hidden) for _ in range(CELLS[cell].saved * layers * directions if save else 0)]
+    return [outputs[0], *(x.new_empty(s.shape) for s in state), *outputs[1:], *saved]
+
+
+def _meta_backward(cell, bidirectional, has_biases, mask, grad, grad_state, x, state, params, output, saved):
+    return [t.new_empty(t.shape) for t, wanted in zip((x, *state, *params), mask, strict=True) if wanted]
+
+
+_library.impl("recurrent", _meta, "Meta")
+_library.impl("recurrent_backward", _meta_backward, "Meta")
+
+
+def _part(x: Instruction, n: int, count: int) -> Instruction:
+    """Part `n` of `count` of the last dimension."""
+    size = x.shape.dims[-1] // count
+    return x if count == 1 else slice_dim(x, -1, n * size, (n + 1) * size)
+
+
+def _over_time(x: Instruction) -> Instruction:
+    """The sum over time and batch."""
+    return promote.cast(reduce(promote.cast(x, promote.compute_type(x.shape.dtype)), (0, 1)), x.shape.dtype)
+
+
+@lowers(RECURRENT)
+def recurrent(cell, bidirectional, has_biases, save, x, state, params):
+    c, last, outputs, kept = CELLS[cell], [], [], []
+    for layer in layers_of(params, bidirectional, has_biases):
+        parts = []
+        for direction, (w_in, w_hidden, b_in, b_hidden) in enumerate(layer):
+            if b_in is not None and not c.hidden_bias:
+                b_in, b_hidden = promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.shape.dtype), None
+            gates = linear(x, w_in, b_in)
+            out, new, saved = _recurrence(c, direction == 1, save, gates, w_hidden, b_hidden, [select_dim(s, 0, len(last)) for s in state])
+            parts.append(out)
+            last.append(new)
+            kept += saved
+        x = concatenate(parts, -1) if bidirectional else parts[0]
+        outputs.append(x)
+    return (x, *(stack(s, 0) for s in zip(*last, strict=True)), *((*outputs[:-1], *kept) if save else ()))
+
+
+def _recurrence(c: Cell, reverse: bool, save: bool, gates, weight, bias, state) -> tuple[Instruction, list, list]:
+    """(output, last state, what backward wants) of one direction from the inputs' `gates` [time, batch, gates * hidden]."""
+    dtype = gates.shape.dtype
     turned = permute(weight, (1, 0))  # once, not in every step
     rest = [turned] if bias is None else [turned, bias]
 
@@ -128,12 +181,43 @@ def recurrence(cell, reverse, save, gates, weight, bias, state):
         return new, [new[0], *(saved if save else ())]
 
     last, (out, *saved) = scan_loop(step, state, [gates], rest, gates.shape.dims[0], reverse)
-    return (out, *last, *saved)
+    return out, last, saved
 
 
-@lowers(RECURRENCE_BACKWARD)
-def recurrence_backward(cell, reverse, mask, grad, grad_state, weight, bias, state, output, saved):
-    c, dtype, length = CELLS[cell], output.shape.dtype, output.shape.dims[0]
+@lowers(RECURRENT_BACKWARD)
+def recurrent_backward(cell, bidirectional, has_biases, mask, grad, grad_state, x, state, params, output, saved):
+    c, layers = CELLS[cell], layers_of(params, bidirectional, has_biases)
+    outputs, kept = [*saved[: len(layers) - 1], output], saved[len(layers) - 1 :]
+    inputs, width, each = [x, *outputs[:-1]], 2 if bidirectional else 1, 4 if has_biases else 2
+    d_state: list[tuple] = []  # per layer and direction, like d_params: layers are met last first
+    d_params: list[Instruction | None] = []
+    for number in reversed(range(len(layers))):
+        d_input, d_layer, d_first = None, [], []
+        for direction, weights in enumerate(layers[number]):
+            n = number * width + direction
+            d_gates, d_hidden, first = _recurrence_backward(
+                c, direction == 1, None if grad is None else _part(grad, direction, width), [None if g is None else select_dim(g, 0, n) for g in grad_state], weights[1],
+                [select_dim(s, 0, n) for s in state], _part(outputs[number], direction, width), kept[n * c.saved : (n + 1) * c.saved])  # fmt: skip
+            d_first.append(first)
+            wanted = mask[1 + len(state) + n * each:]
+            previous = _before(outputs[number], state[0], n, direction, width)
+            products = [(d_gates, inputs[number]), (d_hidden, previous)]
+            d_layer += [promote.cast(dot(g, v, (0, 1), (0, 1)).x, w.shape.dtype) if want else None
+                        for (g, v), w, want in zip(products, weights, wanted, strict=False)]
+            if has_biases:
+                d_layer += [_over_time(g) if want else None for g, want in zip((d_gates, d_hidden), wanted[2:], strict=False)]
+            if number or mask[0]:
+                through = dot(d_gates, weights[0], (2,), (0,))
+                d_input = through if d_input is None else d_input + through
+        grad = None if d_input is None else promote.cast(d_input.x, x.shape.dtype)
+        d_params, d_state = d_layer + d_params, d_first + d_state
+    found = [grad, *(stack(s, 0) for s in zip(*d_state, strict=True)), *d_params]
+    return tuple(g for g, wanted in zip(found, mask, strict=True) if wanted)
+
+
+def _recurrence_backward(c: Cell, reverse: bool, grad, grad_state, weight, state, output, saved) -> tuple[Instruction, Instruction, list]:
+    """Gradients of (the inputs' gates, the hidden state's gates, the first state) of one direction."""
+    dtype, length = output.shape.dtype, output.shape.dims[0]
     carry = [promote.full(0, dtype, s.shape.dims) if g is None else g for g, s in zip(grad_state, state, strict=True)]
     xs = [output, *saved, *([] if grad is None else [grad])]
 
@@ -149,16 +233,15 @@ def recurrence_backward(cell, reverse, mask, grad, grad_state, weight, bias, sta
         return [promote.cast(g.x, dtype) for g in before], joined
 
     first, ys = scan_loop(step, carry, xs, [weight], length, not reverse)
-    inputs, hidden = ys[0], ys[-1]
-    d_weight = d_bias = None
-    if mask[0]:
-        ends = (1, length) if reverse else (0, length - 1)
-        previous = [add_dim(state[0], 0), slice_dim(output, 0, *ends)]
-        previous = concatenate(previous[::-1] if reverse else previous, 0)
-        d_weight = promote.cast(dot(hidden, previous, (0, 1), (0, 1)).x, weight.shape.dtype)
-    if mask[1]:
-        d_bias = promote.cast(reduce(promote.cast(hidden, promote.compute_type(dtype)), (0, 1)), bias.shape.dtype)
-    return (inputs, d_weight, d_bias, *first)
+    return ys[0], ys[-1], first
+
+
+def _before(output: Instruction, state: Instruction, n: int, direction: int, width: int) -> Instruction:
+    """The hidden state before every time step."""
+    out, length = _part(output, direction, width), output.shape.dims[0]
+    ends = (1, length) if direction else (0, length - 1)
+    previous = [slice_dim(state, 0, n, n + 1), slice_dim(out, 0, *ends)]
+    return concatenate(previous[::-1] if direction else previous, 0)
 
 
 # ---- cells
