@@ -86,6 +86,23 @@ class ReshapeMotion(HloTestCase):
         m = self.program(h.reduce(repeated, low, (0,), "maximum"))
         assert self.check(reshape_motion, m).entry.root.op == "reduce" and reshape_motion(m).entry.root["dimensions"] == ()
 
+    def test_positions_of_maxima(self):
+        """What a network's maximum over positions and its gradient need of an array whose channels are last."""
+        pair = (Shape("f32"), Shape("s64"))
+        larger = h.computation(lambda a, i, b, j: h.tuple_(h.select(c := h.compare(a, b, "GT"), a, b), h.select(c, i, j)), pair * 2, "larger")
+        x, last = p(2, 5, 6), h.constant(9, "s64")
+        before = h.reduce((h.transpose(x, (0, 2, 1)), h.iota("s64", (2, 6, 5), 2)), (ZERO, last), (2,), larger)
+        after = h.reduce((x, h.iota("s64", (2, 5, 6), 1)), (ZERO, last), (1,), larger)
+        self.assertRewrites(reshape_motion, before, after)
+
+        def scattered(dims, at):
+            places = {"scatter_dims_to_operand_dims": (at,), "inserted_window_dims": (at,), "input_batching_dims": tuple(d for d in range(3) if d != at)}
+            zeros, indices, updates = h.full(0, "f32", dims), p(2, 6, 1, index=1, dtype="s64"), p(2, 6, index=2)
+            return h.scatter(zeros, indices, updates, "second", update_window_dims=(), index_vector_dim=2, scatter_indices_batching_dims=(0, 1), **places)
+
+        before = h.multiply(scattered((2, 6, 5), 2), h.transpose(x, (0, 2, 1)))
+        self.assertRewrites(reshape_motion, before, h.transpose(h.multiply(scattered((2, 5, 6), 1), x), (0, 2, 1)))
+
     def test_symbolic_batch(self):
         n = symbol("s0")
         x = p(n * 8, 6)

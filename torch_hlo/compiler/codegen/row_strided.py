@@ -16,7 +16,9 @@ from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Computation, Instruction
 
-BLOCK_VECTORS = 4  # vectors of rows per item
+BLOCK_VECTORS = 32  # vectors of rows per item: each row is a burst of 2 KB where rows are pages apart
+LEAST_VECTORS = 4  # in items of small arrays, so that all threads have some
+ITEMS = 16
 ROWS_AHEAD, FAR = 8, 1024  # which row is asked for, where its distance in bytes is at least so large
 
 
@@ -43,6 +45,9 @@ class StridedEmitter:
         self.k = _kernel(target, lanes, plan, self.width, computation.params, len(self.results))
         self.block = 1 if target.grid else lanes * BLOCK_VECTORS
         if isinstance(self.width, int):
+            others = product(plan.dims[d] for d in self.majors)
+            while self.block > lanes * LEAST_VECTORS and isinstance(others, int) and ceildiv(self.width, self.block) * others < ITEMS:
+                self.block //= 2
             self.block = min(self.block, max(1, self.width))
         self.blocks = ceildiv(self.width, self.block * self.k.columns)
         self.accs: dict[Instruction, list[str]] = {}
@@ -86,7 +91,7 @@ class StridedEmitter:
 
     def _rows(self, body) -> None:
         """A vector loop over the block; `body(j)` gets the position in it."""
-        self.k.lane_loop(0, self.count, self.block, lambda j, _: body(j) or [], BLOCK_VECTORS if isinstance(self.count, int) else 2)
+        self.k.lane_loop(0, self.count, self.block, lambda j, _: body(j) or [], LEAST_VECTORS if isinstance(self.count, int) else 2)
 
     def _point(self, inside: dict[int, Index], j: Index) -> list[Index]:
         where = {**self.where, **inside, **self._minor(j)}

@@ -113,7 +113,7 @@ MOST_TURNED = 32  # instructions made of iotas and broadcasts that are written a
 
 
 def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dict) -> Instruction | None:
-    """The array whose transpose by `perm` is `o`, where nothing in memory has to be moved for it; None elsewhere. `done`: what was found already."""
+    """The array whose transpose by `perm` is `o`, where nothing large in memory has to be moved for it; None elsewhere. `done`: what was found already."""
     if o in done:
         return done[o]
     found = done[o] = None  # counted before its operands are: a chain of residual sums is as long as the model is deep
@@ -125,6 +125,8 @@ def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dic
         found = h.broadcast(h.transpose(o.operands[0], order), dims, sorted(places))
     elif o.op == "iota":
         found = h.iota(o.shape.dtype, dims, perm[o["iota_dimension"]])
+    elif o.op == "scatter":
+        found = _turned_scatter(o, perm, dims)
     elif o.op in _POINTWISE and equal_dims(o) and len(done) < MOST_TURNED:
         parts: list[Instruction] = []
         for x in o.operands:
@@ -135,6 +137,19 @@ def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dic
         found = _rebuilt(o, parts)
     done[o] = found
     return found
+
+
+def _turned_scatter(o: Instruction, perm: Sequence[int], dims: Sequence[Size]) -> Instruction | None:
+    """Elements scattered into a uniform array (the gradient of a maximum over positions), scattered into the turned one."""
+    if o.shape.is_tuple or o["update_window_dims"] or o.operands[0].op != "broadcast" or o.operands[0].operands[0].shape.rank:
+        return None
+    names = ("inserted_window_dims", "scatter_dims_to_operand_dims", "input_batching_dims")
+    places = {name: tuple(perm[d] for d in o.get(name) or ()) for name in names}
+    if list(batch := places["input_batching_dims"]) != sorted(batch):
+        return None
+    places["inserted_window_dims"] = tuple(sorted(places["inserted_window_dims"]))
+    attrs = dict(o.attrs) | {name: value for name, value in places.items() if o.get(name) is not None}
+    return instr("scatter", (h.broadcast(o.operands[0].operands[0], dims, ()), *o.operands[1:]), o.shape.with_dims(tuple(dims)), **attrs)
 
 
 def before(values: Sequence, perm: Sequence[int]) -> tuple:
@@ -260,17 +275,21 @@ def concatenate_of_transposes(out: Instruction) -> Instruction | None:
 
 
 def reduce_of_transposes(out: Instruction) -> Instruction | None:
-    """reduce(transpose(x), dims) -> transpose(reduce(x, dims before)): the kept dimensions move, if any"""
+    """reduce(transpose(x), dims) -> transpose(reduce(x, dims before)): the kept dimensions move, if any. Several arrays, of which others may be
+    written in that order (positions beside values), keep theirs."""
     n = len(out.operands) // 2
     first = out.operands[0]
-    if n != 1 or first.op != "transpose":
+    if first.op != "transpose":
         return None
     perm = first["dimensions"]
     before = sorted(perm[d] for d in out["dimensions"])
     kept = [d for d in range(len(perm)) if d not in before]
     order = [kept.index(perm[d]) for d in range(len(perm)) if d not in out["dimensions"]]
-    reduced = instr("reduce", (first.operands[0], out.operands[1]), dimensions=tuple(before), to_apply=out["to_apply"])
-    return h.transpose(reduced, order)
+    turned = [_turned(o, perm, first.operands[0].shape.dims, {}) for o in out.operands[:n]]
+    if any(o is None for o in turned) or n > 1 and order != sorted(order):
+        return None
+    reduced = instr("reduce", (*turned, *out.operands[n:]), dimensions=tuple(before), to_apply=out["to_apply"])
+    return h.transpose(reduced, order) if n == 1 else reduced
 
 
 def reduce_of_reshapes(out: Instruction) -> Instruction | None:
