@@ -24,6 +24,7 @@ from torch_hlo.compiler.passes.dce import dce
 from torch_hlo.compiler.passes.dot_canon import dot_canon
 from torch_hlo.compiler.passes.dot_merge import dot_merge
 from torch_hlo.compiler.passes.fold import fold
+from torch_hlo.compiler.passes.fourier import fourier
 from torch_hlo.compiler.passes.fusion import fusion
 from torch_hlo.compiler.passes.legalize import legalize
 from torch_hlo.compiler.passes.partial_sort import partial_sort
@@ -41,6 +42,7 @@ Dump = Callable[[str, Module, float], None]
 PIPELINE: list[Pass] = [
     attention,  # calls that say they are attention -> one kernel each
     legalize,  # composite opcodes -> primitive ones
+    fourier,  # transforms of any length and dimension -> those that have kernels
     conv_layout,  # channels last
     # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
     fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),
@@ -62,7 +64,7 @@ def passes_for(target) -> list[Pass]:
         return passes
     types = ("bf16", "f16", *(("f32",) if target.tf32 else ())) if target.family.name == "nvptx" else ()
     own = {conv_layout.name: [window_gradient, for_matrix_units(frozenset(types))], attention.name: [attention_on_grid]}
-    return [q for p in passes if p not in (partial_sort, attention_match, attention_operands, scatter_fusion) for q in own.get(p.name, [p])]
+    return [q for p in passes if p not in (fourier, partial_sort, attention_match, attention_operands, scatter_fusion) for q in own.get(p.name, [p])]
 
 
 class PassError(RuntimeError):

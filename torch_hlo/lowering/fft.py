@@ -1,7 +1,8 @@
-"""Fourier transforms: one dimension at a time, moved innermost. Normalisation codes are torch's: 0 none, 1 by sqrt(n), 2 by n."""
+"""Fourier transforms: of the innermost dimensions, others are moved there. Normalisation codes are torch's: 0 none, 1 by sqrt(n), 2 by n."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -15,11 +16,21 @@ from torch_hlo.lowering.shaping import axis, move_dim
 aten = torch.ops.aten
 
 
-def _along(x: Instruction, dim: int, kind: str, length: int) -> Instruction:
-    """One-dimensional transform along `dim`; IFFT and IRFFT divide by the length."""
-    if not isinstance(length, int):
-        raise LoweringError(f"fft of {x.shape} along {dim}: the length must be known; mark the dimension static")
-    return move_dim(build.fft(move_dim(x, dim, -1), kind, (length,)), -1, dim)
+def _along(x: Instruction, dims: Sequence[int], kind: str, lengths: Sequence[int]) -> Instruction:
+    """Transforms along `dims`, of which the last is the one that real transforms halve; IFFT and IRFFT divide by the lengths. The innermost dimensions are
+    one instruction, others are moved there one by one."""
+    rank = x.shape.rank
+    dims = [axis(d, rank) for d in dims]
+    for d, n in zip(dims, lengths, strict=True):
+        if not isinstance(n, int):
+            raise LoweringError(f"fft of {x.shape} along {d}: the length must be known; mark the dimension static")
+    if sorted(dims) == list(range(rank - len(dims), rank)) and len(dims) <= 3 and (kind in ("FFT", "IFFT") or dims[-1] == rank - 1):
+        return build.fft(x, kind, [n for _, n in sorted(zip(dims, lengths, strict=True))])
+    *others, last = zip(dims, lengths, strict=True)
+    order = [(kind, *last), *(("FFT", *o) for o in others)] if kind == "RFFT" else [*(("IFFT" if kind == "IRFFT" else kind, *o) for o in others), (kind, *last)]
+    for k, d, n in order:
+        x = move_dim(build.fft(move_dim(x, d, -1), k, (n,)), -1, d)
+    return x
 
 
 def _scaled(x: Instruction, normalization: int, count: int, divided: bool) -> Instruction:
@@ -28,35 +39,21 @@ def _scaled(x: Instruction, normalization: int, count: int, divided: bool) -> In
     return x if factor == 1 else (Expr(x) * factor).x
 
 
-def _count(dims, dim) -> int:
-    return math.prod(dims[d] for d in dim)
-
-
 @lowers(aten._fft_c2c)
 def fft_c2c(x, dim, normalization, forward):
-    dims = x.shape.dims
-    for d in dim:
-        x = _along(x, axis(d, x.shape.rank), "FFT" if forward else "IFFT", dims[d])
-    return _scaled(x, normalization, _count(dims, dim), not forward)
+    sizes = [x.shape.dims[d] for d in dim]
+    return _scaled(_along(x, dim, "FFT" if forward else "IFFT", sizes) if dim else x, normalization, math.prod(sizes), not forward)
 
 
 @lowers(aten._fft_r2c)
 def fft_r2c(x, dim, normalization, onesided):
-    dims = x.shape.dims
-    *rest, last = dim
-    if onesided:
-        y = _along(x, axis(last, x.shape.rank), "RFFT", dims[last])
-    else:
-        y = _along(promote.cast(x, promote.complex_type(x.shape.dtype)), axis(last, x.shape.rank), "FFT", dims[last])
-    for d in rest:
-        y = _along(y, axis(d, x.shape.rank), "FFT", dims[d])
-    return _scaled(y, normalization, _count(dims, dim), False)
+    sizes = [x.shape.dims[d] for d in dim]
+    if not onesided:
+        x = promote.cast(x, promote.complex_type(x.shape.dtype))
+    return _scaled(_along(x, dim, "RFFT" if onesided else "FFT", sizes), normalization, math.prod(sizes), False)
 
 
 @lowers(aten._fft_c2r)
 def fft_c2r(x, dim, normalization, last_dim_size):
-    *rest, last = dim
-    for d in rest:
-        x = _along(x, axis(d, x.shape.rank), "IFFT", x.shape.dims[d])
-    y = _along(x, axis(last, x.shape.rank), "IRFFT", last_dim_size)
-    return _scaled(y, normalization, _count(expected()[0].dims, dim), True)
+    sizes = [*(x.shape.dims[d] for d in dim[:-1]), last_dim_size]
+    return _scaled(_along(x, dim, "IRFFT", sizes), normalization, math.prod(expected()[0].dims[d] for d in dim), True)

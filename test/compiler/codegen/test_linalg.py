@@ -1,4 +1,4 @@
-"""cholesky and triangular-solve, real and complex, batched; fft through the host."""
+"""cholesky and triangular-solve, real and complex, batched."""
 import re
 
 import numpy as np
@@ -42,15 +42,6 @@ def test_triangular_solve(dtype, left, lower, unit, transpose):
 def test_empty():
     check(lambda x: build.cholesky(x, True), np.ones((0, 3, 3), "float32"))
     check(lambda x, y: build.triangular_solve(x, y), np.ones((2, 3, 3), "float32"), np.ones((2, 3, 0), "float32"))
-
-
-@pytest.mark.parametrize("kind", ["FFT", "IFFT", "RFFT", "IRFFT"])
-def test_fft(kind):
-    rng = np.random.default_rng(0)
-    v = rng.standard_normal((3, 6, 10)).astype("float32")
-    if kind != "RFFT":
-        v = (v + 1j * rng.standard_normal(v.shape)).astype("complex64")
-    check(lambda x: build.fft(x, kind, (6, 10) if kind != "IRFFT" else (6, 18)), v, rtol=1e-5)
 
 
 def test_a_step_made_of_several_does_not_repeat_what_comes_before():

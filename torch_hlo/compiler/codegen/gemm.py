@@ -142,13 +142,15 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
     return f
 
 
-def transposed(f: Function, t: Tile, block: list[str]) -> list[str]:
-    """Transpose of `lanes` vectors of `lanes` elements, by log2(lanes) rounds of two-vector shuffles.
+def transposed(f: Function, t: Tile, block: list[str], group: int = 1) -> list[str]:
+    """Transpose of `lanes` vectors of `lanes` elements, by log2(lanes) rounds of two-vector shuffles; with a `group`, of as many vectors as a vector
+    has groups of so many elements.
 
     The first rounds interleave inside 128-bit pieces, the others take the even or odd pieces: shuffles that x86 has as
     single instructions without an index register, which also compile several times faster than arbitrary ones.
     """
-    n, piece = t.lanes, min(16 // t.itemsize, t.lanes)
+    n = t.lanes // group
+    piece = min(16 // (t.itemsize * group), n)
     block = list(block)
     holds = [[(row, column) for column in range(n)] for row in range(n)]  # which element each lane now has
     distance = 1
@@ -162,7 +164,7 @@ def transposed(f: Function, t: Tile, block: list[str]) -> list[str]:
             if not i & distance:
                 a, b, held = block[i], block[i + distance], holds[i] + holds[i + distance]
                 for at, mask in zip((i, i + distance), half, strict=True):
-                    block[at] = f.op(f"shufflevector {t.vector} {a}, {t.vector} {b}, {_mask(mask)}")
+                    block[at] = f.op(f"shufflevector {t.vector} {a}, {t.vector} {b}, {_mask([m * group + g for m in mask for g in range(group)])}")
                     holds[at] = [held[m] for m in mask]
         distance *= 2
     order = {held[0][1]: value for held, value in zip(holds, block, strict=True)}

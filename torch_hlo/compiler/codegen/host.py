@@ -1,4 +1,4 @@
-"""Steps that run in Python on NumPy arrays: fft and custom calls. The interpreter lock is taken for their duration.
+"""Steps that run in Python on NumPy arrays: some fft and custom calls. The interpreter lock is taken for their duration.
 
     @host_call("my_target")
     def my_target(outputs, inputs, **attrs): outputs[0][...] = ...
@@ -19,10 +19,8 @@ _FFT = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT":
 _IDENTITIES = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "MoveToHost", "MoveToDevice")
 
 
-@emits_step("fft")
 def fft(program, x: Instruction) -> None:
-    if x.shape.size == 0:
-        return
+    """A transform that codegen/fft.py does not take."""
     operand = x.operands[0]
     lengths = [n if isinstance(n, int) else None for n in x["fft_length"]]
     if None in lengths and x["fft_type"] == "IRFFT":

@@ -15,6 +15,7 @@ from torch_hlo.compiler.codegen.row_plan import RowPlan, plan
 from torch_hlo.compiler.codegen.row_strided import StridedEmitter
 from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.compiler.passes.attention import attention_of
+from torch_hlo.compiler.passes.fourier import across
 from torch_hlo.compiler.passes.partial_sort import selection_of
 from torch_hlo.compiler.passes.scatter_fusion import is_fused_scatter
 from torch_hlo.hlo.dim import Size
@@ -57,6 +58,10 @@ def fusion(program, x: Instruction) -> None:
         from torch_hlo.compiler.codegen.first import emit_selection
 
         emit_selection(program, x)
+    elif kind == "custom" and across(x) is not None:
+        from torch_hlo.compiler.codegen.fft import emit_across
+
+        emit_across(program, x)
     elif kind == "custom" and is_fused_scatter(x):
         emit_fused_scatter(program, x)
     elif kind == "output":

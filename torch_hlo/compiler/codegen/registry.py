@@ -28,7 +28,10 @@ STEPS: dict[str, Callable] = {}
 GRID_STEPS: dict[str, Callable] = {}  # the column of GPUs; an opcode without a row there uses that of STEPS
 HOST_CALLS: dict[str, Callable] = {}
 ALWAYS = ("collective", "control", "host", "indexing", "loop", "reduce", "sort", "views", "window")
-ON_DEMAND = {"cholesky": "linalg", "convolution": "conv", "dot": "dot", "ragged-dot": "ragged", "select-and-scatter": "select_scatter", "triangular-solve": "linalg"}
+ON_DEMAND = {
+    "cholesky": "linalg", "convolution": "conv", "dot": "dot", "fft": "fft", "ragged-dot": "ragged", "select-and-scatter": "select_scatter",
+    "triangular-solve": "linalg",
+}  # fmt: skip
 _PACKAGE = __name__.rpartition(".")[0]
 _loaded: set[bool] = set()
 

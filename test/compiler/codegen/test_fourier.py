@@ -1,0 +1,120 @@
+"""Fourier transforms against NumPy's: every way to compute a line, radices, kinds, types, dimensions; what needs passes/fourier.py, with it."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from test.compiler.codegen.steps import aligned, check, module_of
+from torch_hlo.compiler.codegen import fft as codegen
+from torch_hlo.compiler.codegen.fft_plan import Plan, plan, radices, split
+from torch_hlo.compiler.codegen.target import host, platform_target
+from torch_hlo.compiler.compile import compile_module
+from torch_hlo.device import cpu as cpu_device
+from torch_hlo.hlo import build
+from torch_hlo.hlo.shape import Shape
+
+KINDS = ("FFT", "IFFT", "RFFT", "IRFFT")
+
+
+def transform(kind, outer, lengths, double=False, optimize=False):
+    """Compare with the evaluator."""
+    rng = np.random.default_rng(sum(lengths))
+    given = (*outer, *lengths[:-1], lengths[-1] // 2 + 1 if kind == "IRFFT" else lengths[-1])
+    v = rng.standard_normal(given)
+    if kind != "RFFT":
+        v = v + 1j * rng.standard_normal(given)
+    v = v.astype(("complex128" if double else "complex64") if kind != "RFFT" else "float64" if double else "float32")
+    size = np.sqrt(np.prod(lengths)) if kind in ("FFT", "RFFT") else 1.0
+    check(lambda x: build.fft(x, kind, lengths), v, rtol=0, atol=(1e-14 if double else 4e-6) * size, optimize=optimize)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 12, 30, 64, 77, 230, 256])
+@pytest.mark.parametrize("lines", [1, 17])
+@pytest.mark.parametrize("double", [False, True])
+def test_radices(n, lines, double):
+    transform("FFT", (lines,), (n,), double)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [2, 6, 24, 250])
+def test_kinds(kind, n):
+    transform(kind, (19,), (n,))
+    transform(kind, (2, 3), (n,), double=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1536, 8192, 50000])
+def test_lines_that_are_matrices(kind, n):
+    assert plan(n // 2, 3, 16).rows
+    transform(kind, (3,), (n,), optimize=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_dimensions(kind):
+    transform(kind, (3,), (6, 18))
+    transform(kind, (2,), (5, 4, 70), double=True)
+
+
+def test_the_two_ways_of_a_line_agree(monkeypatch):
+    """In one piece, and as a matrix."""
+    for way in (lambda n, *_: Plan(n), lambda n, *_: Plan(n, *split(n))):
+        monkeypatch.setattr(codegen, "plan", way)
+        for kind, n in (("FFT", 100), ("IFFT", 128), ("RFFT", 512), ("IRFFT", 512)):
+            transform(kind, (5,), (n,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, 9, 31, 58, 97, 202])
+def test_odd_lengths_and_large_primes(kind, n):
+    transform(kind, (4,), (n,), optimize=True, double=n == 97)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [(37, 12), (12, 3), (4, 9)])
+def test_many_dimensions_that_are_taken_apart(kind, lengths):
+    transform(kind, (2,), lengths, optimize=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n, beside", [(16, 20), (250, 7), (8, 16), (6, 3)])
+def test_across(kind, n, beside):
+    """A dimension is transformed where it is, between transposes that become one kernel."""
+    rng = np.random.default_rng(n)
+    v = rng.standard_normal((3, n // 2 + 1 if kind == "IRFFT" else n, beside))
+    v = v.astype("float32") if kind == "RFFT" else (v + 1j * rng.standard_normal(v.shape)).astype("complex64")
+
+    def program(x):
+        return build.transpose(build.fft(build.transpose(x, (0, 2, 1)), kind, (n,)), (0, 2, 1))
+
+    check(program, v, rtol=0, atol=4e-6 * (np.sqrt(n) if kind in ("FFT", "RFFT") else 1.0), optimize=True)
+
+
+def test_host_calls_are_left_to_what_has_no_kernel():
+    def calls(kind, n, optimize):
+        m = module_of(lambda x: build.fft(x, kind, (n,)), [Shape("f32" if kind == "RFFT" else "c64", (3, n))])
+        return len(compile_module(m, optimize=optimize).host_calls)
+
+    assert [calls("FFT", n, False) for n in (64, 97)] == [0, 1]
+    assert [calls("RFFT", n, False) for n in (64, 9, 58)] == [0, 1, 1]
+    assert [calls(k, n, True) for k in ("FFT", "RFFT") for n in (97, 9, 58)] == [0] * 6
+
+
+@pytest.mark.parametrize("cpu", ["x86-64-v2", "x86-64-v3"])
+def test_narrower_vectors(cpu):
+    """Code for 16- and 32-byte vectors runs here as well."""
+    if not host().has("avx2"):
+        pytest.skip("this machine has no AVX2")
+    rng, target = np.random.default_rng(0), replace(platform_target("x86_64-linux-gnu", cpu), triple="")
+    for n in (24, 200, 2048):
+        v = (rng.standard_normal((9, n)) + 1j * rng.standard_normal((9, n))).astype("complex64")
+        module = module_of(lambda x, n=n: build.fft(x, "FFT", (n,)), [Shape("c64", v.shape)])
+        program = cpu_device.load(compile_module(module, target=target), target)
+        given, out = aligned(v.nbytes), aligned(v.nbytes)
+        given[:] = v.view(np.uint8).ravel()
+        program.call([given.ctypes.data], [out.ctypes.data], [])
+        np.testing.assert_allclose(out.view("complex64").reshape(v.shape), np.fft.fft(v), rtol=0, atol=1e-5 * np.sqrt(n))
+
+
+def test_plans():
+    assert radices(128) == (8, 4, 4) and radices(2 * 3 * 5 * 23) == (2, 23, 5, 3) and radices(29) is None
+    assert plan(64, 512, 16).rows == 0 and plan(1 << 16, 1, 16).rows == 256 and plan(31, 4, 16) is None

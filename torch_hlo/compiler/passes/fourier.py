@@ -1,0 +1,160 @@
+"""fourier: transforms that codegen/fft.py has kernels for.
+
+    real lines of odd length        -> complex ones, of which half is kept
+    dimensions but the last that kernels do not take (too long, few numbers beside them)  -> one dimension at a time, transposed
+    lengths with a large prime      -> a convolution by transforms of a length that has none (Bluestein 1970):
+        X[k] = c[k] sum over i of (x[i] c[i]) conj(c[k - i]),  c[k] = exp(-pi i k^2 / n)
+    transposes around a transform   -> the dimension is transformed where it is:
+        y = transpose(fft(transpose(x)))
+     -> y = fusion(x), kind=custom, calls={the same}, backend_config={"fft":"across"}
+"""
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from torch_hlo.compiler.codegen.fft_plan import LONGEST, MOST, radices
+from torch_hlo.compiler.passes.base import hlo_pass, over_computations
+from torch_hlo.hlo import build as b
+from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, rewrite_bottom_up
+from torch_hlo.hlo.match import carry_meta
+
+_CONFIG = '{"fft":"across"}'
+FEW = 6  # numbers beside each other below which a dimension is transposed first: lanes would be empty
+
+
+@hlo_pass
+def fourier(module: Module) -> Module:
+    """Fourier transforms of any length -> those that have kernels."""
+    return over_computations(module, _rewritten)
+
+
+def across(x: Instruction) -> tuple[str, int, int] | None:
+    """(fft_type, length, dimension) of a fusion made here."""
+    if x.get("backend_config") != _CONFIG:
+        return None
+    back = x["calls"].root
+    return back.operands[0]["fft_type"], back.operands[0]["fft_length"][0], back["dimensions"].index(x.shape.rank - 1)
+
+
+def _rewritten(c: Computation) -> Computation:
+    if not any(x.op == "fft" for x in postorder((c.root,))):
+        return c
+
+    def visit(x: Instruction) -> Instruction:
+        if x.op == "transpose":
+            return _across(x)
+        if x.op != "fft" or x.shape.size == 0 or not all(isinstance(n, int) for n in x["fft_length"]):
+            return x
+        made = _transform(x.operands[0], x["fft_type"], x["fft_length"])
+        if made is not x:
+            carry_meta(x, made)
+        return made
+
+    return Computation(c.name, c.params, rewrite_bottom_up(c.root, visit))
+
+
+def _across(x: Instruction) -> Instruction:
+    """A fusion for transposes around a transform, if there are enough numbers beside each other."""
+    inner = x.operands[0]
+    if inner.op != "fft":
+        return x
+    source, lengths, back, rank = inner.operands[0], inner["fft_length"], x["dimensions"], x.shape.rank
+    if source.op != "transpose" or len(lengths) > 1 or not isinstance(lengths[0], int):
+        return x
+    d, (n,) = back.index(rank - 1), lengths
+    turn = (*(i for i in range(rank) if i != d), d)
+    beside = prod(x.shape.dims[d + 1:])
+    points = n if inner["fft_type"] in ("FFT", "IFFT") else n // 2 if n % 2 == 0 else 0
+    if source["dimensions"] != turn or tuple(turn.index(i) for i in range(rank)) != back or not isinstance(beside, int):
+        return x
+    if not 0 < points <= MOST or radices(points) is None or beside < FEW:
+        return x
+    given = source.operands[0]
+    p = instr("parameter", (), given.shape, index=0)
+    root = b.transpose(b.fft(b.transpose(p, turn), inner["fft_type"], lengths), back)
+    return instr("fusion", (given,), x.shape, kind="custom", calls=Computation("fft", (p,), root), backend_config=_CONFIG)
+
+
+def _transform(x: Instruction, kind: str, lengths: tuple[int, ...]) -> Instruction:
+    *others, last = lengths
+    if others:
+        beside = last if kind in ("FFT", "IFFT") else last // 2 + 1
+        if _is_smooth(last, kind) and all(n <= MOST and _is_smooth(n) for n in others) and beside >= FEW:
+            return b.fft(x, kind, lengths)
+        rank, inner = x.shape.rank, "IFFT" if kind in ("IFFT", "IRFFT") else "FFT"
+        dims = range(rank - len(lengths), rank - 1)
+        if kind == "RFFT":
+            x = _transform(x, kind, (last,))
+        for d, n in zip(dims, others, strict=True):
+            turn = (*(i for i in range(rank) if i != d), d)
+            x = _across(b.transpose(_transform(b.transpose(x, turn), inner, (n,)), tuple(turn.index(i) for i in range(rank))))
+        return x if kind == "RFFT" else _transform(x, kind, (last,))
+    if kind == "RFFT" and last % 2:
+        return _cut(_transform(b.convert(x, _COMPLEX[x.shape.dtype]), "FFT", lengths), last // 2 + 1)
+    if kind == "IRFFT" and last % 2:
+        return _odd_inverse(x, last)
+    if not _is_smooth(last, kind):
+        return _convolution(x, kind, last)
+    return b.fft(x, kind, lengths)
+
+
+_COMPLEX = {"f32": "c64", "f64": "c128"}
+
+
+def _is_smooth(n: int, kind: str = "FFT") -> bool:
+    half = n // 2 if kind in ("RFFT", "IRFFT") else n
+    return radices(half) is not None or n > LONGEST
+
+
+def _cut(x: Instruction, n: int) -> Instruction:
+    dims = x.shape.dims
+    return b.slice_(x, (0,) * len(dims), (*dims[:-1], n))
+
+
+def _conjugate(x: Instruction) -> Instruction:
+    return b.complex_(b.real(x), b.negate(b.imag(x)))
+
+
+def _mirrored(x: Instruction, n: int) -> Instruction:
+    """All n points of a line's spectrum from the n // 2 + 1 that real lines have. The first one is real."""
+    rank, half = x.shape.rank, n // 2 + 1
+    first = b.slice_(x, (0,) * rank, (*x.shape.dims[:-1], 1))
+    first = b.complex_(b.real(first), b.subtract(b.imag(first), b.imag(first)))
+    low = b.slice_(x, (*(0,) * (rank - 1), 1), x.shape.dims)
+    high = b.reverse(_conjugate(b.slice_(x, (*(0,) * (rank - 1), 1), (*x.shape.dims[:-1], n - half + 1))), (rank - 1,))
+    return b.concatenate([first, low, high], rank - 1)
+
+
+def _odd_inverse(x: Instruction, n: int) -> Instruction:
+    return b.real(_transform(_mirrored(x, n) if n > 1 else x, "IFFT", (n,)))
+
+
+def _convolution(x: Instruction, kind: str, n: int) -> Instruction:
+    """Bluestein's way for a line of n points."""
+    if kind == "RFFT":
+        return _cut(_convolution(b.convert(x, _COMPLEX[x.shape.dtype]), "FFT", n), n // 2 + 1)
+    if kind == "IRFFT":
+        return _odd_inverse(x, n)
+    m = _smooth_from(2 * n - 1)
+    square = np.arange(n, dtype=np.int64) ** 2 % (2 * n)
+    chirp = np.exp((1j if kind == "IFFT" else -1j) * np.pi * square / n)
+    filter_ = np.zeros(m, complex)
+    filter_[:n] = chirp.conj()
+    filter_[m - n + 1:] = chirp[1:][::-1].conj()
+    outer, rank = x.shape.dims[:-1], x.shape.rank
+
+    def table(values: np.ndarray) -> Instruction:
+        return b.broadcast(b.constant(values, x.shape.dtype), (*outer, len(values)), (rank - 1,))
+
+    y = b.multiply(x, table(chirp))
+    y = b.pad(y, b.constant(0, x.shape.dtype), ((0, 0, 0),) * (rank - 1) + ((0, m - n, 0),))
+    y = b.multiply(_transform(y, "FFT", (m,)), table(np.fft.fft(filter_)))
+    y = _cut(_transform(y, "IFFT", (m,)), n)
+    return b.multiply(y, table(chirp / (n if kind == "IFFT" else 1)))
+
+
+def _smooth_from(n: int) -> int:
+    """The smallest number from n on that is a power of two times 1, 3, 5, 9, 15 or 25."""
+    return min(odd << max(2, (-(-n // odd) - 1).bit_length()) for odd in (1, 3, 5, 9, 15, 25))
