@@ -21,6 +21,7 @@ MODULE_BYTES = 96 << 10  # IR text per LLVM module: 8 to 16 kernels
 WORKERS = 2
 _REFERENCE = re.compile(r"@([\w.$]+)")
 _LOOP = re.compile(r"^ *br |<\d+ x ", re.M)
+_GLUE = re.compile(r"entry|.*\.task$")  # names of lists of calls, and of what unpacks the arguments of a task: each runs once, or once per task
 _HEAD = re.compile(r"define (?:internal |private |linkonce_odr |hidden )*(?P<result>.*?)@(?P<name>[\w.$]+)\((?P<params>[^\n]*)\)[^\n]*\{")
 
 _PRELUDE = """@torch_hlo_zeros = internal constant [64 x i8] zeroinitializer, align 64
@@ -44,7 +45,7 @@ class Objects:
         self.declarations: Mapping[str, str] = {}  # of symbols that are not written here
         self.texts: list[str] = []
         self._heads: dict[str, str] = {}
-        self._groups: dict[bool, dict[str, str]] = {True: {}, False: {}}  # with loops; lists of calls, which are compiled without optimisation
+        self._groups: dict[bool, dict[str, str]] = {True: {}, False: {}}  # with loops; glue, which is compiled without optimisation
         self._sizes = {True: 0, False: 0}
         self._pool: ThreadPoolExecutor | None = None
         self._results: list[Future] = []
@@ -67,7 +68,7 @@ class Objects:
             raise ValueError(f"function {name} is not defined by its text: {text[:200]!r}")
         params = re.sub(r"%[\w.$]+", "", match["params"])
         self._heads[name] = f"declare {match['result']}@{name}({params})"
-        kind = not name.startswith("entry") or bool(_LOOP.search(text))
+        kind = not _GLUE.match(name) or bool(_LOOP.search(text))
         group = self._groups[kind]
         group[name] = text
         self._sizes[kind] += len(text)
@@ -134,7 +135,7 @@ def machine_code(text: str, target: Target, assembly: bool = False, level: int |
     """Object code of an IR module, and its assembly when asked for. No IR pass runs: the text is explicit. `level`: see Target.machine;
     None: 2 for loops, 0 for others."""
     _release_lock()
-    # The list of steps is long and each runs once: optimising it would take a fifth of a program's compile time for nothing.
+    # Glue is long and each line of it runs once: optimising it would take a fifth of a program's compile time for nothing.
     machine = target.machine((2 if _LOOP.search(text) else 0) if level is None else level)
     module = parsed(text, machine)
     asm = machine.emit_assembly(module) if assembly else ""

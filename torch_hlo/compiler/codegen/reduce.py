@@ -239,7 +239,7 @@ def _late_kernel(program, computation: Computation, numbers: list[int], bind: Ca
             write(item)
         items = size
     else:
-        k.lane_loop("%lo", "%hi", size, write)
+        k.lane_loop("%lo", "%hi", size, write, aligned=isinstance(size, int) and size % k.lanes == 0, compact=True)
         items = size
     name = k.define(program, "combine")
     return _Call(name, tuple(k.sizes), items, k.lanes * 4, 0.1 * (1 + reads), tuple(numbers), bool(partials))

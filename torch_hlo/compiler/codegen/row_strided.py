@@ -89,9 +89,11 @@ class StridedEmitter:
             self._row_results()
         return k
 
-    def _rows(self, body) -> None:
-        """A vector loop over the block; `body(j)` gets the position in it."""
-        self.k.lane_loop(0, self.count, self.block, lambda j, _: body(j) or [], LEAST_VECTORS if isinstance(self.count, int) else 2)
+    def _rows(self, body, every: bool = False) -> None:
+        """A vector loop over the block; `body(j)` gets the position in it. `every`: it runs for every element of the rows, and is unrolled; what
+        runs once per row is written once, which keeps the code short."""
+        unroll = 1 if not every else LEAST_VECTORS if isinstance(self.count, int) else 2
+        self.k.lane_loop(0, self.count, self.block, lambda j, _: body(j) or [], unroll, compact=not every)
 
     def _point(self, inside: dict[int, Index], j: Index) -> list[Index]:
         where = {**self.where, **inside, **self._minor(j)}
@@ -132,7 +134,7 @@ class StridedEmitter:
 
         def walk(dims: tuple[int, ...], inside: dict[int, Index], accs: dict[Instruction, list[str]]) -> None:
             if not dims:
-                self._rows(lambda j: body(inside, j, accs))
+                self._rows(lambda j: body(inside, j, accs), every=True)
                 return
             size = plan.dims[dims[0]]
             slices = k.slices if dims == plan.inner else 1  # threads that share a column take turns along the first dimension
