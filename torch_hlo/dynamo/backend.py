@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch_hlo import config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.dynamo.call import Caller
+from torch_hlo.dynamo.direct import Graphs
 from torch_hlo.dynamo.place import place_of
 from torch_hlo.lazy import dump, encoder, executor, log, progress, traceable
 from torch_hlo.lowering import late
@@ -61,10 +62,12 @@ def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict
     if mode not in MODES:
         raise ValueError(f"torch.compile(backend='hlo'): unknown mode {mode!r}; there are {', '.join(map(str, MODES[1:]))}")
     compiler = functools.partial(compile_graph, settings=checked(options))
-    return aot_autograd(
-        fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions(),
-        partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True,
-    )(graph_module, example_inputs)  # fmt: skip
+    graphs = Graphs(graph_module, example_inputs)
+    aot = aot_autograd(
+        fw_compiler=graphs.keep("forward", compiler), bw_compiler=graphs.keep("backward", compiler), inference_compiler=graphs.keep("inference", compiler),
+        decompositions=decompositions(), partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True,
+    )  # fmt: skip
+    return graphs.direct(aot(graph_module, example_inputs))
 
 
 def checked(options: dict | None) -> dict[str, object]:
