@@ -285,4 +285,14 @@ ENTRY %main {
         for a, b in [("f16", "bf16"), ("s8", "u16"), ("s32", "f32"), ("s64", "f64"), ("f32", "s64"), ("c64", "f32"), ("f64", "c64"), ("s16", "bf16")]:
             assert not exact(a, b), (a, b)
 
+    def test_scatter_of_one_element_per_row(self):
+        def scattered(base, index, updates, to_apply):
+            x = h.scatter(base, index, updates, to_apply, update_window_dims=(), inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1,),
+                          index_vector_dim=2, input_batching_dims=(0,), scatter_indices_batching_dims=(0,))  # fmt: skip
+            return self.check(algebra, self.program(x)).entry.root.op
 
+        index, updates = p("s64", (4, 1)), p("f32", (4, 1), 1)
+        for value, to_apply in ((0, "add"), (2, "add"), (-1, "second")):
+            assert scattered(h.full(value, "f32", (4, 3)), index, updates, to_apply) == "select"
+        assert scattered(p("f32", (4, 3), 2), index, updates, "add") == "scatter"  # most of an array stays where it is
+        assert scattered(h.full(0, "f32", (4, 3)), p("s64", (4, 2)), p("f32", (4, 2), 1), "add") == "scatter"  # two may be one

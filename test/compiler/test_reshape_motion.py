@@ -94,6 +94,8 @@ class ReshapeMotion(HloTestCase):
         before = h.reduce((h.transpose(x, (0, 2, 1)), h.iota("s64", (2, 6, 5), 2)), (ZERO, last), (2,), larger)
         after = h.reduce((x, h.iota("s64", (2, 5, 6), 1)), (ZERO, last), (1,), larger)
         self.assertRewrites(reshape_motion, before, after)
+        before = h.reduce((h.transpose(x, (2, 0, 1)), h.iota("s64", (6, 2, 5), 2)), (ZERO, last), (2,), larger)
+        self.assertRewrites(reshape_motion, before, h.tuple_(*(h.transpose(h.get_tuple_element(after, i), (1, 0)) for i in (0, 1))))
 
         def scattered(dims, at):
             places = {"scatter_dims_to_operand_dims": (at,), "inserted_window_dims": (at,), "input_batching_dims": tuple(d for d in range(3) if d != at)}

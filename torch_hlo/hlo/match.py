@@ -363,6 +363,25 @@ def rebuild(root: Instruction, table: dict[Instruction, Instruction]) -> Instruc
     return done[root]
 
 
+def substituted(root: Instruction, table: dict[Instruction, Instruction]) -> Instruction:
+    """`root` with instructions replaced by what the table has for them; what it has is made of instructions that may be replaced too."""
+    done: dict[Instruction, Instruction] = {}
+    stack = [root]
+    while stack:
+        x = stack[-1]
+        needs = (table[x],) if x in table else x.operands
+        missing = [o for o in needs if o not in done]
+        if missing:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        if x not in done:
+            new = tuple(done[o] for o in needs)
+            done[x] = new[0] if x in table else x if new == x.operands else replace(x, new)
+            carry_meta(x, done[x])
+    return done[root]
+
+
 def inline(c: Computation, operands: Iterable[Instruction]) -> Instruction:
     """The root of `c` computed from `operands`."""
     return rebuild(c.root, dict(zip(c.params, operands, strict=True)))

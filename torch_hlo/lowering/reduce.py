@@ -140,7 +140,8 @@ def arg_extreme(x: Expr, dim: int, largest: bool) -> tuple[Expr, Expr]:
         better = better | (is_nan(va) & ~is_nan(vb))
         tie = tie | (is_nan(va) & is_nan(vb))
     first = better | (tie & (ia < ib))
-    root = instr("tuple", (where(first, va, vb).x, where(first, ia, ib).x), tuple_shape(*shapes[:2]))
+    extreme = instr("maximum" if largest else "minimum", (va.x, vb.x))  # of the values alone: where no position is read, none is found
+    root = instr("tuple", (extreme, where(first, ia, ib).x), tuple_shape(*shapes[:2]))
     start = promote.constant(lowest(x.dtype) if largest else highest(x.dtype), x.dtype)
     both = instr(
         "reduce", (x.x, iota(x.dims, dim), start, promote.constant(highest("s64"), "s64")), dimensions=(dim,),

@@ -59,6 +59,20 @@ def test_one_of_the_first(n, k, cut):
     check(m, [rng.standard_normal((2, n)).astype(np.float32)], 0, optimize=True)
 
 
+def test_one_after_another():
+    """Nearest neighbours of what the nearest neighbours were: the second sort is of what the first selection gives."""
+    x = parameter(0, "f32", 6, 200)
+
+    def nearest(y):
+        both = b.sort([y, b.iota("s64", (6, 200), 1)], 1, "GT", True)
+        return b.slice_(b.get_tuple_element(both, 0), (0, 0), (6, 8))
+
+    again = b.multiply(x, b.broadcast(b.reduce(nearest(x), b.constant(0.0, "f32"), (1,), "add"), (6, 200), (0,)))
+    m = module([x], nearest(again))
+    assert short(partial_sort(m)).count("kind=custom") == 2
+    check(m, [values("f32", (6, 200)).clip(-9, 9)], 0, optimize=True)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64", "s8", "u8", "s64", "f16"])
 @pytest.mark.parametrize("direction", ["LT", "GT"])
 def test_one_in_the_middle(dtype, direction):

@@ -179,6 +179,24 @@ def reduce_ones(out: Instruction) -> Instruction | None:
     return instr("reduce", (*arrays, *out.operands[n:]), dimensions=tuple(kept.index(i) for i in dims if i not in ones), to_apply=out["to_apply"])
 
 
+def scatter_of_one(out: Instruction) -> Instruction | None:
+    """scatter(broadcast(c), i, u) of one element per row -> select(iota == i, u, c): the gradient of max(x, dim) and of gather, one-hot codes"""
+    x, index, u = out.operands if len(out.operands) == 3 else (None,) * 3
+    dims = out["scatter_dims_to_operand_dims"]
+    if x is None or x.op != "broadcast" or x.operands[0].shape.rank or len(dims) != 1 or out["update_window_dims"] or out["inserted_window_dims"] != dims:
+        return None
+    (d,), rank = dims, x.shape.rank
+    others = tuple(i for i in range(rank) if i != d)
+    rows = tuple(x.shape.dims[i] for i in others)
+    if out["input_batching_dims"] != others or out["scatter_indices_batching_dims"] != others or out["index_vector_dim"] != rank:
+        return None
+    if index.shape.dims != (*rows[:d], 1, *rows[d:]):
+        return None
+    i, u = (h.broadcast(h.reshape(o, rows), x.shape.dims, others) for o in (index, u))
+    new = lift(out["to_apply"], (x, u))
+    return None if new is None else h.select(h.compare(h.iota(index.shape.dtype, x.shape.dims, d), i, "EQ"), new, x)
+
+
 def sort_single(out: Instruction) -> Instruction | None:
     size = out.operands[0].shape.dims[out["dimensions"][0]]
     if size not in (0, 1):
@@ -307,6 +325,7 @@ ARITHMETIC = rules(
     (op("while"), while_false),
     (op("reduce"), reduce_single),
     (op("reduce"), reduce_ones),
+    (op("scatter"), scatter_of_one),
     (op("sort"), sort_single),
     (op("copy", x), lambda x: x),
 )  # fmt: skip

@@ -19,8 +19,8 @@ from torch_hlo.compiler.passes.attention_roles import ELEMENTWISE, Product, Role
 from torch_hlo.compiler.passes.base import hlo_pass, over_computations
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, replace, users
-from torch_hlo.hlo.match import carry_meta, splat
+from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, users
+from torch_hlo.hlo.match import carry_meta, splat, substituted
 
 _HIDDEN = float("inf")  # in a bias: the score is the fill
 
@@ -44,7 +44,7 @@ def _matched(c: Computation) -> Computation:
                 table |= _Attention(x, reads, number, c.root).replacements()
             except Unknown:
                 continue
-    return Computation(c.name, c.params, _replaced(c.root, table)) if table else c
+    return Computation(c.name, c.params, substituted(c.root, table)) if table else c
 
 
 def _with_separate_sums(c: Computation) -> Computation:
@@ -68,26 +68,7 @@ def _with_separate_sums(c: Computation) -> Computation:
                 for part in parts[1:]:
                     total = b.add(total, part)
                 table[x] = total if x.shape.dtype == "f32" else b.convert(total, x.shape.dtype)
-    return Computation(c.name, c.params, _replaced(c.root, table)) if table else c
-
-
-def _replaced(root: Instruction, table: dict[Instruction, Instruction]) -> Instruction:
-    """`root` with instructions replaced by what the table has for them; what it has is made of instructions that may be replaced too."""
-    done: dict[Instruction, Instruction] = {}
-    stack = [root]
-    while stack:
-        x = stack[-1]
-        needs = (table[x],) if x in table else x.operands
-        missing = [o for o in needs if o not in done]
-        if missing:
-            stack.extend(missing)
-            continue
-        stack.pop()
-        if x not in done:
-            new = tuple(done[o] for o in needs)
-            done[x] = new[0] if x in table else x if new == x.operands else replace(x, new)
-            carry_meta(x, done[x])
-    return done[root]
+    return Computation(c.name, c.params, substituted(c.root, table)) if table else c
 
 
 def _need(condition: bool) -> None:

@@ -14,8 +14,8 @@ from torch_hlo.compiler.codegen.sort import sort_key
 from torch_hlo.compiler.passes.base import hlo_pass, over_computations
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, rewrite_bottom_up, users
-from torch_hlo.hlo.match import carry_meta
+from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, users
+from torch_hlo.hlo.match import carry_meta, substituted
 
 MOST = 128  # elements that are kept in order while a row is read; more in rows of more than their square: few elements of those move any
 FEWER = 4  # times fewer than the row has
@@ -41,7 +41,7 @@ def _selected(c: Computation) -> Computation:
     for x in postorder((c.root,)):
         if x.op == "sort":
             table.update(_slices(x, reads, c.root))
-    return c if not table else Computation(c.name, c.params, rewrite_bottom_up(c.root, lambda x: table.get(x, x)))
+    return c if not table else Computation(c.name, c.params, substituted(c.root, table))
 
 
 def _slices(x: Instruction, reads: dict[Instruction, list[Instruction]], root: Instruction) -> dict[Instruction, Instruction]:

@@ -286,10 +286,12 @@ def reduce_of_transposes(out: Instruction) -> Instruction | None:
     kept = [d for d in range(len(perm)) if d not in before]
     order = [kept.index(perm[d]) for d in range(len(perm)) if d not in out["dimensions"]]
     turned = [_turned(o, perm, first.operands[0].shape.dims, {}) for o in out.operands[:n]]
-    if any(o is None for o in turned) or n > 1 and order != sorted(order):
+    if any(o is None for o in turned):
         return None
     reduced = instr("reduce", (*turned, *out.operands[n:]), dimensions=tuple(before), to_apply=out["to_apply"])
-    return h.transpose(reduced, order) if n == 1 else reduced
+    if n == 1:
+        return h.transpose(reduced, order)
+    return reduced if order == sorted(order) else h.tuple_(*(h.transpose(h.get_tuple_element(reduced, i), order) for i in range(n)))
 
 
 def reduce_of_reshapes(out: Instruction) -> Instruction | None:
