@@ -35,17 +35,19 @@ _MISSING = object()
 class Instruction:
     """op (XLA's spelling), operands, shape, attrs (sorted pairs of hashable values, may hold a Computation).
 
-    Notes that are no part of identity: `meta`, which META shows as a table, and `settled`, the bits of rewrites (match.py) that have
-    nothing left to do here and below.
+    Notes that are no part of identity: `meta`, which META shows as a table, `settled`, the bits of rewrites (match.py) that have
+    nothing left to do here and below, and `below`, the postorder of what it depends on once that was asked for (passes that change
+    nothing ask again and again).
     """
 
-    __slots__ = ("op", "operands", "shape", "attrs", "meta", "settled", "__weakref__")
+    __slots__ = ("op", "operands", "shape", "attrs", "meta", "settled", "below", "__weakref__")
     op: str
     operands: tuple[Instruction, ...]
     shape: Shape
     attrs: tuple[tuple[str, object], ...]
     meta: Meta | None
     settled: int
+    below: tuple[Instruction, ...] | None
 
     def __getitem__(self, name: str):
         """Attribute `name`, or its value in DEFAULTS; KeyError when absent."""
@@ -135,7 +137,7 @@ def _instr(op: str, operands: tuple[Instruction, ...], attrs: tuple, shape: Shap
         found = _instr(op, operands, attrs, shape)
     else:
         found = object.__new__(Instruction)
-        found.op, found.operands, found.shape, found.attrs, found.meta, found.settled = op, operands, shape, attrs, None, 0
+        found.op, found.operands, found.shape, found.attrs, found.meta, found.settled, found.below = op, operands, shape, attrs, None, 0, None
     _INTERNED[key] = found
     return found
 
@@ -211,11 +213,17 @@ def outputs(module: Module) -> tuple[Instruction, ...]:
     return root.operands if root.op == "tuple" else (root,)
 
 
+_LARGE = 256  # instructions
+
+
 def postorder(roots: Iterable[Instruction], known: Iterable[Instruction] = (), mark: int = 0) -> list[Instruction]:
     """Every instruction reachable from `roots`, operands before users, without recursion, in a stable order.
 
     `known` instructions and those with `mark` in `settled`, and what only they need, are left out.
     """
+    whole = roots[0] if type(roots) is tuple and len(roots) == 1 and not known and not mark else None
+    if whole is not None and whole.below is not None:
+        return [*whole.below, whole]
     seen = set(known)
     order: list[Instruction] = []
     path: list[Instruction] = []  # from a root down; beside it, what is left of each one's operands
@@ -238,6 +246,8 @@ def postorder(roots: Iterable[Instruction], known: Iterable[Instruction] = (), m
             else:
                 order.append(path.pop())
                 left.pop()
+    if len(order) > _LARGE and whole is not None:
+        whole.below = tuple(order[:-1])  # without itself: no cycle
     return order
 
 

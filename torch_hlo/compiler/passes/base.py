@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir import Computation, Instruction, Module, called, replace
+from torch_hlo.hlo.ir import Computation, Instruction, Module, called, postorder, replace
 from torch_hlo.hlo.match import carry_meta, with_computations
 from torch_hlo.hlo.opcodes import OPCODES
 
@@ -50,6 +50,9 @@ def fixpoint(*passes: Pass) -> Pass:
     return Pass(name, run, f"{', '.join(p.name for p in passes)} until nothing changes", passes)
 
 
+_RUNS = frozenset(name for name, opcode in OPCODES.items() if "control" in opcode.traits and name != "fusion")  # opcodes that run computations
+
+
 def over_computations(module: Module, fn: Callable[[Computation], Computation]) -> Module:
     """The module with `fn` applied to the entry and to every computation that loops, branches and calls run, inner ones first."""
     memo: dict[Computation, Computation] = {}
@@ -60,10 +63,12 @@ def over_computations(module: Module, fn: Callable[[Computation], Computation]) 
         return memo[c]
 
     def _inside(c: Computation) -> Computation:
+        if not any(x.op in _RUNS for x in postorder((c.root,))):
+            return c
         new: dict[Instruction, Instruction] = {}
         for x in c.instructions():
             y = x if not x.operands or all(new[o] is o for o in x.operands) else replace(x, [new[o] for o in x.operands])
-            if "control" in OPCODES[x.op].traits and x.op != "fusion":
+            if x.op in _RUNS:
                 y = with_computations(y, {inner: visit(inner) for inner in called(x)})
             if y is not x:
                 carry_meta(x, y)
