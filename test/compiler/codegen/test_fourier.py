@@ -9,6 +9,7 @@ from torch_hlo.compiler.codegen import fft as codegen
 from torch_hlo.compiler.codegen.fft_plan import Plan, plan, radices, split
 from torch_hlo.compiler.codegen.target import host, platform_target
 from torch_hlo.compiler.compile import compile_module
+from torch_hlo.compiler.passes.fourier import fourier
 from torch_hlo.device import cpu as cpu_device
 from torch_hlo.hlo import build
 from torch_hlo.hlo.shape import Shape
@@ -87,6 +88,34 @@ def test_across(kind, n, beside):
         return build.transpose(build.fft(build.transpose(x, (0, 2, 1)), kind, (n,)), (0, 2, 1))
 
     check(program, v, rtol=0, atol=4e-6 * (np.sqrt(n) if kind in ("FFT", "RFFT") else 1.0), optimize=True)
+
+
+@pytest.mark.parametrize("lengths", [(16,), (15,), (6, 10)])
+def test_gradients_of_real_transforms_are_real_transforms(lengths):
+    rng = np.random.default_rng(1)
+    v = (rng.standard_normal((3, *lengths[:-1], lengths[-1] // 2 + 1)) + 0j + 1j * rng.standard_normal(1)).astype("complex64")
+
+    def program(g):
+        whole = build.pad(g, build.constant(0, "c64"), ((0, 0, 0),) * len(lengths) + ((0, lengths[-1] - v.shape[-1], 0),))
+        y = build.fft(whole, "IFFT", lengths)
+        return build.real(build.multiply(y, build.broadcast(build.constant(3.0, "c64"), y.shape.dims, ())))
+
+    check(program, v, rtol=0, atol=1e-6, optimize=True)
+    text = str(fourier(module_of(program, [Shape("c64", v.shape)])))
+    assert ("IRFFT" in text) == (lengths[-1] % 2 == 0) and ("pad" in text) == (lengths[-1] % 2 == 1)
+
+
+def test_gradients_across():
+    rng = np.random.default_rng(1)
+    v = (rng.standard_normal((2, 9, 20)) + 1j * rng.standard_normal((2, 9, 20))).astype("complex64")
+
+    def program(g):
+        zeros = build.broadcast(build.constant(0, "c64"), (2, 16, 20), ())
+        whole = build.dynamic_update_slice(zeros, g, [build.constant(0, "s64")] * 3)
+        return build.real(build.transpose(build.fft(build.transpose(whole, (0, 2, 1)), "IFFT", (16,)), (0, 2, 1)))
+
+    check(program, v, rtol=0, atol=1e-6, optimize=True)
+    assert "IRFFT" in str(fourier(module_of(program, [Shape("c64", v.shape)])))
 
 
 def test_host_calls_are_left_to_what_has_no_kernel():

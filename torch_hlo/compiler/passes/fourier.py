@@ -7,6 +7,9 @@
     transposes around a transform   -> the dimension is transformed where it is:
         y = transpose(fft(transpose(x)))
      -> y = fusion(x), kind=custom, calls={the same}, backend_config={"fft":"across"}
+    gradients of real transforms    -> real transforms:
+        real(fft(g filled up with zeros), IFFT)
+     -> fft(g w, IRFFT), w = 1 for the points that have no mirror image, 1/2 for the others
 """
 from __future__ import annotations
 
@@ -45,6 +48,8 @@ def _rewritten(c: Computation) -> Computation:
     def visit(x: Instruction) -> Instruction:
         if x.op == "transpose":
             return _across(x)
+        if x.op == "real":
+            return _real_inverse(x)
         if x.op != "fft" or x.shape.size == 0 or not all(isinstance(n, int) for n in x["fft_length"]):
             return x
         made = _transform(x.operands[0], x["fft_type"], x["fft_length"])
@@ -53,6 +58,48 @@ def _rewritten(c: Computation) -> Computation:
         return made
 
     return Computation(c.name, c.params, rewrite_bottom_up(c.root, visit))
+
+
+def _real_inverse(x: Instruction) -> Instruction:
+    """The real part of an inverse transform of half a spectrum: Re(h) = (h + conj h) / 2, so the other half is its mirror image."""
+    y, factor = x.operands[0], 1.0
+    if y.op == "multiply" and y.operands[1].op == "broadcast" and y.operands[1].operands[0].op == "constant":
+        c = complex(y.operands[1].operands[0]["literal"].numpy())
+        if c.imag:
+            return x
+        y, factor = y.operands[0], c.real
+    rank = x.shape.rank
+    if y.op == "fft" and y["fft_type"] == "IFFT":
+        d, lengths = rank - 1, y["fft_length"]
+    elif y.op == "fusion" and (found := across(y)) and found[0] == "IFFT":
+        d, lengths = found[2], (found[1],)
+    else:
+        return x
+    n, g = lengths[-1], _filled_up(y.operands[0], d)
+    if g is None or not isinstance(n, int) or n % 2 or g.shape.dims[d] != n // 2 + 1:  # (an odd length would be filled up again)
+        return x
+    weights = np.full(n // 2 + 1, 0.5 * factor)
+    weights[[0, -1]] = factor
+    halved = b.multiply(g, b.broadcast(b.constant(weights, g.shape.dtype), g.shape.dims, (d,)))
+    if d == rank - 1:
+        return _transform(halved, "IRFFT", lengths)
+    turn = (*(i for i in range(rank) if i != d), d)
+    return _across(b.transpose(_transform(b.transpose(halved, turn), "IRFFT", lengths), tuple(turn.index(i) for i in range(rank))))
+
+
+def _filled_up(x: Instruction, d: int) -> Instruction | None:
+    """What `x` is with zeros after it along dimension d."""
+    def zero(y: Instruction) -> bool:
+        y = y.operands[0] if y.op == "broadcast" else y
+        return y.op == "constant" and y.shape.size == 1 and not y["literal"].numpy().any()
+
+    if x.op == "pad" and zero(x.operands[1]):
+        alone = all(low == inner == 0 and (high == 0 or i == d and high > 0) for i, (low, high, inner) in enumerate(x["padding"]))
+        return x.operands[0] if alone else None
+    if x.op == "dynamic-update-slice" and all(zero(o) for o in (x.operands[0], *x.operands[2:])):
+        g = x.operands[1]
+        return g if all(i == d or m == n for i, (m, n) in enumerate(zip(g.shape.dims, x.shape.dims, strict=True))) else None
+    return None
 
 
 def _across(x: Instruction) -> Instruction:
