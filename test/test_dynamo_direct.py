@@ -109,13 +109,41 @@ def test_graph_kept_for_a_second_pass(functions):
             torch.autograd.grad(y, x)
 
 
-def test_differentiating_twice_is_an_error(functions):
-    compiled = torch.compile(lambda x: (x * x).sin().sum(), backend="hlo")
+@pytest.mark.parametrize("plain_calls", [0, CALLS])
+def test_differentiating_twice(plain_calls):
+    critic = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    compiled = torch.compile(critic, backend="hlo")
+    x = torch.randn(6, 3, requires_grad=True)
+    for _ in range(plain_calls):
+        compiled(x).sum().backward()
+
+    def gradients(critic):
+        slope, = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+        return torch.autograd.grad((slope.norm(dim=1) - 1).square().mean() + critic(x).mean(), [*critic.parameters()][:-1])
+
+    want = gradients(critic)
+    with pytest.warns(UserWarning, match="create_graph=True"):
+        torch.testing.assert_close(gradients(compiled), want)
+    torch.testing.assert_close(gradients(compiled), want)
+
+
+def test_random_graphs_cannot_be_differentiated_twice(functions):
+    compiled = torch.compile(lambda x: F.dropout((x * x).sin(), 0.5).sum(), backend="hlo")
     for _ in range(CALLS):
         x = torch.randn(5, requires_grad=True)
         g, = torch.autograd.grad(compiled(x), x, create_graph=True)
         with pytest.raises(RuntimeError, match="double backward"):
             g.sum().backward()
+
+
+def test_inputs_of_graphs_differentiated_twice_are_watched():
+    compiled = torch.compile(lambda x, y: (x.sin() + y).sum(), backend="hlo")
+    for _ in range(CALLS):
+        x, y = torch.randn(5, requires_grad=True), torch.randn(5)
+        result = compiled(x, y)
+        y.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(result, x, create_graph=True)
 
 
 def test_saved_tensors_are_watched(functions):

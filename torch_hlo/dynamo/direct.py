@@ -4,18 +4,25 @@
     aot = aot_autograd(fw_compiler=graphs.keep("forward", compile), …)(graph_module, example_inputs)
     call = graphs.direct(aot)
 
-What AOTAutograd returns prepares each call for all that a graph may do: return views of its inputs, resize them, hold tensor subclasses, number
-its random ops. Most graphs do nothing of the kind, and small models spend more time there than in their programs. Whether a graph needs it is in
-the metadata that AOTAutograd has collected. A training graph becomes a `torch.autograd.Function` that inherits from AOTAutograd's own for that
-graph, found behind the first result: differentiating twice, compiled autograd and gradients of unusual types go on there.
+What AOTAutograd returns prepares each call for all that a graph may do: return views of its inputs, resize them, hold tensor subclasses,
+number its random ops. Most graphs do nothing of the kind, and small models spend more time there than in their programs. Whether a graph
+needs it is in the metadata that AOTAutograd has collected. A training graph becomes a `torch.autograd.Function` that inherits from
+AOTAutograd's own for that graph, found behind the first result: compiled autograd and gradients of unusual types go on there.
+
+A graph whose gradient is to be differentiated (`create_graph=True`: gradient penalties, equations in derivatives) is beyond AOTAutograd,
+which raises. If it draws no random numbers and writes to no input, it is computed again and differentiated by PyTorch, which also runs
+its later calls.
 """
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
 from torch._guards import TracingContext
+
+from torch_hlo.lowering.registry import is_random
 
 # Of ViewAndMutationMeta: what it says of a graph that needs no preparation.
 _PLAIN: dict[str, object] = {
@@ -28,10 +35,14 @@ class Graphs:
     """The compiled graphs of one Dynamo graph: an inference graph, or a forward and (from its first use on) a backward graph."""
 
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence) -> None:
+        self.eager = graph_module
         self.arguments = len(example_inputs)
+        self.tensors = [i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor)]
         # Parameters of the module itself would be further arguments, and saved tensors' hooks are compiled into the graph.
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self.plain = hooks is None and not [*graph_module.parameters(), *graph_module.buffers()]
+        self.repeatable = not torch.is_autocast_enabled("cpu")
+        self.twice = False  # its gradient has been differentiated
         self.run: dict[str, Callable[[list], list]] = {}
         self.gradients: list[bool] = []  # for each input, whether the backward graph computes a gradient
 
@@ -47,6 +58,8 @@ class Graphs:
                 metadata = self.metadata = TracingContext.get().fw_metadata
                 inputs = len(graph_module.graph.find_nodes(op="placeholder"))
                 self.plain = self.plain and inputs == self.arguments == len(metadata.input_info) and _is_plain(metadata)
+                drawn = any(is_random(n.target) for n in graph_module.graph.nodes if hasattr(n.target, "tags"))
+                self.repeatable = self.repeatable and self.plain and not drawn and not _written(metadata)
             self.run[kind] = run
             return run
 
@@ -73,17 +86,60 @@ class Graphs:
 
         def call(*args) -> Sequence:
             nonlocal apply
-            if apply is not None and not in_transform():
+            if apply is not None and not self.twice and not in_transform():
                 return apply(*args)
+            if self.twice:
+                return self.eager(*args)
             results = aot(*args)
-            if "backward" in self.run:
-                found = (getattr(r.grad_fn, "_forward_cls", None) for r in results if isinstance(r, torch.Tensor))
-                function = next((f for f in found if hasattr(f, "compiled_fw")), None)
-                if function is not None:
+            nodes = (r.grad_fn for r in results if isinstance(r, torch.Tensor))
+            node = next((n for n in nodes if hasattr(getattr(n, "_forward_cls", None), "compiled_fw")), None)
+            if node is not None:
+                function = node._forward_cls
+                if self.repeatable:
+                    self._remember(node, args)
+                    function.backward = staticmethod(self._differentiable(function))
+                if "backward" in self.run:
                     apply = self._function(function)
             return results
 
         return call
+
+    def _remember(self, node, args: tuple) -> None:
+        """Keep at the node of the backward graph what a call was given."""
+        node.inputs, node.versions = args, [a._version for a in args if isinstance(a, torch.Tensor)]
+
+    def _differentiable(self, aot: type[torch.autograd.Function]) -> Callable:
+        """AOTAutograd's `backward`, but that with create_graph=True the graph is computed again, by PyTorch."""
+        boxed, compiled = getattr(aot, "boxed_grads_call", False), aot.backward
+        if hasattr(compiled, "repeats"):
+            return compiled
+
+        def backward(ctx, *args):
+            inputs = getattr(ctx, "inputs", None)
+            if inputs is None or not torch.is_grad_enabled():
+                return compiled(ctx, *args)
+            if ctx.versions != [a._version for a in inputs if isinstance(a, torch.Tensor)]:
+                raise RuntimeError(
+                    "torch.compile(backend='hlo'): one of the inputs of a compiled graph has been modified by an inplace operation, "
+                    "and the graph is differentiated twice; clone the input"
+                )
+            if not self.twice:
+                self.twice = True
+                warnings.warn(
+                    "torch.compile(backend='hlo'): a graph's gradient is differentiated (create_graph=True); "
+                    "PyTorch runs the graph from now on",
+                    stacklevel=2,
+                )
+            results = self.eager(*inputs)
+            given = zip(results, args[0] if boxed else args)
+            ends, tangents = zip(*((r, g) for r, g in given if g is not None and isinstance(r, torch.Tensor) and r.requires_grad))
+            wanted = [i for i, a in enumerate(inputs) if isinstance(a, torch.Tensor) and a.requires_grad]
+            found = torch.autograd.grad(ends, [inputs[i] for i in wanted], tangents, create_graph=True, allow_unused=True)
+            gradients = dict(zip(wanted, found))
+            return tuple([gradients.get(i) for i in range(len(inputs))])
+
+        backward.repeats = True
+        return torch.compiler.disable(backward, reason="PyTorch runs the graph")
 
     def _function(self, aot: type[torch.autograd.Function]) -> Callable:
         """`apply` of a function like AOTAutograd's for this graph."""
@@ -100,9 +156,15 @@ class Graphs:
         dynamic = [(i, info.dynamic_dims) for i, info in enumerate(metadata.output_info) if info.dynamic_dims]
         Tensor = torch.Tensor
 
+        kept = self.repeatable
+        positions = self.tensors
+        keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+
         class Direct(aot):
             @staticmethod
             def forward(ctx, *args):
+                if kept:
+                    ctx.inputs, ctx.versions = args, [args[i]._version for i in positions]
                 results = forward(list(args))
                 end = len(results) - symints
                 saved = [x.detach() if x._is_view() else x for x in results[returned:end]]
@@ -124,6 +186,8 @@ class Graphs:
                 if boxed:
                     given.clear()
                 del args, given
+                if kept and not keeps_graph():
+                    ctx.inputs = None
                 values = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check, *gradients]
                 del gradients
                 ctx.maybe_clear_saved_tensors()
