@@ -19,6 +19,7 @@ from torch_hlo.compiler.passes.attention_operands import attention_operands
 from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
 from torch_hlo.compiler.passes.collective_async import collective_async
 from torch_hlo.compiler.passes.conv_layout import conv_layout, for_matrix_units
+from torch_hlo.compiler.passes.conv_narrow import conv_narrow
 from torch_hlo.compiler.passes.convert_motion import convert_motion
 from torch_hlo.compiler.passes.dce import dce
 from torch_hlo.compiler.passes.dot_canon import dot_canon
@@ -44,6 +45,7 @@ PIPELINE: list[Pass] = [
     legalize,  # composite opcodes -> primitive ones
     fourier,  # transforms of any length and dimension -> those that have kernels
     conv_layout,  # channels last
+    conv_narrow,  # few features fill vectors
     # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
     fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),
     attention_match,  # attention that was written out
@@ -64,7 +66,7 @@ def passes_for(target) -> list[Pass]:
         return passes
     types = ("bf16", "f16", *(("f32",) if target.tf32 else ())) if target.family.name == "nvptx" else ()
     own = {conv_layout.name: [window_gradient, for_matrix_units(frozenset(types))], attention.name: [attention_on_grid]}
-    return [q for p in passes if p not in (fourier, partial_sort, attention_match, attention_operands, scatter_fusion) for q in own.get(p.name, [p])]
+    return [q for p in passes if p not in (fourier, conv_narrow, partial_sort, attention_match, attention_operands, scatter_fusion) for q in own.get(p.name, [p])]
 
 
 class PassError(RuntimeError):

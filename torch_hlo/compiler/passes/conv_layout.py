@@ -203,7 +203,7 @@ def padded_rows(out: Instruction) -> Instruction | None:
         return None
     last = window[-1]
     taps = out.shape.dims[sides(out)[2].index(str(len(window) - 1))] if contracts_pixels(out) else last.size
-    least = 2 if contracts_pixels(out) else FEW_CHANNELS  # elements of a run for which padding pays
+    least = 2 if contracts_pixels(out) or x.shape.dims[-1] == 1 else FEW_CHANNELS  # elements of a run for which padding pays
     if not last.size or x.shape.dims[-1] >= FEW_CHANNELS or taps == 1 or taps * x.shape.dims[-1] < least:
         return None
     if max(last.pad_low, last.pad_high) <= 0 or min(last.pad_low, last.pad_high) < 0:
