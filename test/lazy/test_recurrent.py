@@ -151,3 +151,53 @@ def test_program_does_not_grow_with_time():
         counts.append(len(seen))
         assert storage._PENDING
     assert counts[0] == counts[1] < 20
+
+
+# ---- torch.compile
+
+
+@pytest.fixture
+def dynamo():
+    """Dynamo without what earlier tests compiled: it counts recompilations of nn.LSTM.forward."""
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize(("network", "form"), [("lstm", "deep"), ("gru", "plain"), ("relu", "no_bias")])
+def test_compiled_as_one_graph(network, form):
+    options, shape = FORMS[form]
+    cpu, _ = _pair(network, **options)
+    compiled = torch.compile(copy.deepcopy(cpu), backend="hlo", fullgraph=True, options={"fallback": "error"})
+    x = torch.randn(shape)
+    for want, got in zip(_run(cpu, x, (), _weighted), _run(compiled, x, (), _weighted), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_compiled_on_the_device_and_with_any_length():
+    cpu, hlo = _pair("lstm")
+    recorded = torch.compile(hlo, backend="hlo", fullgraph=True)
+    dynamic = torch.compile(copy.deepcopy(cpu), backend="hlo", fullgraph=True, dynamic=True, options={"fallback": "error"})
+    for length in (3, 6):
+        x = torch.randn(length, 2, 4)
+        cpu.zero_grad(), hlo.zero_grad(), dynamic.zero_grad()
+        expected = _run(cpu, x, (), _weighted)
+        for compiled in (recorded, dynamic):
+            for want, got in zip(expected, _run(compiled, x, (), _weighted), strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_compiled_under_autocast():
+    cpu, _ = _pair("lstm")
+    compiled = torch.compile(copy.deepcopy(cpu), backend="hlo", fullgraph=True, options={"fallback": "error"})
+    x = torch.randn(6, 2, 4)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        torch.testing.assert_close(compiled(x)[0], cpu(x)[0], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_other_backends_still_break_graphs_at_networks():
+    torch.compile(_pair("lstm")[0], backend="hlo")
+    with pytest.raises(Exception, match="RNN, GRU, or LSTM"):
+        torch.compile(_pair("lstm")[0], backend="eager", fullgraph=True)(torch.randn(6, 2, 4))

@@ -23,7 +23,7 @@ from torch_hlo.device import runtime
 from torch_hlo.dynamo.call import Caller
 from torch_hlo.dynamo.direct import Graphs
 from torch_hlo.dynamo.place import place_of
-from torch_hlo.lazy import dump, encoder, executor, log, progress, traceable
+from torch_hlo.lazy import backend, dump, encoder, executor, log, progress, recurrent, traceable
 from torch_hlo.lowering import late
 from torch_hlo.lowering.fx import CHECKS, FxGraph, from_fx
 from torch_hlo.lowering.graph import Node
@@ -62,6 +62,8 @@ def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict
     if mode not in MODES:
         raise ValueError(f"torch.compile(backend='hlo'): unknown mode {mode!r}; there are {', '.join(map(str, MODES[1:]))}")
     compiler = functools.partial(compile_graph, settings=checked(options))
+    recurrent.as_networks(graph_module.graph)
+    graph_module.recompile()
     graphs = Graphs(graph_module, example_inputs)
     aot = aot_autograd(
         fw_compiler=graphs.keep("forward", compiler), bw_compiler=graphs.keep("backward", compiler), inference_compiler=graphs.keep("inference", compiler),
@@ -81,6 +83,9 @@ def checked(options: dict | None) -> dict[str, object]:
             raise ValueError(f"torch.compile(backend='hlo'): option {name}={value!r}; expected {' or '.join(o.choices) or o.kind.__name__}")
         settings[name] = value
     return settings
+
+
+backend.trace_networks(hlo)
 
 
 @functools.cache

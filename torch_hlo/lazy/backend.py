@@ -86,6 +86,25 @@ def trace_through(function: Callable, constants: tuple[type, ...]) -> None:
         _pytree.register_constant(kind)
 
 
+def trace_networks(compiler: Callable) -> None:
+    """Let Dynamo trace nn.LSTM, GRU and RNN for the backend `compiler`. For others it breaks graphs there, unless config.allow_rnn, because
+    PyTorch's own kernels for them would be loops unrolled over time."""
+    from torch._dynamo import config
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    wrap = VariableBuilder.wrap_module
+
+    def wrap_module(self, value):
+        backend = self.tx.output.compiler_fn
+        backend = getattr(backend, "_torchdynamo_orig_backend", backend)
+        if not isinstance(value, torch.nn.RNNBase) or getattr(backend, "compiler_fn", backend) is not compiler:
+            return wrap(self, value)
+        with config.patch(allow_rnn=True):
+            return wrap(self, value)
+
+    VariableBuilder.wrap_module = wrap_module
+
+
 def wait_work(work) -> None:
     """Block until a collective (the boxed Work of a c10d op) is done."""
     torch._C._distributed_c10d.Work.unbox(work).wait()

@@ -13,7 +13,7 @@ from torch_hlo.lazy import backend, decompose, dispatch
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import aten
 from torch_hlo.lazy.tensor import HloTensor
-from torch_hlo.lowering.rnn import CELLS, RECURRENT, RECURRENT_BACKWARD, layers_of
+from torch_hlo.lowering.rnn import RECURRENT, RECURRENT_BACKWARD, layers_of
 
 Tensor = torch.Tensor
 
@@ -92,32 +92,35 @@ dispatch.INFER[aten._thnn_fused_gru_cell_backward.default] = _gru_backward_metas
 # ---- a network as one op
 
 
-def _run(op, *args) -> list[Tensor]:
-    """The op on recorded tensors, or on those of a trace."""
-    return dispatch.handle(op, args, None) if any(type(a) is HloTensor for a in args) else op(*args)
+def _record(op, *args) -> list[Tensor]:
+    return dispatch.handle(op, args, None)
+
+
+def _trace(op, *args) -> list[Tensor]:
+    return op(*args)
 
 
 class _Network(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, cell, bidirectional, has_biases, states, x, *tensors):
+    def forward(ctx, run, cell, bidirectional, has_biases, states, x, *tensors):
         state, params = tensors[:states], tensors[states:]
-        out, *rest = _run(RECURRENT, cell, bidirectional, has_biases, True, x, list(state), list(params))
-        ctx.options, ctx.states = (cell, bidirectional, has_biases), states
+        out, *rest = run(RECURRENT, cell, bidirectional, has_biases, True, x, list(state), list(params))
+        ctx.run, ctx.options, ctx.states = run, (cell, bidirectional, has_biases), states
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *tensors, out, *rest[states:])
         return (out, *rest[:states])
 
     @staticmethod
     def backward(ctx, grad, *grad_state):
-        count, mask = ctx.states, ctx.needs_input_grad[4:]
+        count, mask = ctx.states, ctx.needs_input_grad[5:]
         tensors, (out, *saved) = ctx.saved_tensors[: len(mask)], ctx.saved_tensors[len(mask):]
         x, state, params = tensors[0], list(tensors[1 : 1 + count]), list(tensors[1 + count :])
         if torch.is_grad_enabled():
             found = _differentiable(ctx.options, mask, tensors, count, (grad, *grad_state))
         else:
-            found = _run(RECURRENT_BACKWARD, *ctx.options, list(mask), grad, list(grad_state), x, state, params, out, saved)
+            found = ctx.run(RECURRENT_BACKWARD, *ctx.options, list(mask), grad, list(grad_state), x, state, params, out, saved)
         found = iter(found)
-        return (None, None, None, None, *(next(found) if wanted else None for wanted in mask))
+        return (None, None, None, None, None, *(next(found) if wanted else None for wanted in mask))
 
 
 def _differentiable(options: tuple, mask: Sequence[bool], tensors: Sequence[Tensor], states: int, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
@@ -144,25 +147,26 @@ def _stepwise(cell: str, bidirectional: bool, has_biases: bool, x: Tensor, state
     return [x, *map(torch.stack, zip(*last, strict=True))]
 
 
-def network(cell: str, bidirectional: bool, has_biases: bool, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor]) -> Sequence[Tensor]:
-    """(output [time, batch, directions * hidden], last state…) of `x` [time, batch, features]."""
+def network(run: Callable, cell: str, bidirectional: bool, has_biases: bool, x: Tensor, state: Sequence[Tensor],
+            params: Sequence[Tensor]) -> Sequence[Tensor]:  # fmt: skip
+    """(output [time, batch, directions * hidden], last state…) of `x` [time, batch, features]. `run`: _record, or _trace for torch.compile's graphs."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *state, *params)):
-        return _Network.apply(cell, bidirectional, has_biases, len(state), x, *state, *params)
-    return _run(RECURRENT, cell, bidirectional, has_biases, False, x, list(state), list(params))
+        return _Network.apply(run, cell, bidirectional, has_biases, len(state), x, *state, *params)
+    return run(RECURRENT, cell, bidirectional, has_biases, False, x, list(state), list(params))
 
 
 # ---- the networks
 
 
 class Network:
-    """Kernel of `lstm.input` and its like. `otherwise` takes what does not fit; by default PyTorch's composite kernel."""
+    """Kernel of `lstm.input` and its like. `otherwise` takes what does not fit. `run`: see `network`."""
 
-    def __init__(self, op, otherwise: Callable | None = None) -> None:
-        self.cell, self.otherwise = op._schema.name.split("::")[1], otherwise or decompose.decomposition(op)
+    def __init__(self, op, otherwise: Callable | None = None, run: Callable = _record) -> None:
+        self.cell, self.otherwise, self.run = op._schema.name.split("::")[1], otherwise or decompose.decomposition(op), run
 
     def __call__(self, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
         state = list(hx) if self.cell == "lstm" else [hx]
-        if not _fits(x, state, params):
+        if not _fits(x, state, params) or self.run is _record and any(type(t) is not HloTensor for t in (x, *state, *params)):
             return self.otherwise(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
         if batch_first:
             x = x.transpose(0, 1)
@@ -170,13 +174,13 @@ class Network:
             count, last, each = (2 if bidirectional else 1), [], len(params) // num_layers
             for layer in range(num_layers):
                 own = slice(layer * count, (layer + 1) * count)
-                x, *state_now = network(self.cell, bidirectional, has_biases, x, [s[own] for s in state], params[layer * each : (layer + 1) * each])
+                x, *state_now = network(self.run, self.cell, bidirectional, has_biases, x, [s[own] for s in state], params[layer * each : (layer + 1) * each])
                 last.append(state_now)
                 if layer < num_layers - 1:
                     x = F.dropout(x, dropout, True)
             found = [x, *map(torch.cat, zip(*last, strict=True))]
         else:
-            found = network(self.cell, bidirectional, has_biases, x, state, params)
+            found = network(self.run, self.cell, bidirectional, has_biases, x, state, params)
         return (found[0].transpose(0, 1) if batch_first else found[0], *found[1:])
 
 
@@ -184,11 +188,34 @@ def _fits(x: Tensor, state: list[Tensor], params: Sequence[Tensor]) -> bool:
     """Tensors of one device and floating dtype, without projections. The rest is taken apart into single steps."""
     if not all(t.device == x.device and t.dtype == x.dtype for t in (*state, *params)) or not x.is_floating_point() or x.dim() != 3 or not x.numel():
         return False
-    if x.device.type == backend.NAME and not all(type(t) is HloTensor for t in (x, *state, *params)):
-        return False
     if backend.forward_mode() or torch.is_autocast_enabled(x.device.type):
         return False
     return all(s.shape[2] == state[0].shape[2] for s in state)
 
 
 NETWORKS = [aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input]
+
+
+# ---- in torch.compile's graphs
+
+
+def _traced(function: Callable, op) -> Callable:
+    kernel = Network(op, function, _trace)
+
+    def call(*args):
+        # Packed sequences have a tensor of batch sizes in the second place.
+        return kernel(*args) if isinstance(args[3], bool) else function(*args)
+
+    call.__name__ = call.__qualname__ = f"{kernel.cell}_network"
+    return call
+
+
+_FUNCTIONS = {op: getattr(torch, op._schema.name.split("::")[1]) for op in NETWORKS}
+_TRACED = {function: _traced(function, op) for op, function in _FUNCTIONS.items()}
+
+
+def as_networks(graph: torch.fx.Graph) -> None:
+    """Replace calls of torch.lstm and its like, which PyTorch's own kernels would take apart, by those of networks."""
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.target = _TRACED.get(node.target, node.target)

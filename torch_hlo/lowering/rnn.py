@@ -18,8 +18,8 @@ from torch_hlo.lowering.elementwise import compute
 from torch_hlo.lowering.expr import Expr, logistic, tanh, where
 from torch_hlo.lowering.expr import maximum as larger
 from torch_hlo.lowering.matmul import dot, linear
-from torch_hlo.lowering.registry import expected, lowers
-from torch_hlo.lowering.shaping import concatenate, permute, reduce, select_dim, slice_dim, stack
+from torch_hlo.lowering.registry import LoweringError, expected, lowers
+from torch_hlo.lowering.shaping import add_dim, concatenate, permute, reduce, select_dim, slice_dim, stack
 
 aten = torch.ops.aten
 
@@ -182,6 +182,17 @@ def _recurrence(c: Cell, reverse: bool, save: bool, gates, weight, bias, state) 
 
     last, (out, *saved) = scan_loop(step, state, [gates], rest, gates.shape.dims[0], reverse)
     return out, last, saved
+
+
+@lowers(aten.mkldnn_rnn_layer)
+def lstm_layer(x, w_in, w_hidden, b_in, b_hidden, hx, cx, reverse, batch_sizes, mode, hidden_size, num_layers, has_biases, bidirectional, batch_first, train):
+    """One layer and direction of an LSTM in inference: what PyTorch makes of one whose tensors differ in type, as under autocast."""
+    if mode != 2 or num_layers != 1 or bidirectional or batch_first or train:
+        raise LoweringError(f"mkldnn_rnn_layer({x.shape}): mode {mode}, {num_layers} layers, bidirectional={bidirectional}, batch_first={batch_first}, "
+                            f"train={train}: only one layer and direction of an LSTM (mode 2) in inference is taken; call torch.lstm")
+    bias = promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.shape.dtype) if has_biases else None
+    out, last, _ = _recurrence(CELLS["lstm"], reverse, False, linear(x, w_in, bias), w_hidden, None, [select_dim(s, 0, 0) for s in (hx, cx)])
+    return (out, *(add_dim(s, 0) for s in last), promote.full(0, "u8", (0,)))
 
 
 @lowers(RECURRENT_BACKWARD)

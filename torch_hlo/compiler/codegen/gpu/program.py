@@ -89,7 +89,9 @@ class Group:
 class GpuProfile(Profile):
     """The plan says where a step begins; who runs it takes the time there (device/gpu.py)."""
 
-    def start(self, program, count: int) -> None:
+    nested = False
+
+    def start(self, program, order: Sequence[Instruction]) -> None:
         self.program = program
 
     @contextmanager
