@@ -124,7 +124,8 @@ def sgn(x):
         return sign(x)
     size = absolute(x)
     zero = size.eq(0)
-    return where(zero, 0, x / where(zero, 1, size).cast(x.dtype))
+    size = where(zero, 1, size)  # zero / 1 is zero; two real divisions, where a complex one takes scaling and more of them
+    return binary("complex", real(x) / size, imag(x) / size)
 
 
 @pointwise(aten.signbit, operands=True)

@@ -105,6 +105,21 @@ def test_gradients_of_real_transforms_are_real_transforms(lengths):
     assert ("IRFFT" in text) == (lengths[-1] % 2 == 0) and ("pad" in text) == (lengths[-1] % 2 == 1)
 
 
+def test_a_slice_that_is_scaled_in_place():
+    v = (np.arange(30).reshape(3, 10) * (1 + 2j)).astype("complex64")
+
+    def program(low):
+        def build_it(x):
+            part = build.multiply(build.slice_(y := build.fft(x, "FFT", (10,)), (0, 1), (3, 9)), build.broadcast(build.constant(2.0, "c64"), (3, 8), ()))
+            return build.dynamic_update_slice(y, part, [build.constant(0, "s64"), build.constant(low, "s64")])
+
+        return build_it
+
+    for low in (1, 2):  # at another place it is something else
+        check(program(low), v, rtol=0, atol=1e-3, optimize=True)
+        assert ("dynamic-update-slice" in str(fourier(module_of(program(low), [Shape("c64", v.shape)])))) == (low == 2)
+
+
 def test_gradients_across():
     rng = np.random.default_rng(1)
     v = (rng.standard_normal((2, 9, 20)) + 1j * rng.standard_normal((2, 9, 20))).astype("complex64")

@@ -52,8 +52,8 @@ def divide(t: Typed, a: Pair, b: Pair) -> Pair:
     return t.div(re, denominator), t.div(im, denominator)
 
 
-@_wide
 def absolute(t: Typed, a: Pair) -> str:
+    """Scaled by the larger part, so that squares neither overflow nor vanish."""
     x, y = t.abs(a[0]), t.abs(a[1])
     swap = t.cmp("olt", x, y)
     big, small = t.select(swap, y, x), t.select(swap, x, y)

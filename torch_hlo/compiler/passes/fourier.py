@@ -10,6 +10,8 @@
     gradients of real transforms    -> real transforms:
         real(fft(g filled up with zeros), IFFT)
      -> fft(g w, IRFFT), w = 1 for the points that have no mirror image, 1/2 for the others
+        dynamic-update-slice(y, slice(y) c) at the place of the slice       (what PyTorch does to the points that have one)
+     -> y w
 """
 from __future__ import annotations
 
@@ -50,6 +52,8 @@ def _rewritten(c: Computation) -> Computation:
             return _across(x)
         if x.op == "real":
             return _real_inverse(x)
+        if x.op == "dynamic-update-slice":
+            return _weighted(x)
         if x.op != "fft" or x.shape.size == 0 or not all(isinstance(n, int) for n in x["fft_length"]):
             return x
         made = _transform(x.operands[0], x["fft_type"], x["fft_length"])
@@ -80,11 +84,40 @@ def _real_inverse(x: Instruction) -> Instruction:
         return x
     weights = np.full(n // 2 + 1, 0.5 * factor)
     weights[[0, -1]] = factor
-    halved = b.multiply(g, b.broadcast(b.constant(weights, g.shape.dtype), g.shape.dims, (d,)))
+    halved = _times(g, weights, d)
     if d == rank - 1:
         return _transform(halved, "IRFFT", lengths)
     turn = (*(i for i in range(rank) if i != d), d)
     return _across(b.transpose(_transform(b.transpose(halved, turn), "IRFFT", lengths), tuple(turn.index(i) for i in range(rank))))
+
+
+def _weighted(x: Instruction) -> Instruction:
+    """A slice that is multiplied by a number in place: everything is, by numbers that are mostly one."""
+    y, part, *starts = x.operands
+    if part.op != "multiply" or part.operands[0].op != "slice" or part.operands[0].operands[0] is not y or x.shape.kind not in "fc":
+        return x
+    cut, factor = part.operands[0]["slice"], part.operands[1]
+    if factor.op != "broadcast" or factor.operands[0].op != "constant" or factor.operands[0].shape.size != 1:
+        return x
+    if not all(o.op == "constant" and int(o["literal"].numpy()) == low and step == 1 for o, (low, _, step) in zip(starts, cut, strict=True)):
+        return x
+    partial = [d for d, (low, high, _) in enumerate(cut) if (low, high) != (0, y.shape.dims[d])]
+    if len(partial) != 1 or not all(isinstance(n, int) for n in (*cut[partial[0]], y.shape.dims[partial[0]])):
+        return x
+    d, (low, high, _) = partial[0], cut[partial[0]]
+    by = complex(factor.operands[0]["literal"].numpy())
+    if by.imag:
+        return x
+    weights = np.ones(y.shape.dims[d])
+    weights[low:high] = by.real
+    return _times(y, weights, d)
+
+
+def _times(x: Instruction, weights: np.ndarray, d: int) -> Instruction:
+    """x times real numbers along dimension d."""
+    if x.shape.kind == "c":
+        return b.complex_(_times(b.real(x), weights, d), _times(b.imag(x), weights, d))
+    return b.multiply(x, b.broadcast(b.constant(weights, x.shape.dtype), x.shape.dims, (d,)))
 
 
 def _filled_up(x: Instruction, d: int) -> Instruction | None:
