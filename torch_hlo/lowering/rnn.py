@@ -166,14 +166,19 @@ def recurrent(cell, bidirectional, has_biases, save, x, state, params):
     return (x, *(stack(s, 0) for s in zip(*last, strict=True)), *((*outputs[:-1], *kept) if save else ()))
 
 
+LARGE = 512  # units of a layer from which on a product with 8 rows is limited by reading the weights
+
+
 def _recurrence(c: Cell, reverse: bool, save: bool, gates, weight, bias, state) -> tuple[Instruction, list, list]:
     """(output, last state, what backward wants) of one direction from the inputs' `gates` [time, batch, gates * hidden]."""
     dtype = gates.shape.dtype
-    turned = permute(weight, (1, 0))  # once, not in every step
+    batch, hidden_size = gates.shape.dims[1], weight.shape.dims[1]
+    few = isinstance(batch, int) and isinstance(hidden_size, int) and batch <= (8 if hidden_size >= LARGE else 2)
+    turned = weight if few else permute(weight, (1, 0))  # once, not in every step; few rows read it as fast as it is
     rest = [turned] if bias is None else [turned, bias]
 
     def step(carry, x, rest):
-        hidden = dot(carry[0], rest[0], (1,), (0,))
+        hidden = dot(carry[0], rest[0], (1,), (1 if few else 0,))
         if bias is not None:
             hidden = hidden + Expr(promote.operand(rest[1], hidden.dtype, hidden.dims))
         new, saved = c.forward(_split(compute(x[0]), c.gates), _split(hidden, c.gates), [compute(s) for s in carry])
