@@ -1,6 +1,7 @@
 """torch_hlo.compile: traced until stable, then replayed without running the function."""
 import contextlib
 import copy
+import math
 
 import pytest
 import torch
@@ -100,6 +101,52 @@ def test_a_value_is_needed():
     for sign in (1, -1, 1, -1):
         x = torch.ones(3) * sign
         torch.testing.assert_close(loose(x.to("hlo")).cpu(), x * 2 if sign > 0 else x)
+
+
+def test_numbers_may_be_returned():
+    model = torch.nn.Linear(4, 3).to("hlo")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    calls = []
+
+    @torch_hlo.compile
+    def step(x, y):
+        calls.append(1)
+        optimizer.zero_grad()
+        out = model(x)
+        loss = torch.nn.functional.cross_entropy(out, y)
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.item(), "right": [(out.argmax(1) == y).sum().item()]}, loss
+
+    twin = copy.deepcopy(model).cpu()
+    other = torch.optim.SGD(twin.parameters(), 0.1)
+    for _ in range(6):
+        x, y = torch.randn(5, 4), torch.randint(3, (5,))
+        found, loss = step(x.to("hlo"), y.to("hlo"))
+        other.zero_grad()
+        out = twin(x)
+        want = torch.nn.functional.cross_entropy(out, y)
+        want.backward()
+        other.step()
+        assert type(found["loss"]) is float and type(found["right"][0]) is int
+        assert found["loss"] == pytest.approx(want.item(), rel=1e-4) == loss.item()
+        assert found["right"] == [(out.argmax(1) == y).sum().item()]
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("use", [lambda n: n > 0, lambda n: 2 * n, lambda n: n * 2, lambda n: float(n), lambda n: math.isfinite(n), lambda n: f"{n:.3f}",
+                                 lambda n: n.is_integer(), lambda n: -n, lambda n: round(n, 2), lambda n: [0] * int(n)])  # fmt: skip
+def test_numbers_that_python_computes_with_are_needed_at_once(use):
+    def fn(x):
+        return use((x * 2).sum().item())
+
+    with pytest.raises(RuntimeError, match="needs a value.*test_capture.py"):
+        torch_hlo.compile(fn)(torch.ones(3).to("hlo") + 1)
+    loose = torch_hlo.compile(fn, full_graph=False)
+    for i in range(4):
+        x = torch.ones(3) * i
+        assert loose(x.to("hlo") + 0) == fn(x)
 
 
 def test_truth_values_of_data_are_looked_at_by_replays(monkeypatch):

@@ -13,7 +13,8 @@ optimizer state, gradients), with new random numbers and the present learning ra
 were switched between training and evaluation are traced again, as are calls in which Python asks for a truth value (`if mask.all():`) of small data
 that came from the CPU and gets another answer. What else differs between two traced calls cannot be replayed: a number computed
 in Python (a schedule's step inside the function), data uploaded inside, another graph. With `full_graph=True` that is an error which names the
-line, as is needing a value (`.item()`, `print`); with `full_graph=False` such a function is simply traced at each call.
+line, as is needing a value (`print`, `if loss > 1`); with `full_graph=False` such a function is simply traced at each call. What `.item()` gives may be
+returned: the number is read when the program of that call has run.
 
 Gradients are taken inside the function: its results have values only, and a backward pass from one of them is an error.
 """
@@ -21,6 +22,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from weakref import ref
 
@@ -32,7 +35,7 @@ from torch_hlo.lazy import conditions, dispatch, engine, explain, generator, opt
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.fingerprint import Graph, collect
 from torch_hlo.lazy.storage import Array, Number, Storage, pending, pending_storages
-from torch_hlo.lazy.tensor import HloTensor, make
+from torch_hlo.lazy.tensor import HloTensor, make, to_cpu
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 
@@ -110,9 +113,12 @@ class Captured:
             return result, None
         flat, form = pytree.tree_flatten(result)
         del result
+        read = [i for i, r in enumerate(flat) if type(r) is Item]
+        flat = [r.tensor if type(r) is Item else r for r in flat]
         ends = [isinstance(r, HloTensor) and r.requires_grad and not r.is_leaf for r in flat]
         flat = [make(r._meta, r._storage, r._view) if end else r for r, end in zip(flat, ends)]  # the graph of autograd, and what it saved, goes
-        trace = Trace(self.name, flat, form, ends, inputs, start, settings, modes, _Assumed(guard.assumptions, inputs))
+        ends = [end and i not in read for i, end in enumerate(ends)]
+        trace = Trace(self.name, flat, form, ends, read, inputs, start, settings, modes, _Assumed(guard.assumptions, inputs))
         current.mark_step()
         return trace.pack(flat), trace
 
@@ -203,6 +209,38 @@ class _Ended(torch.autograd.Function):
 _ANCHOR = torch.zeros((), requires_grad=True)
 
 
+class Item:
+    """What `tensor.item()` gives in a traced call: something to return. A call returns the number, which is there when its program has run; whoever
+    wants to know it earlier evaluates the tensor, as `print(tensor)` would, or is told that this cannot be replayed."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: HloTensor) -> None:
+        self.tensor = tensor
+
+    def number(self) -> int | float | complex:
+        return torch.Tensor.item(self.tensor)
+
+    def __getattr__(self, name: str):
+        return getattr(self.number(), name)
+
+
+def _forwarded(function: Callable) -> Callable:
+    return lambda self, *others: function(self.number(), *(o.number() if type(o) is Item else o for o in others))
+
+
+def _reflected(function: Callable) -> Callable:
+    return lambda self, other: function(other, self.number())
+
+
+_UNARY = (bool, int, float, complex, abs, round, repr, str, format, hash, math.trunc, math.floor, math.ceil, operator.neg, operator.pos, operator.index)
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+for _function in (*_UNARY, *(getattr(operator, f"__{name}__") for name in (*_BINARY, "lt", "le", "gt", "ge", "eq", "ne"))):
+    setattr(Item, f"__{_function.__name__.strip('_')}__", _forwarded(_function))
+for _name in _BINARY:
+    setattr(Item, f"__r{_name}__", _reflected(getattr(operator, f"__{_name}__")))
+
+
 class _Watching:
     """The engine while a function is traced: evaluating is an error that names the line (full_graph), or noticed."""
 
@@ -218,6 +256,12 @@ class _Watching:
             self.assumptions.append((computation, bool(value)))
         return value
 
+    def item(self, x: HloTensor):
+        """The number, where it is known or a truth value; else one that can be returned."""
+        if x.numel() != 1 or x.dtype is torch.bool or conditions.known(x, constant=True) is not None:
+            return torch.Tensor.item(x)
+        return Item(x)
+
     def later(self, value: HloTensor, check) -> None:
         """A condition on values that a replay computes again: not looked at (see conditions.py)."""
 
@@ -231,7 +275,7 @@ class _Watching:
             if self.full_graph:
                 raise RuntimeError(
                     f"torch_hlo.compile: {self.name} needs a value, or ends a step, at {dispatch.source()}; keep it in tensors, return what you want to "
-                    "look at, or use full_graph=False"
+                    "look at (`.item()` may be returned), or use full_graph=False"
                 )
             return found(*args, **kwargs)
 
@@ -262,10 +306,10 @@ class Trace:
     """
 
     def __init__(
-        self, name: str, flat: list, form: pytree.TreeSpec, ends: list[bool], inputs: list[Storage], offset: int, settings: optimizer_state.Settings, modes: _Modes,
-        assumed: _Assumed,
+        self, name: str, flat: list, form: pytree.TreeSpec, ends: list[bool], read: list[int], inputs: list[Storage], offset: int,
+        settings: optimizer_state.Settings, modes: _Modes, assumed: _Assumed,
     ) -> None:  # fmt: skip
-        self.assumed = assumed
+        self.assumed, self.read = assumed, read
         self.name, self.form, self.ends, self.settings, self.modes = name, form, ends if any(ends) else None, settings, modes
         self.varying: dict[int, tuple[int, tuple[int, ...]]] = {}  # number -> (sign, settings that it is): see _setting
         arguments = {id(s): i for i, s in enumerate(inputs)}
@@ -346,7 +390,7 @@ class Trace:
                     "(gradients: zero_grad() inside the function, or set_to_none=False)"
                 )
         values = [[r[0][1] for r in t.results if r[0][0] == "value"] for t in (self, before)]
-        if self.form != before.form or values[0] != values[1]:
+        if self.form != before.form or values[0] != values[1] or self.read != before.read:
             return f"it returned {values[1]}, now {values[0]}"
         if self.drawn != before.drawn or [p for p, _ in self.outputs if p[0] == "argument"] != [p for p, _ in before.outputs if p[0] == "argument"]:
             return "it wrote to other tensors"
@@ -406,6 +450,8 @@ class Trace:
 
     def pack(self, flat: list):
         """What the function returns, of the tensors in it."""
+        for i, value in zip(self.read, to_cpu([flat[i] for i in self.read]) if self.read else ()):
+            flat[i] = value.item()
         if self.ends is not None:
             flat = [_Ended.apply(_ANCHOR, self.name, lambda r=r: r) if end else r for r, end in zip(flat, self.ends)]
         return pytree.tree_unflatten(flat, self.form)

@@ -5,7 +5,8 @@ An engine has
 * `materialize(tensors) -> list[torch.Tensor]`: fresh contiguous CPU copies of the logical values of hlo tensors;
 * `upload(cpu_tensor) -> device value`: copies a contiguous CPU tensor to the device;
 * `synchronize()`: wait for everything under way;
-* `later(tensor, check)`, optional: call `check(value on the CPU)` once the tensor has been computed, without waiting for it now.
+* `later(tensor, check)`, optional: call `check(value on the CPU)` once the tensor has been computed, without waiting for it now;
+* `item(tensor)`, optional: what `tensor.item()` returns.
 """
 from __future__ import annotations
 
