@@ -108,3 +108,17 @@ def test_error_mode_names_op_shapes_and_what_to_do():
 def test_unknown_mode():
     with config.override(FALLBACK="maybe"), pytest.raises(ValueError, match="warn, allow, error"):
         run_fallback(aten.sin.default, (hlo(1.0),), {})
+
+
+@pytest.mark.parametrize("weights", [None, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_counts_of_known_classes_stay_on_the_device(weights, dtype):
+    x = torch.randint(100, (20_000,), dtype=dtype)
+    w = None if weights is None else torch.rand(20_000, dtype=weights)
+    mine = None if w is None else w.to("hlo")
+    for least in (100, 3, 0):
+        expected, found = torch.bincount(x, w, least), torch.bincount(x.to("hlo"), mine, least)
+        assert found.device.type == "hlo" and found.dtype == expected.dtype
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(RuntimeError, match="non-negative"):
+        torch.bincount(x.to("hlo") - 1, minlength=200)

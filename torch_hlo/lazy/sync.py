@@ -48,13 +48,32 @@ def _linalg_check_errors(args: tuple, kwargs: dict) -> None:
 
 DATA_DEPENDENT = (
     aten.equal.default, aten.allclose.default, aten.nonzero.default, aten.nonzero_static.default, aten.masked_select.default,
-    aten.argwhere.default, aten.bincount.default, aten.repeat_interleave.Tensor, aten._unique.default, aten._unique2.default,
+    aten.argwhere.default, aten.repeat_interleave.Tensor, aten._unique.default, aten._unique2.default,
     aten.unique_consecutive.default, aten.unique_dim.default, aten.unique_dim_consecutive.default, aten.linalg_lstsq.default,
     aten._ctc_loss.default, aten._ctc_loss.Tensor, aten.is_nonzero.default, aten.histogram.bin_ct, aten.histogram.bins_tensor,
     aten._histogramdd_bin_edges.default, aten._histogramdd_from_bin_cts.default, aten._histogramdd_from_bin_tensors.default,
 )  # fmt: skip
 for _op in DATA_DEPENDENT:
     dispatch.TABLE[_op] = _on_cpu(_op)
+
+
+_MANY = 1 << 14  # values that are worth counting on the device, where the program is compiled first
+
+
+@handles(aten.bincount.default)
+def bincount(args: tuple, kwargs: dict):
+    """Counted on the device if `minlength` covers the values, as the number of classes does; the result's shape depends on them otherwise."""
+    x, weights, minlength = (*args, *(kwargs.get(n, d) for n, d in (("weights", None), ("minlength", 0))[len(args) - 1 :]))
+    on_device = type(x) is HloTensor and x.dim() == 1 and x.numel() >= _MANY and not x.dtype.is_floating_point and x.dtype != torch.bool
+    if weights is not None:
+        on_device = on_device and type(weights) is HloTensor and weights.shape == x.shape and weights.dtype in (torch.float32, torch.float64)
+    if on_device and minlength > 0:
+        low, high = (int(v) for v in to_cpu(list(call(aten.aminmax.default, x))))
+        if 0 <= low and high < minlength:
+            source = call(aten.ones_like.default, x, dtype=torch.int64) if weights is None else weights
+            zeros = call(aten.new_zeros.default, source, [minlength])
+            return call(aten.scatter_add.default, zeros, 0, call(aten._to_copy.default, x, dtype=torch.int64), source)
+    return _on_cpu(aten.bincount.default)(args, kwargs)
 
 
 # ---- indexing with masks, and with indices on the CPU
