@@ -33,7 +33,7 @@ def module_text(module: Module, style: str = "canonical", elide: int | None = No
     printer = _Printer(style, elide, _computation_names(order, style))
     blocks = [printer.computation(c, c is order[-1]) for c in order]
     if style == "short" and not (module.aliases or module.symbols or module.mesh or module.num_partitions > 1 or module.num_replicas > 1):
-        return "\n\n".join(blocks) if len(blocks) > 1 else printer.body(module.entry, "")
+        return "\n\n".join(blocks) if len(blocks) > 1 else printer.body(module.entry)
     return "\n\n".join([_header(module), *blocks]) + "\n"
 
 
@@ -144,28 +144,34 @@ class _Printer:
 
     def computation(self, c: Computation, is_entry: bool) -> str:
         head = ("ENTRY " if is_entry else "") + f"%{self.names[c]} "
+        order = c.instructions()
+        names = self._instruction_names(order)
         if self.style != "short":
-            names = self._instruction_names(c)
             params = ", ".join(f"{names[id(p)]}: {shape_text(p.shape)}" for p in c.params)
             head += f"({params}) -> {shape_text(c.root.shape)} "
-        return head + "{\n" + self.body(c, "  ") + "\n}"
+        return head + "{\n" + self._lines(c, order, names, "  ") + "\n}"
 
-    def body(self, c: Computation, indent: str) -> str:
-        names = self._instruction_names(c)
+    def body(self, c: Computation) -> str:
+        """The instructions alone."""
+        order = c.instructions()
+        return self._lines(c, order, self._instruction_names(order), "")
+
+    def _lines(self, c: Computation, order: list[Instruction], names: dict[int, str], indent: str) -> str:
         lines = []
-        for x in c.instructions():
+        for x in order:
             operands = ", ".join("%" + names[id(o)] for o in x.operands)
             root = "ROOT " if x is c.root else ""
             line = f"{indent}{root}%{names[id(x)]} = {shape_text(x.shape)} {x.op}({self.inside(x, operands)}){self.attributes(x)}"
             lines.append(line + (_metadata(x) if self.style == "full" else ""))
         return "\n".join(lines)
 
-    def _instruction_names(self, c: Computation) -> dict[int, str]:
-        order = c.instructions()
+    def _instruction_names(self, order: list[Instruction]) -> dict[int, str]:
         if self.style == "short":
             return {id(x): str(i) for i, x in enumerate(order)}
+        if self.style != "full":
+            return {id(x): f"{x.op}.{i}" for i, x in enumerate(order)}
         taken: set[str] = set()
-        return {id(x): _unique((self.style == "full" and _own_name(x)) or f"{x.op}.{i}", taken) for i, x in enumerate(order)}
+        return {id(x): _unique(_own_name(x) or f"{x.op}.{i}", taken) for i, x in enumerate(order)}
 
     def inside(self, x: Instruction, operands: str) -> str:
         """What stands between the parentheses."""
@@ -176,6 +182,8 @@ class _Printer:
         return operands
 
     def attributes(self, x: Instruction) -> str:
+        if not x.attrs and x.op not in _ALWAYS:
+            return ""
         values = dict(x.attrs)
         for shown in ("literal",) if x.op == "constant" else ("index",) if x.op == "parameter" else ():
             values.pop(shown, None)
