@@ -175,7 +175,7 @@ class _Assigner:
 
     # -- outputs ---------------------------------------------------------------------------------------------------
     def _place_outputs(self) -> None:
-        leaves = list(_leaves(self.held[self.computation.root]))
+        leaves = _leaves(self.held[self.computation.root])
         for b in leaves:
             if b.fixed is not None:
                 b.end = self.end  # a parameter or constant that is returned: read by a final copy
@@ -229,7 +229,7 @@ class _Assigner:
             return numbers == [leaf]
         if x.op == "while":
             return numbers == [0] and [_root(b) for b in _leaves(self.held[x.operands[0]])].count(operand) == 1 and \
-                _root(list(_leaves(self.held[x.operands[0]]))[leaf]) is operand
+                _root(_leaves(self.held[x.operands[0]])[leaf]) is operand
         return False
 
     # -- packing ---------------------------------------------------------------------------------------------------
@@ -325,12 +325,8 @@ def _root(b: _Buffer) -> _Buffer:
     return b
 
 
-def _leaves(held) -> Iterator[_Buffer]:
-    if isinstance(held, tuple):
-        for h in held:
-            yield from _leaves(h)
-    else:
-        yield held
+def _leaves(held) -> Sequence[_Buffer]:
+    return [b for h in held for b in _leaves(h)] if isinstance(held, tuple) else (held,)
 
 
 def _map(held, fn):
