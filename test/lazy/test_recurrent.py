@@ -153,6 +153,38 @@ def test_program_does_not_grow_with_time():
     assert counts[0] == counts[1] < 20
 
 
+@pytest.mark.parametrize(("network", "form"), [("lstm", "deep"), ("gru", "deep"), ("tanh", "plain"), ("lstm", "no_bias")])
+@pytest.mark.parametrize("with_state", [False, True])
+def test_packed_sequences(network, form, with_state):
+    cpu, hlo = _pair(network, **FORMS[form][0])
+    x, lengths = torch.randn(6, 4, 4), [6, 3, 3, 1]
+    state = _state(cpu, x, False) if with_state else ()
+
+    def run(model):
+        device = next(model.parameters()).device
+        leaf = x.to(device).detach().requires_grad_()
+        states = [s.to(device).detach().requires_grad_() for s in state]
+        packed = nn.utils.rnn.pack_padded_sequence(leaf, lengths)
+        out, last = model(packed, *((tuple(states) if len(states) == 2 else states[0],) if states else ()))
+        last = last if isinstance(last, tuple) else (last,)
+        _weighted(nn.utils.rnn.pad_packed_sequence(out)[0], *last).backward()
+        return [t.detach().cpu() for t in (out.data, *last, leaf.grad, *(s.grad for s in states), *(p.grad for p in model.parameters()))]
+
+    for want, got in zip(run(cpu), run(hlo), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_second_derivative_of_packed_sequences():
+    cpu, hlo = _pair("gru", dtype=torch.float64)
+    found = []
+    for model in (cpu, hlo):
+        x = torch.linspace(-1, 1, 48, dtype=torch.float64).view(4, 3, 4).to(next(model.parameters()).device).requires_grad_()
+        out = model(nn.utils.rnn.pack_padded_sequence(x, [4, 2, 1]))[0].data
+        (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(grad.square().sum(), x)[0].cpu())
+    torch.testing.assert_close(found[1], found[0])
+
+
 # ---- torch.compile
 
 

@@ -40,10 +40,8 @@ def register() -> None:
         library.impl("linear", _linear, backend.AUTOGRAD_PRIVATE_USE, with_keyset=True)
     if _ATTENTION in LOWERINGS:
         library.impl("scaled_dot_product_attention", attention, backend.AUTOGRAD_PRIVATE_USE)
-    for op in recurrent.NETWORKS:
-        library.impl(op.name().removeprefix("aten::"), recurrent.Network(op), backend.AUTOGRAD_PRIVATE_USE)
-    for op in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data):
-        library.impl(op.name().removeprefix("aten::"), _Decomposed(op), backend.AUTOGRAD_PRIVATE_USE)
+    for op, kernel in recurrent.NETWORKS.items():
+        library.impl(op.name().removeprefix("aten::"), kernel, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("one_hot", one_hot, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("_fused_rms_norm", _kernel(aten._fused_rms_norm.default), backend.PRIVATE_USE)  # instead of its decomposition
     library.impl("rms_norm", rms_norm, backend.AUTOGRAD_PRIVATE_USE)
@@ -71,16 +69,6 @@ def _here(op, *args, **kwargs):
 def _inner(op):
     """What calls `op` from the kernel of a composite whose arguments are tensors of this device."""
     return partial(_here, op) if backend.unobserved() else op
-
-
-class _Decomposed:
-    """The decomposition of an op as a kernel; looked up when first called, because loading the tables takes time."""
-
-    def __init__(self, op) -> None:
-        self.op = op
-
-    def __call__(self, *args, **kwargs):
-        return decompose.decomposition(self.op)(*args, **kwargs)
 
 
 # ---- linear
@@ -282,4 +270,4 @@ dispatch.TABLE[aten.one_hot.default] = _composite(one_hot)
 dispatch.TABLE[aten.rms_norm.default] = _composite(rms_norm)
 dispatch.TABLE[aten.lstm_cell.default] = _composite(recurrent.lstm_cell)
 dispatch.TABLE[aten.gru_cell.default] = _composite(recurrent.gru_cell)
-dispatch.TABLE.update({op: _composite(recurrent.Network(op)) for op in recurrent.NETWORKS})
+dispatch.TABLE.update({op: _composite(kernel) for op, kernel in recurrent.NETWORKS.items()})

@@ -102,44 +102,47 @@ def _trace(op, *args) -> list[Tensor]:
 
 class _Network(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, run, cell, bidirectional, has_biases, states, x, *tensors):
+    def forward(ctx, run, cell, bidirectional, has_biases, lengths, states, x, *tensors):
         state, params = tensors[:states], tensors[states:]
-        out, *rest = run(RECURRENT, cell, bidirectional, has_biases, True, x, list(state), list(params))
-        ctx.run, ctx.options, ctx.states = run, (cell, bidirectional, has_biases), states
+        out, *rest = run(RECURRENT, cell, bidirectional, has_biases, True, x, list(state), list(params), lengths)
+        ctx.run, ctx.options, ctx.lengths, ctx.states = run, (cell, bidirectional, has_biases), lengths, states
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *tensors, out, *rest[states:])
         return (out, *rest[:states])
 
     @staticmethod
     def backward(ctx, grad, *grad_state):
-        count, mask = ctx.states, ctx.needs_input_grad[5:]
+        count, mask = ctx.states, ctx.needs_input_grad[6:]
         tensors, (out, *saved) = ctx.saved_tensors[: len(mask)], ctx.saved_tensors[len(mask):]
         x, state, params = tensors[0], list(tensors[1 : 1 + count]), list(tensors[1 + count :])
         if torch.is_grad_enabled():
-            found = _differentiable(ctx.options, mask, tensors, count, (grad, *grad_state))
+            found = _differentiable(ctx.options, ctx.lengths, mask, tensors, count, (grad, *grad_state))
         else:
-            found = ctx.run(RECURRENT_BACKWARD, *ctx.options, list(mask), grad, list(grad_state), x, state, params, out, saved)
+            found = ctx.run(RECURRENT_BACKWARD, *ctx.options, list(mask), grad, list(grad_state), x, state, params, ctx.lengths, out, saved)
         found = iter(found)
-        return (None, None, None, None, None, *(next(found) if wanted else None for wanted in mask))
+        return (*[None] * 6, *(next(found) if wanted else None for wanted in mask))
 
 
-def _differentiable(options: tuple, mask: Sequence[bool], tensors: Sequence[Tensor], states: int, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+def _differentiable(options: tuple, lengths: Tensor | None, mask: Sequence[bool], tensors: Sequence[Tensor], states: int,
+                    grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:  # fmt: skip
     """The gradients that `mask` asks for as a graph of ordinary ops."""
-    results = _stepwise(*options, tensors[0], tensors[1 : 1 + states], tensors[1 + states :])
+    results = _stepwise(*options, lengths, tensors[0], tensors[1 : 1 + states], tensors[1 + states :])
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None]
     leaves = [t for t, wanted in zip(tensors, mask, strict=True) if wanted]
     return torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs], create_graph=True, allow_unused=True)
 
 
-def _stepwise(cell: str, bidirectional: bool, has_biases: bool, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
+def _stepwise(cell: str, bidirectional: bool, has_biases: bool, lengths: Tensor | None, x: Tensor, state: Sequence[Tensor],
+              params: Sequence[Tensor]) -> list[Tensor]:  # fmt: skip
     """The network from ordinary ops, one time step after the other: [output, last state…]"""
     last: list[Sequence[Tensor]] = []
     for layer in layers_of(params, bidirectional, has_biases):
         outputs = []
         for direction, (w_in, w_hidden, b_in, b_hidden) in enumerate(layer):
             gates, now, steps = F.linear(x, w_in, b_in).unbind(), [s[len(last)] for s in state], []
-            for g in reversed(gates) if direction else gates:
-                now = STEPS[cell](g, F.linear(now[0], w_hidden, b_hidden), now)
+            for t in reversed(range(len(gates))) if direction else range(len(gates)):
+                new = STEPS[cell](gates[t], F.linear(now[0], w_hidden, b_hidden), now)
+                now = new if lengths is None else [torch.where((lengths > t)[:, None], n, o) for n, o in zip(new, now, strict=True)]
                 steps.append(now[0])
             outputs.append(torch.stack(steps[::-1] if direction else steps))
             last.append(now)
@@ -147,12 +150,13 @@ def _stepwise(cell: str, bidirectional: bool, has_biases: bool, x: Tensor, state
     return [x, *map(torch.stack, zip(*last, strict=True))]
 
 
-def network(run: Callable, cell: str, bidirectional: bool, has_biases: bool, x: Tensor, state: Sequence[Tensor],
-            params: Sequence[Tensor]) -> Sequence[Tensor]:  # fmt: skip
-    """(output [time, batch, directions * hidden], last state…) of `x` [time, batch, features]. `run`: _record, or _trace for torch.compile's graphs."""
+def network(run: Callable, cell: str, bidirectional: bool, has_biases: bool, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor],
+            lengths: Tensor | None) -> Sequence[Tensor]:  # fmt: skip
+    """(output [time, batch, directions * hidden], last state…) of `x` [time, batch, features]; `lengths`: of each sequence of the batch when they
+    differ. `run`: _record, or _trace for torch.compile's graphs."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *state, *params)):
-        return _Network.apply(run, cell, bidirectional, has_biases, len(state), x, *state, *params)
-    return run(RECURRENT, cell, bidirectional, has_biases, False, x, list(state), list(params))
+        return _Network.apply(run, cell, bidirectional, has_biases, lengths, len(state), x, *state, *params)
+    return run(RECURRENT, cell, bidirectional, has_biases, False, x, list(state), list(params), lengths)
 
 
 # ---- the networks
@@ -162,38 +166,63 @@ class Network:
     """Kernel of `lstm.input` and its like. `otherwise` takes what does not fit. `run`: see `network`."""
 
     def __init__(self, op, otherwise: Callable | None = None, run: Callable = _record) -> None:
-        self.cell, self.otherwise, self.run = op._schema.name.split("::")[1], otherwise or decompose.decomposition(op), run
+        self.cell, self.run = op._schema.name.split("::")[1], run
+        self.otherwise = otherwise or (lambda *args: decompose.decomposition(op)(*args))
 
     def __call__(self, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
-        state = list(hx) if self.cell == "lstm" else [hx]
-        if not _fits(x, state, params) or self.run is _record and any(type(t) is not HloTensor for t in (x, *state, *params)):
+        if not self.takes(x, 3, hx, params):
             return self.otherwise(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        if batch_first:
-            x = x.transpose(0, 1)
-        if dropout and train and num_layers > 1:
-            count, last, each = (2 if bidirectional else 1), [], len(params) // num_layers
-            for layer in range(num_layers):
-                own = slice(layer * count, (layer + 1) * count)
-                x, *state_now = network(self.run, self.cell, bidirectional, has_biases, x, [s[own] for s in state], params[layer * each : (layer + 1) * each])
-                last.append(state_now)
-                if layer < num_layers - 1:
-                    x = F.dropout(x, dropout, True)
-            found = [x, *map(torch.cat, zip(*last, strict=True))]
-        else:
-            found = network(self.run, self.cell, bidirectional, has_biases, x, state, params)
-        return (found[0].transpose(0, 1) if batch_first else found[0], *found[1:])
+        out, *last = self.layers(x.transpose(0, 1) if batch_first else x, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+        return (out.transpose(0, 1) if batch_first else out, *last)
+
+    def takes(self, x: Tensor, rank: int, hx, params: Sequence[Tensor]) -> bool:
+        """Tensors of one device and floating dtype, without projections. The rest is taken apart into single steps."""
+        state = self.states(hx)
+        tensors = (x, *state, *params)
+        if self.run is _record and any(type(t) is not HloTensor for t in tensors) or any(t.device != x.device or t.dtype != x.dtype for t in tensors):
+            return False
+        if not x.is_floating_point() or x.dim() != rank or not x.numel() or backend.forward_mode() or torch.is_autocast_enabled(x.device.type):
+            return False
+        return all(s.shape[2] == state[0].shape[2] for s in state)
+
+    def states(self, hx) -> list[Tensor]:
+        return list(hx) if self.cell == "lstm" else [hx]
+
+    def layers(self, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, lengths=None) -> Sequence[Tensor]:
+        """(output, last state…) of `x` [time, batch, features]."""
+        state = self.states(hx)
+        if not (dropout and train and num_layers > 1):
+            return network(self.run, self.cell, bidirectional, has_biases, x, state, params, lengths)
+        count, last, each = (2 if bidirectional else 1), [], len(params) // num_layers
+        for layer in range(num_layers):
+            own = slice(layer * count, (layer + 1) * count)
+            weights = params[layer * each : (layer + 1) * each]
+            x, *new = network(self.run, self.cell, bidirectional, has_biases, x, [s[own] for s in state], weights, lengths)
+            last.append(new)
+            if layer < num_layers - 1:
+                x = F.dropout(x, dropout, True)
+        return [x, *map(torch.cat, zip(*last, strict=True))]
 
 
-def _fits(x: Tensor, state: list[Tensor], params: Sequence[Tensor]) -> bool:
-    """Tensors of one device and floating dtype, without projections. The rest is taken apart into single steps."""
-    if not all(t.device == x.device and t.dtype == x.dtype for t in (*state, *params)) or not x.is_floating_point() or x.dim() != 3 or not x.numel():
-        return False
-    if backend.forward_mode() or torch.is_autocast_enabled(x.device.type):
-        return False
-    return all(s.shape[2] == state[0].shape[2] for s in state)
+class Packed(Network):
+    """Kernel of `lstm.data` and its like: sequences of different lengths, of which time step t has the first batch_sizes[t]."""
+
+    def __call__(self, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
+        if batch_sizes.device.type != "cpu" or not self.takes(data, 2, hx, params):
+            return self.otherwise(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+        steps, batch = len(batch_sizes), int(batch_sizes[0])
+        alive = torch.arange(batch) < batch_sizes[:, None]
+        rows = torch.where(alive, alive.flatten().cumsum(0).view(steps, batch) - 1, 0)  # of `data`, for every time step and sequence
+        lengths, rows, places = (t.to(data.device) for t in (alive.sum(0), rows.flatten(), alive.flatten().nonzero()[:, 0]))
+        padded = data.index_select(0, rows).view(steps, batch, -1)
+        out, *last = self.layers(padded, hx, params, has_biases, num_layers, dropout, train, bidirectional, lengths)
+        return (out.flatten(0, 1).index_select(0, places), *last)
 
 
-NETWORKS = [aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input]
+NETWORKS = {op: kind(op) for kind, ops in (
+    (Network, (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)),
+    (Packed, (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)),
+) for op in ops}  # fmt: skip
 
 
 # ---- in torch.compile's graphs
@@ -210,7 +239,7 @@ def _traced(function: Callable, op) -> Callable:
     return call
 
 
-_FUNCTIONS = {op: getattr(torch, op._schema.name.split("::")[1]) for op in NETWORKS}
+_FUNCTIONS = {op: getattr(torch, kernel.cell) for op, kernel in NETWORKS.items() if type(kernel) is Network}
 _TRACED = {function: _traced(function, op) for op, function in _FUNCTIONS.items()}
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from torch_hlo.hlo import build
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.control import scan_loop
@@ -19,19 +20,19 @@ from torch_hlo.lowering.expr import Expr, logistic, tanh, where
 from torch_hlo.lowering.expr import maximum as larger
 from torch_hlo.lowering.matmul import dot, linear
 from torch_hlo.lowering.registry import LoweringError, expected, lowers
-from torch_hlo.lowering.shaping import add_dim, concatenate, permute, reduce, select_dim, slice_dim, stack
+from torch_hlo.lowering.shaping import add_dim, concatenate, iota, permute, reduce, select_dim, slice_dim, stack
 
 aten = torch.ops.aten
 
 # Ops of our own, for PyTorch's CompositeImplicit lstm.input & co. (lazy/recurrent.py): whole networks without dropout.
 _library = torch.library.Library("torch_hlo", "DEF")
 # input [time, batch, features], state: [layers * directions, batch, hidden] each, params of each layer and direction: weights of input and hidden
-# state, their biases -> output [time, batch, directions * hidden], last state…, and with `save` what backward wants: outputs of all layers
+# state, their biases, lengths: of each sequence of the batch if they differ -> output [time, batch, directions * hidden], last state…, and with `save` what backward wants: outputs of all layers
 # but the last, then what each cell saves, [time, batch, hidden] each
-_library.define("recurrent(str cell, bool bidirectional, bool has_biases, bool save, Tensor input, Tensor[] state, Tensor[] params) -> Tensor[]")
+_library.define("recurrent(str cell, bool bidirectional, bool has_biases, bool save, Tensor input, Tensor[] state, Tensor[] params, Tensor? lengths) -> Tensor[]")
 # -> gradients of input, state…, params…: those that `mask` asks for
 _library.define("recurrent_backward(str cell, bool bidirectional, bool has_biases, bool[] mask, Tensor? grad, Tensor?[] grad_state, Tensor input, "
-                "Tensor[] state, Tensor[] params, Tensor output, Tensor[] saved) -> Tensor[]")  # fmt: skip
+                "Tensor[] state, Tensor[] params, Tensor? lengths, Tensor output, Tensor[] saved) -> Tensor[]")  # fmt: skip
 RECURRENT = torch.ops.torch_hlo.recurrent.default
 RECURRENT_BACKWARD = torch.ops.torch_hlo.recurrent_backward.default
 
@@ -121,7 +122,7 @@ def layers_of(params: Sequence, bidirectional: bool, has_biases: bool) -> list[l
     return [groups[i : i + directions] for i in range(0, len(groups), directions)]
 
 
-def _meta(cell, bidirectional, has_biases, save, x, state, params):
+def _meta(cell, bidirectional, has_biases, save, x, state, params, lengths):
     (length, batch, _), hidden = x.shape, state[0].shape[2]
     layers, directions = len(layers_of(params, bidirectional, has_biases)), 2 if bidirectional else 1
     outputs = [x.new_empty(length, batch, directions * hidden) for _ in range(layers if save else 1)]
@@ -129,7 +130,7 @@ def _meta(cell, bidirectional, has_biases, save, x, state, params):
     return [outputs[0], *(x.new_empty(s.shape) for s in state), *outputs[1:], *saved]
 
 
-def _meta_backward(cell, bidirectional, has_biases, mask, grad, grad_state, x, state, params, output, saved):
+def _meta_backward(cell, bidirectional, has_biases, mask, grad, grad_state, x, state, params, lengths, output, saved):
     return [t.new_empty(t.shape) for t, wanted in zip((x, *state, *params), mask, strict=True) if wanted]
 
 
@@ -148,16 +149,29 @@ def _over_time(x: Instruction) -> Instruction:
     return promote.cast(reduce(promote.cast(x, promote.compute_type(x.shape.dtype)), (0, 1)), x.shape.dtype)
 
 
+def _lives(lengths: Instruction | None, x: Instruction) -> list[Instruction]:
+    """[time, batch, 1]: whether a sequence has not ended; nothing when all are as long as `x`. States of those that have ended stay as they are."""
+    if lengths is None:
+        return []
+    dims = (*x.shape.dims[:2], 1)
+    return [build.compare(iota(dims, 0), build.broadcast(lengths, dims, (1,)), "LT")]
+
+
+def _where(lives: Sequence[Instruction], values: Sequence[Expr], others: Sequence[Expr]) -> list[Expr]:
+    """`values` of the sequences that have not ended, `others` of those that have."""
+    return [where(Expr(promote.operand(lives[0], "pred", v.dims)), v, o) for v, o in zip(values, others, strict=True)] if lives else list(values)
+
+
 @lowers(RECURRENT)
-def recurrent(cell, bidirectional, has_biases, save, x, state, params):
-    c, last, outputs, kept = CELLS[cell], [], [], []
+def recurrent(cell, bidirectional, has_biases, save, x, state, params, lengths):
+    c, last, outputs, kept, lives = CELLS[cell], [], [], [], _lives(lengths, x)
     for layer in layers_of(params, bidirectional, has_biases):
         parts = []
         for direction, (w_in, w_hidden, b_in, b_hidden) in enumerate(layer):
             if b_in is not None and not c.hidden_bias:
                 b_in, b_hidden = promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.shape.dtype), None
             gates = linear(x, w_in, b_in)
-            out, new, saved = _recurrence(c, direction == 1, save, gates, w_hidden, b_hidden, [select_dim(s, 0, len(last)) for s in state])
+            out, new, saved = _recurrence(c, direction == 1, save, gates, w_hidden, b_hidden, [select_dim(s, 0, len(last)) for s in state], lives)
             parts.append(out)
             last.append(new)
             kept += saved
@@ -169,7 +183,7 @@ def recurrent(cell, bidirectional, has_biases, save, x, state, params):
 LARGE = 512  # units of a layer from which on a product with 8 rows is limited by reading the weights
 
 
-def _recurrence(c: Cell, reverse: bool, save: bool, gates, weight, bias, state) -> tuple[Instruction, list, list]:
+def _recurrence(c: Cell, reverse: bool, save: bool, gates, weight, bias, state, lives=()) -> tuple[Instruction, list, list]:
     """(output, last state, what backward wants) of one direction from the inputs' `gates` [time, batch, gates * hidden]."""
     dtype = gates.shape.dtype
     batch, hidden_size = gates.shape.dims[1], weight.shape.dims[1]
@@ -181,11 +195,13 @@ def _recurrence(c: Cell, reverse: bool, save: bool, gates, weight, bias, state) 
         hidden = dot(carry[0], rest[0], (1,), (1 if few else 0,))
         if bias is not None:
             hidden = hidden + Expr(promote.operand(rest[1], hidden.dtype, hidden.dims))
-        new, saved = c.forward(_split(compute(x[0]), c.gates), _split(hidden, c.gates), [compute(s) for s in carry])
+        old = [compute(s) for s in carry]
+        new, saved = c.forward(_split(compute(x[0]), c.gates), _split(hidden, c.gates), old)
+        new = _where(x[1:], new, old)
         new, saved = ([promote.cast(v.x, dtype) for v in values] for values in (new, saved))
         return new, [new[0], *(saved if save else ())]
 
-    last, (out, *saved) = scan_loop(step, state, [gates], rest, gates.shape.dims[0], reverse)
+    last, (out, *saved) = scan_loop(step, state, [gates, *lives], rest, gates.shape.dims[0], reverse)
     return out, last, saved
 
 
@@ -201,8 +217,8 @@ def lstm_layer(x, w_in, w_hidden, b_in, b_hidden, hx, cx, reverse, batch_sizes, 
 
 
 @lowers(RECURRENT_BACKWARD)
-def recurrent_backward(cell, bidirectional, has_biases, mask, grad, grad_state, x, state, params, output, saved):
-    c, layers = CELLS[cell], layers_of(params, bidirectional, has_biases)
+def recurrent_backward(cell, bidirectional, has_biases, mask, grad, grad_state, x, state, params, lengths, output, saved):
+    c, layers, lives = CELLS[cell], layers_of(params, bidirectional, has_biases), _lives(lengths, x)
     outputs, kept = [*saved[: len(layers) - 1], output], saved[len(layers) - 1 :]
     inputs, width, each = [x, *outputs[:-1]], 2 if bidirectional else 1, 4 if has_biases else 2
     d_state: list[tuple] = []  # per layer and direction, like d_params: layers are met last first
@@ -213,7 +229,7 @@ def recurrent_backward(cell, bidirectional, has_biases, mask, grad, grad_state, 
             n = number * width + direction
             d_gates, d_hidden, first = _recurrence_backward(
                 c, direction == 1, None if grad is None else _part(grad, direction, width), [None if g is None else select_dim(g, 0, n) for g in grad_state], weights[1],
-                [select_dim(s, 0, n) for s in state], _part(outputs[number], direction, width), kept[n * c.saved : (n + 1) * c.saved])  # fmt: skip
+                [select_dim(s, 0, n) for s in state], _part(outputs[number], direction, width), kept[n * c.saved : (n + 1) * c.saved], lives)  # fmt: skip
             d_first.append(first)
             wanted = mask[1 + len(state) + n * each:]
             previous = _before(outputs[number], state[0], n, direction, width)
@@ -231,21 +247,25 @@ def recurrent_backward(cell, bidirectional, has_biases, mask, grad, grad_state, 
     return tuple(g for g, wanted in zip(found, mask, strict=True) if wanted)
 
 
-def _recurrence_backward(c: Cell, reverse: bool, grad, grad_state, weight, state, output, saved) -> tuple[Instruction, Instruction, list]:
+def _recurrence_backward(c: Cell, reverse: bool, grad, grad_state, weight, state, output, saved, lives) -> tuple[Instruction, Instruction, list]:
     """Gradients of (the inputs' gates, the hidden state's gates, the first state) of one direction."""
     dtype, length = output.shape.dtype, output.shape.dims[0]
     carry = [promote.full(0, dtype, s.shape.dims) if g is None else g for g, s in zip(grad_state, state, strict=True)]
-    xs = [output, *saved, *([] if grad is None else [grad])]
+    xs = [output, *saved, *([] if grad is None else [grad]), *lives]
 
     def step(carry, x, rest):
+        x, alive = x[: len(xs) - len(lives)], x[len(xs) - len(lives) :]
         output, *saved = (compute(v) for v in (x if grad is None else x[:-1]))
         grads = [compute(g) for g in carry]
         if grad is not None:
             grads[0] = grads[0] + compute(x[-1])
-        inputs, hidden, before = c.backward(grads, output, saved)
+        zeros = [g.like(0) for g in grads]
+        inputs, hidden, before = c.backward(_where(alive, grads, zeros), output, saved)
         joined = [promote.cast(_joined(part).x, dtype) for part in ([inputs] if inputs is hidden else [inputs, hidden])]
         through = dot(joined[-1], rest[0], (1,), (0,))
         before = [through if before[0] is None else before[0] + through, *before[1:]]
+        if alive:
+            before = [b + g for b, g in zip(before, _where(alive, zeros, grads), strict=True)]
         return [promote.cast(g.x, dtype) for g in before], joined
 
     first, ys = scan_loop(step, carry, xs, [weight], length, not reverse)
