@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from torch_hlo.lazy import autocast, backend, checks, decompose, dispatch, recurrent
+from torch_hlo.lazy import autocast, backend, checks, dispatch, recurrent
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import handles
 from torch_hlo.lazy.meta import aten
