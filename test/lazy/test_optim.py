@@ -24,6 +24,9 @@ CASES = {
     "AdamW fused": ("AdamW", dict(lr=0.05, fused=True)),
     "Adam amsgrad": ("Adam", dict(lr=0.05, amsgrad=True)),
     "AdamW capturable": ("AdamW", dict(lr=0.05, capturable=True)),
+    "Adam rate in a tensor": ("Adam", dict(lr=torch.tensor(0.05))),
+    "SGD fused": ("SGD", dict(lr=torch.tensor(0.05), momentum=0.9, fused=True)),
+    "Adagrad fused": ("Adagrad", dict(lr=0.1, fused=True)),
     "RMSprop": ("RMSprop", dict(lr=0.01, momentum=0.5, centered=True)),
     "Adagrad": ("Adagrad", dict(lr=0.1)),
     "Adadelta": ("Adadelta", dict(lr=1.0)),
@@ -42,7 +45,7 @@ def train(device: str, name: str, options: dict, steps: int = 4, clip: bool = Tr
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     x, y = torch.randn(6, 4).to(device), torch.randn(6, 2).to(device)
     model.to(device)
-    optimizer = getattr(torch.optim, name)(model.parameters(), **options)
+    optimizer = getattr(torch.optim, name)(model.parameters(), **copy.deepcopy(options))  # schedules write to rates that are tensors
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 / (1 + i))
 
     def closure():

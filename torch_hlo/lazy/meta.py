@@ -5,6 +5,8 @@ its tensors, its static arguments with their types (1 == 1.0 == True) and only t
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch._ops import OpOverload
 
@@ -177,11 +179,21 @@ def _like_and_mask(x: torch.Tensor, *rest) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
+def _like_given(op: OpOverload) -> Callable:
+    """Of a fused optimizer: the lists that it updates come first."""
+    return lambda *args, **kwargs: tuple([torch.empty_like(t) for t in updated] for updated in args[: len(op._schema.returns)])
+
+
 # Ops of which PyTorch does not know the shapes.
-_WITHOUT_META = dict.fromkeys((
-    aten.fake_quantize_per_tensor_affine_cachemask.default, aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
-    aten.fake_quantize_per_channel_affine_cachemask.default,
-), _like_and_mask)
+_WITHOUT_META = {
+    **dict.fromkeys((
+        aten.fake_quantize_per_tensor_affine_cachemask.default, aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+        aten.fake_quantize_per_channel_affine_cachemask.default,
+    ), _like_and_mask),
+    **{getattr(packet, name): _like_given(getattr(packet, name))
+       for packet in (aten._fused_adam, aten._fused_adamw, aten._fused_sgd, aten._fused_adagrad)
+       for name in packet.overloads() if name in ("default", "tensor_lr")},
+}  # fmt: skip
 
 # Factories: without a device argument they would make a CPU tensor.
 _NEEDS_DEVICE = {
