@@ -64,6 +64,25 @@ class ReshapeMotion(HloTestCase):
             with self.subTest(str(before)):
                 self.assertRewrites(reshape_motion, before, after)
 
+    def test_images_of_a_batch_of_one(self):
+        """Transposes beside which a dimension of size 1 was added move through what pads, mirrors and takes."""
+        x = p(4, 5, 6)  # rows, columns, channels
+        image = h.reshape(h.transpose(x, (2, 0, 1)), (1, 6, 4, 5))
+        edges = [(0, 0, 0), (0, 0, 0), (1, 1, 0), (0, 0, 0)]
+        wide = h.transpose(h.pad(x, ZERO, [(1, 1, 0), (0, 0, 0), (0, 0, 0)]), (2, 0, 1))
+        self.assertRewrites(reshape_motion, h.pad(image, ZERO, edges), h.reshape(wide, (1, 6, 6, 5)))
+        self.assertRewrites(reshape_motion, h.reverse(image, (0, 3)), h.reshape(h.transpose(h.reverse(x, (1,)), (2, 0, 1)), (1, 6, 4, 5)))
+        taken = h.reshape(h.transpose(take(x, 1), (2, 0, 1)), (1, 6, 4, 5))
+        self.assertRewrites(reshape_motion, take(image, 3), taken)
+        # The border of a row, in an array of zeros.
+        border = h.pad(h.reshape(h.transpose(p(4, 6, index=1), (1, 0)), (6, 4, 1)), ZERO, [(0, 0, 0), (0, 0, 0), (1, 3, 0)])
+        after = h.add(x, h.pad(h.reshape(p(4, 6, index=1), (4, 1, 6)), ZERO, [(0, 0, 0), (1, 3, 0), (0, 0, 0)]))
+        self.assertRewrites(reshape_motion, h.add(h.transpose(x, (2, 0, 1)), border), h.transpose(after, (2, 0, 1)))
+        y = p(1, 4, 3, index=1)
+        after = h.add(X, h.pad(h.reshape(y, (4, 3)), ZERO, [(0, 0, 0), (1, 2, 0)]))
+        before = h.add(h.reshape(X, (1, 4, 6)), h.pad(y, ZERO, [(0, 0, 0), (0, 0, 0), (1, 2, 0)]))
+        self.assertRewrites(reshape_motion, before, h.reshape(after, (1, 4, 6)))
+
     def test_kept(self):
         for why, x in {
             "one operand has the dims of the result": h.add(h.reshape(X, (2, 2, 6)), p(2, 2, 6, index=1)),

@@ -68,6 +68,11 @@ def _with_dims(o: Instruction, dims: tuple[Size, ...]) -> Instruction | None:
         moved = reshape_broadcast(instr("reshape", (o,), o.shape.with_dims(dims)), o, o.operands[0])
         # A broadcast of a new reshape is free too: the reshape is of the smaller array.
         return moved
+    if o.op == "pad":  # so is that of what is padded
+        x, fill = o.operands
+        kept = [d for d, n in enumerate(o.shape.dims) if n != 1 or any(o["padding"][d])]
+        if tuple(o.shape.dims[d] for d in kept) == dims:
+            return h.pad(h.reshape(x, [x.shape.dims[d] for d in kept]), fill, [o["padding"][d] for d in kept])
     return None
 
 
@@ -127,6 +132,11 @@ def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dic
         found = h.iota(o.shape.dtype, dims, perm[o["iota_dimension"]])
     elif o.op == "scatter":
         found = _turned_scatter(o, perm, dims)
+    elif o.op == "pad" and len(done) < MOST_TURNED:
+        part = _turned(o.operands[0], perm, before(o.operands[0].shape.dims, perm), done)
+        found = None if part is None else h.pad(part, o.operands[1], before(o["padding"], perm))
+    elif o.op == "reshape" and o.operands[0].op == "transpose":
+        found = _turned_ones(o, perm, dims)
     elif o.op in _POINTWISE and equal_dims(o) and len(done) < MOST_TURNED:
         parts: list[Instruction] = []
         for x in o.operands:
@@ -137,6 +147,17 @@ def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dic
         found = _rebuilt(o, parts)
     done[o] = found
     return found
+
+
+def _turned_ones(o: Instruction, perm: Sequence[int], dims: Sequence[Size]) -> Instruction | None:
+    """A transpose to which dimensions of size 1 have been added, if only they are in another place in the turned array."""
+    inner = o.operands[0]
+    x = inner.operands[0]
+    here, there = ([d for d, n in enumerate(y.shape.dims) if n != 1] for y in (o, inner))
+    if [o.shape.dims[d] for d in here] != [inner.shape.dims[d] for d in there]:
+        return None
+    order = [inner["dimensions"][there[here.index(d)]] for d in sorted(here, key=lambda d: perm[d])]
+    return h.reshape(x, dims) if order == sorted(order) else None
 
 
 def _turned_scatter(o: Instruction, perm: Sequence[int], dims: Sequence[Size]) -> Instruction | None:
@@ -206,22 +227,53 @@ def barrier_of_transpose(out: Instruction) -> Instruction:
     return h.transpose(h.opt_barrier(x.operands[0]), x["dimensions"])
 
 
-def take_of_transpose(out: Instruction) -> Instruction | None:
-    """gather(transpose(x), vector) along one dimension -> transpose(gather(x, vector))"""
-    turned, indices = out.operands
-    perm, at = turned["dimensions"], out["start_index_map"]
-    whole = [1 if d in at else n for d, n in enumerate(turned.shape.dims)]
+def _taken(out: Instruction) -> int | None:
+    """The dimension along which a gather takes whole slices at a vector of places, or None."""
+    x, indices = out.operands
+    at = out["start_index_map"]
+    whole = [1 if d in at else n for d, n in enumerate(x.shape.dims)]
     others = tuple(d for d in range(out.shape.rank) if d not in at)
     if len(at) != 1 or indices.shape.rank != 1 or out.get("operand_batching_dims") or out["collapsed_slice_dims"] != at:
         return None
-    if list(out["slice_sizes"]) != whole or out["offset_dims"] != others or out["index_vector_dim"] != 1:
+    return at[0] if list(out["slice_sizes"]) == whole and out["offset_dims"] == others and out["index_vector_dim"] == 1 else None
+
+
+def take_of_transpose(out: Instruction) -> Instruction | None:
+    """gather(transpose(x), vector) along one dimension -> transpose(gather(x, vector))"""
+    turned, indices = out.operands
+    perm, at = turned["dimensions"], _taken(out)
+    if at is None:
         return None
-    new = perm[at[0]]
+    new = perm[at]
     attrs = dict(out.attrs) | {
         "offset_dims": tuple(d for d in range(out.shape.rank) if d != new), "collapsed_slice_dims": (new,), "start_index_map": (new,),
         "slice_sizes": before(out["slice_sizes"], perm),
     }  # fmt: skip
     return h.transpose(instr("gather", (turned.operands[0], indices), **attrs), perm)
+
+
+def without_ones(out: Instruction) -> Instruction | None:
+    """pad(reshape(transpose(x)), v) -> reshape(pad(transpose(x), v)) where the reshape adds dimensions of size 1 only (an image of a batch of one); the same of
+    reverse and of gather along one dimension"""
+    wide = out.operands[0]
+    x = wide.operands[0]
+    kept = [d for d, n in enumerate(wide.shape.dims) if n != 1]
+    if x.shape.dims != tuple(wide.shape.dims[d] for d in kept):
+        return None
+    if out.op == "reverse":
+        return h.reshape(h.reverse(x, [kept.index(d) for d in out["dimensions"] if d in kept]), out.shape.dims)
+    if out.op == "pad":
+        idle = not any(any(edges) for d, edges in enumerate(out["padding"]) if d not in kept)
+        return h.reshape(h.pad(x, out.operands[1], [out["padding"][d] for d in kept]), out.shape.dims) if idle else None
+    at = _taken(out)
+    if at not in kept:
+        return None
+    new = kept.index(at)
+    attrs = dict(out.attrs) | {
+        "offset_dims": tuple(d for d in range(len(kept)) if d != new), "collapsed_slice_dims": (new,), "start_index_map": (new,),
+        "slice_sizes": tuple(out["slice_sizes"][d] for d in kept),
+    }  # fmt: skip
+    return h.reshape(instr("gather", (x, out.operands[1]), **attrs), out.shape.dims)
 
 
 def reshape_of_transpose(out: Instruction) -> Instruction | None:
@@ -338,6 +390,9 @@ RULES = rules(
     (op("reverse", op("transpose")), reverse_of_transpose),
     (op("opt-barrier", op("transpose")), barrier_of_transpose),
     (op("gather", op("transpose"), var("indices")), take_of_transpose),
+    (op("pad", op("reshape", op("transpose")), var("v")), without_ones),
+    (op("reverse", op("reshape", op("transpose"))), without_ones),
+    (op("gather", op("reshape", op("transpose")), var("indices")), without_ones),
     (op("reshape", op("transpose")), reshape_of_transpose),
     (op("reshape", op("broadcast", op("transpose"))), repeat_of_transpose),
     (op("concatenate"), concatenate_of_transposes),
