@@ -173,6 +173,29 @@ def test_truth_values_of_data_are_looked_at_by_replays(monkeypatch):
         fn(torch.randn(3, 4).to("hlo"), torch.ones(3).to("hlo").exp().long())
 
 
+def test_numbers_of_data_are_looked_at_by_replays():
+    """Audio models pad by buffers of whole numbers."""
+    total, calls = torch.tensor(3).to("hlo"), []
+
+    @torch_hlo.compile
+    def fn(x, extra):
+        calls.append(1)
+        return torch.nn.functional.pad(x, (total - total // 2, total // 2 + extra)) * int(total)
+
+    def check(extra):
+        y = fn(torch.ones(2, 4).to("hlo"), torch.tensor(extra).to("hlo"))
+        assert y.tolist() == [[0.0] * (size - size // 2) + [size] * 4 + [0.0] * (size // 2 + extra)] * 2
+
+    size = 3
+    for extra in (1, 1, 1, 0, 0, 0, 1):
+        check(extra)
+    assert len(calls) == 4
+    size = 5
+    total.copy_(torch.tensor(size))
+    check(1)
+    assert len(calls) == 5
+
+
 @pytest.mark.parametrize("full_graph", [False, True])
 def test_truth_values_that_keep_changing(full_graph):
     calls = []

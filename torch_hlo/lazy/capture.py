@@ -10,8 +10,8 @@
 
 A replay runs none of the function's Python and records nothing: the program is launched on the tensors' present values (arguments, parameters,
 optimizer state, gradients), with new random numbers and the present learning rates: what a schedule changes between calls is an input. Modules that
-were switched between training and evaluation are traced again, as are calls in which Python asks for a truth value (`if mask.all():`) of small data
-that came from the CPU and gets another answer. What else differs between two traced calls cannot be replayed: a number computed
+were switched between training and evaluation are traced again, as are calls in which Python asks for a truth value (`if mask.all():`) or a whole number
+of small data that came from the CPU and gets another answer. What else differs between two traced calls cannot be replayed: a number computed
 in Python (a schedule's step inside the function), data uploaded inside, another graph. With `full_graph=True` that is an error which names the
 line, as is needing a value (`print`, `if loss > 1`); with `full_graph=False` such a function is simply traced at each call. What `.item()` gives may be
 returned: the number is read when the program of that call has run.
@@ -128,7 +128,7 @@ class Captured:
         self.last[key] = [trace, *(t for t in seen if t is not before)][:MODES]
         if before is None:
             if len(seen) >= MODES and self._differs(key) > TRACES and self.full_graph:
-                raise RuntimeError(f"torch_hlo.compile: {self.name} cannot be replayed: the truth values that it asks for keep changing; use torch.where")
+                raise RuntimeError(f"torch_hlo.compile: {self.name} cannot be replayed: the truth values and numbers that it asks for keep changing; use torch.where")
             return
         difference = trace.difference(before)
         if difference is None:
@@ -171,24 +171,29 @@ def _modes() -> Iterator[_Modes]:
 
 
 class _Assumed:
-    """The truth values that Python asked for in a call: how each follows from arrays of the CPU, where those came from, and the answers."""
+    """The truth values and numbers that Python asked for in a call: how each follows from arrays of the CPU, where those came from, and the answers."""
 
-    def __init__(self, found: Sequence[tuple[conditions.Computation, bool]], inputs: Sequence[Storage]) -> None:
+    def __init__(self, found: Sequence[tuple[conditions.Computation, bool | int]], inputs: Sequence[Storage]) -> None:
         arguments = {id(s): i for i, s in enumerate(inputs)}
-        self.asked = [(c, {id(a): _origin(a, arguments) for a in c.arrays}) for c, _ in found]
+        self.asked = [c for c, _ in found]
         self.answers = tuple(answer for _, answer in found)
+        self.arrays = {id(a): a for c in self.asked for a in c.arrays}
+        self.origins = {leaf: _origin(a, arguments) for leaf, a in self.arrays.items()}
 
     def hold(self, inputs: Sequence[Storage]) -> bool:
         """Whether the answers are the same for these arguments. No, where the arrays no longer come from the CPU."""
-        for (computation, origins), answer in zip(self.asked, self.answers):
-            present = {}
-            for leaf, (kind, x) in origins.items():
-                storage = inputs[x] if kind == "argument" else x() if kind == "storage" else None
-                if storage is None or not conditions.from_cpu(storage.value):
-                    return False
-                present[leaf] = storage.value
+        present = {}
+        for leaf, (kind, x) in self.origins.items():
+            storage = inputs[x] if kind == "argument" else x() if kind == "storage" else None
+            if storage is None or not conditions.from_cpu(storage.value):
+                return False
+            present[leaf] = storage.value
+        changed = {leaf for leaf, array in present.items() if array is not self.arrays[leaf]}
+        for computation, answer in zip(self.asked, self.answers) if changed else ():
+            if changed.isdisjoint(map(id, computation.arrays)):
+                continue
             value = computation.run(present)
-            if value is None or bool(value) is not answer:
+            if value is None or value.item() != answer:
                 return False
         return True
 
@@ -246,14 +251,14 @@ class _Watching:
 
     def __init__(self, inner, name: str, full_graph: bool) -> None:
         self.inner, self.name, self.full_graph, self.evaluated = inner, name, full_graph, False
-        self.assumptions: list[tuple[conditions.Computation, bool]] = []
+        self.assumptions: list[tuple[conditions.Computation, bool | int]] = []
 
     def assume(self, x: HloTensor) -> torch.Tensor | None:
-        """A truth value that follows from small data of the CPU. A replay is for calls in which it is the same."""
+        """A truth value or whole number that follows from small data of the CPU. A replay is for calls in which it is the same."""
         computation = conditions.Computation.of(x)
         value = None if computation is None else computation.run()
         if value is not None:
-            self.assumptions.append((computation, bool(value)))
+            self.assumptions.append((computation, value.item()))
         return value
 
     def item(self, x: HloTensor):

@@ -62,13 +62,15 @@ class Computation:
 
     __slots__ = ("nodes", "value", "view", "arrays")
 
-    def __init__(self, nodes: list[Node], arrays: list[Array], value: Out, view) -> None:
+    def __init__(self, nodes: list[Node], arrays: list[Array], value: Out | Array, view) -> None:
         self.nodes, self.arrays, self.value, self.view = nodes, arrays, value, view
 
     @classmethod
     def of(cls, tensor: HloTensor, constant: bool = False) -> Computation | None:
-        """That of a tensor's pending value, if there is one. `constant`: only if it reads no arrays."""
+        """That of a tensor's value, if there is one. `constant`: only if it reads no arrays."""
         out = tensor._storage.value
+        if type(out) is Array:
+            return cls([], [out], out, tensor._view) if not constant and from_cpu(out) else None
         found = _small(out, constant) if type(out) is Out else None
         return None if found is None else cls(*found, out, tensor._view)
 

@@ -24,10 +24,10 @@ def _local_scalar_dense(args: tuple, kwargs: dict):
 
 def _known(x: HloTensor) -> torch.Tensor | None:
     """The value if it does not take a step. A captured function may take another branch with other data, so there it takes constants, and truth values
-    that replays can look at as well."""
+    and whole numbers that replays can look at as well."""
     assume = getattr(engine.current(), "assume", None)
     value = conditions.known(x, constant=assume is not None)
-    return assume(x) if value is None and assume is not None and x.dtype is torch.bool else value
+    return assume(x) if value is None and assume is not None and not (x.dtype.is_floating_point or x.dtype.is_complex) else value
 
 
 def _on_cpu(op):
