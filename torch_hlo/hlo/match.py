@@ -126,26 +126,22 @@ def _same(a, b) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`needs` of a pattern: which operands must have which opcodes. Most instructions fail here, before anything is bound."""
+    """`needs` of a pattern: which operands must be of which kinds, see Table.candidates."""
 
     name: str
     patterns: tuple[tuple[Op, tuple[tuple[int, frozenset[str]], ...]], ...]  # one per order of commutative operands, with its needs
     build: Callable[[dict[str, Instruction]], Instruction | None]
     where: Callable[[dict[str, Instruction]], bool] | None
 
-    def apply(self, x: Instruction) -> Instruction | None:
-        operands = x.operands
+    def may_match(self, kinds: tuple[str, ...]) -> bool:
+        """Whether some instruction with operands of these kinds matches."""
         for pattern, needs in self.patterns:
-            if needs:
-                if len(operands) != len(pattern.operands):
-                    continue
-                for i, ops in needs:
-                    if operands[i].op not in ops:
-                        break
-                else:
-                    needs = ()
-                if needs:
-                    continue
+            if (not pattern.operands or len(pattern.operands) == len(kinds)) and all(kinds[i] in wanted for i, wanted in needs):
+                return True
+        return False
+
+    def apply(self, x: Instruction) -> Instruction | None:
+        for pattern, _ in self.patterns:
             bound: dict[str, Instruction] = {}
             if pattern.match(x, bound):
                 bound["out"] = x
@@ -156,11 +152,14 @@ class Rule:
         return None
 
 
-_CONSTANTS = frozenset(("constant", "broadcast"))
-
-
 def _needs(pattern: Op) -> tuple[tuple[int, frozenset[str]], ...]:
-    return tuple((i, o.ops if isinstance(o, Op) else _CONSTANTS) for i, o in enumerate(pattern.operands) if not isinstance(o, Var))
+    return tuple((i, _kinds(o)) for i, o in enumerate(pattern.operands) if not isinstance(o, Var))
+
+
+def _kinds(pattern: Const | Op) -> frozenset[str]:
+    if isinstance(pattern, Const):
+        return frozenset(("constant", "splat"))
+    return pattern.ops | {"splat"} if "broadcast" in pattern.ops else pattern.ops
 
 
 _marks = itertools.count()
@@ -177,6 +176,23 @@ class Table(dict[str, tuple[Rule, ...]]):
     def __init__(self, rules: dict[str, tuple[Rule, ...]]) -> None:
         super().__init__(rules)
         self.mark = new_mark()
+        self._candidates: dict[tuple[str, ...], tuple[Rule, ...]] = {}
+
+    def candidates(self, x: Instruction) -> tuple[Rule, ...]:
+        """The rules that may match `x` by the kinds of its operands: an opcode, or "splat" for a broadcast constant. Kinds are few and come back,
+        so most rules are never tried: of 30,000 trials on a training step 92 fired."""
+        rules = self.get(x.op, ())
+        if not rules or len(x.operands) > _FEW:
+            return rules
+        kinds = tuple(["splat" if o.op == "broadcast" and o.operands[0].op == "constant" else o.op for o in x.operands])
+        key = (x.op, *kinds)
+        found = self._candidates.get(key)
+        if found is None:
+            found = self._candidates[key] = tuple(r for r in rules if r.may_match(kinds))
+        return found
+
+
+_FEW = 4  # operands: the patterns of opcodes with any number of them list none
 
 
 def rules(*rows: tuple) -> Table:
@@ -235,7 +251,7 @@ def rewrite(module: Module, table: Table) -> Module:
     """`module` with rules applied until none matches; itself when none did. Raises RewriteError."""
 
     def fire(x: Instruction) -> tuple[Instruction | None, str]:
-        for rule in table.get(x.op, ()):
+        for rule in table.candidates(x):
             y = rule.apply(x)
             if y is not None:
                 return y, rule.name
