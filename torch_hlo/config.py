@@ -43,6 +43,7 @@ FLAGS: dict[str, Flag] = {
         Flag("TF32", False, lambda s: s not in ("", "0"), "products of f32 on NVIDIA GPUs may round their operands to 11 bits (matrix units)"),
         Flag("WINOGRAD", True, lambda s: s not in ("", "0"), "3x3 convolutions of f32 on the CPU may be computed by minimal filtering, F(2x2, 3x3)"),
         Flag("MEMORY_BUDGET", 0.0, float, "MiB of working memory of a program above which values are computed again instead of kept; 0: no limit"),
+        Flag("PACKED_WEIGHTS", -1.0, float, "MiB for packed copies of weights that products read again and again; -1: what the process's peak memory leaves"),
         Flag("CPU_DEVICES", 1, int, "virtual devices of the CPU that sharded programs run on"),
         Flag("COLLECTIVE_TIMEOUT", 300.0, float, "seconds that a device waits for the others in a collective; 0: for ever"),
         Flag("EAGER", False, lambda s: s not in ("", "0"), "run op by op instead of recording"),

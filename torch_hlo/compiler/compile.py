@@ -55,7 +55,7 @@ def compile_module(
         parameters=tuple(p.shape for p in module.entry.params), outputs=tuple(x.shape for x in outputs(module)), aliases=module.aliases,
         symbols=module.symbols, externals=tuple(sorted(program.declarations)), host_calls=tuple(program.host_calls), image=image, kernels=kernels,
         fetches=target.grid and program.fetches,
-        exposed=program.exposed, buffers=program.largest,
+        exposed=program.exposed, buffers=program.largest, packings=tuple(program.packings),
     )  # fmt: skip
 
 

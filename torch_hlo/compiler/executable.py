@@ -10,23 +10,24 @@ import struct
 from dataclasses import astuple, dataclass
 
 from torch_hlo.compiler.codegen.gpu.program import Kernel, LibraryProduct, TensorMap
-from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall
+from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall, Packing
 from torch_hlo.hlo.dim import Size, parse_dim
 from torch_hlo.hlo.shape import DTYPES, Shape
 
 MAGIC = b"torch_hlo executable\0"
-VERSION = 7
+VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """`entry(ptr block)`, block = [arena, constants, host callback, failed, symbols…, parameters…, outputs…] (64-bit words).
+    """`entry(ptr block)`, block = [arena, constants, host callback, failed, symbols…, parameters…, outputs…, packings…] (64-bit words).
 
     `aliases`: (output, parameter) pairs that must be given the same memory. `symbols`: (name, parameter, dimension) in block order.
     `arena`: bytes, maybe symbolic. `target`: key of the machine that the code is for. `externals`: C symbols the code calls. For a GPU,
     `image` is the device's code (PTX, SPIR-V or an ELF object) with the entry points `kernels`, which `entry` launches by number;
     `fetches`: it looks at values on the way.
     `exposed`: aliased parameters that may have been overwritten when a host call raises. `buffers`: lines about the largest arrays of the arena.
+    `packings`: copies of parameters that a run may be given; 0 in the block where it is not.
     """
 
     name: str
@@ -46,11 +47,12 @@ class Executable:
     exposed: tuple[int, ...] = ()
     fetches: bool = False
     buffers: str = ""
+    packings: tuple[Packing, ...] = ()
 
     @property
     def words(self) -> int:
         """Length of the argument block."""
-        return FIXED_WORDS + len(self.symbols) + len(self.parameters) + len(self.outputs)
+        return FIXED_WORDS + len(self.symbols) + len(self.parameters) + len(self.outputs) + len(self.packings)
 
     def to_bytes(self) -> bytes:
         """magic, version, sha256 of the rest, header length, JSON header, objects, constants, image."""
@@ -60,7 +62,7 @@ class Executable:
             "outputs": [_shape_data(s) for s in self.outputs], "aliases": self.aliases, "symbols": self.symbols, "externals": self.externals,
             "host_calls": [[c.name, c.attrs, [_shape_data(s) for s in c.outputs], [_shape_data(s) for s in c.inputs]] for c in self.host_calls],
             "image": len(self.image), "kernels": [_kernel_data(k) for k in self.kernels], "exposed": self.exposed,
-            "fetches": self.fetches, "buffers": self.buffers,
+            "fetches": self.fetches, "buffers": self.buffers, "packings": [astuple(p) for p in self.packings],
         }  # fmt: skip
         text = json.dumps(header, separators=(",", ":")).encode()
         body = b"".join([struct.pack("<Q", len(text)), text, *self.objects, self.constants, self.image])
@@ -102,6 +104,7 @@ class Executable:
             host_calls=tuple(HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i))) for n, a, o, i in h["host_calls"]),
             image=parts[-1], kernels=tuple(map(_kernel, h["kernels"])),
             exposed=tuple(int(p) for p in h["exposed"]), fetches=bool(h["fetches"]), buffers=str(h["buffers"]),
+            packings=tuple(Packing(int(p), int(size), str(layout)) for p, size, layout in h["packings"]),
         )  # fmt: skip
         if any(not (0 <= o < len(result.outputs) and 0 <= p < len(result.parameters)) for o, p in result.aliases):
             raise ValueError("compiled program has aliases out of range")

@@ -39,6 +39,12 @@ _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 
 
+class Block(array):
+    """The words of one run, which keep alive what only that run may need: packed `copies` that a later one has dropped."""
+
+    copies: list
+
+
 class Program:
     """A loaded Executable. `call` may be used by several threads at a time."""
 
@@ -51,22 +57,24 @@ class Program:
         self.errors: dict[int, BaseException] = {}
         self.parallel = "torch_hlo_parallel" in executable.externals  # some loop is worth more than one thread
         self.static_arena = executable.arena if isinstance(executable.arena, int) else None
+        self.no_copies = (0,) * len(executable.packings)
         self.symbolic_arena = function([name for name, _, _ in executable.symbols], (executable.arena,))
         self.callback = _HOST(self._host_call) if executable.host_calls else None
         self._head = (self.constants.ctypes.data if len(executable.constants) else 0,
                       ctypes.cast(self.callback, ctypes.c_void_p).value if self.callback else 0)
 
-    def call(self, inputs: Sequence[int], outputs: Sequence[int], sizes: Sequence[int] = ()) -> None:
+    def call(self, inputs: Sequence[int], outputs: Sequence[int], sizes: Sequence[int] = (), copies: Sequence[int] = ()) -> None:
         """Run on memory at these addresses. `sizes`: the values of executable.symbols. Aliased outputs must be given their parameter's
-        address. Raises what a host call raised."""
+        address. `copies`: addresses for executable.packings, 0 for none. Raises what a host call raised."""
         e = self.executable
         if len(inputs) != len(e.parameters) or len(outputs) != len(e.outputs) or len(sizes) != len(e.symbols):
             raise ValueError(f"{e.name} takes {len(e.parameters)} inputs, {len(e.outputs)} outputs and {len(e.symbols)} sizes, "
                              f"got {len(inputs)}, {len(outputs)} and {len(sizes)}")
-        self.launch((*sizes, *inputs, *outputs))
+        self.launch((*sizes, *inputs, *outputs), copies)
 
-    def launch(self, words: tuple[int, ...]) -> None:
-        """`call` without checks: the sizes, the addresses of the parameters, those of the outputs."""
+    def launch(self, words: tuple[int, ...], copies: Sequence[int] = ()) -> None:
+        """`call` without checks: the sizes, the addresses of the parameters, those of the outputs; of packed `copies`, where there are any."""
+        words += tuple(copies) or self.no_copies
         arena = Arena.borrow(self.arena_bytes(words))
         try:
             block = self.block(words, arena)
@@ -91,9 +99,9 @@ class Program:
             return self.static_arena
         return self.symbolic_arena(*words[: len(self.executable.symbols)])[0]
 
-    def block(self, words: Sequence[int], arena: Arena) -> array:
-        """What the entry takes the address of."""
-        return array("Q", (arena.address, *self._head, 0, *words))
+    def block(self, words: Sequence[int], arena: Arena) -> Block:
+        """What the entry takes the address of; `words` with those of the packed copies."""
+        return Block("Q", (arena.address, *self._head, 0, *words))
 
     def _host_call(self, block: int, number: int, arguments: int) -> None:
         """Called from native code; an exception is kept until the program has returned."""

@@ -16,7 +16,7 @@ from torch_hlo.compiler.codegen.target import Target, host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.pipeline import optimize
-from torch_hlo.device import collective, cpu, runtime, stream
+from torch_hlo.device import collective, cpu, packed, runtime, stream
 from torch_hlo.device.buffer import Arena
 from torch_hlo.device.runtime import Buffer, Memory, Observe
 from torch_hlo.hlo.collective import current
@@ -65,7 +65,14 @@ class NativeProgram:
 
     def _run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
-        self._loaded.call([b.memory.address for b in inputs], [b.memory.address for b in outputs], sizes)
+        copies = self._copies(inputs)
+        self._loaded.call([b.memory.address for b in inputs], [b.memory.address for b in outputs], sizes, [c.address for c in copies])
+
+    def _copies(self, inputs: Sequence[Buffer]) -> list[Memory]:
+        """The memory of executable.packings in this run. Those of what it overwrites are dropped: jobs in flight keep theirs."""
+        for _, i in self.aliases:
+            inputs[i].memory.copies = None
+        return packed.copies(self.executable.packings, inputs) if self.executable.packings else []
 
     @property
     def streams(self) -> bool:
@@ -80,9 +87,12 @@ class NativeProgram:
         first, count = len(words), len(numbers) // 16
         words += [0] * count
         words += [b.memory.address for b in outputs]
+        copies = self._copies(inputs)
+        words += [c.address for c in copies]
 
         def block(arena: Arena) -> array:
             made = loaded.block(words, arena)
+            made.copies = copies
             if count:
                 at = len(made)
                 made.frombytes(numbers)

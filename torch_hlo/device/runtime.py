@@ -29,21 +29,22 @@ _KEEP = 64 << 20  # bytes the pool may always hold back; beyond that no more tha
 
 class Memory:
     """A block of device memory: its bytes and where they are. `readers` counts who looks at it from outside (host copies in progress, arrays
-    given to other libraries); no program overwrites it then."""
+    given to other libraries); no program overwrites it then. `copies`: packed ones that programs keep of it, see packed.py."""
 
-    __slots__ = ("array", "address", "size", "readers", "owner", "__weakref__")
+    __slots__ = ("array", "address", "size", "readers", "owner", "copies", "__weakref__")
 
     @classmethod
     def adopt(cls, address: int, nbytes: int, owner: object) -> Memory:
         """Memory of another library at a device address, for as long as `owner` lives. It is never written to."""
         self = cls.__new__(cls)
-        self.readers, self.size, self.owner = 1, 0, owner
+        self.readers, self.size, self.owner, self.copies = 1, 0, owner, None
         self.address = address
         self.array = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8) if nbytes else np.empty(0, np.uint8)
         return self
 
     def __init__(self, nbytes: int, zeros: bool = False) -> None:
         self.readers = 0
+        self.copies = None
         self.size = 0
         self.size, (self.array, self.address) = _POOL.take(nbytes, zeros)
 
@@ -71,6 +72,7 @@ class _Part(Memory):
 
     def __init__(self, whole: Memory, offset: int) -> None:
         self.readers = self.size = 0
+        self.copies = None
         self.whole, self.offset = whole, offset
         self.address = whole.address + offset
 

@@ -178,6 +178,7 @@ class Module:
     """A program. `aliases`: (output index, parameter index) pairs, the output may reuse the parameter's memory.
 
     `symbols`: ((name, parameter index, dimension), …): where the value of each symbolic size is read.
+    `constants`: parameters that may well hold the same values from run to run: products can keep packed copies of them.
     `mesh`: the devices that the `sharding` attributes of an annotated program speak of.
     `num_partitions`, `num_replicas`: how many devices run a per-device program (XLA's meaning); 1 and 1 for a program of one device.
     `in_shardings`, `out_shardings`: of a per-device program, how its whole parameters and outputs are cut over `mesh`; () when unknown. `out_dims`: sizes
@@ -194,6 +195,7 @@ class Module:
     in_shardings: tuple[Sharding, ...] = ()
     out_shardings: tuple[Sharding, ...] = ()
     out_dims: tuple[tuple[int, ...], ...] = ()
+    constants: tuple[int, ...] = ()
 
     def with_root(self, root: Instruction) -> Module:
         """This module computing another root; itself when nothing changed."""

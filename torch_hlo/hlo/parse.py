@@ -263,7 +263,11 @@ class _Parser:
                 new.meta = old.meta
             c = Computation(c.name, tuple(swaps.values()), _replaced(c.root, swaps))
         outs = self._boundary_shardings("out_shardings", [x.shape for x in (c.root.operands if c.root.op == "tuple" else (c.root,))])
-        return Module(module_name, c, tuple(aliases), self._symbols(c), self.mesh, partitions, replicas, ins, outs, self._out_dims())
+        return Module(module_name, c, tuple(aliases), self._symbols(c), self.mesh, partitions, replicas, ins, outs, self._out_dims(), self._constants(c))
+
+    def _constants(self, c: Computation) -> tuple[int, ...]:
+        text = self._given("frontend_attributes", {}).get("constants", "")
+        return tuple(n for n in map(int, re.findall(r"\d{1,9}", text)) if n < len(c.params))
 
     def _out_dims(self) -> tuple[tuple[int, ...], ...]:
         text = self._given("frontend_attributes", {}).get("out_dims", "")

@@ -32,7 +32,7 @@ def module_text(module: Module, style: str = "canonical", elide: int | None = No
     order = computations(module.entry)
     printer = _Printer(style, elide, _computation_names(order, style))
     blocks = [printer.computation(c, c is order[-1]) for c in order]
-    if style == "short" and not (module.aliases or module.symbols or module.mesh or module.num_partitions > 1 or module.num_replicas > 1):
+    if style == "short" and not (module.aliases or module.symbols or module.constants or module.mesh or module.num_partitions > 1 or module.num_replicas > 1):
         return "\n\n".join(blocks) if len(blocks) > 1 else printer.body(module.entry)
     return "\n\n".join([_header(module), *blocks]) + "\n"
 
@@ -98,14 +98,16 @@ def _header(module: Module) -> str:
         parts.append(f"replica_count={module.num_replicas}")
     if (partitions := max(module.num_partitions, module.mesh.size if module.mesh else 1)) > 1:
         parts.append(f"num_partitions={partitions}")
+    # What only this project reads stands where XLA's parser lets anything pass.
+    extra = {"constants": ",".join(map(str, module.constants))} if module.constants else {}
     if module.mesh is not None:
-        # What only this project reads stands where XLA's parser lets anything pass.
-        extra = {"mesh": str(module.mesh)}
+        extra["mesh"] = str(module.mesh)
         for name in ("in_shardings", "out_shardings"):
             if given := getattr(module, name):
                 extra[name] = sharding_text(given)
         if module.out_dims:
             extra["out_dims"] = ", ".join(str(list(dims)) for dims in module.out_dims)
+    if extra:
         parts.append("frontend_attributes={" + ",".join(f"{name}={quoted(value)}" for name, value in extra.items()) + "}")
     return ", ".join(parts)
 

@@ -113,6 +113,8 @@ def _verify_boundary(module: Module) -> None:
             raise VerifyError(f"alias ({output}, {param}) is out of range: {len(results)} outputs, {len(params)} parameters")
         if not compatible(results[output].shape, params[param].shape):
             raise VerifyError(f"alias ({output}, {param}) joins {results[output].shape} and {params[param].shape}")
+    if any(not 0 <= p < len(params) for p in module.constants) or {p for _, p in module.aliases}.intersection(module.constants):
+        raise VerifyError(f"constants {module.constants} are parameters that no output overwrites; there are {len(params)}, aliases {module.aliases}")
     bound = set()
     for name, param, dimension in module.symbols:
         ok = 0 <= param < len(params) and 0 <= dimension < params[param].shape.rank

@@ -32,7 +32,7 @@ from torch_hlo.lazy.fingerprint import Graph, collect, operands
 from torch_hlo.lazy.launch import IN_FLIGHT, Binding, Compiled, launch, leaf_buffer, number_buffers, stream
 from torch_hlo.lazy.storage import RECORDING, Array, Effect, Number, Storage, must_run, pending, pending_storages, take_effects
 from torch_hlo.lazy.views import on_host
-from torch_hlo.lowering.graph import Node, Out, lower
+from torch_hlo.lowering.graph import Leaf, Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 from torch_hlo.lowering.tape import INDEX_BITS, TAPE
 
@@ -507,10 +507,16 @@ def _build(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, obser
     if isinstance(where, spmd.Placement):
         return spmd.build(graph, where, aliases, observe)
     runtime.expect_writes([leaf.data for _, i in aliases if isinstance((leaf := graph.leaves[i]).data, runtime.Buffer)])
-    module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, name="step")
+    module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, name="step", constants=_constants(graph.leaves, aliases))
     if observe is not None:
         observe("hlo:input", module)
     return runtime.compile_program(module, observe)
+
+
+def _constants(leaves: Sequence[Array | Leaf], aliases: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """The leaves that may be weights: matrices which the step does not overwrite."""
+    overwritten = {i for _, i in aliases}
+    return tuple(i for i, leaf in enumerate(leaves) if i not in overwritten and leaf.shape.rank >= 2)
 
 
 def _generalized(
@@ -524,7 +530,8 @@ def _generalized(
     with progress.compiling(name, len(graph.nodes)), metrics.timed("CompileTime"), dump.recording(name, note) as observe:
         try:
             inputs = [*proposal.leaves, *graph.numbers, *proposal.extra]
-            module = lower(proposal.nodes, proposal.outputs, inputs, proposal.aliases(aliases), "step", proposal.symbols)
+            shared = proposal.aliases(aliases)
+            module = lower(proposal.nodes, proposal.outputs, inputs, shared, "step", proposal.symbols, constants=_constants(proposal.leaves, shared))
             if observe is not None:
                 observe("hlo:input", module)
             program = runtime.compile_program(module, observe)

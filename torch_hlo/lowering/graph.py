@@ -97,10 +97,11 @@ def lower(
     name: str = "step",
     symbols: tuple[tuple[str, int, int], ...] = (),
     placed: Placed | None = None,
+    constants: tuple[int, ...] = (),
 ) -> Module:
     """Lower `nodes` (in an order where operands come first). Parameter i of the module is `inputs[i]`.
 
-    `aliases`: (output, input) pairs, see Module; `placed` makes an annotated program for many devices. Raises LoweringError when an op
+    `aliases`: (output, input) pairs, and `constants`, see Module; `placed` makes an annotated program for many devices. Raises LoweringError when an op
     has no lowering or the lowering does not give the recorded shapes.
     """
     mesh, leaf_shardings, output_shardings = placed or (None, (), ())
@@ -117,7 +118,7 @@ def lower(
         roots = apply(nodes, outputs, values)
     shardings = tuple(_sharding(s, mesh, r.shape) for s, r in zip(output_shardings, roots)) or None
     root = instr("tuple", tuple(roots), tuple_shape(*(r.shape for r in roots)), sharding=shardings)
-    return Module(name, Computation("main", tuple(params), root), aliases, symbols, mesh)
+    return Module(name, Computation("main", tuple(params), root), aliases, symbols, mesh, constants=constants)
 
 
 def _sharding(known: Sharding | None, mesh: Mesh | None, shape: Shape) -> Sharding | None:

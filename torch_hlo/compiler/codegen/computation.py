@@ -45,6 +45,7 @@ def emit_entry(program: Program) -> str:
         names.append(_write(program, f"entry.part{number}", part, bound, assignment.copies if last else (), program.profile))
     program.exposed = _exposed(program, order, assignment)
     with program.block_function("entry") as f:
+        program.emit_packings()
         for name in names:
             program.call(name, ["ptr %block"])
             if program.calling and name != names[-1]:

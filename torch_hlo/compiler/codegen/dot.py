@@ -33,7 +33,7 @@ from torch_hlo.compiler.codegen.gemm_amx import (
 )
 from torch_hlo.compiler.codegen.gemv import STRIP, gemv_columns, gemv_rows
 from torch_hlo.compiler.codegen.loop import Store, run_loop
-from torch_hlo.compiler.codegen.program import CodegenError, Place
+from torch_hlo.compiler.codegen.program import PACKED_HEAD, CodegenError, Place
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Dim, Size, ceildiv
@@ -220,28 +220,33 @@ def _on_amx(x: Instruction, target, p: Product) -> bool:
     return isinstance(p.k, int) and p.k >= 16 and not (isinstance(p.m, int) and p.m <= (4 if p.b[1] == 1 else 2)) and p.n != 1
 
 
-def _takes_amx(program, x: Instruction, pointers: list[str], finish: Finish | None) -> bool:
-    """Emit a dot on AMX tiles; False when it is not for them."""
-    p = product(x)
+def _amx_form(strides: tuple[Size, Size]) -> str:
+    """What is contiguous in an operand whose strides along its free dimension and along K are these."""
+    return "k" if strides[1] == 1 else "lane" if strides[0] == 1 else "none"
+
+
+def _takes_amx(program, x: Instruction, p: Product, pointers: list[str], finish: Finish | None, way: str, copy: str | None) -> bool:
+    """Emit a dot on AMX tiles, with a packed `copy` of the right operand if there is one; False when it is not for them."""
     if not _on_amx(x, program.target, p):
         return False
     element = ELEMENTS[tuple(o.shape.dtype for o in x.operands)]
-    way = _way(program, x, p)
     rows = _hint(p.m, 512)
     estimate = rows * p.k * element.itemsize <= B_BYTES and rows <= _hint(p.n, 512)
-    transposed = _may_transpose(p) and (estimate if way == STATIC else way == "transposed")
-    forms = ["k" if k == 1 else "lane" if free == 1 else "none" for free, k in (p.a, p.b)]
+    transposed = copy is None and _may_transpose(p) and (estimate if way == STATIC else way == "transposed")
+    forms = [_amx_form(p.a), _amx_form(p.b)]
     if transposed:
         p, forms, pointers = replace(p, m=p.n, n=p.m, a=p.b, b=p.a), forms[::-1], [pointers[1], pointers[0], pointers[2]]
     batch: Size = 1
     for size, *_ in p.batch:
         batch = batch * size
     cut, packed = _cut_amx(p, element, batch, transposed)
+    if copy is not None:
+        packed, pointers = (packed[0], True), [pointers[0], copy, pointers[2]]
     if finish is not None and p.k > K_SINGLE and not packed[1]:
         return False  # sums of several blocks of K need an array
     engine = AmxGemm(element, *forms, packed, transposed, finish and finish.epilogue)
     for side, (lanes, strides) in enumerate(((p.m, p.a), (p.n, p.b))):
-        if packed[side]:
+        if packed[side] and (side == 0 or copy is None):
             to = program.at(program.scratch(engine.packed_bytes(lanes, p.k)))
             name = program.once(("prepack", element.kind, forms[side], side), lambda side=side: _prepack_amx(program, engine, side))
             arguments = [f"ptr {pointers[side]}", f"ptr {to}", *(f"i64 {program.size(v)}" for v in (lanes, *strides, p.k))]
@@ -328,10 +333,50 @@ def _rewritten(x: Instruction) -> Instruction | None:
 
 
 def _emit(program, x: Instruction, pointers: list[str], finish: Finish | None) -> None:
-    """A dot that a kernel takes; `pointers`: A, B and C, an array of accumulators."""
-    if not _takes_amx(program, x, pointers, finish):
-        p = product(x)
-        emit_product(program, p, ACCUMULATORS[x.shape.dtype][0], tuple(o.shape.dtype for o in x.operands), pointers, finish, _way(program, x, p))
+    """A dot that a kernel takes; `pointers`: A, B and C, an array of accumulators. Where the right operand is a constant, the program has two ways: on
+    a packed copy of that if the run is given one."""
+    p = product(x)
+    way = _way(program, x, p)
+
+    def emit(copy: str | None = None) -> None:
+        if not _takes_amx(program, x, p, pointers, finish, way, copy):
+            emit_product(program, p, ACCUMULATORS[x.shape.dtype][0], tuple(o.shape.dtype for o in x.operands), pointers, finish, way, copy)
+
+    copy = None if program.target.grid else _packed_copy(program, x, p)
+    if copy is None:
+        return emit()
+    program.code.choose(program.code.icmp("ne", copy, "null", "ptr"), lambda: emit(program.code.gep("i8", copy, PACKED_HEAD)), emit)
+
+
+def _packed_copy(program, x: Instruction, p: Product) -> str | None:
+    """Address of a packed copy of the right operand, see Program.packed; None for products that read it as it is, or only a few times."""
+    place = program.place(x.operands[1])
+    if not isinstance(place, Place) or p.batch or not all(isinstance(v, int) for v in (p.n, p.k, *p.b)) or p.n * p.k < KEPT:
+        return None
+    kind, types = ACCUMULATORS[x.shape.dtype][0], tuple(o.shape.dtype for o in x.operands)
+    if _on_amx(x, program.target, p):
+        if p.k > K_SINGLE:
+            return None
+        engine: Gemm | AmxGemm = AmxGemm(ELEMENTS[types], "k", _amx_form(p.b))
+        name, count, nbytes, cost = engine.prepack(1), ceildiv(p.n, BLOCK), engine.packed_bytes(p.n, p.k), 0.06 * BLOCK * p.k
+    else:
+        t = gemm.tile(kind, program.target.vector_bytes)
+        sources = tuple(SOURCES[d, kind] for d in types)
+        plan = _plan(p, t, sources)
+        if _hint(p.m, 0) > KEPT_ROWS or _is_turned(p, t) or plan.kernel != "tiles" or plan.form_b == "direct" or sources[1].steps or p.k % t.lanes:
+            return None
+        engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int))
+        name, count, nbytes, cost = engine.prepack_b(), ceildiv(p.n, t.lanes), engine.kept_bytes(p.n, p.k), 0.12 * t.lanes * p.k
+
+    def write(source: str, target: str) -> None:
+        _define(program, engine)
+        program.parallel(name, [f"ptr {source}", f"ptr {target}", *(f"i64 {v}" for v in (p.n, *p.b, p.k))], count, cost=cost)
+
+    return program.packed(place, nbytes, f"{name} {p.n} {p.b} {p.k}", write)
+
+
+KEPT = 1 << 14  # elements from which on a copy is worth its mark
+KEPT_ROWS = 256  # up to which packing weighs, but on AMX, where it does longer
 
 
 def emit_output(program, x: Instruction, body: Computation) -> None:
@@ -469,14 +514,16 @@ def _is_local(plan: Plan, p: Product) -> bool:
 
 
 def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointers: list[str], finish: Finish | None = None,
-                 way: str = STATIC) -> None:  # fmt: skip
-    """Call the kernels for one strided product; `pointers` are A, B, C; `way`: how it is cut, see `_ways`."""
+                 way: str = STATIC, copy: str | None = None) -> None:  # fmt: skip
+    """Call the kernels for one strided product; `pointers` are A, B, C; `way`: how it is cut, see `_ways`; `copy`: B as `prepack_b` leaves it."""
     t = gemm.tile(kind, program.target.vector_bytes)
     turned = _is_turned(p, t)
     if turned:
         p, dtypes, pointers = _swapped(p), dtypes[::-1], [pointers[1], pointers[0], *pointers[2:]]
     sources = tuple(SOURCES[d, kind] for d in dtypes)
     plan = replace(_plan(p, t, sources), turned=turned)
+    if copy is not None:
+        plan, p, pointers = replace(plan, form_b="packed"), replace(p, b=(p.n, 1)), [pointers[0], copy, pointers[2]]
     batch: Size = 1
     for size, *_ in p.batch:
         batch = batch * size

@@ -306,7 +306,7 @@ class Partition:
 ITEMS_PER_CORE = 4
 IMBALANCE = {1: 0.08, 2: 0.015, 4: 0.0}  # items per core -> share of the time lost by waiting for the last one
 NEAR = 1 << 20  # bytes of an operand that stay in L2 while its packing runs again and again
-PACK_NS = {"copy": (0.08, 0.15), "transpose": (0.15, 0.3), "strided": (1.5, 1.5), "direct": (0.03, 0.2), "rows": (0.02, 0.1)}  # per element: near, far
+PACK_NS = {"copy": (0.08, 0.15), "transpose": (0.15, 0.3), "strided": (1.5, 1.5), "direct": (0.03, 0.2), "rows": (0.02, 0.1), "packed": (0.02, 0.06)}  # per element: near, far
 PREPACK_NS, READ_NS = 0.5, (0.05, 0.3)  # to pack all of A beforehand; to read that again
 
 
@@ -386,6 +386,8 @@ class Gemm:
 
     `epilogue` (epilogue.py) is called on every row tile of a block of columns that is finished. C then holds sums; with `local`, which is
     for a K of a single block, it is not used: the sums of a row tile stay in scratch memory.
+
+    With `form_b` "packed" the whole of B lies as `prepack_b` leaves it, and its column stride is the number of its columns.
     """
 
     extra: tuple[tuple[str, str], ...] = ()
@@ -396,6 +398,7 @@ class Gemm:
         self.t, self.heights, self.static_m, self.prepacked = t, heights, static_m, prepacked
         self.epilogue, self.local = epilogue, local
         self.direct, self.even = form_b == "direct", even
+        self.kept = form_b == "packed"
         self.in_rows = form_a == "rows" and not prepacked
         self.block_ahead = form_b not in ("strided", "direct") and not source_b.steps
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
@@ -428,6 +431,7 @@ class Gemm:
     def k_blocks(self, f: Function) -> Iterator[Depth]:
         """The loop over blocks of K."""
         depth = f.ceildiv("%k", f.max(f.ceildiv("%k", KC_DIRECT if self.direct else KC), 1))
+        depth = f.mul(f.ceildiv(depth, self.t.lanes), self.t.lanes)  # packing writes whole vectors of K
         with f.loop(0, "%k", depth) as k0:
             size = f.min(depth, f.sub("%k", k0))
             yield Depth(size, k0, f.icmp("ne", k0, 0), f.icmp("eq", f.add(k0, size), "%k"))
@@ -469,6 +473,29 @@ class Gemm:
         """Size of the memory that `prepack` fills."""
         return ceildiv(m, self.heights[0]) * (total_k + self.t.lanes) * (self.t.lanes * self.t.itemsize)
 
+    def prepack_b(self) -> str:
+        """Define void(lo, hi, B, packed, n, b_free, b_k, k): panels [lo, hi) of `lanes` columns of B as [block of K][panel][depth][lanes]. K is a
+        multiple of `lanes`: packing writes nothing beyond a panel."""
+        t, source = self.t, self.sources[1]
+        name = f"prepack_b_{self.label}_{t.suffix}_{source.name}_{self.forms[1]}"
+        f = Function(name, "void", [("i64", "lo"), ("i64", "hi"), ("ptr", "B"), ("ptr", "packed"), *(("i64", q) for q in ("n", "b_free", "b_k", "k"))])
+        with f.loop("%lo", "%hi") as panel, self.k_blocks(f) as depth:
+            column = f.mul(panel, t.lanes)
+            self.pack_b(f, depth, column, f.min(f.sub("%n", column), t.lanes), self._kept_panel(f, "%packed", "%n", depth, column))
+        self.functions[name] = f.text()
+        return name
+
+    def kept_bytes(self, n: int, k: int) -> int:
+        """Size of the memory that `prepack_b` fills, and what a micro-kernel may read past it."""
+        t = self.t
+        return t.itemsize * (ceildiv(n, t.lanes) * t.lanes * k + KC * t.columns)
+
+    def _kept_panel(self, f: Function, base: str, n: Int, depth: Depth, column: Int) -> str:
+        """Where the panel of `column`, a multiple of `lanes`, is in a block of K of what `prepack_b` wrote."""
+        t = self.t
+        columns = f.mul(f.ceildiv(n, t.lanes), t.lanes)
+        return f.gep(t.kind, base, f.add(f.mul(depth.first, columns), f.mul(column, depth.size)))
+
     def _tall(self, f: Function) -> Int | None:
         """How many of the row tiles have the greater of two heights."""
         if len(self.heights) == 1:
@@ -506,7 +533,7 @@ class Gemm:
             j1 = f.min(f.add(j0, nc), "%n1")
             with self.k_blocks(f) as depth:
                 panel = f.mul(depth.size, t.lanes)
-                if not self.direct:
+                if not self.direct and not self.kept:
                     with f.loop(j0, j1, t.lanes) as j:
                         number = f.div(f.sub(j, j0), t.lanes)
                         self.pack_b(f, depth, j, f.min(f.sub(j1, j), t.lanes), f.gep(t.kind, "%scratch", f.mul(number, panel)))
@@ -520,6 +547,8 @@ class Gemm:
         """Where the block of B begins that comes after this one: further along K, or the next columns."""
         to = f.add(depth.first, depth.size)
         k, j = f.select(depth.last, "i64", 0, to), f.select(depth.last, "i64", j1, j0)
+        if self.kept:  # all blocks are as deep, but for the last
+            return self._kept_panel(f, "%B", "%b_free", Depth(depth.size, k, depth.more, depth.last), j)
         return f.gep(self.sources[1].kind, "%B", f.add(f.mul(j, "%b_free"), f.mul(k, "%b_k")))
 
     def _row_tile(self, f: Function, i: Int, tall: Int | None, depth: Depth, a_panel: str, panel: Int, j0: Int, j1: Int, coming: str | None) -> None:
@@ -548,6 +577,8 @@ class Gemm:
             with f.loop(j0, j1, self.t.columns) as j:
                 if self.direct:
                     b = f.gep(self.t.kind, "%B", f.add(j, f.mul(depth.first, "%b_k")))
+                elif self.kept:
+                    b = self._kept_panel(f, "%B", "%b_free", depth, j)
                 else:
                     b = f.gep(self.t.kind, "%scratch", f.mul(f.div(f.sub(j, j0), self.t.lanes), panel))
                 c, cols = f.gep(self.t.kind, c_row, f.sub(j, j0)), f.sub(j1, j)
@@ -560,7 +591,10 @@ class Gemm:
                     calls = f.ceildiv(f.sub(j1, j0), self.t.columns)
                     call = f.add(f.mul(f.sub(i, "%tile0"), calls), f.div(f.sub(j, j0), self.t.columns))
                     along_k = self.forms[1] == "transpose"
-                    line = f.mul(f.min(call, f.sub(j1, j0) if along_k else depth.size), "%b_free" if along_k else "%b_k")
+                    if self.kept:
+                        line = f.mul(f.min(call, f.sub(j1, j0)), depth.size)
+                    else:
+                        line = f.mul(f.min(call, f.sub(j1, j0) if along_k else depth.size), "%b_free" if along_k else "%b_k")
                     arguments.append(f"ptr {f.gep(self.sources[1].kind, coming, line)}")
 
                 arguments += ["i64 %a_free"] * self.in_rows

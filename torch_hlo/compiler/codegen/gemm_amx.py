@@ -246,6 +246,15 @@ def turn(name: str, masked: bool) -> Function:
     return f
 
 
+def fetch(name: str) -> Function:
+    """void(from, nbytes): ask for the cache lines of [from, from + nbytes)."""
+    f = Function(name, "void", [("ptr", "from"), ("i64", "nbytes")], attrs="noinline #0")
+    with f.loop(0, "%nbytes", 256, known_nonempty=True) as at:
+        for line in range(0, 256, 64):
+            f.do(f"call void @llvm.prefetch.p0(ptr {f.gep('i8', '%from', f.add(at, line))}, i32 0, i32 2, i32 1)")
+    return f
+
+
 def configure(f: Function) -> None:
     """Eight tiles of 16 rows of 64 bytes."""
     config = f.alloca("i8", 64, 64)
@@ -363,6 +372,10 @@ class AmxGemm:
             def multiply(j: Int, s=s, count=count, a=a, more_here=more_here) -> None:
                 number = f.div(f.sub(j, j0), BLOCK)
                 panel_of_b = b_panel(f, b_base, s, count, f.add(number, first), panels)
+                if self.packed[1]:  # the first row tile reads B from memory, where no prefetcher follows tiles: ask for the next panel
+                    with f.when(f.icmp("eq", i, "%tile0")):
+                        nbytes = f.mul(count, STEP_BYTES)
+                        f.call("void", self._function(fetch, "fetch_amx"), f"ptr {f.gep('i8', panel_of_b, nbytes)}", f"i64 {nbytes}")
                 valid = ["i64 32", "i64 32"] if room else [f"i64 {rows}", f"i64 {f.sub(j1, j)}"]
                 ahead = []
                 if reads_rows:

@@ -1,6 +1,6 @@
 """The builder that step emitters write to: one native program, `void entry(ptr block)`.
 
-`block` is an array of 64-bit words: [arena, constants, host callback, failed, sizes…, parameters…, outputs…]. Every buffer of the program
+`block` is an array of 64-bit words: [arena, constants, host callback, failed, sizes…, parameters…, outputs…, packed copies…]. Every buffer of the program
 is a `Place`: a base of the block plus a byte offset, so any function that gets `%block` can reach any buffer.
 
     @emits_step("my-op")
@@ -32,6 +32,7 @@ from torch_hlo.hlo.shape import Literal, Shape
 
 ARENA, CONSTANTS, HOST, FAILED, FIXED_WORDS = 0, 1, 2, 3, 4  # words of the block before the sizes
 ALIGNMENT = 64
+PACKED_HEAD = 64  # bytes
 COLD_BYTES = 64 << 20  # of parameters and results
 STEPS_PER_FUNCTION = 48  # the entry is cut into functions of this many steps: compile time stays linear, modules compile in parallel
 
@@ -60,6 +61,16 @@ class HostCall:
     attrs: str  # JSON
     outputs: tuple[Shape, ...]
     inputs: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A copy of a parameter in the order in which a kernel reads it, which may outlive a run. Its memory begins with PACKED_HEAD bytes whose first
+    word is 0 until a program has filled it; then come `nbytes`. Equal `layout`s of one parameter are one copy, in whatever program."""
+
+    parameter: int
+    nbytes: int
+    layout: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,7 @@ class Program:
         self._same = {self.first_output + o: self._first_parameter + p for o, p in module.aliases}  # words that hold the same address
         touched = sum(x.shape.nbytes for x in (*module.entry.params, *outputs(module)) if isinstance(x.shape.nbytes, int))
         self.cold = touched >= COLD_BYTES  # operands come from memory, not from a cache that an earlier run filled
+        self.packings: dict[Packing, tuple[Place, Callable[[str, str], None]]] = {}  # what to make a copy of, and what writes it
         self.rows: list[Row] | None = None  # where parallel calls are collected, see batch.py
         self._top: Size = 0  # first free byte of the arena
         self._arena: Size = 0  # its largest value
@@ -182,6 +194,26 @@ class Program:
             offset = self._constants[data] = self._constant_bytes
             self._constant_bytes += -(-len(data) // ALIGNMENT) * ALIGNMENT
         return Place(CONSTANTS, offset, len(data))
+
+    def packed(self, source: Place, nbytes: int, layout: str, write: Callable[[str, str], None]) -> str | None:
+        """Address of the packed copy of a constant of the program, null where this run has none; None when `source` is no constant.
+        `write(source, target)` emits what fills the copy: at the program's start, if this run is the copy's first. `layout` names everything that
+        decides what is written."""
+        parameter = source.word - self._first_parameter
+        if parameter not in self.module.constants:
+            return None
+        packing = Packing(parameter, nbytes, f"{layout} {source.offset}")
+        self.packings.setdefault(packing, (source, write))
+        return self._base(self.words + list(self.packings).index(packing))
+
+    def emit_packings(self) -> None:
+        """Fill the copies that this run is the first to have."""
+        f = self.code
+        for number, (source, write) in enumerate(self.packings.values()):
+            copy = self._base(self.words + number)
+            with f.when(f.icmp("ne", copy, "null", "ptr")), f.when(f.icmp("eq", f.load("i64", copy), 0)):
+                write(self.at(source), f.gep("i8", copy, PACKED_HEAD))
+                f.store("i64", 1, copy)
 
     def copy(self, target: Place, source: Place) -> None:
         """Copy a whole buffer, unless it is the same one."""
