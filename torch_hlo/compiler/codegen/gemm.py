@@ -566,7 +566,7 @@ class Gemm:
         else:
             c_row, ldc = f.gep(self.t.kind, "%C", f.add(f.mul(row, "%ldc"), j0)), "%ldc"
 
-        ahead = self.forms[0] == "transpose" and not self.prepacked
+        ahead = self.forms[0] in ("transpose", "copy") and not self.prepacked
 
         def kernel(rows: int, partial: bool, whole: bool) -> str:
             name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{'a' * ahead}{'b' * self.block_ahead}{'r' * self.in_rows}"
@@ -583,10 +583,14 @@ class Gemm:
                     b = f.gep(self.t.kind, "%scratch", f.mul(f.div(f.sub(j, j0), self.t.lanes), panel))
                 c, cols = f.gep(self.t.kind, c_row, f.sub(j, j0)), f.sub(j1, j)
                 arguments = [f"ptr {a_panel}", f"ptr {b}", f"i64 {depth.size}", f"ptr {c}", f"i64 {ldc}", f"i64 {cols}", f"i1 {depth.more}", *rest]
-                if ahead:  # every call asks for one row of the next tile
-                    next_row = f.add(f.add(row, height), f.rem(f.div(f.sub(j, j0), self.t.columns), 16))
-                    q = f.gep(self.sources[0].kind, "%A", f.add(f.mul(next_row, "%a_free"), f.mul(depth.first, "%a_k")))
-                    arguments += [f"ptr {q}", f"i64 {self.sources[0].itemsize * self.t.lanes}"]
+                if ahead:  # every call asks for a part of the next tile: one row, or the next columns where those are contiguous
+                    number, next_row, k, step = f.div(f.sub(j, j0), self.t.columns), f.add(row, height), depth.first, self.sources[0].itemsize
+                    if self.forms[0] == "transpose":
+                        next_row, step = f.add(next_row, f.rem(number, 16)), step * self.t.lanes
+                    else:
+                        k, step = f.add(k, f.mul(number, f.ceildiv(depth.size, self.t.lanes))), f.mul("%a_k", step)
+                    q = f.gep(self.sources[0].kind, "%A", f.add(f.mul(next_row, "%a_free"), f.mul(k, "%a_k")))
+                    arguments += [f"ptr {q}", f"i64 {step}"]
                 if coming is not None:
                     calls = f.ceildiv(f.sub(j1, j0), self.t.columns)
                     call = f.add(f.mul(f.sub(i, "%tile0"), calls), f.div(f.sub(j, j0), self.t.columns))
