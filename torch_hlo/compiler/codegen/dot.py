@@ -31,7 +31,7 @@ from torch_hlo.compiler.codegen.gemm_amx import (
     AmxGemm,
     Element,
 )
-from torch_hlo.compiler.codegen.gemv import STRIP, gemv_columns, gemv_rows
+from torch_hlo.compiler.codegen.gemv import ROWS, STRIP, gemv_columns, gemv_rows
 from torch_hlo.compiler.codegen.loop import Store, run_loop
 from torch_hlo.compiler.codegen.program import PACKED_HEAD, CodegenError, Place
 from torch_hlo.compiler.codegen.registry import emits_step
@@ -550,7 +550,7 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
 def _ways(x: Instruction, target, p: Product) -> tuple[str, ...]:
     """How a product may be computed, the static choice first: cut into rows x columns of items; on AMX transposed, the right operand's tiles
     made on the way, or not."""
-    if p.batch or not all(isinstance(v, int) for v in (p.m, p.n, p.k)) or p.m <= 8 or p.m * p.n * p.k < 1 << 22:
+    if p.batch or not all(isinstance(v, int) for v in (p.m, p.n, p.k)) or p.m <= ROWS or p.m * p.n * p.k < 1 << 22:
         return (STATIC,)
     if _on_amx(x, target, p):
         return (STATIC, "transposed", "packed") if _may_transpose(p) else (STATIC,)
@@ -617,8 +617,13 @@ def _hint(size: Size, usual: int) -> int:
 
 def _is_turned(p: Product, t: Tile) -> bool:
     """Whether a product of few columns is computed as the transposed one of few rows, which is written in columns."""
-    few = isinstance(p.n, int) and isinstance(p.k, int) and t.is_float and not (isinstance(p.m, int) and p.m <= 8)
-    return few and (p.n == 1 and 1 in p.a or p.n <= 8 and p.a[1] == p.b[1] == 1 and p.k >= 4 * t.lanes)
+    few = isinstance(p.n, int) and isinstance(p.k, int) and t.is_float and not (isinstance(p.m, int) and _few(p.m, p.k, t))
+    return few and (p.n == 1 and 1 in p.a or _few(p.n, p.k, t) and p.a[1] == p.b[1] == 1 and p.k >= 4 * t.lanes)
+
+
+def _few(rows: int, k: Size, t: Tile) -> bool:
+    """Whether rows are few enough for gemv_rows. It adds up the lanes of each sum at the end: of more sums when there is enough to be summed."""
+    return rows <= 8 or rows <= ROWS and _hint(k, 0) >= 16 * t.lanes
 
 
 def _swapped(p: Product) -> Product:
@@ -650,7 +655,7 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
     static = isinstance(p.m, int)
     if form_a == "transpose" and static and not sources[0].steps and isinstance(p.a[0], int) and p.a[0] * t.itemsize % CONFLICT:
         form_a = "rows"
-    if static and p.m <= 8 and p.a[1] == 1 and p.b[1] == 1 and t.is_float and p.n != 1:
+    if static and _few(p.m, p.k, t) and p.a[1] == 1 and p.b[1] == 1 and t.is_float and p.n != 1:
         return Plan("rows", form_a, form_b, (p.m,), 1)
     if static and p.m in (1, 2) and form_b == "copy" and t.is_float and _hint(p.n, 64) >= 64:
         return Plan("columns", form_a, form_b, (p.m,), 1)

@@ -1,6 +1,6 @@
 """Products with few rows: no packing, the large operand streams through once.
 
-    rows:      y[m, n] = sum_k x[m, k] w[n, k]        m = 1..8, both contiguous along K
+    rows:      y[m, n] = sum_k x[m, k] w[n, k]        m = 1..ROWS, both contiguous along K
     columns:   y[m, n] = sum_k x[m, k] w[k, n]        m = 1 or 2, w contiguous along n
 """
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch_hlo.compiler.codegen.gemm import (
 )
 
 PREFETCH_BYTES = 1024
+ROWS = 12  # two rows of w at a time leave registers for as many sums of each
 
 
 def gemv_rows(name: str, t: Tile, sources: tuple[Source, Source], rows: int) -> Function:
@@ -54,11 +55,12 @@ def _strip(f: Function, t: Tile, sources: tuple[Source, Source], rows: int, coun
             for row in w_rows:
                 ahead = f.gep("i8", f.gep(sources[1].kind, row, k), PREFETCH_BYTES)
                 f.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")
-        xs = [read(sources[0], r) for r in x_rows]
-        result = []
-        for j, row in enumerate(w_rows):
-            w = read(sources[1], row)
-            result += [multiply_add(f, t, x, w, sums[j * rows + i]) for i, x in enumerate(xs)]
+        ws = [read(sources[1], row) for row in w_rows]
+        result = list(sums)
+        for i, row in enumerate(x_rows):
+            x = read(sources[0], row)
+            for j, w in enumerate(ws):
+                result[j * rows + i] = multiply_add(f, t, x, w, sums[j * rows + i])
         return result
 
     with f.loop(0, whole, t.lanes, [(t.vector, "zeroinitializer")] * (rows * count)) as loop:
