@@ -170,6 +170,27 @@ def test_pieces_of_a_split_add_up():
         torch.testing.assert_close(compiled(*args), fn(*args))
 
 
+def test_lengths_of_transforms_are_fixed():
+    """Lengths of Fourier transforms have to be known: what varies beside them stays symbolic."""
+    programs = []
+
+    def fn(x):
+        return torch.fft.irfft(torch.fft.rfft(x, dim=1) * 2, n=x.shape[1], dim=1).tanh()
+
+    def counting(graph_module, example_inputs):
+        programs.append(1)
+        return backend.hlo(graph_module, example_inputs)
+
+    compiled = torch.compile(fn, backend=counting)
+    for shape in ((2, 16), (3, 16), (3, 24), (5, 24), (6, 24)):
+        x = torch.randn(shape, requires_grad=True)
+        y = x.detach().requires_grad_()
+        got, want = compiled(x), fn(y)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), y), rtol=1e-4, atol=1e-5)
+    assert len(programs) <= 4
+
+
 def test_mark_dynamic():
     fast = compiled(lambda x: x.sum(1) * x.shape[0])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,14 +110,47 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
         return on_device(graph_module)
     with unset_fake_temporarily(), torch.no_grad():
         late.register()
-        graph = from_fx(graph_module)
-        report_fallbacks(graph, settings["fallback"])
-        caller = Caller(graph, settings["name"], place_of(graph_module))
-        program = executor.call_compiler(lambda: _compile(caller))
-        run = caller.bind(program)
+        run = None
+        while run is None:
+            try:
+                run = _function(graph_module, settings)
+            except LoweringError as error:
+                fixed = fix_sizes(graph_module)
+                if not fixed:
+                    raise
+                log.say(1, f"{settings['name']} is compiled for {', '.join(fixed)} alone: {error}")
     metrics.record("CompileTime", time.perf_counter() - start)
     run._boxed_call = True
     return run
+
+
+def _function(graph_module: fx.GraphModule, settings: dict) -> Callable:
+    graph = from_fx(graph_module)
+    report_fallbacks(graph, settings["fallback"])
+    caller = Caller(graph, settings["name"], place_of(graph_module))
+    return caller.bind(executor.call_compiler(lambda: _compile(caller)))
+
+
+def fix_sizes(graph_module: fx.GraphModule) -> list[str]:
+    """Have Dynamo take symbolic sizes as the numbers that they are in this call, and guard on them: the lengths of Fourier transforms; where
+    there are none, all. Returns "symbol=number" of each; none if no size is symbolic or it is too late for guards, as for a backward graph."""
+    nodes = [n for n in graph_module.graph.nodes if n.target in _TRANSFORMS]
+    fixed = _fix(v.shape[d] for n in nodes for d in n.args[1] for v in (n.args[0].meta["val"], n.meta["val"]))
+    if fixed:
+        return fixed
+    values = [n.meta.get("val") for n in graph_module.graph.find_nodes(op="placeholder")]
+    return _fix(s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,)))
+
+
+_TRANSFORMS = (aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default)
+
+
+def _fix(sizes: Iterable) -> list[str]:
+    fixed = []
+    for s in sizes:
+        if isinstance(s, torch.SymInt) and not s.node.expr.is_number and s.node.has_hint() and not s.node.shape_env.frozen:
+            fixed.append(f"{s}={int(s)}")
+    return fixed
 
 
 def _compile(caller: Caller) -> runtime.Program:
