@@ -53,6 +53,22 @@ class Types(nn.Module):
         return half, (x > 0) & flags, n * 3, x, (x.double().abs() ** 2.5).sum(), torch.fmod(x, 0.7).half(), torch.remainder(n, 7).to(torch.int8)
 
 
+class Spectral(nn.Module):
+    """Fourier transforms: filtered lines, rows of images, an odd length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 33, dtype=torch.complex64))
+
+    def forward(self, x):
+        y = torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=64)
+        return y, torch.fft.fft2(y).abs(), torch.fft.rfft(y[..., :9]).real
+
+
+def spectral():
+    return Spectral().eval(), (torch.randn(3, 4, 64),), ({0: Dim("batch", max=64)},)
+
+
 def cnn():
     return Cnn().eval(), (torch.randn(2, 3, 32, 32),), ({0: Dim("batch", max=64)},)
 
@@ -71,4 +87,4 @@ def types():
     return Types(), (torch.randn(6, 5), torch.tensor(17), torch.rand(6, 5) > 0.3), None
 
 
-MODELS = {"cnn": cnn, "lstm": lstm, "transformer": transformer, "types": types}
+MODELS = {"cnn": cnn, "lstm": lstm, "transformer": transformer, "types": types, "spectral": spectral}
