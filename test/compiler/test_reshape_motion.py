@@ -5,6 +5,7 @@ from test.support import HloTestCase
 from torch_hlo.compiler.passes.reshape_motion import reshape_motion
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.dim import symbol
+from torch_hlo.hlo.ir import postorder
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.window import WindowDim
 
@@ -74,6 +75,11 @@ class ReshapeMotion(HloTestCase):
         self.assertRewrites(reshape_motion, h.reverse(image, (0, 3)), h.reshape(h.transpose(h.reverse(x, (1,)), (2, 0, 1)), (1, 6, 4, 5)))
         taken = h.reshape(h.transpose(take(x, 1), (2, 0, 1)), (1, 6, 4, 5))
         self.assertRewrites(reshape_motion, take(image, 3), taken)
+        both = h.transpose(h.concatenate([x, p(4, 5, 7, index=1)], 2), (2, 0, 1))
+        other = h.reshape(h.transpose(p(4, 5, 7, index=1), (2, 0, 1)), (1, 7, 4, 5))
+        root = self.check(reshape_motion, self.program(h.concatenate([image, other], 1))).entry.root
+        assert root.op == "reshape" and [y.op for y in postorder((root,))].count("transpose") == 2
+        self.assertRewrites(reshape_motion, h.concatenate([h.transpose(x, (2, 0, 1)), h.transpose(p(4, 5, 7, index=1), (2, 0, 1))], 0), both)
         # The border of a row, in an array of zeros.
         border = h.pad(h.reshape(h.transpose(p(4, 6, index=1), (1, 0)), (6, 4, 1)), ZERO, [(0, 0, 0), (0, 0, 0), (1, 3, 0)])
         after = h.add(x, h.pad(h.reshape(p(4, 6, index=1), (4, 1, 6)), ZERO, [(0, 0, 0), (1, 3, 0), (0, 0, 0)]))

@@ -254,12 +254,18 @@ def take_of_transpose(out: Instruction) -> Instruction | None:
 
 def without_ones(out: Instruction) -> Instruction | None:
     """pad(reshape(transpose(x)), v) -> reshape(pad(transpose(x), v)) where the reshape adds dimensions of size 1 only (an image of a batch of one); the same of
-    reverse and of gather along one dimension"""
+    reverse, of opt-barrier, of reduce-window and of gather along one dimension"""
     wide = out.operands[0]
     x = wide.operands[0]
     kept = [d for d, n in enumerate(wide.shape.dims) if n != 1]
     if x.shape.dims != tuple(wide.shape.dims[d] for d in kept):
         return None
+    if out.op == "opt-barrier":
+        return h.reshape(h.opt_barrier(x), out.shape.dims)
+    if out.op == "reduce-window":
+        idle = len(out.operands) == 2 and all(w.is_trivial for d, w in enumerate(out["window"]) if d not in kept)
+        inner = instr("reduce-window", (x, out.operands[1]), window=tuple(out["window"][d] for d in kept), to_apply=out["to_apply"]) if idle else None
+        return None if inner is None else h.reshape(inner, out.shape.dims)
     if out.op == "reverse":
         return h.reshape(h.reverse(x, [kept.index(d) for d in out["dimensions"] if d in kept]), out.shape.dims)
     if out.op == "pad":
@@ -324,6 +330,16 @@ def concatenate_of_transposes(out: Instruction) -> Instruction | None:
     inverse = [perm.index(d) for d in range(len(perm))]
     parts = [o.operands[0] if o in moved else h.transpose(o, inverse) for o in out.operands]
     return h.transpose(h.concatenate(parts, perm[out["dimensions"][0]]), perm)
+
+
+def concatenate_without_ones(out: Instruction) -> Instruction | None:
+    """concatenate(reshape(transpose(x)), y) -> reshape(concatenate(transpose(x), reshape(y))) where the reshape adds dimensions of size 1 only"""
+    axis = out["dimensions"][0]
+    kept = [d for d, n in enumerate(out.shape.dims) if n != 1 or d == axis]
+    parts = [tuple(o.shape.dims[d] for d in kept) for o in out.operands]
+    if not any(o.op == "reshape" and o.operands[0].op == "transpose" and o.operands[0].shape.dims == dims for o, dims in zip(out.operands, parts)):
+        return None
+    return h.reshape(h.concatenate([h.reshape(o, dims) for o, dims in zip(out.operands, parts)], kept.index(axis)), out.shape.dims)
 
 
 def reduce_of_transposes(out: Instruction) -> Instruction | None:
@@ -392,10 +408,13 @@ RULES = rules(
     (op("gather", op("transpose"), var("indices")), take_of_transpose),
     (op("pad", op("reshape", op("transpose")), var("v")), without_ones),
     (op("reverse", op("reshape", op("transpose"))), without_ones),
+    (op("opt-barrier", op("reshape", op("transpose"))), without_ones),
+    (op("reduce-window", op("reshape", op("transpose")), var("init")), without_ones),
     (op("gather", op("reshape", op("transpose")), var("indices")), without_ones),
     (op("reshape", op("transpose")), reshape_of_transpose),
     (op("reshape", op("broadcast", op("transpose"))), repeat_of_transpose),
     (op("concatenate"), concatenate_of_transposes),
+    (op("concatenate"), concatenate_without_ones, lambda out: 1 in out.shape.dims),
     (op("reduce"), reduce_of_transposes),
     (op("reduce"), reduce_of_reshapes),
     (op("reduce"), reduce_of_broadcast),
