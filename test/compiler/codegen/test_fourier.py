@@ -54,6 +54,7 @@ def test_lines_that_are_matrices(kind, n):
 def test_many_dimensions(kind):
     transform(kind, (3,), (6, 18))
     transform(kind, (2,), (5, 4, 70), double=True)
+    transform(kind, (2,), (1, 30))
 
 
 def test_the_two_ways_of_a_line_agree(monkeypatch):
@@ -118,6 +119,18 @@ def test_a_slice_that_is_scaled_in_place():
     for low in (1, 2):  # at another place it is something else
         check(program(low), v, rtol=0, atol=1e-3, optimize=True)
         assert ("dynamic-update-slice" in str(fourier(module_of(program(low), [Shape("c64", v.shape)])))) == (low == 2)
+
+
+def test_a_table_is_no_number():
+    """The real part of an inverse transform that each point is weighted in."""
+    v = (np.arange(27).reshape(3, 9) * (1 - 1j)).astype("complex64")
+    w = np.arange(16.0)
+
+    def program(g):
+        y = build.fft(build.pad(g, build.constant(0, "c64"), ((0, 0, 0), (0, 7, 0))), "IFFT", (16,))
+        return build.real(build.multiply(y, build.broadcast(build.constant(w, "c64"), y.shape.dims, (1,))))
+
+    check(program, v, rtol=0, atol=1e-4, optimize=True)
 
 
 def test_gradients_across():

@@ -73,11 +73,10 @@ def fft(program, x: Instruction) -> None:
         for number, what in enumerate(others):
             _columns(program, t, "IFFT", *what, source if number == 0 else middle, middle, 1.0)
         source = middle
-    last_scale = scale if kind == "IRFFT" or not others else 1.0
-    _rows(program, t, kind, lengths[-1], rows, source, target, last_scale)
+    _rows(program, t, kind, lengths[-1], rows, source, target, scale)
     if kind != "IRFFT":
-        for number, what in enumerate(reversed(others)):
-            _columns(program, t, "IFFT" if inverse else "FFT", *what, target, target, scale if number == len(others) - 1 else 1.0)
+        for what in reversed(others):
+            _columns(program, t, "IFFT" if inverse else "FFT", *what, target, target, 1.0)
 
 
 def fits(target, x: Instruction) -> bool:
@@ -143,7 +142,7 @@ def emit_across(program, x: Instruction) -> None:
 
 def _columns(program, t: gemm.Tile, kind: str, outer: Size, length: int, inner: Size, source: Place, target: Place, scale: float) -> None:
     """Transforms of `outer` matrices of `length` rows of `inner` elements, along the columns; complex ones in place if need be."""
-    if length == 1 and source == target:
+    if length == 1 and source == target and scale == 1.0:
         return
     real = kind[:-3]  # "", "I", "R", "IR"
     n, inverse = length // 2 if real in ("R", "IR") else length, real in ("I", "IR")

@@ -67,11 +67,8 @@ def _rewritten(c: Computation) -> Computation:
 def _real_inverse(x: Instruction) -> Instruction:
     """The real part of an inverse transform of half a spectrum: Re(h) = (h + conj h) / 2, so the other half is its mirror image."""
     y, factor = x.operands[0], 1.0
-    if y.op == "multiply" and y.operands[1].op == "broadcast" and y.operands[1].operands[0].op == "constant":
-        c = complex(y.operands[1].operands[0]["literal"].numpy())
-        if c.imag:
-            return x
-        y, factor = y.operands[0], c.real
+    if y.op == "multiply" and (c := _number(y.operands[1])) is not None:
+        y, factor = y.operands[0], c
     rank = x.shape.rank
     if y.op == "fft" and y["fft_type"] == "IFFT":
         d, lengths = rank - 1, y["fft_length"]
@@ -96,21 +93,27 @@ def _weighted(x: Instruction) -> Instruction:
     y, part, *starts = x.operands
     if part.op != "multiply" or part.operands[0].op != "slice" or part.operands[0].operands[0] is not y or x.shape.kind not in "fc":
         return x
-    cut, factor = part.operands[0]["slice"], part.operands[1]
-    if factor.op != "broadcast" or factor.operands[0].op != "constant" or factor.operands[0].shape.size != 1:
+    cut, factor = part.operands[0]["slice"], _number(part.operands[1])
+    if factor is None:
         return x
-    if not all(o.op == "constant" and int(o["literal"].numpy()) == low and step == 1 for o, (low, _, step) in zip(starts, cut, strict=True)):
+    if not all(o.op == "constant" and o["literal"].numpy().item() == low and step == 1 for o, (low, _, step) in zip(starts, cut, strict=True)):
         return x
     partial = [d for d, (low, high, _) in enumerate(cut) if (low, high) != (0, y.shape.dims[d])]
     if len(partial) != 1 or not all(isinstance(n, int) for n in (*cut[partial[0]], y.shape.dims[partial[0]])):
         return x
     d, (low, high, _) = partial[0], cut[partial[0]]
-    by = complex(factor.operands[0]["literal"].numpy())
-    if by.imag:
-        return x
     weights = np.ones(y.shape.dims[d])
-    weights[low:high] = by.real
+    weights[low:high] = factor
     return _times(y, weights, d)
+
+
+def _number(x: Instruction) -> float | None:
+    """The real number that every element is."""
+    x = x.operands[0] if x.op == "broadcast" else x
+    if x.op != "constant" or x.shape.size != 1:
+        return None
+    found = complex(x["literal"].numpy().item())
+    return None if found.imag else found.real
 
 
 def _times(x: Instruction, weights: np.ndarray, d: int) -> Instruction:
