@@ -1,6 +1,8 @@
 """What users get wrong: the error has PyTorch's type and words, comes from the call, and nothing is broken afterwards."""
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -178,3 +180,13 @@ def test_data_dependent_results():
     torch.testing.assert_close(y, x.to("hlo"))
     with pytest.raises(AssertionError):
         torch.testing.assert_close(y, y + 1)
+
+
+def test_spreads_warn_of_one_number_only():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for spread in (torch.std, torch.var, torch.std_mean, torch.var_mean):
+            spread(h(3, 5), 0)
+            spread(h(7))
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        h(1, 9).std(0)

@@ -48,11 +48,12 @@ def admit_all(value):
 
 def judge(op: OpOverload, args, kwargs: dict) -> None:
     """Let the CPU's kernel judge dtypes, dimension numbers and empty dimensions, which meta kernels often do not check: run it on tensors
-    of the same dtypes and ranks with every size at most 1. Only for ops for which such sizes are always valid."""
+    of the same dtypes and ranks with every size at most 1 (2, where PyTorch warns of one number). Only for ops for which such sizes are always valid."""
     if judged(op):
         fill = torch.zeros if op.overloadpacket in _INDEXED else torch.ones
+        size = 2 if op.overloadpacket in _SPREAD else 1
         try:
-            op(*[_unit(a, fill) for a in args], **{k: _unit(v, fill) for k, v in kwargs.items() if k != "generator"})
+            op(*[_unit(a, fill, size) for a in args], **{k: _unit(v, fill, size) for k, v in kwargs.items() if k != "generator"})
         except NotImplementedError:  # no kernel for the dtype: shapes are judged before that
             if torch.Tag.pointwise in op.tags:
                 torch.broadcast_shapes(*[a._meta.size for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)])
@@ -107,11 +108,14 @@ _INDEXED = {
 }
 
 
-def _unit(value, fill: Callable):
+_SPREAD = {aten.var, aten.std, aten.var_mean, aten.std_mean}
+
+
+def _unit(value, fill: Callable, size: int):
     if isinstance(value, HloTensor):
-        return fill([min(n, 1) for n in value._meta.size], dtype=value._meta.dtype, device="cpu")
+        return fill([min(n, size) for n in value._meta.size], dtype=value._meta.dtype, device="cpu")
     if isinstance(value, (list, tuple)):
-        return [_unit(v, fill) for v in value]
+        return [_unit(v, fill, size) for v in value]
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
