@@ -100,7 +100,7 @@ def test_nan_and_infinity_stay_in_their_row():
     check(lambda x, y: build.dot(x, y, (1,), (0,)), a, np.ones((40, 35), "float32"))
 
 
-@pytest.mark.parametrize("m,n,k", [(9, 1, 16), (33, 70, 31), (64, 64, 64), (100, 33, 4200), (31, 600, 130), (70, 200, 830)])
+@pytest.mark.parametrize("m,n,k", [(9, 1, 16), (33, 70, 31), (64, 64, 64), (100, 33, 4200), (31, 600, 130), (70, 200, 830), (96, 170, 800)])
 @pytest.mark.parametrize("out", ["bf16", "f32"])
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_bf16_layouts(m, n, k, out, batch):

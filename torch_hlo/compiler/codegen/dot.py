@@ -244,7 +244,7 @@ def _takes_amx(program, x: Instruction, p: Product, pointers: list[str], finish:
         packed, pointers = (packed[0], True), [pointers[0], copy, pointers[2]]
     if finish is not None and p.k > K_SINGLE and not packed[1]:
         return False  # sums of several blocks of K need an array
-    engine = AmxGemm(element, *forms, packed, transposed, finish and finish.epilogue)
+    engine = AmxGemm(element, *forms, packed, transposed, finish and finish.epilogue, in_rows=not packed[0] and forms[0] == "k" and _reads_tiles(p, element))
     for side, (lanes, strides) in enumerate(((p.m, p.a), (p.n, p.b))):
         if packed[side] and (side == 0 or copy is None):
             to = program.at(program.scratch(engine.packed_bytes(lanes, p.k)))
@@ -257,6 +257,12 @@ def _takes_amx(program, x: Instruction, p: Product, pointers: list[str], finish:
     name = program.once(("dot", engine.name, len(p.batch)), lambda: _engine_task(program, engine, (element.kind, element.kind, element.sums), len(p.batch), True))
     _call(program, name, p, batch, cut, pointers, finish, 0.0008)
     return True
+
+
+def _reads_tiles(p: Product, element: Element) -> bool:
+    """Whether tiles of A are read where they are: whole ones, whose rows do not share the sets of L1."""
+    static = all(isinstance(v, int) for v in (p.m, p.n, p.k, p.a[0]))
+    return static and not p.m % BLOCK and not p.k % element.depth and bool(p.a[0] * element.itemsize % 2048)
 
 
 def _cut_amx(p: Product, element: Element, batch: Size, transposed: bool) -> tuple[gemm.Partition, tuple[bool, bool]]:

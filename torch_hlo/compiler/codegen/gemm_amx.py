@@ -283,18 +283,19 @@ class AmxGemm:
     """The same interface as gemm.Gemm, for an `element` of ELEMENTS. With an `epilogue`, K is at most K_SINGLE unless B is packed, and C is not used.
 
     `packed`: which of A and B was packed as a whole by `prepack` functions (K up to K_SINGLE for A alone); b_free of a packed B is its number of columns.
+    `in_rows`: A has rows along K, whole tiles of them, which are read where they are.
     `transposed`: for a packed B; C is written transposed, element (i, j) at j * ldc + i. `adding`: what is in C is added.
     """
 
     heights = (BLOCK,)
 
     def __init__(self, element: Element, form_a: str, form_b: str, packed: tuple[bool, bool] = (False, False), transposed: bool = False, epilogue=None,
-                 adding: bool = False) -> None:  # fmt: skip
+                 adding: bool = False, in_rows: bool = False) -> None:  # fmt: skip
         self.element, self.forms, self.packed, self.transposed = element, (form_a, form_b), packed, transposed
-        self.epilogue, self.adding = epilogue, adding
+        self.epilogue, self.adding, self.in_rows = epilogue, adding, in_rows
         self.functions: dict[str, str] = {}
         kinds = ("packed" if p else form for p, form in zip(packed, self.forms, strict=True))
-        self.name = f"gemm_amx_{element.name}_{'_'.join(kinds)}{'_transposed' * transposed}{'_add' * adding}"
+        self.name = f"gemm_amx_{element.name}_{'_'.join(kinds)}{'_transposed' * transposed}{'_add' * adding}{'_rows' * in_rows}"
         self.extra: tuple[tuple[str, str], ...] = ()
         if epilogue is not None:
             self.extra = (("i64", "first_row"), *epilogue.parameters)
@@ -353,7 +354,7 @@ class AmxGemm:
         e, row = self.element, f.mul(i, BLOCK)
         b_base, first, panels = b
         reads_rows = self.forms[0] == "k" and not self.packed[0]
-        kernel = self._function(micro, f"micro_amx_{e.name}{'_ahead' * reads_rows}", e, reads_rows)
+        kernel = self._function(micro, f"micro_amx_{e.name}{'_ahead' * reads_rows}{'_rows' * self.in_rows}", e, reads_rows, self.in_rows)
         steps, rows = f.ceildiv(depth, e.depth), f.sub("%m", row)
         with pieces(f, steps) as (s, count):
             if self.packed[0]:
@@ -361,7 +362,10 @@ class AmxGemm:
             else:
                 a, k = f.gep("i8", "%scratch", 0), f.mul(s, e.depth)
                 src = f.gep(e.kind, "%A", f.add(f.mul(row, "%a_free"), f.mul(f.add(first_k, k), "%a_k")))
-                self._pack(f, 0, src, "%a_free", "%a_k", f.min(f.mul(count, e.depth), f.sub(depth, k)), rows, a)
+                if self.in_rows:
+                    a = src
+                else:
+                    self._pack(f, 0, src, "%a_free", "%a_k", f.min(f.mul(count, e.depth), f.sub(depth, k)), rows, a)
             more_here = f.op(f"or i1 {more}, {f.icmp('ne', s, 0)}")
             if reads_rows:  # what is packed next: more of the same rows, or the next ones from the start
                 last = f.icmp("sge", f.add(s, count), steps)
@@ -380,6 +384,8 @@ class AmxGemm:
                 ahead = []
                 if reads_rows:
                     ahead = [f"ptr {f.gep('i8', coming, f.mul(f.rem(f.mul(number, ROWS_AHEAD), BLOCK), row_bytes))}", f"i64 {row_bytes}"]
+                if self.in_rows:
+                    ahead.append(f"i64 {row_bytes}")
                 to = f.gep(e.sums, c, f.mul(number, room or BLOCK))
                 f.call("void", kernel, f"ptr {a}", f"ptr {panel_of_b}", f"i64 {count}", f"ptr {to}", f"i64 {ldc}", *valid, f"i1 {more_here}", *ahead)
 
