@@ -108,4 +108,3 @@ def _move(plan: Plan, g: Group, h: Group, part: set[int], readers: dict[int, lis
     g.reads = {s: edges for s, edges in g.reads.items() if s in left}
     g.readers = {u for m in g.roles for u in readers.get(m, ()) if u not in g.roles}
     g.first = next(iter(g.roles))
-
