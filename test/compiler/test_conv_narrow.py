@@ -46,6 +46,7 @@ class ConvNarrow(HloTestCase):
             "features fill a vector": h.convolution(x, p(1, 16, 4, 3, 3), [WindowDim(3, 1, 1, 1)] * 2, "b01f_oi01->b01f"),
             "no run divides a row": h.convolution(x, p(1, 2, 4, 3, 3), [WindowDim(3, 1, 1, 1)] * 2, "b01f_oi01->b01f"),
             "windows share no pixels": h.convolution(x, p(1, 2, 4, 2, 1), [WindowDim(2, 2), WindowDim(1)], "b01f_oi01->b01f"),
+            "no pixels": h.convolution(p(0, 8, 4), p(1, 4, 2), [], "bf_io->bf"),
             "groups": h.convolution(x, p(1, 4, 1, 3, 4), [WindowDim(3), WindowDim(4)], "b01f_oi01->b01f", 4),
         }.items():
             with self.subTest(why):

@@ -46,8 +46,10 @@ def _with(out: Instruction, kernel: Instruction, window: tuple[WindowDim, ...]) 
 
 def runs_of_pixels(out: Instruction) -> Instruction | None:
     """convolution -> reshape(convolution): pixels next to each other in a row are features"""
+    if not _is_narrow(out):
+        return None
     *rows, last = out["window"]
-    if not _is_narrow(out) or last.size <= last.stride or any(w.base_dilation != 1 for w in out["window"]):
+    if last.size <= last.stride or any(w.base_dilation != 1 for w in out["window"]):
         return None
     wide, features = out.shape.dims[-2:]
     run = next(r for r in range(LANES // features, 0, -1) if wide % r == 0)
