@@ -73,6 +73,19 @@ class PackedTest(unittest.TestCase):
             for _ in range(3):
                 self.assertFalse(run(F.linear, x, w)[:, 3].any())
 
+    def test_given_to_other_libraries(self):
+        x, w = torch.randn(40, 64, device="hlo"), torch.randn(300, 64, device="hlo")
+        with config.override(PACKED_WEIGHTS=64.0):
+            for _ in range(3):
+                old = run(F.linear, x, w)
+            self.assertGreater(self.kept(), 0)
+            outside = torch.from_dlpack(w)
+            for _ in range(3):
+                outside.mul_(2)
+                old *= 2
+                self.assertTrue(torch.equal(run(F.linear, x, w), old))
+            self.assertEqual(self.kept(), 0)
+
     def test_written_while_in_flight(self):
         x, w = torch.randn(200, 512, device="hlo"), torch.randn(512, 512, device="hlo")
         with config.override(PACKED_WEIGHTS=64.0):

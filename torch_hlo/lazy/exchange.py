@@ -64,6 +64,7 @@ def to_dlpack(x: HloTensor, stream: int | None = None) -> object:
     stream = None if stream == -1 else stream or LEGACY
     if driver is None:
         address = buffer.address
+        buffer.memory.copies = None  # whoever reads it might write, too; packed copies would not know
     else:
         address = buffer.memory.device_address
         if stream is not None:
