@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
-from torch._guards import TracingContext
 
+from torch_hlo.lazy import backend
 from torch_hlo.lowering.registry import is_random
 
 # Of ViewAndMutationMeta: what it says of a graph that needs no preparation.
@@ -39,7 +39,7 @@ class Graphs:
         self.arguments = len(example_inputs)
         self.tensors = [i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor)]
         # Parameters of the module itself would be further arguments, and saved tensors' hooks are compiled into the graph.
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        hooks = backend.saved_tensors_hooks()
         self.plain = hooks is None and not [*graph_module.parameters(), *graph_module.buffers()]
         self.repeatable = not torch.is_autocast_enabled("cpu")
         self.twice = False  # its gradient has been differentiated
@@ -55,7 +55,7 @@ class Graphs:
                 (output,) = (n for n in graph_module.graph.nodes if n.op == "output")
                 self.gradients = [x is not None for x in output.args[0]]
             else:
-                metadata = self.metadata = TracingContext.get().fw_metadata
+                metadata = self.metadata = backend.graph_metadata()
                 inputs = len(graph_module.graph.find_nodes(op="placeholder"))
                 self.plain = self.plain and inputs == self.arguments == len(metadata.input_info) and _is_plain(metadata)
                 drawn = any(is_random(n.target) for n in graph_module.graph.nodes if hasattr(n.target, "tags"))
@@ -82,7 +82,7 @@ class Graphs:
 
     def _training(self, aot: Callable) -> Callable:
         apply: Callable | None = None
-        in_transform = torch._C._are_functorch_transforms_active
+        in_transform = backend.in_transform
 
         def call(*args) -> Sequence:
             nonlocal apply
@@ -158,7 +158,7 @@ class Graphs:
 
         kept = self.repeatable
         positions = self.tensors
-        keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+        keeps_graph = backend.keeps_graph
 
         class Direct(aot):
             @staticmethod
@@ -198,7 +198,7 @@ class Graphs:
         if not (written or detached or dynamic):
             return apply
 
-        mark = _marker()
+        mark = backend.dynamic_marker()
 
         def prepared(*args) -> tuple:
             if written:
@@ -220,13 +220,6 @@ def _is_plain(metadata) -> bool:
         and all(type(s).__name__ in ("PlainTensorMeta", "int") for s in subclasses)
         and not getattr(metadata, "indices_of_inputs_that_requires_grad_with_mutations_in_bw", ())
     )
-
-
-def _marker() -> Callable[[torch.Tensor, set[int]], None]:
-    """PyTorch's function that notes which sizes of a result vary, for the next graph."""
-    from torch._functorch._aot_autograd import runtime_wrappers
-
-    return getattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices", None) or runtime_wrappers.maybe_mark_dynamic_helper
 
 
 def _written(metadata) -> list[int]:

@@ -105,6 +105,29 @@ def trace_networks(compiler: Callable) -> None:
     VariableBuilder.wrap_module = wrap_module
 
 
+in_transform = torch._C._are_functorch_transforms_active  # whether a transform of torch.func is under way
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # whether the backward pass under way leaves the graph as it is
+
+
+def saved_tensors_hooks():
+    """The hooks for tensors that autograd saves which are in effect, or None; while a graph is traced, too."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def graph_metadata():
+    """What AOTAutograd has found out about the graph that is being compiled: its ViewAndMutationMeta."""
+    from torch._guards import TracingContext
+
+    return TracingContext.get().fw_metadata
+
+
+def dynamic_marker() -> Callable[[torch.Tensor, set[int]], None]:
+    """PyTorch's function that notes which sizes of a compiled graph's result vary, for the next graph."""
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    return getattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices", None) or runtime_wrappers.maybe_mark_dynamic_helper
+
+
 def wait_work(work) -> None:
     """Block until a collective (the boxed Work of a c10d op) is done."""
     torch._C._distributed_c10d.Work.unbox(work).wait()
