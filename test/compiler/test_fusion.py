@@ -241,33 +241,6 @@ def test_a_value_that_another_product_needs_first_stays_outside():
     assert_same_value(m, fusion(m))
 
 
-def test_what_another_kernel_can_compute_from_what_it_reads_is_not_saved():
-    """The derivative of x * logistic(x): its second factor is made from logistic(x), which the backward reads in any case."""
-    m = parse_module("""
-        ENTRY main {
-          a = f32[64,48] parameter(0)
-          w = f32[48,48] parameter(1)
-          g = f32[64,48] parameter(2)
-          x = f32[64,48] dot(a, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-          s = f32[64,48] logistic(x)
-          one = f32[] constant(1)
-          ones = f32[64,48] broadcast(one), dimensions={}
-          rest = f32[64,48] subtract(ones, s)
-          d = f32[64,48] multiply(s, rest)
-          y = f32[64,48] multiply(x, s)
-          dy = f32[64,48] dot(g, w), lhs_contracting_dims={1}, rhs_contracting_dims={1}
-          z = f32[64,48] dot(y, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-          both = f32[64,48] add(dy, z)
-          left = f32[64,48] multiply(both, s)
-          right = f32[64,48] multiply(left, d)
-          q = f32[64,48] dot(right, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-          ROOT t = (f32[64,48], f32[64,48]) tuple(z, q)
-        }""")
-    f = fusion(m)
-    assert_same_value(m, f)
-    assert kernels(f) == ["output (f32[64,48], f32[64,48])", "dot f32[64,48]", "output f32[64,48]", "dot f32[64,48]"]  # s and y
-
-
 def test_indices_that_a_gather_reads_often_are_in_memory():
     """Nearest neighbours: 8 x 200 elements are read through 200 indices, which take more than an operation each."""
     m = parse_module("""HloModule nearest

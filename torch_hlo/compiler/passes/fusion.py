@@ -12,7 +12,6 @@ What loops, conditionals and calls run is fused in the same way.
 """
 from __future__ import annotations
 
-from torch_hlo.compiler.passes.fusion_later import defer
 from torch_hlo.compiler.passes.fusion_output import absorb, is_product, product_arrays
 from torch_hlo.compiler.passes.fusion_place import place
 from torch_hlo.compiler.passes.fusion_plan import FULL, Group, Plan
@@ -40,7 +39,6 @@ def _fused(computation: Computation) -> Computation:
     computation = Computation(computation.name, computation.params, prepare(root))
     plan = Plan(computation)
     absorb(plan)
-    defer(plan)
     place(plan)
     return Computation(computation.name, computation.params, _Builder(plan).root(computation.root))
 

@@ -187,10 +187,6 @@ class Plan:
         i = self.number[o]
         return self._cuts[i] if self.kind[i] == FREE else frozenset()
 
-    def cuts(self, i: int) -> frozenset:
-        """Where an instruction needs its kernel's space to be split."""
-        return self._cuts[i]
-
     # -- grouping --------------------------------------------------------------------------------------------------
     def group(self, i: int) -> Group | None:
         """The group of instruction number `i`; None for a FREE one that no memory needs."""
