@@ -40,7 +40,8 @@ class Graphs:
         self.tensors = [i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor)]
         # Parameters of the module itself would be further arguments, and saved tensors' hooks are compiled into the graph.
         hooks = backend.saved_tensors_hooks()
-        self.plain = hooks is None and not [*graph_module.parameters(), *graph_module.buffers()]
+        elsewhere = any(example_inputs[i].device.type == backend.NAME for i in self.tensors)  # tensor subclasses of this package
+        self.plain = hooks is None and not elsewhere and not [*graph_module.parameters(), *graph_module.buffers()]
         self.repeatable = not torch.is_autocast_enabled("cpu")
         self.twice = False  # its gradient has been differentiated
         self.run: dict[str, Callable[[list], list]] = {}
