@@ -4,7 +4,7 @@
 
 The kernel of pixel i of a run is the old one moved by i strides, zeros elsewhere: r pixels take (size + (r - 1) * stride) / r products per pixel instead
 of size, in r times as many lanes. What a dilated base gives (a transposed convolution, sub-pixel convolution in Shi et al., 2016) has one such kernel per
-remainder of the pixel's position.
+remainder of the pixel's position. The zeros meet pixels outside of a window: an infinity or NaN there reaches the pixels of the same run.
 """
 from __future__ import annotations
 
