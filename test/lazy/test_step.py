@@ -7,6 +7,7 @@ import textwrap
 import threading
 import time
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -156,6 +157,19 @@ def test_implicit_cuts_evaluate_everything_once():
     assert compiles() == 1
     assert y.tolist() == [0, 2, 4, 6]
     assert metrics.metric_data("ExecuteTime")[0] == 1
+
+
+def test_a_read_lets_go_of_what_the_step_read():
+    x = torch.ones(50, 50).to("hlo")
+    z = (x * 2).sum()
+    read = weakref.ref(x._storage.value)
+    torch_hlo.mark_step()
+    while (job := z._storage.value.data.job) is not None and not job.is_done():  # so that nobody waits for it
+        time.sleep(0.001)
+    del x
+    assert z.cpu() == 5000
+    gc.collect()
+    assert read() is None
 
 
 def test_views_of_evaluated_tensors_need_no_program():

@@ -153,7 +153,6 @@ def cache_size() -> int:
 def _evaluate(only: Sequence[Storage] | None = None) -> None:
     """Run the pending graph: all of it, or what the storages `only` need."""
     executor.throttle()
-    _RECORDED.clear()
     with RECORDING:
         _surface()
         found = pending() if only is None else [(s, s.value, ref(s)) for s in only if type(s.value) is Out]
@@ -187,7 +186,8 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
             TAPE.restart()
 
 
-# Graphs that have been cut: taking one apart takes half as long as starting its program, and while the device computes it costs nothing.
+# The graph that was cut last, until somebody waits or looks: taking it apart takes half as long as starting its program, and while the device computes
+# it costs nothing.
 _RECORDED: list[list[Binding]] = []
 
 
@@ -585,6 +585,7 @@ def _surface() -> None:
 
 def _forget_done() -> None:
     """Let go of the graphs of runs that succeeded, and of the arrays that only those still read."""
+    _RECORDED.clear()
     with RECORDING:
         while IN_FLIGHT and IN_FLIGHT[0].job.is_done() and IN_FLIGHT[0].job.error is None:
             IN_FLIGHT.popleft()
