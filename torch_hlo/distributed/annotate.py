@@ -7,7 +7,7 @@ import torch
 
 from torch_hlo.device.sharded import ShardedBuffer
 from torch_hlo.distributed.mesh import Dim, Entry, Mesh, to_sharding
-from torch_hlo.hlo.sharding import Sharding, ShardingError
+from torch_hlo.hlo.sharding import Sharding
 from torch_hlo.lazy import engine, spmd, traceable
 from torch_hlo.lazy.storage import Array, read, write
 from torch_hlo.lazy.tensor import HloTensor
@@ -72,11 +72,3 @@ def clear_sharding(tensor: torch.Tensor) -> torch.Tensor:
     if type(storage.value) is Array:
         spmd.unplace(storage.value)
     return tensor
-
-
-def require(tensor: torch.Tensor) -> Sharding:
-    """`sharding_of`, or an error."""
-    found = sharding_of(tensor)
-    if found is None:
-        raise ShardingError(f"the tensor of shape {tuple(tensor.shape)} is on one device; mark_sharding spreads it")
-    return found

@@ -532,10 +532,6 @@ def _as_expand(op, meta, args, found):
     return [(aten.expand.default, (list(found[0].size),), found[0].hlo)]
 
 
-def _as_unary(other):
-    return lambda op, meta, args, found: [(other, (), found[0].hlo)]
-
-
 def _as_slices(op, meta, args, found):
     dim = (args[1] if len(args) > 1 else 0) % len(meta.size)
     steps, start = [], 0

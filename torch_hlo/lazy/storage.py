@@ -184,11 +184,6 @@ def forget_views() -> None:
             storage.views = None
 
 
-def pending_count() -> int:
-    """Upper bound of the number of pending storages; cheap."""
-    return len(_PENDING)
-
-
 def read(tensor) -> Out | Array:
     """The value of an hlo tensor as an operand of a node. Never evaluates anything."""
     storage = tensor._storage

@@ -23,10 +23,6 @@ functional = torch.ops._c10d_functional
 REDUCTIONS = {"sum": "add", "avg": "add", "product": "multiply", "min": "minimum", "max": "maximum", "band": "and", "bor": "or", "bxor": "xor"}
 
 
-def restart_channels() -> None:
-    """Number the channels of a new program from 1."""
-    global _channels
-    
 def parse_groups(text: str) -> Groups:
     """`{{0,1},{2,3}}` -> ((0, 1), (2, 3)). Raises LoweringError for the name of a process group."""
     if not (isinstance(text, str) and text.startswith("{{")):

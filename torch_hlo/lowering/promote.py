@@ -56,14 +56,6 @@ def compute_type(dtype: str) -> str:
     return _COMPUTE.get(dtype, dtype)
 
 
-def hlo_type(dtype: torch.dtype) -> str:
-    """Name of a torch dtype in the language; TypeError for a quantized or unknown one."""
-    try:
-        return TORCH_TO_HLO[dtype]
-    except KeyError:
-        raise TypeError(f"{dtype} has no element type in the language; convert the tensor first") from None
-
-
 @cache
 def promote(a: str, b: str) -> str:
     """The smallest type both convert to."""

@@ -12,7 +12,6 @@ kernel code serves static and symbolic sizes. No IR pass runs afterwards: what i
 """
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -251,38 +250,3 @@ def float_constant(value: float, kind: str = "float") -> str:
     if kind == "float":
         value = struct.unpack("f", struct.pack("f", value))[0]
     return "0x" + struct.pack(">d", value).hex().upper()
-
-
-_CALL = re.compile(r"call (?:fast |reassoc |contract )?(\{[^}]*\}|<[^>]*>|\w+) @(llvm\.[\w.]+)\((.*)\)\s*$")
-
-
-def intrinsic_declarations(text: str) -> dict[str, str]:
-    """`declare` lines (by name) of the LLVM intrinsics that `text` calls, types read off the calls."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        if "@llvm." not in line or "call " not in line:
-            continue
-        match = _CALL.search(line)
-        if match and match[2] not in found:
-            kinds = [_argument_type(a) for a in _split_arguments(match[3])]
-            found[match[2]] = f"declare {match[1]} @{match[2]}({', '.join(kinds)})"
-    return found
-
-
-def _split_arguments(text: str) -> list[str]:
-    parts, depth, current = [], 0, ""
-    for c in text:
-        depth += c in "<({[" and 1 or c in ">)}]" and -1 or 0
-        if c == "," and depth == 0:
-            parts.append(current.strip())
-            current = ""
-        else:
-            current += c
-    return parts + [current.strip()] if current.strip() else parts
-
-
-def _argument_type(argument: str) -> str:
-    if argument[0] in "<{":
-        close = {"<": ">", "{": "}"}[argument[0]]
-        return argument[: argument.index(close) + 1]
-    return argument.split()[0]

@@ -97,7 +97,6 @@ class Program:
         self.functions: dict[str, str] = {}  # name -> text of the definition
         self.written: Callable[[str, str], None] = lambda name, text: None  # called with every function that runs on the host
         self.declarations: dict[str, str] = {}  # external symbol -> declare line
-        self.entry_parts: list[str] = []
         self.host_calls: list[HostCall] = []
         self.calling: set[Instruction] = set()  # steps that call the host
         self.exposed: tuple[int, ...] = ()  # see executable.py
@@ -159,9 +158,6 @@ class Program:
             for x in [x for x in scope if scope[x] is not before.get(x)]:
                 del scope[x]
             scope.update(before)
-
-    def is_bound(self, x: Instruction) -> bool:
-        return x in self._places[-1]
 
     def pointer(self, x: Instruction, *path: int) -> str:
         """SSA name (`%p7`) of the address of `x`'s buffer, valid in the current function."""

@@ -249,13 +249,6 @@ _row("real", "f", lambda t, a: a)
 _row("imag", "f", lambda t, a: t.const(0.0))
 
 
-def supported(op: str, dtype: str) -> bool:
-    """Whether `apply` takes this pointwise opcode on operands of `dtype`."""
-    kind = DTYPES[dtype].kind
-    return op in ("convert", "compare", "select", "clamp", "reduce-precision", "complex") or (op, kind) in TABLE or (
-        kind == "c" and op in complex_math.FUNCTIONS)
-
-
 def apply(e: Emit, op: str, dtype: str, operands: list[Value], attrs: dict | None = None) -> Value:
     """Value of a pointwise opcode; `dtype` is the first operand's (select: the second's) element type. KeyError if there is none."""
     row = DTYPES[dtype]

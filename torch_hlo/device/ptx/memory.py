@@ -23,11 +23,6 @@ class Fault(Exception):
         self.threads = threads
 
 
-def as_address(value):
-    """A register's value as an address."""
-    return value.view(np.int64) if value.dtype.itemsize == 8 else value.view(np.uint32).astype(np.int64)
-
-
 def check_alignment(address, nbytes: int) -> None:
     """An access of 2, 4, 8 or 16 bytes is a multiple of its size (section 6.4.1)."""
     wrong = address & (nbytes - 1)
