@@ -80,7 +80,9 @@ def test_compare_select_clamp_and_friends():
 
 
 ULP = {"exponential": (-87, 88, 1.1), "log": (1e-30, 1e4, 1.0), "tanh": (-10, 10, 1.5), "erf": (-5, 5, 1.1), "logistic": (-80, 80, 2.5),
-       "sine": (-1e4, 1e4, 2.0), "cosine": (-1e4, 1e4, 2.0), "exponential-minus-one": (-20, 88, 1.5), "log-plus-one": (-0.99, 100, 1.6)}  # fmt: skip
+       "sine": (-1e4, 1e4, 2.0), "cosine": (-1e4, 1e4, 2.0), "exponential-minus-one": (-20, 88, 1.5), "log-plus-one": (-0.99, 100, 1.6),
+       "sinh": (-88, 88, 2.0), "cosh": (-88, 88, 2.0), "asinh": (-1e4, 1e4, 3.0), "acosh": (1, 1e4, 3.0), "atanh": (-0.999, 0.999, 3.0),
+       "tan": (-1e3, 1e3, 2.5), "asin": (-1, 1, 2.5), "acos": (-1, 1, 2.5)}  # fmt: skip
 
 
 @pytest.mark.parametrize("op", ULP)
@@ -93,6 +95,23 @@ def test_single_precision_error(op):
     error = np.abs(found - expected) / np.spacing(np.abs(expected).astype(np.float32))
     normal = np.abs(expected) > 1.2e-38
     assert error[normal].max() <= allowed
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_remainder_is_exact(dtype):
+    """Also where the quotient rounds up to a whole number, is longer than a mantissa, or an operand is special."""
+    rng, n = np.random.default_rng(0), 20000
+    with np.errstate(all="ignore"):
+        a = (rng.standard_normal(n) * 10.0 ** rng.integers(-6, 6, n)).astype(numpy_dtype(dtype))
+        b = (rng.standard_normal(n) * 10.0 ** rng.integers(-6, 6, n)).astype(numpy_dtype(dtype))
+        a[: n // 4] = np.nextafter(b[: n // 4] * rng.integers(1, 9, n // 4).astype(a.dtype), 0)
+        special = np.array([0, -0.0, 1e-42, -3, 7e30, np.inf, -np.inf, np.nan], a.dtype)
+        a[-64:], b[-64:] = np.repeat(special, 8), np.tile(special, 8)
+        x, y = parameter(0, dtype, n), parameter(1, dtype, n)
+        (found,) = run(module([x, y], instr("remainder", (x, y))), [a, b])
+        expected = np.fmod(a, b)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(expected) & ~np.isnan(found) | np.signbit(found) & np.isnan(found))
 
 
 ODD = "tanh sinh asinh asin tan sine erf exponential-minus-one log-plus-one sqrt cbrt negate sign floor ceil round-nearest-even".split()

@@ -191,6 +191,10 @@ class Typed:
         """Conjunction of two conditions."""
         return self.e.op(f"and {self.e.type('i1')} {a}, {b}")
 
+    def bin_or(self, a: str, b: str) -> str:
+        """Disjunction of two conditions."""
+        return self.e.op(f"or {self.e.type('i1')} {a}, {b}")
+
     def select(self, condition: str, a: str, b: str) -> str:
         return self.e.op(f"select {self.e.type('i1')} {condition}, {self.type} {a}, {self.type} {b}")
 

@@ -7,6 +7,7 @@ Coefficients: Cephes and fdlibm; erf: N. Juffa, and Eigen's for narrow types.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 
 from torch_hlo.compiler.codegen.emit import Emit, Typed, Unit
@@ -196,24 +197,41 @@ def _half_exp(t: Typed, a: str) -> str:
     return t.mul(t.mul(h, t.const(0.5)), h)
 
 
-@_wide
+def _half_expm1(t: Typed, a: str) -> str:
+    """(exp(a) - 1) / 2 of floats from 0 on, also where exp(a) is no float any more."""
+    i = t.ints()
+    v = t.select(t.cmp("olt", a, t.const(89.5)), a, t.const(89.5))
+    n = t.call("roundeven", t.mul(v, t.const(LOG2E)))
+    r = t.fma(n, t.const(2.12194440e-4), t.fma(n, t.const(-0.693359375), v))
+    p = t.fma(t.poly(r, _EXP32), t.mul(r, r), r)
+    quarter = t.from_bits(i.bin("shl", i.add(t.e.op(f"fptosi {t.type} {n} to {i.type}"), i.const(125)), i.const(23)))
+    y = t.fma(quarter, p, t.sub(quarter, t.const(0.25)))
+    y = t.select(t.cmp("olt", a, t.const(0.34)), t.mul(p, t.const(0.5)), t.add(y, y))
+    return t.select(t.cmp("uno", a, a), a, y)
+
+
 def sinh(t: Typed, x: str) -> str:
     a = t.abs(x)
+    if t.kind == "float":
+        h = _half_expm1(t, a)
+        r = t.add(h, t.div(h, t.add(t.add(h, h), t.const(1.0))))
+        return t.copysign(t.select(t.cmp("ogt", a, t.const(89.4159863)), t.const(INF), r), x)
     m = expm1(t, a)
     r = t.mul(t.const(0.5), t.add(m, t.div(m, t.add(m, t.const(1.0)))))
     r = t.select(t.cmp("ogt", a, t.const(30.0)), _half_exp(t, a), r)
     return t.copysign(r, x)
 
 
-@_wide
 def cosh(t: Typed, x: str) -> str:
     a = t.abs(x)
+    if t.kind == "float":
+        h = t.add(_half_expm1(t, a), t.const(0.5))
+        return t.select(t.cmp("ogt", a, t.const(89.4159863)), t.const(INF), t.add(h, t.div(t.const(0.25), h)))
     u = exp(t, a)
     r = t.mul(t.const(0.5), t.add(u, t.div(t.const(1.0), u)))
     return t.select(t.cmp("ogt", a, t.const(30.0)), _half_exp(t, a), r)
 
 
-@_wide
 def asinh(t: Typed, x: str) -> str:
     a = t.abs(x)
     z = t.mul(a, a)
@@ -223,7 +241,6 @@ def asinh(t: Typed, x: str) -> str:
     return t.copysign(r, x)
 
 
-@_wide
 def acosh(t: Typed, x: str) -> str:
     m = t.sub(x, t.const(1.0))
     r = log1p(t, t.add(m, t.sqrt(t.fma(m, m, t.add(m, m)))))
@@ -231,7 +248,6 @@ def acosh(t: Typed, x: str) -> str:
     return t.select(t.cmp("ogt", x, t.const(1e8)), large, r)
 
 
-@_wide
 def atanh(t: Typed, x: str) -> str:
     a = t.abs(x)
     r = t.mul(t.const(0.5), log1p(t, t.div(t.add(a, a), t.sub(t.const(1.0), a))))
@@ -284,8 +300,8 @@ _SIN32 = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 _COS32 = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 
 
-def _circular32(t: Typed, x: str, shift: int) -> str:
-    """sin (shift 0) or cos (1) of floats: the multiple of pi/2 is taken off in double, the polynomials are short."""
+def _reduced32(t: Typed, x: str) -> tuple[str, str]:
+    """x of floats minus the nearest multiple of pi/2, taken off in double, and that multiple's number modulo 4 as an integer."""
     e, d, i = t.e, t.e.typed("double"), t.ints()
     wide = e.cast("fpext", x, "float", "double")
     n = d.call("roundeven", d.mul(wide, d.const(2 / math.pi)))
@@ -293,8 +309,14 @@ def _circular32(t: Typed, x: str, shift: int) -> str:
     for part in _half_pi(d)[:2]:
         r = d.fma(n, d.const(-part), r)
     q = d.sub(n, d.mul(d.const(4.0), d.call("floor", d.mul(n, d.const(0.25)))))
-    q = i.add(e.op(f"fptosi {d.type} {q} to {i.type}"), i.const(shift))
-    r = e.cast("fptrunc", r, "double", "float")
+    return e.cast("fptrunc", r, "double", "float"), e.op(f"fptosi {d.type} {q} to {i.type}")
+
+
+def _circular32(t: Typed, x: str, shift: int) -> str:
+    """sin (shift 0) or cos (1) of floats, by short polynomials."""
+    i = t.ints()
+    r, q = _reduced32(t, x)
+    q = i.add(q, i.const(shift))
     z = t.mul(r, r)
     sine = t.fma(t.mul(t.poly(z, _SIN32), z), r, r)
     cosine = t.add(t.fma(z, t.const(-0.5), t.const(1.0)), t.mul(t.mul(t.poly(z, _COS32), z), z))
@@ -304,38 +326,48 @@ def _circular32(t: Typed, x: str, shift: int) -> str:
     return t.select(t.cmp("olt", t.abs(x), t.const(INF)), y, t.const(NAN))
 
 
+def _falls_back(beyond: Callable) -> Callable:
+    """A function whose fast way is wrong for operands where `beyond(t, *operands)` holds: it gets a function of its own, which asks libm
+    for all lanes when one holds such operands."""
+
+    def decorate(fn: Callable) -> Callable:
+        name = fn.__name__
+
+        def run(t: Typed, *operands: str) -> str:
+            unit = t.e.unit
+            function = f"torch_hlo.{name}.{t.suffix}"
+            if function not in unit.functions:
+                unit.functions[function] = body(t, function, len(operands))
+            return t.e.op(f"call {t.type} @{function}({', '.join(f'{t.type} {x}' for x in operands)})")
+
+        def body(outer: Typed, function: str, arity: int) -> str:
+            lines: list[str] = []
+            e = Emit(outer.e.lanes, lines, Unit(outer.e.unit.target))
+            t, operands = e.typed(outer.kind), ("%x", "%y")[:arity]
+            far = beyond(t, *operands)
+            if e.lanes > 1:
+                far = e.any(far)
+            lines += [f"  br i1 {far}, label %far, label %near", "far:"]
+            e.do(f"ret {t.type} {t.external(name + ('f' if t.kind == 'float' else ''), *operands)}")
+            lines.append("near:")
+            e.do(f"ret {t.type} {fn(t, *operands)}")
+            outer.e.unit.externals.update(e.unit.externals)
+            parameters = ", ".join(f"{t.type} {x}" for x in operands)
+            return "\n".join([f"define internal {t.type} @{function}({parameters}) #0 {{", *lines, "}", ""])
+
+        run.__name__, run.__doc__ = name, fn.__doc__
+        return run
+
+    return decorate
+
+
 _ACCURATE, _ACCURATE_SHORT = 1e12, 1e6  # up to here the parts of pi/2 are enough
 
 
-def _any_size(fn: Callable) -> Callable:
-    """A function of one operand that is only right for |x| < _ACCURATE: it gets a function of its own, which asks libm when a lane
-    holds a larger number."""
-    name = fn.__name__
-
-    def run(t: Typed, x: str) -> str:
-        unit = t.e.unit
-        function = f"torch_hlo.{name}.{t.suffix}"
-        if function not in unit.functions:
-            unit.functions[function] = body(t, function)
-        return t.e.op(f"call {t.type} @{function}({t.type} {x})")
-
-    def body(outer: Typed, function: str) -> str:
-        lines: list[str] = []
-        e = Emit(outer.e.lanes, lines, Unit(outer.e.unit.target))
-        t = e.typed(outer.kind)
-        size = t.abs("%x")
-        far = t.bin_and(t.cmp("oge", size, t.const(_ACCURATE if e.unit.fuses else _ACCURATE_SHORT)), t.cmp("olt", size, t.const(INF)))
-        if e.lanes > 1:
-            far = e.any(far)
-        lines += [f"  br i1 {far}, label %far, label %near", "far:"]
-        e.do(f"ret {t.type} {t.external(name + ('f' if t.kind == 'float' else ''), '%x')}")
-        lines.append("near:")
-        e.do(f"ret {t.type} {fn(t, '%x')}")
-        outer.e.unit.externals.update(e.unit.externals)
-        return "\n".join([f"define internal {t.type} @{function}({t.type} %x) #0 {{", *lines, "}", ""])
-
-    run.__name__, run.__doc__ = name, fn.__doc__
-    return run
+@_falls_back
+def _any_size(t: Typed, x: str) -> str:
+    size = t.abs(x)
+    return t.bin_and(t.cmp("oge", size, t.const(_ACCURATE if t.e.unit.fuses else _ACCURATE_SHORT)), t.cmp("olt", size, t.const(INF)))
 
 
 @_any_size
@@ -348,11 +380,18 @@ def cos(t: Typed, x: str) -> str:
     return _circular32(t, x, 1) if t.kind == "float" else _circular(t, x, 1)
 
 
+_TAN32 = (9.38540185543e-3, 3.11992232697e-3, 2.44301354525e-2, 5.34112807005e-2, 1.33387994085e-1, 3.33331568548e-1)
+
+
 @_any_size
-@_wide
 def tan(t: Typed, x: str) -> str:
-    sine, cosine, quadrant = _sin_cos(t, x)
     i = t.ints()
+    if t.kind == "float":
+        v, quadrant = _reduced32(t, x)
+        z = t.mul(v, v)
+        sine, cosine = t.fma(t.mul(t.poly(z, _TAN32), z), v, v), t.const(1.0)
+    else:
+        sine, cosine, quadrant = _sin_cos(t, x)
     odd = i.cmp("ne", i.bin("and", quadrant, i.const(1)), i.const(0))
     r = t.div(t.select(odd, t.neg(cosine), sine), t.select(odd, sine, cosine))
     r = t.select(t.cmp("oeq", x, t.const(0.0)), x, r)
@@ -365,36 +404,62 @@ _ATAN_Q = (1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.32881060
            1.945506571482613964425e2)  # fmt: skip
 
 
-@_wide
+_ATAN32 = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
+
+
 def atan2(t: Typed, y: str, x: str) -> str:
+    """From the angle to the nearer axis, whose tangent low / high is at most 1; above a bound from the angle to the diagonal: (low - high) / (low + high)."""
+    narrow = t.kind == "float"
     a, b = t.abs(y), t.abs(x)
     steep = t.cmp("ogt", a, b)
     low, high = t.select(steep, b, a), t.select(steep, a, b)
-    q = t.div(low, high)
-    q = t.select(t.cmp("oeq", low, high), t.const(1.0), q)  # inf / inf
-    q = t.select(t.cmp("oeq", high, t.const(0.0)), t.const(0.0), q)
-    big = t.cmp("ogt", q, t.const(0.66))
-    v = t.select(big, t.div(t.sub(q, t.const(1.0)), t.add(q, t.const(1.0))), q)
+    huge = t.cmp("ogt", high, t.const(1e38 if narrow else 1e308))  # low + high is not to overflow
+    low, high = (t.select(huge, t.mul(v, t.const(0.5)), v) for v in (low, high))
+    big = t.bin_or(t.cmp("ogt", low, t.mul(high, t.const(0.4142135623730950 if narrow else 0.66))), t.cmp("oeq", low, t.const(INF)))
+    v = t.div(t.select(big, t.sub(low, high), low), t.select(big, t.add(low, high), high))
+    v = t.select(t.cmp("oeq", low, high), t.const(0.0), v)  # inf / inf; 0 / 0 is not big
     z = t.mul(v, v)
-    p = t.div(t.mul(z, t.poly(z, _ATAN_P)), t.poly(z, _ATAN_Q))
-    r = t.fma(v, p, v)
-    r = t.select(big, t.add(t.const(math.pi / 4), t.add(r, t.const(3.061616997868383e-17))), r)
-    r = t.select(steep, t.add(t.sub(t.const(math.pi / 2), r), t.const(6.123233995736766e-17)), r)
+    p = t.poly(z, _ATAN32) if narrow else t.div(t.poly(z, _ATAN_P), t.poly(z, _ATAN_Q))
+    r = t.fma(v, t.mul(z, p), v)
     i = t.ints()
     left = i.cmp("slt", t.bits(x), i.const(0))
-    r = t.select(left, t.add(t.sub(t.const(math.pi), r), t.const(1.2246467991473532e-16)), r)
+    for condition, sign, angle in ((big, 1, math.pi / 4), (steep, -1, math.pi / 2), (left, -1, math.pi)):
+        whole = struct.unpack("f", struct.pack("f", angle))[0] if narrow else angle
+        rest = angle - whole if narrow else angle / math.pi * 1.2246467991473532e-16
+        turned = t.add(t.const(whole), t.add(r, t.const(rest))) if sign > 0 else t.add(t.sub(t.const(whole), r), t.const(rest))
+        r = t.select(condition, turned, r)
     r = t.copysign(r, y)
     return t.select(t.cmp("uno", x, y), t.add(x, y), r)
 
 
-@_wide
+_ASIN32 = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
+
+
+def _asin32(t: Typed, x: str) -> tuple[str, str]:
+    """For floats: whether |x| > 1/2, and asin |x|, but then asin sqrt((1 - |x|) / 2), half of acos |x|."""
+    a = t.abs(x)
+    big = t.cmp("ogt", a, t.const(0.5))
+    z = t.select(big, t.fma(a, t.const(-0.5), t.const(0.5)), t.mul(a, a))
+    v = t.select(big, t.sqrt(z), a)
+    return big, t.fma(t.mul(t.poly(z, _ASIN32), z), v, v)
+
+
 def asin(t: Typed, x: str) -> str:
+    if t.kind == "float":
+        big, r = _asin32(t, x)
+        return t.copysign(t.select(big, t.fma(r, t.const(-2.0), t.const(math.pi / 2)), r), x)
     one = t.const(1.0)
     return atan2(t, x, t.sqrt(t.mul(t.sub(one, x), t.add(one, x))))
 
 
-@_wide
 def acos(t: Typed, x: str) -> str:
+    if t.kind == "float":
+        big, r = _asin32(t, x)
+        negative = t.cmp("olt", x, t.const(0.0))
+        twice = t.add(r, r)
+        outer = t.select(negative, t.sub(t.const(math.pi), twice), twice)
+        inner = t.sub(t.const(math.pi / 2), t.copysign(r, x))
+        return t.select(big, outer, inner)
     one = t.const(1.0)
     return atan2(t, t.sqrt(t.mul(t.sub(one, x), t.add(one, x))), x)
 
@@ -412,6 +477,27 @@ def cbrt(t: Typed, x: str) -> str:
     r = t.sub(r, t.div(t.fma(square, r, t.neg(a)), t.mul(square, t.const(3.0))))
     plain = t.bin_and(t.cmp("ogt", a, t.const(0.0)), t.cmp("olt", a, t.const(INF)))
     return t.copysign(t.select(plain, r, a), x)
+
+
+_WHOLE = {"float": 2.0**23, "double": 2.0**52}  # quotients below this are rounded to a multiple of at most a half
+
+
+def _long_quotient(t: Typed, x: str, y: str) -> str:
+    if not t.e.unit.fuses:
+        return t.cmp("oeq", t.const(0.0), t.const(0.0))
+    q = t.abs(t.div(x, y))
+    finite = t.bin_and(t.cmp("olt", t.abs(x), t.const(INF)), t.cmp("une", y, t.const(0.0)))
+    return t.bin_and(t.cmp("oge", q, t.const(_WHOLE[t.kind])), finite)
+
+
+@_falls_back(_long_quotient)
+def fmod(t: Typed, x: str, y: str) -> str:
+    """x - y * n, exactly. A rounded quotient may have reached the next whole number: then the rest has the other sign, and is off by |y|."""
+    rest = t.fma(t.neg(t.call("trunc", t.div(x, y))), y, x)
+    across = t.cmp("olt", t.mul(rest, t.copysign(t.const(1.0), x)), t.const(0.0))
+    rest = t.copysign(t.select(across, t.add(t.abs(rest), t.neg(t.abs(y))), rest), x)
+    infinite = t.bin_and(t.cmp("oeq", t.abs(y), t.const(INF)), t.cmp("olt", t.abs(x), t.const(INF)))
+    return t.select(infinite, x, rest)
 
 
 def power(t: Typed, x: str, y: str) -> str:
@@ -470,5 +556,5 @@ FUNCTIONS: dict[str, Callable] = {
     "exponential": exp, "exponential-minus-one": expm1, "log": log, "log-plus-one": log1p, "logistic": logistic,
     "tanh": tanh, "sinh": sinh, "cosh": cosh, "asinh": asinh, "acosh": acosh, "atanh": atanh,
     "sine": sin, "cosine": cos, "tan": tan, "asin": asin, "acos": acos, "atan2": atan2,
-    "rsqrt": rsqrt, "cbrt": cbrt, "power": power, "erf": erf,
+    "rsqrt": rsqrt, "cbrt": cbrt, "power": power, "remainder": fmod, "erf": erf,
 }  # fmt: skip

@@ -203,10 +203,6 @@ def _sign_int(t: Typed, a: str) -> str:
     return t.select(t.cmp("sgt", a, t.const(0)), t.const(1), t.bin("ashr", a, t.const(emit.BITS[t.kind] - 1)))
 
 
-def _fmod(t: Typed, a: str, b: str) -> str:
-    return t.external("fmodf" if t.kind == "float" else "fmod", a, b)
-
-
 for _name, _op in (("add", "fadd"), ("subtract", "fsub"), ("multiply", "fmul"), ("divide", "fdiv")):
     _row(_name, "f", _bin(_op))
 for _name, _op in (("add", "add"), ("subtract", "sub"), ("multiply", "mul")):
@@ -225,7 +221,6 @@ for _name, _predicate in (("maximum", "gt"), ("minimum", "lt")):
 for _kind, _signed in (("s", True), ("u", False)):
     for _name, _fn in (("divide", _int_divide), ("remainder", _int_remainder), ("power", _int_power)):
         _row(_name, _kind, lambda t, a, b, fn=_fn, signed=_signed: fn(t, a, b, signed))
-_row("remainder", "f", _fmod)
 _row("shift-left", "su", _shift("shl"))
 _row("shift-right-logical", "su", _shift("lshr"))
 _row("shift-right-arithmetic", "su", _shift("ashr"))
