@@ -638,6 +638,7 @@ def _swapped(p: Product) -> Product:
 
 
 CONFLICT = 4096  # rows of A these bytes apart would share one set of L1
+IN_ROWS = 256  # columns from which on a packed tile of A, of which a multiplication takes elements as operands, is faster than rows of A where they are
 FAR = 8192  # bytes between rows of B from which on a packed copy is faster than reading it in place
 
 
@@ -652,6 +653,7 @@ class Plan:
     vectors: int
     even: bool = False  # whole tiles of columns only
     turned: bool = False  # rows of the result are written as columns
+    unroll: int = 1  # what K is a multiple of
 
 
 def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
@@ -659,7 +661,8 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
     form_a, form_b = (gemm.Strides(*s).form for s in (p.a, p.b))
     heights = gemm.tile_heights(t, p.m)
     static = isinstance(p.m, int)
-    if form_a == "transpose" and static and not sources[0].steps and isinstance(p.a[0], int) and p.a[0] * t.itemsize % CONFLICT:
+    unroll = 2 if isinstance(p.k, int) and p.k % 2 == 0 else 1
+    if form_a == "transpose" and static and not sources[0].steps and isinstance(p.a[0], int) and p.a[0] * t.itemsize % CONFLICT and _hint(p.n, IN_ROWS) < IN_ROWS:
         form_a = "rows"
     if static and _few(p.m, p.k, t) and p.a[1] == 1 and p.b[1] == 1 and t.is_float and p.n != 1:
         return Plan("rows", form_a, form_b, (p.m,), 1)
@@ -672,8 +675,8 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
         if p.m <= t.lanes and registers // p.m * t.lanes * t.itemsize >= 64:
             heights = (p.m,)
         vectors = min(4, max(1, registers // heights[0]), ceildiv(_hint(p.n, t.columns), t.lanes))
-        return Plan("tiles", form_a, "direct", heights, vectors, isinstance(p.n, int) and p.n % (vectors * t.lanes) == 0)
-    return Plan("tiles", form_a, form_b, heights, min(t.vectors, ceildiv(_hint(p.n, t.columns), t.lanes)))
+        return Plan("tiles", form_a, "direct", heights, vectors, isinstance(p.n, int) and p.n % (vectors * t.lanes) == 0, unroll=unroll)
+    return Plan("tiles", form_a, form_b, heights, min(t.vectors, ceildiv(_hint(p.n, t.columns), t.lanes)), unroll=unroll)
 
 
 def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Product, prepacked: bool, epilogue: Epilogue | None,
@@ -681,7 +684,7 @@ def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Produ
     """The function of parallel items for a plan, and the engine it uses."""
     kinds = (t.kind if prepacked else sources[0].kind, sources[1].kind, t.kind)
     if plan.kernel == "tiles":
-        engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int), prepacked, plan.even, epilogue, local)
+        engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int), prepacked, plan.even, epilogue, local, plan.unroll)
         return _engine_task(program, engine, kinds, len(p.batch), isinstance(p.k, int)), engine
     kernel = f"gemv_{plan.kernel}_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}"
     make = {"rows": gemv_rows, "columns": gemv_columns}[plan.kernel]

@@ -10,7 +10,7 @@ Measured on one Granite Rapids core (AVX-512, f32 peak 212 GF/s) against MKL: 0.
 1.5 on 512x50257x384, 2.6 on 96 batches of 512x512x64; half of it on 64x64x64, where packing and the call dominate.
 
 Packing brings any stride (and any narrower element type) into one form, so one micro-kernel per tile height serves every
-dot of a program. Rows of A along K, and rows of B that are not far apart, are read where they are. Sizes are IR values or Python ints: nothing but the tile heights is specialised.
+dot of a program. Rows of A along K for few columns, and rows of B that are not far apart, are read where they are. Sizes are IR values or Python ints: nothing but the tile heights is specialised.
 """
 from __future__ import annotations
 
@@ -202,65 +202,91 @@ def splat(f: Function, kind: str, lanes: int, scalar) -> str:
     return f.op(f"shufflevector {vector} {v}, {vector} poison, <{lanes} x i32> zeroinitializer")
 
 
+SHARED = 7  # rows of A, read where they are, that follow one pointer
+_MULTIPLES = ((0, 0), (0, 1), (0, 2), (1, 1), (0, 4), (2, 1), (1, 2))  # i = (1, 3, 5)[which] * scale: registers and the scales that addresses have
+LOADS = 1.7  # vectors that one core loads per two multiplications, when it does nothing else: 2
+
+
+def embedded(t: Tile, rows: int) -> int:
+    """How many rows of a register tile are broadcast by each multiplication that reads them, as an operand in memory, instead of once by an instruction.
+
+    Such a row takes one slot of the processor's front end less and `vectors` - 1 loads more. Slots are what decides where a core has half of them,
+    because its other hyperthread is busy: the 14 x 32 tile went from 54 per element of K, with 28 multiplications, to 40.
+    """
+    if t.lanes * t.itemsize < 64 or t.vectors == 1 or not t.is_float:
+        return 0  # only AVX-512 has such operands
+    spare = LOADS / 2 * rows * t.vectors - rows - t.vectors
+    return max(0, min(rows, int(spare) // (t.vectors - 1)))
+
+
 def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = False, whole: bool = False, ahead: bool = False,
-          block_ahead: bool = False, in_rows: bool = False) -> Function:  # fmt: skip
+          block_ahead: bool = False, in_rows: bool = False, unroll: int = 1) -> Function:  # fmt: skip
     """C[rows, columns] (+)= A panel x B. `cols` columns are valid, all with `whole`; with `partial` only `%valid_rows` rows.
 
     B holds `vectors` panels of [depth][lanes], one after the other; with `direct` it is the unpacked operand, its rows
     `%b_k` elements apart. (A masked load takes a multiplier's port, which costs a `direct` kernel 6 % when nothing is masked.)
     With `ahead`, every `lanes` iterations ask for the cache line `%ahead_step` bytes after the last one: 2 to 5 % of products of large matrices. With
     `block_ahead` they ask for one after the other from `%block` on. With `in_rows` A is the unpacked operand, rows along K `%a_free` elements apart.
+    `unroll` divides the depth.
     """
     params = [("ptr noalias", "A"), ("ptr noalias", "B"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
     params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct + [("ptr", "ahead"), ("i64", "ahead_step")] * ahead + [("ptr", "block")] * block_ahead + [("i64", "a_free")] * in_rows
     f = Function(name, "void", params, attrs="noinline #0")
     masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
-    panels = ["%B"]
-    for _ in range(t.vectors - 1):
-        panels.append(f.gep(t.kind, panels[-1], f.mul("%depth", t.lanes)))
-    # Rows are followed by pointers: with addresses computed from the loop's index, loads move away from their use and accumulators to memory. An address is a register, a second one and a scale: three rows share a base, so that all fit the registers.
-    bases = [f.gep(t.kind, "%A", f.mul("%a_free", i)) for i in range(0, rows, 3)] if in_rows else []
-    beside = [0, "%a_free", f.mul("%a_free", 2)] if in_rows else []
-    carry = [(t.vector, "zeroinitializer")] * (rows * t.vectors)
-    if direct:
-        bases.append("%B")
-        far = f.mul("%b_k", PREFETCH)
-    carry += [("ptr", base) for base in bases]
-    with f.loop(0, "%depth", carry=carry, known_nonempty=True) as loop:
-        at = f.mul(loop.index, t.lanes)
+    # Operands are followed by pointers: with addresses computed from the loop's index, loads move away from their use and accumulators to memory.
+    right = ["%B"]
+    for _ in range(0 if direct else t.vectors - 1):
+        right.append(f.gep(t.kind, right[-1], f.mul("%depth", t.lanes)))
+    if in_rows:
+        left = [f.gep(t.kind, "%A", f.mul("%a_free", i)) for i in range(0, rows, SHARED)]
+        distances = [f.mul("%a_free", t.itemsize * i) for i in (1, 3, 5)]
+        again = 0
+    else:
+        again = embedded(t, rows)
+        left = ["%A"] * (t.vectors if again else 1)  # what several pointers read, LLVM does not load once for all
+    far = f.mul("%b_k", PREFETCH) if direct else 0
+    sums = rows * t.vectors
+
+    def broadcast(pointers: list[str], i: int, u: int) -> list[str]:
+        """Element `u` of row `i`, for each vector of B."""
+        if in_rows:
+            at, (which, scale) = pointers[i // SHARED], _MULTIPLES[i % SHARED]
+            places = [f.gep(t.kind, f.gep(f"i{8 * scale}", at, distances[which]) if scale else at, u)]
+        else:
+            places = [f.gep(t.kind, p, u * t.lanes + i) for p in (pointers if i < again else pointers[:1])]
+        values = [splat(f, t.kind, t.lanes, f.load(t.kind, p, t.itemsize)) for p in places]
+        return values if len(values) == t.vectors else values * t.vectors
+
+    def right_vectors(pointers: list[str], u: int) -> list[str]:
+        if not direct:
+            return [f.load(t.vector, f.gep(t.kind, p, u * t.lanes), t.itemsize) for p in pointers]
+        row = f.gep(t.kind, pointers[0], f.mul("%b_k", u))
+        coming = f.gep(t.kind, row, far)
+        for j in range(t.vectors):
+            f.do(f"call void @llvm.prefetch.p0(ptr {f.gep(t.kind, coming, j * t.lanes)}, i32 0, i32 3, i32 1)")
+        places = [f.gep(t.kind, row, j * t.lanes) for j in range(t.vectors)]
+        if whole:
+            return [f.load(t.vector, p, t.itemsize) for p in places]
+        return [masked_load(f, t.kind, t.lanes, p, m, t.itemsize) for p, m in zip(places, masks, strict=True)]
+
+    carry = [(t.vector, "zeroinitializer")] * sums + [("ptr", p) for p in (*left, *right)]
+    with f.loop(0, "%depth", unroll, carry=carry, known_nonempty=True) as loop:
+        c, a_at, b_at = loop.vars[:sums], loop.vars[sums : sums + len(left)], loop.vars[sums + len(left) :]
         if ahead:
             line = f.gep("i8", "%ahead", f.mul(f.div(loop.index, t.lanes), "%ahead_step"))
             f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
         if block_ahead:
             f.do(f"call void @llvm.prefetch.p0(ptr {f.gep(t.kind, '%block', loop.index)}, i32 0, i32 2, i32 1)")
-        if direct:
-            b_row = loop.vars[-1]
-            coming = f.gep(t.kind, b_row, far)
-            for j in range(t.vectors):
-                f.do(f"call void @llvm.prefetch.p0(ptr {f.gep(t.kind, coming, j * t.lanes)}, i32 0, i32 3, i32 1)")
-            rows_of_b = [f.gep(t.kind, b_row, j * t.lanes) for j in range(t.vectors)]
-            if whole:
-                b = [f.load(t.vector, p, t.itemsize) for p in rows_of_b]
-            else:
-                b = [masked_load(f, t.kind, t.lanes, p, m, t.itemsize) for p, m in zip(rows_of_b, masks, strict=True)]
-        else:
-            b = [f.load(t.vector, f.gep(t.kind, p, at), t.itemsize) for p in panels]
-        if in_rows:
-            bases_at = loop.vars[rows * t.vectors :]
-            elements = [f.gep(t.kind, bases_at[i // 3], beside[i % 3]) for i in range(rows)]
-        else:
-            a_row = f.gep(t.kind, "%A", at)
-            elements = [f.gep(t.kind, a_row, i) for i in range(rows)]
-        loop.next = []
-        for i in range(rows):
-            a = splat(f, t.kind, t.lanes, f.load(t.kind, elements[i], t.itemsize))
-            for j in range(t.vectors):
-                loop.next.append(multiply_add(f, t, a, b[j], loop.vars[i * t.vectors + j]))
-        if in_rows:
-            loop.next += [f.gep(t.kind, bases_at[i], 1) for i in range(ceildiv(rows, 3))]
-        if direct:
-            loop.next.append(f.gep(t.kind, b_row, "%b_k"))
-    store_tile(f, t, rows, loop.vars[: rows * t.vectors], masks, partial)
+        for u in range(unroll):
+            b = right_vectors(b_at, u)
+            for i in range(rows):
+                for j, a in enumerate(broadcast(a_at, i, u)):
+                    at = i * t.vectors + j
+                    c[at] = multiply_add(f, t, a, b[j], c[at])
+        a_at = [f.gep(t.kind, p, unroll if in_rows else unroll * t.lanes) for p in a_at]
+        b_at = [f.gep(t.kind, p, f.mul("%b_k", unroll) if direct else unroll * t.lanes) for p in b_at]
+        loop.next = [*c, *a_at, *b_at]
+    store_tile(f, t, rows, loop.vars[:sums], masks, partial)
     return f
 
 
@@ -387,15 +413,15 @@ class Gemm:
     `epilogue` (epilogue.py) is called on every row tile of a block of columns that is finished. C then holds sums; with `local`, which is
     for a K of a single block, it is not used: the sums of a row tile stay in scratch memory.
 
-    With `form_b` "packed" the whole of B lies as `prepack_b` leaves it, and its column stride is the number of its columns.
+    `unroll` divides K. With `form_b` "packed" the whole of B lies as `prepack_b` leaves it, and its column stride is the number of its columns.
     """
 
     extra: tuple[tuple[str, str], ...] = ()
     label = "gemm"
 
     def __init__(self, t: Tile, source_a: Source, source_b: Source, form_a: str, form_b: str, heights: tuple[int, ...], static_m: bool,
-                 prepacked: bool = False, even: bool = False, epilogue=None, local: bool = False) -> None:  # fmt: skip
-        self.t, self.heights, self.static_m, self.prepacked = t, heights, static_m, prepacked
+                 prepacked: bool = False, even: bool = False, epilogue=None, local: bool = False, unroll: int = 1) -> None:  # fmt: skip
+        self.t, self.heights, self.static_m, self.prepacked, self.unroll = t, heights, static_m, prepacked, unroll
         self.epilogue, self.local = epilogue, local
         self.direct, self.even = form_b == "direct", even
         self.kept = form_b == "packed"
@@ -403,7 +429,7 @@ class Gemm:
         self.block_ahead = form_b not in ("strided", "direct") and not source_b.steps
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
         self.functions: dict[str, str] = {}
-        height = "_".join(map(str, heights)) + "p" * (not static_m) + "q" * prepacked + "e" * even
+        height = "_".join(map(str, heights)) + "p" * (not static_m) + "q" * prepacked + "e" * even + f"u{unroll}"
         self.name = f"{self.label}_{t.suffix}_{source_a.name}{form_a[0]}_{source_b.name}{form_b[0]}_{height}_{t.vectors}"
         if epilogue is not None:
             self.extra = (*self.extra, ("i64", "first_row"), *epilogue.parameters)
@@ -569,8 +595,8 @@ class Gemm:
         ahead = self.forms[0] in ("transpose", "copy") and not self.prepacked
 
         def kernel(rows: int, partial: bool, whole: bool) -> str:
-            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{'a' * ahead}{'b' * self.block_ahead}{'r' * self.in_rows}"
-            return self.function(micro, name, self.t, rows, partial, self.direct, whole, ahead, self.block_ahead, self.in_rows)
+            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{'a' * ahead}{'b' * self.block_ahead}{'r' * self.in_rows}u{self.unroll}"
+            return self.function(micro, name, self.t, rows, partial, self.direct, whole, ahead, self.block_ahead, self.in_rows, self.unroll)
 
         def multiply(rows: int, partial: bool = False) -> None:
             rest = [f"i64 {height}"] * partial + ["i64 %b_k"] * self.direct
