@@ -28,6 +28,8 @@ from torch_hlo.compiler.passes.fold import fold
 from torch_hlo.compiler.passes.fourier import fourier
 from torch_hlo.compiler.passes.fusion import fusion
 from torch_hlo.compiler.passes.legalize import legalize
+from torch_hlo.compiler.passes.loop_fill import loop_fill
+from torch_hlo.compiler.passes.loop_rows import loop_rows
 from torch_hlo.compiler.passes.partial_sort import partial_sort
 from torch_hlo.compiler.passes.rematerialize import rematerialize
 from torch_hlo.compiler.passes.reshape_motion import reshape_motion
@@ -54,19 +56,23 @@ PIPELINE: list[Pass] = [
     scatter_fusion,  # scatters compute their updates
     partial_sort,  # sorts of which a few elements are read
     collective_async,  # work goes on while bytes travel
+    loop_fill,  # what a loop writes from end to end is not filled before
+    loop_rows,  # loops over time, each thread with rows of its own
     hlo_pass(fusion),  # what becomes one kernel
     rematerialize,  # what is computed again instead of kept, when there is a budget
 ]
+
+_OF_CORES = (fourier, conv_narrow, attention_match, attention_operands, scatter_fusion, partial_sort, loop_fill, loop_rows)  # not for GPUs
 
 
 def passes_for(target) -> list[Pass]:
     """The enabled passes for a target: layouts and selections are those of its kernels."""
     passes = enabled(PIPELINE)
     if not target.grid:
-        return passes
+        return passes if target.threads else [p for p in passes if p is not loop_rows]
     types = ("bf16", "f16", *(("f32",) if target.tf32 else ())) if target.family.name == "nvptx" else ()
     own = {conv_layout.name: [window_gradient, for_matrix_units(frozenset(types))], attention.name: [attention_on_grid]}
-    return [q for p in passes if p not in (fourier, conv_narrow, partial_sort, attention_match, attention_operands, scatter_fusion) for q in own.get(p.name, [p])]
+    return [q for p in passes if p not in _OF_CORES for q in own.get(p.name, [p])]
 
 
 class PassError(RuntimeError):

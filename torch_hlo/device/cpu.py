@@ -101,7 +101,7 @@ class Program:
 
     def block(self, words: Sequence[int], arena: Arena) -> Block:
         """What the entry takes the address of; `words` with those of the packed copies."""
-        return Block("Q", (arena.address, *self._head, 0, *words))
+        return Block("Q", (arena.address, *self._head, 0, 0, *words))
 
     def _host_call(self, block: int, number: int, arguments: int) -> None:
         """Called from native code; an exception is kept until the program has returned."""

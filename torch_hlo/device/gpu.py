@@ -275,7 +275,7 @@ class GpuProgram:
     def _start(self, arena: int, words: Sequence[int]) -> None:
         """Enqueue a run. `words`: the sizes, the addresses of the parameters, those of the outputs. Raises what went wrong on the way."""
         n = len(self.executable.symbols)
-        self._call((arena, self._constants.address if self._constants else 0, self._table.buffer_info()[0], 0, *words), words[:n])
+        self._call((arena, self._constants.address if self._constants else 0, self._table.buffer_info()[0], 0, 0, *words), words[:n])
         if self.profile is not None:
             self._count()
         if self._error is not None:

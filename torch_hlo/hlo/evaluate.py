@@ -190,6 +190,7 @@ def _custom_call(x, *operands):
 
 for _target in ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "MoveToHost", "MoveToDevice"):
     CUSTOM_CALLS[_target] = lambda x, v: v
+CUSTOM_CALLS["AllocateBuffer"] = lambda x: np.zeros(x.shape.dims, numpy_dtype(x.shape.dtype))
 CUSTOM_CALLS["TopK"] = lambda x, v: MEANINGS["topk"](x, v)
 
 

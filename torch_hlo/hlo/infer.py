@@ -510,7 +510,8 @@ def fusion(*operands: Instruction, calls: Computation, kind: str | None = None) 
     return applies("fusion", calls, [o.shape for o in operands])
 
 
-def while_(state: Instruction, condition: Computation, body: Computation) -> Shape:
+def while_(state: Instruction, condition: Computation, body: Computation, independent: int = 0) -> Shape:
+    """`independent`: so many turns, counted by element 0 from 0 on, that read and write nothing which another one writes; 0 when they may."""
     if applies("while", condition, [state.shape]) != Shape("pred"):
         fail("while", "the condition must return pred[]", state)
     if not compatible(applies("while", body, [state.shape]), state.shape):

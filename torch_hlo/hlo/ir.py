@@ -24,7 +24,7 @@ DEFAULTS: dict[str, object] = {
     "lhs_batch_dims": (), "rhs_batch_dims": (), "lhs_contracting_dims": (), "rhs_contracting_dims": (), "rhs_group_dims": (),
     "feature_group_count": 1, "batch_group_count": 1, "window": (),
     "collapsed_slice_dims": (), "operand_batching_dims": (), "start_indices_batching_dims": (), "inserted_window_dims": (),
-    "input_batching_dims": (), "scatter_indices_batching_dims": (), "indices_are_sorted": False, "unique_indices": False, "is_stable": False,
+    "input_batching_dims": (), "scatter_indices_batching_dims": (), "indices_are_sorted": False, "unique_indices": False, "is_stable": False, "independent": 0,
     "lower": False, "left_side": False, "unit_diagonal": False, "transpose_a": "NO_TRANSPOSE",
     "replica_groups": (), "called_computations": (), "custom_call_has_side_effect": False, "use_global_device_ids": False,
     "is_host_transfer": False,

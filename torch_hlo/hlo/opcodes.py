@@ -183,7 +183,7 @@ row("rng-get-and-update-state", 0, "delta", check=explicit.anything, traits="imp
 row("tuple", None, "", infer.tuple_)
 row("get-tuple-element", 1, "index", infer.get_tuple_element)
 row("call", None, "to_apply", infer.call, traits="control")
-row("while", 1, "condition body", infer.while_, traits="control")
+row("while", 1, "condition body independent?", infer.while_, traits="control")
 row("conditional", None, "branch_computations", infer.conditional, traits="control")
 row("fusion", None, "kind? calls", infer.fusion, traits="control")
 row("custom-call", None, "custom_call_target called_computations? custom_call_has_side_effect? api_version? opaque?", check=explicit.anything)

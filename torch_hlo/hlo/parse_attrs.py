@@ -297,7 +297,7 @@ ATTRIBUTES: dict[str, Callable[[Scanner], object]] = {
     **dict.fromkeys("dynamic_slice_sizes slice_sizes fft_length".split(), _sizes),
     **dict.fromkeys(
         "index iota_dimension index_vector_dim feature_group_count batch_group_count channel_id k exponent_bits mantissa_bits feature_index "
-        "delta serial".split(), Scanner.integer),
+        "delta serial independent".split(), Scanner.integer),
     **dict.fromkeys(
         "indices_are_sorted unique_indices is_stable lower left_side unit_diagonal largest use_global_device_ids constrain_layout "
         "custom_call_has_side_effect is_host_transfer".split(), boolean),

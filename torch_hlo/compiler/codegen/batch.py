@@ -26,7 +26,7 @@ _ELEMENTWISE = frozenset(POINTWISE) | frozenset("broadcast iota transpose slice 
 # -- which steps ---------------------------------------------------------------------------------------------------------
 def groups(program: Program, order: Sequence[Instruction], bound) -> list[list[Instruction]]:
     """`order` cut into runs of steps of which none reads or writes what another one writes. `bound.get(x)`: where x lives."""
-    if not program.target.threads or program.profile is not None:  # a profile times every step on its own
+    if not program.target.threads or program.is_apart or program.profile is not None:  # a profile times every step on its own
         return [[x] for x in order]
     found: list[list[Instruction]] = []
     reads: dict[int, list[Span]] = {}  # by word

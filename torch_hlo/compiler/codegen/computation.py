@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 from torch_hlo.compiler.codegen.batch import batch, groups
-from torch_hlo.compiler.codegen.program import ARENA, STEPS_PER_FUNCTION, Place, Program
+from torch_hlo.compiler.codegen.program import STEPS_PER_FUNCTION, Place, Program
 from torch_hlo.compiler.passes import memory
 from torch_hlo.compiler.passes.memory import Slot
 from torch_hlo.compiler.passes.schedule import schedule
@@ -96,7 +96,7 @@ class _Binding(dict):
         if isinstance(slots, tuple):
             return tuple(self.place(s) for s in slots)
         if slots.base == "arena":
-            return Place(ARENA, self.arena + slots.offset, slots.nbytes)
+            return Place(self.arena.word, self.arena.offset + slots.offset, slots.nbytes)
         if slots.base == "constant":
             return self.program.constant(self.literals[slots.index])
         return self.bases[slots.base][slots.index]

@@ -1,8 +1,10 @@
 """Control flow, and the steps that only name, order or copy values. Called computations become native functions."""
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.program import CodegenError, Place
+from torch_hlo.compiler.codegen.function import Function
+from torch_hlo.compiler.codegen.program import OWN, CodegenError, Place
 from torch_hlo.compiler.codegen.registry import emits_step
+from torch_hlo.compiler.passes.loop_fill import is_unwritten
 from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import Instruction
 
@@ -18,8 +20,15 @@ def copy_places(program, target, source) -> None:
 
 @emits_step("while")
 def while_(program, x: Instruction) -> None:
-    state = program.places(x)
-    copy_places(program, state, program.places(x.operands[0]))
+    state, (start,) = program.places(x), x.operands
+    if start.op == "tuple":
+        for target, value in zip(state, start.operands, strict=True):
+            if not is_unwritten(value):
+                copy_places(program, target, program.places(value))
+    else:
+        copy_places(program, state, program.places(start))
+    if x.get("independent") and program.target.threads and not program.is_apart:
+        return _at_once(program, x, state)
     keep = program.scratch(1)
     calls = len(program.host_calls)
     condition = program.computation(x["condition"], [state], keep)
@@ -31,6 +40,27 @@ def while_(program, x: Instruction) -> None:
             f.break_if(loop, program.failed())
         f.break_if(loop, f.icmp("eq", program.fetch("i8", keep), 0, "i8"))
         program.call(body, ["ptr %block"])
+
+
+def _at_once(program, x: Instruction, state) -> None:
+    """The turns of a loop are items of a parallel region: each has a copy of the block whose word OWN points to memory of its own, where its number is, too."""
+    turns, calls = x["independent"], len(program.host_calls)
+    with program.apart() as nbytes:
+        number = program.scratch(8)
+        body = program.computation(x["body"], [(number, *state[1:])], (number, *state[1:]))
+    if len(program.host_calls) > calls:
+        raise CodegenError(f"while {x.shape}: its turns are to run at once, but they call the host; leave out `independent`")
+    each = nbytes()
+    f = Function(f"turns.{program.number()}", "void", [("i64", "lo"), ("i64", "hi"), ("ptr", "block"), ("ptr", "memory")])
+    own = f.alloca("i64", program.words, 64)
+    with f.loop("%lo", "%hi") as turn:
+        f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {own}, ptr %block, i64 {8 * program.words}, i1 false)")
+        memory = f.gep("i8", "%memory", f.mul(turn, each))
+        f.store("ptr", memory, f.gep("ptr", own, OWN), 8)
+        f.store("i64", turn, f.gep("i8", memory, number.offset), 8)
+        f.call("void", body, f"ptr {own}")
+    memory = program.at(program.scratch(each * turns))
+    program.parallel(program.function(f.name, f.text()), ["ptr %block", f"ptr {memory}"], turns, cost=1e6)
 
 
 @emits_step("conditional")

@@ -10,6 +10,7 @@ import numpy as np
 from torch_hlo.compiler.codegen.control import copy_places
 from torch_hlo.compiler.codegen.program import CodegenError, Place
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, emits_step, host_call
+from torch_hlo.compiler.passes.loop_fill import is_unwritten
 from torch_hlo.hlo import lapack
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import Shape
@@ -40,6 +41,8 @@ def _fft(outputs, inputs, kind: str, lengths: list) -> None:
 def custom_call(program, x: Instruction) -> None:
     """A target registered with @host_call gets its attributes as keywords: `opaque` when there is one."""
     target = x["custom_call_target"]
+    if is_unwritten(x):
+        return
     if target in _IDENTITIES:
         return copy_places(program, program.places(x), program.places(x.operands[0]))
     library = lapack.routine(target) in lapack.ROUTINES

@@ -1,6 +1,6 @@
 """The builder that step emitters write to: one native program, `void entry(ptr block)`.
 
-`block` is an array of 64-bit words: [arena, constants, host callback, failed, sizes…, parameters…, outputs…, packed copies…]. Every buffer of the program
+`block` is an array of 64-bit words: [arena, constants, host callback, failed, own, sizes…, parameters…, outputs…, packed copies…]. Every buffer of the program
 is a `Place`: a base of the block plus a byte offset, so any function that gets `%block` can reach any buffer.
 
     @emits_step("my-op")
@@ -30,7 +30,7 @@ from torch_hlo.hlo.dim import Dim, Size, dim_max, substitute, symbol
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, outputs
 from torch_hlo.hlo.shape import Literal, Shape
 
-ARENA, CONSTANTS, HOST, FAILED, FIXED_WORDS = 0, 1, 2, 3, 4  # words of the block before the sizes
+ARENA, CONSTANTS, HOST, FAILED, OWN, FIXED_WORDS = 0, 1, 2, 3, 4, 5  # words of the block before the sizes; OWN: see `apart`
 ALIGNMENT = 64
 PACKED_HEAD = 64  # bytes
 COLD_BYTES = 64 << 20  # of parameters and results
@@ -114,8 +114,9 @@ class Program:
         self.cold = touched >= COLD_BYTES  # operands come from memory, not from a cache that an earlier run filled
         self.packings: dict[Packing, tuple[Place, Callable[[str, str], None]]] = {}  # what to make a copy of, and what writes it
         self.rows: list[Row] | None = None  # where parallel calls are collected, see batch.py
-        self._top: Size = 0  # first free byte of the arena
-        self._arena: Size = 0  # its largest value
+        self._memory = ARENA  # word of the memory that is given out
+        self._top: Size = 0  # its first free byte
+        self._arena: Size = 0  # the largest value of that
         self._places: list[dict[Instruction, object]] = [{}]
         self.code: Function = None  # type: ignore[assignment]
         self._locals: dict[str, tuple[Place, Size]] = {}  # sizes that the program computes: where they are, their limits
@@ -182,6 +183,21 @@ class Program:
         """Arena memory that is valid until the end of the current step (also inside computations that the step calls)."""
         return self._allocate(nbytes, align)
 
+    @property
+    def is_apart(self) -> bool:
+        return self._memory != ARENA
+
+    @contextmanager
+    def apart(self) -> Iterator[Callable[[], Size]]:
+        """For computations that run several times at once, a thread each: in the `with` block memory comes from where word OWN of the block points to,
+        and no calls are parallel. Yields what says how many bytes were needed."""
+        saved, self._memory, self._top, self._arena = (self._memory, self._top, self._arena), OWN, 0, 0
+        needed: Size = 0
+        try:
+            yield lambda: needed
+        finally:
+            needed, (self._memory, self._top, self._arena) = self._arena, saved
+
     def constant(self, value: Literal | bytes) -> Place:
         """The place of constant data: 64-byte aligned, never written to; equal bytes are stored once."""
         data = value.data if isinstance(value, Literal) else value
@@ -196,7 +212,7 @@ class Program:
         `write(source, target)` emits what fills the copy: at the program's start, if this run is the copy's first. `layout` names everything that
         decides what is written."""
         parameter = source.word - self._first_parameter
-        if parameter not in self.module.constants:
+        if parameter not in self.module.constants or self.is_apart:
             return None
         packing = Packing(parameter, nbytes, f"{layout} {source.offset}")
         self.packings.setdefault(packing, (source, write))
@@ -311,7 +327,7 @@ class Program:
         if str(items) == "0":
             return
         picoseconds = max(1, int(cost * 1000))
-        if not self.target.threads:
+        if not self.target.threads or self.is_apart:
             known = str(items).isdigit()
             with nullcontext() if known else self.code.when(self.code.icmp("sgt", items, 0)):  # functions take ranges that are not empty
                 self.call(function, ["i64 0", f"i64 {items}", *arguments])
@@ -427,9 +443,9 @@ class Program:
         return self._numbers
 
     # -- internals ------------------------------------------------------------------------------------------------
-    def reserve(self, nbytes: Size) -> Size:
-        """Arena bytes for the buffers of a computation; the offset of the first. They stay reserved until the calling step ends."""
-        return self._allocate(nbytes, ALIGNMENT).offset
+    def reserve(self, nbytes: Size) -> Place:
+        """Memory for the buffers of a computation. It stays reserved until the calling step ends."""
+        return self._allocate(nbytes, ALIGNMENT)
 
     def _find(self, x: Instruction):
         if x.op == "get-tuple-element":
@@ -454,7 +470,7 @@ class Program:
         end = start + (nbytes + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
         self._top = end
         self._arena = dim_max(self._arena, end)
-        return Place(ARENA, start, nbytes)
+        return Place(self._memory, start, nbytes)
 
     def _base(self, word: int) -> str:
         found = self._bases.get(word)
