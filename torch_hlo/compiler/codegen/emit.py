@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import llvmlite.binding as llvm
@@ -40,6 +40,49 @@ def literal(kind: str, value) -> str:
     bits = BITS[kind]
     value = int(value) & ((1 << bits) - 1)
     return str(value - (1 << bits) if value >> (bits - 1) else value)
+
+
+def transposed(op: Callable[[str], str], kind: str, lanes: int, block: Sequence[str], group: int = 1) -> list[str]:
+    """Transpose of `lanes` vectors of `lanes` elements, by log2(lanes) rounds of two-vector shuffles; with a `group`, of as many vectors as a vector
+    has groups of so many elements. `op(expression)` writes an instruction and returns its name.
+
+    The first rounds interleave inside 128-bit pieces, the others take the even or odd pieces: shuffles that x86 has as
+    single instructions without an index register, which also compile several times faster than arbitrary ones.
+    """
+    n, vector = lanes // group, f"<{lanes} x {kind}>"
+    piece = min(128 // (BITS[kind] * group), n)
+    block = list(block)
+    holds = [[(row, column) for column in range(n)] for row in range(n)]  # which element each lane now has
+    distance = 1
+    while distance < n:
+        if distance < piece:
+            half = [[lane + base + k for lane in range(0, n, piece) for g in range(0, piece // 2, distance) for base in (g + h, g + h + n)
+                     for k in range(distance)] for h in (0, piece // 2)]
+        else:
+            half = [[lane + base + k for base in (0, n) for lane in range(h, n, 2 * piece) for k in range(piece)] for h in (0, piece)]
+        for i in range(n):
+            if not i & distance:
+                a, b, held = block[i], block[i + distance], holds[i] + holds[i + distance]
+                for at, order in zip((i, i + distance), half, strict=True):
+                    text = ", ".join(f"i32 {m * group + g}" for m in order for g in range(group))
+                    block[at] = op(f"shufflevector {vector} {a}, {vector} {b}, <{lanes} x i32> <{text}>")
+                    holds[at] = [held[m] for m in order]
+        distance *= 2
+        if distance == 4 < n:
+            block = [_opaque(op, kind, lanes, v) for v in block]
+    order = {held[0][1]: value for held, value in zip(holds, block, strict=True)}
+    assert all(h == [(r, h[0][1]) for r in range(n)] for h in holds)
+    return [order[column] for column in range(n)]
+
+
+def _opaque(op: Callable[[str], str], kind: str, lanes: int, value: str) -> str:
+    """The vector, of whose making LLVM knows nothing: it would look through all rounds of a transpose for shorter ways, in vain, for half of a
+    kernel's compile time."""
+    floats, own = lanes * BITS[kind] // 32, f"<{lanes} x {kind}>"
+    fence = f"call <{floats} x float> @llvm.arithmetic.fence.v{floats}f32(<{floats} x float> "
+    if kind == "float":
+        return op(f"{fence}{value})")
+    return op(f"bitcast <{floats} x float> {op(fence + op(f'bitcast {own} {value} to <{floats} x float>') + ')')} to {own}")
 
 
 class Unit:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from torch_hlo.compiler.codegen import emit
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.hlo.dim import Size, ceildiv
 
@@ -143,37 +144,8 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
 
 
 def transposed(f: Function, t: Tile, block: list[str], group: int = 1) -> list[str]:
-    """Transpose of `lanes` vectors of `lanes` elements, by log2(lanes) rounds of two-vector shuffles; with a `group`, of as many vectors as a vector
-    has groups of so many elements.
-
-    The first rounds interleave inside 128-bit pieces, the others take the even or odd pieces: shuffles that x86 has as
-    single instructions without an index register, which also compile several times faster than arbitrary ones.
-    """
-    n = t.lanes // group
-    piece = min(16 // (t.itemsize * group), n)
-    block = list(block)
-    holds = [[(row, column) for column in range(n)] for row in range(n)]  # which element each lane now has
-    distance = 1
-    while distance < n:
-        if distance < piece:
-            half = [[lane + base + k for lane in range(0, n, piece) for g in range(0, piece // 2, distance) for base in (g + h, g + h + n)
-                     for k in range(distance)] for h in (0, piece // 2)]
-        else:
-            half = [[lane + base + k for base in (0, n) for lane in range(h, n, 2 * piece) for k in range(piece)] for h in (0, piece)]
-        for i in range(n):
-            if not i & distance:
-                a, b, held = block[i], block[i + distance], holds[i] + holds[i + distance]
-                for at, mask in zip((i, i + distance), half, strict=True):
-                    block[at] = f.op(f"shufflevector {t.vector} {a}, {t.vector} {b}, {_mask([m * group + g for m in mask for g in range(group)])}")
-                    holds[at] = [held[m] for m in mask]
-        distance *= 2
-    order = {held[0][1]: value for held, value in zip(holds, block, strict=True)}
-    assert all(h == [(r, h[0][1]) for r in range(n)] for h in holds)
-    return [order[column] for column in range(n)]
-
-
-def _mask(indices: list[int]) -> str:
-    return f"<{len(indices)} x i32> <{', '.join(f'i32 {i}' for i in indices)}>"
+    """Transpose of as many vectors as one has groups of `group` elements, see emit.py."""
+    return emit.transposed(f.op, t.kind, t.lanes, block, group)
 
 
 def pack_strided(name: str, t: Tile, source: Source) -> Function:

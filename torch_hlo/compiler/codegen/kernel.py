@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen import scalar
-from torch_hlo.compiler.codegen.emit import Emit, Unit, literal
+from torch_hlo.compiler.codegen.emit import Emit, Unit, literal, transposed
 from torch_hlo.compiler.codegen.index import Index, Var, combine, constant, linear, of, variable
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.registry import VALUES
@@ -424,23 +424,8 @@ class Kernel:
         if found is None:
             t = self.e.typed(storage.memory)
             columns = [t.load(self.address(pointer, storage.memory, start + stride * lane), storage.bytes) for lane in range(self.lanes)]
-            found = blocks[pointer, start] = self._transposed(storage.memory, columns)
+            found = blocks[pointer, start] = transposed(self.e.op, storage.memory, self.lanes, columns)
         return found[number]
-
-    def _transposed(self, kind: str, rows: list[str]) -> list[str]:
-        """A square block of vectors transposed: log2(lanes) stages of exchanges between halves."""
-        n = self.lanes
-        distance = n // 2
-        while distance:
-            for i in range(n):
-                if i & distance:
-                    continue
-                a, b = rows[i], rows[i + distance]
-                low = [n + c - distance if c & distance else c for c in range(n)]
-                rows[i] = self.e.shuffle(kind, a, b, n, low)
-                rows[i + distance] = self.e.shuffle(kind, a, b, n, [c + distance for c in low])
-            distance //= 2
-        return rows
 
     def _offsets(self, pointer: str, kind: str, index: Index, stride: Size | None) -> tuple[str, str, str]:
         """Scalar base pointer and per-lane offsets of a strided or irregular access."""
