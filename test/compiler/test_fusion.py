@@ -131,6 +131,17 @@ def test_siblings_read_a_shared_array_once():
     assert_same_value(m, f)
 
 
+def test_numbers_of_one_number_are_one_kernel():
+    step, p = programs.params(("f32", ()), ("f32", (64, 8)))
+    count = b.add(step, b.full(1, "f32", ()))
+    rate, scale = b.power(b.full(0.9, "f32", ()), count), b.sqrt(b.power(b.full(0.5, "f32", ()), count))
+    update = b.add(b.multiply(p, b.broadcast(rate, (64, 8), ())), b.broadcast(scale, (64, 8), ()))
+    m = programs.module("counter", [update, count], [step, p])
+    f = fusion(m)
+    assert sorted(kernels(f)) == ["loop (f32[], f32[], f32[])", "loop f32[64,8]"]
+    assert_same_value(m, f)
+
+
 def test_symbolic_rows():
     n = symbol("s0")
     x = b.parameter(0, b.Shape("f32", (n, 32)))

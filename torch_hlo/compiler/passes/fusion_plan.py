@@ -23,6 +23,7 @@ MAX_MEMBERS = 160  # instructions in a kernel
 MAX_INPUTS = 40  # arrays a kernel reads
 SEARCH_BUDGET = 200  # groups visited by one cycle check
 MIN_SIBLING_BYTES = 4096  # two kernels merge only for reading an array of at least this size once
+MAX_SCALARS = 16  # readers of a number whose kernels merge
 ROW_LIMIT = 1 << 15  # elements of a row that one thread may walk alone when there are few rows
 STRIDED_ROW_LIMIT = 2048  # elements of a row whose neighbours are far apart
 FEW_ROWS = 8
@@ -423,17 +424,23 @@ class Plan:
                     stack.append(k)
         return list(seen.values())[2:]
 
+    def _is_number(self, i: int) -> bool:
+        shape = self.order[i].shape
+        return not shape.is_tuple and shape.size == 1
+
     def _merge_siblings(self) -> None:
-        """Kernels over the same space that read the same large array become one."""
+        """Kernels over the same space that read the same large array become one; so do the few that compute numbers from the same number (what an
+        optimizer makes of a parameter's step count): a kernel of one element is all call."""
         readers: dict[int, list[int]] = {}
         for i in range(len(self.order)):
-            if self.kind[i] in (LIGHT, HEAVY, REDUCE, MOVE):
+            if self.kind[i] in (LIGHT, HEAVY, REDUCE, MOVE) or self._group[i] is not None and self._is_number(i):
                 for s, edge in self.sources[i]:
                     if edge is SAME:
                         readers.setdefault(s, []).append(i)
         for s, members in readers.items():
             nbytes = self.order[s].shape.nbytes
-            if len(members) < 2 or isinstance(nbytes, int) and nbytes < MIN_SIBLING_BYTES:
+            small = isinstance(nbytes, int) and nbytes < MIN_SIBLING_BYTES
+            if len(members) < 2 or small and not (self._is_number(s) and len(members) <= MAX_SCALARS):
                 continue
             groups = list({id(g): g for g in map(self.group, members) if g is not self.group(s)}.values())
             done: list[int] = []
