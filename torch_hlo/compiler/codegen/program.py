@@ -390,8 +390,7 @@ class Program:
         """Put "type value" texts into the function's argument words."""
         self._arguments = max(self._arguments, len(arguments), 1)
         for i, a in enumerate(arguments):
-            slot = self.code.op(f"getelementptr i64, ptr %arguments, i64 {i}") if i else "%arguments"
-            self.code.do(f"store {a}, ptr {slot}")
+            self.code.do(f"store {a}, ptr %argument{i}")
 
     # -- computations ---------------------------------------------------------------------------------------------
     def computation(self, computation: Computation, arguments: Sequence, result=None) -> str:
@@ -418,6 +417,7 @@ class Program:
             yield self.code
             if self._arguments:
                 self.code.entry_allocas.append(f"  %arguments = alloca [{self._arguments} x i64], align 16")
+                self.code.entry_allocas += [f"  %argument{i} = getelementptr i64, ptr %arguments, i64 {i}" for i in range(self._arguments)]
         finally:
             self.code, self._sizes, self._bases, self._arguments = saved
             if places is not None:
