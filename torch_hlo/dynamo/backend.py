@@ -22,6 +22,7 @@ from torch_hlo import config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.dynamo.call import Caller
 from torch_hlo.dynamo.direct import Graphs
+from torch_hlo.dynamo.partition import partition
 from torch_hlo.dynamo.place import place_of
 from torch_hlo.lazy import backend, dump, encoder, executor, log, progress, recurrent, traceable
 from torch_hlo.lowering import late
@@ -57,7 +58,6 @@ MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict | None = None, mode: str | None = None) -> Callable:
     """The Dynamo backend. Raises ValueError for an unknown option, value or mode, LoweringError for what cannot be compiled."""
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     if mode not in MODES:
         raise ValueError(f"torch.compile(backend='hlo'): unknown mode {mode!r}; there are {', '.join(map(str, MODES[1:]))}")
@@ -67,7 +67,7 @@ def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict
     graphs = Graphs(graph_module, example_inputs)
     aot = aot_autograd(
         fw_compiler=graphs.keep("forward", compiler), bw_compiler=graphs.keep("backward", compiler), inference_compiler=graphs.keep("inference", compiler),
-        decompositions=decompositions(), partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True,
+        decompositions=decompositions(), partition_fn=partition, keep_inference_input_mutations=True,
     )  # fmt: skip
     return graphs.direct(aot(graph_module, example_inputs))
 

@@ -4,6 +4,9 @@
  -> y = get-tuple-element(fusion(q, k, v, b, c), kind=custom, backend_config={"attention":"forward", …}), index=0
     and the products of its gradient -> a backward fusion that computes w again from the log-sum-exp
 
+A program may be the forward or the backward half of it (dynamo/partition.py): one keeps m = max(s) / ln 2 and l = log(sum(exp(s - max(s)))) / ln 2, results of its fusion,
+the other begins with w = exp((s / ln 2 - m - l) ln 2).
+
 Recognized by structure, after the identities have brought every spelling into one form: what leads to the weights here, what is made of them by
 attention_roles. Nothing else may read the scores, the weights or their gradients: attention whose weights are returned stays as it is. A row that sees nothing
 is NaN, as softmax's is.
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch_hlo.compiler.passes.attention import FLOATS, attention_of
@@ -39,7 +43,7 @@ def _matched(c: Computation) -> Computation:
     reads, number = users((c.root,)), {x: i for i, x in enumerate(order)}
     table: dict[Instruction, Instruction] = {}
     for x in order:
-        if x.op == "divide" and x.operands[0].op == "exponential":
+        if x.op == "divide" and x.operands[0].op == "exponential" or x.op == "exponential" and _is(x.operands[0], "multiply", math.log(2)):
             try:
                 table |= _Attention(x, reads, number, c.root).replacements()
             except Unknown:
@@ -76,10 +80,17 @@ def _need(condition: bool) -> None:
         raise Unknown
 
 
+def _is(x: Instruction, opcode: str, number: float) -> bool:
+    """Whether `x` is `opcode`, of something and this number."""
+    found = splat(x.operands[1]) if x.op == opcode else None
+    return found is not None and math.isclose(found, number, rel_tol=1e-6)
+
+
 @dataclass(slots=True)
 class _Scores:
     """What leads to the weights: `scale`: (opcode, scalar) applied to the products q k, first to last. `biases`: what is added, each with what is applied to
-    it after that. `mask`: true where a score counts, with its reshapes, and `fill`, the score elsewhere. `inside`: the instructions."""
+    it after that. `mask`: true where a score counts, with its reshapes, and `fill`, the score elsewhere. `inside`: the instructions. `rows`: maxima and sums, if
+    they are computed here; else `given`: both as the backward fusion wants them."""
 
     q: Instruction
     k: Instruction
@@ -89,10 +100,12 @@ class _Scores:
     visible: bool  # where the mask is true
     fill: Instruction | None
     inside: set[Instruction]
+    rows: tuple[Instruction, ...]
+    given: tuple[Instruction, ...]
 
 
 def _scores(weights: Instruction) -> _Scores:
-    """The scores whose softmax `weights` is, exp(s - max(s)) / sum(exp(s - max(s)))."""
+    """The scores whose softmax `weights` is: exp(s - max(s)) / sum(exp(s - max(s))), or exp((s / ln 2 - m - l) ln 2)."""
     last, inside = weights.shape.dims[-2:], {weights}
     _need(weights.shape.dtype == "f32" and weights.shape.rank >= 3 and weights.shape.size != 0)
 
@@ -105,22 +118,38 @@ def _scores(weights: Instruction) -> _Scores:
         inside.add(y)
         return y
 
-    def row(y: Instruction, opcode: str, of: Instruction) -> None:
-        """`y` repeats along rows a reduction of `of` along them."""
+    def row(y: Instruction) -> Instruction:
+        """What `y` repeats along rows."""
         _need(y.op == "broadcast" and y["dimensions"] == tuple(range(y.shape.rank - 1)))
-        r = y.operands[0]
+        inside.add(y)
+        return y.operands[0]
+
+    def reduced(y: Instruction, opcode: str, of: Instruction) -> Instruction:
+        """What `y` repeats along rows, a reduction of `of` along them."""
+        r = row(y)
         _need(r.op == "reduce" and r.operands[0] is of and r["dimensions"] == (of.shape.rank - 1,) and r["to_apply"].root.op == opcode)
         _need(splat(r.operands[1]) == (0 if opcode == "add" else float("-inf")) and r["to_apply"].root.operands == r["to_apply"].params)
-        inside.update((y, r))
+        inside.add(r)
+        return r
 
-    e = seen(weights.operands[0], "exponential")
-    row(weights.operands[1], "add", e)
-    difference = seen(e.operands[0], "subtract")
-    row(difference.operands[1], "maximum", difference.operands[0])
+    rows = given = ()
+    if weights.op == "divide":
+        e = seen(weights.operands[0], "exponential")
+        total = reduced(weights.operands[1], "add", e)
+        difference = seen(e.operands[0], "subtract")
+        rows = reduced(difference.operands[1], "maximum", difference.operands[0]), total
+        y = difference.operands[0]
+    else:
+        second = seen(seen(weights.operands[0], "multiply").operands[0], "subtract")
+        first = seen(second.operands[0], "subtract")
+        scaled = seen(first.operands[0], "multiply")
+        _need(_is(scaled, "multiply", 1 / math.log(2)))
+        given = row(first.operands[1]), row(second.operands[1])
+        y = scaled.operands[0]
     mask = fill = None
     visible = True
     biases, outer = [], []
-    y = seen(difference.operands[0], "select", "add", "multiply", "divide", "dot")
+    y = seen(y, "select", "add", "multiply", "divide", "dot")
     while y.op != "dot":
         if y.op == "select":
             _need(mask is None and not biases and not outer)
@@ -141,7 +170,7 @@ def _scores(weights: Instruction) -> _Scores:
         y = seen(y, "add", "multiply", "divide", "dot")
     q, k = _rows(y, 0), _rows(y, 1)
     _need(q.shape.dtype == k.shape.dtype and q.shape.dtype in FLOATS)
-    return _Scores(q, k, outer[::-1], biases, mask, visible, fill, inside)
+    return _Scores(q, k, outer[::-1], biases, mask, visible, fill, inside, rows, given)
 
 
 def _rows(x: Instruction, side: int) -> Instruction:
@@ -194,35 +223,42 @@ class _Attention:
     root: Instruction
     s: _Scores = field(init=False)
     roles: Roles = field(init=False)
-    out: Product = field(init=False)
+    anchor: Product = field(init=False)  # of the weights: it says what they are multiplied with
 
     def replacements(self) -> dict[Instruction, Instruction]:
         """New instructions for the products and sums of this attention. Raises Unknown."""
         self.s = _scores(self.weights)
         self.roles = self._followed()
-        outs = [p for p in self.roles.products if p.role.kind == "weights" and p.over == "columns"]
-        _need(len(outs) == 1)
-        self.out = outs[0]
-        self._check_private()
-        q, k, v = self.s.q, self.s.k, self.out.other
-        rest = [p for p in self.roles.products if p is not self.out]
+        weighted = [p for p in self.roles.products if p.role.kind == "weights"]
+        outs = [p for p in weighted if p.over == "columns"]
+        _need(bool(weighted) and len(outs) == (not self.s.given) and all(p.role.factors == weighted[0].role.factors for p in self.roles.products))
+        self.anchor = (outs or weighted)[0]
+        q, k = self.s.q, self.s.k
+        rest = [p for p in self.roles.products if p not in outs]
         grads = [x for x, role in self.roles.roles.items() if role.kind == "grads" and x.op == "dot"]
-        _need(all(p.role.factors == self.out.role.factors for p in rest))
+        _need(len(grads) == bool(rest or self.roles.sums))
         batch = self.roles.sums[0].array.shape.dims[:-2] if self.roles.sums else self._batch()
         common, config = self._operands(batch)
-        forward = self._fusion("forward", (q, k, v), common, config, batch)
-        table = {self.out.x: self._result(self.out, forward, 0)}
-        if not rest and not self.roles.sums:
-            _need(not grads)
+        table = {}
+        if outs:
+            v = outs[0].other
+            forward = self._fusion("forward", (q, k, v), common, config, batch)
+            rows = tuple(b.get_tuple_element(forward, i) for i in (1, 2))
+            table = {outs[0].x: self._result(outs[0], forward, 0)}
+            table |= {x: b.reshape(rows[i], x.shape.dims) for x, i in self._kept_rows().items()}
+        self._check_private(table.keys())
+        if not grads:
             return table
-        _need(len(grads) == 1)
-        grad = _rows(grads[0], 0)
-        _need(_rows(grads[0], 1) is v and grad.shape.dtype == q.shape.dtype)
-        out = b.get_tuple_element(forward, 0)
-        out = out if q.shape.dtype == "f32" else b.convert(out, q.shape.dtype)
+        grad, values = _rows(grads[0], 0), _rows(grads[0], 1)
+        _need(grad.shape.dtype == q.shape.dtype and (not outs or values is v))
+        if outs:
+            out = b.get_tuple_element(forward, 0)
+            out = out if q.shape.dtype == "f32" else b.convert(out, q.shape.dtype)
+        else:
+            out, rows = self._output_of(grad), self.s.given
         if self.roles.sums:
             config["bias_gradient"] = self._kept(batch)
-        backward = self._fusion("backward", (grad, q, k, v, out, *(b.get_tuple_element(forward, i) for i in (1, 2))), common, config, batch)
+        backward = self._fusion("backward", (grad, q, k, values, out, *rows), common, config, batch)
         for p in rest:
             index, operand = {("weights", "rows"): (2, grad), ("scores", "columns"): (0, k), ("scores", "rows"): (1, q)}[p.role.kind, p.over]
             _need(p.other is operand)
@@ -230,6 +266,37 @@ class _Attention:
         for s in self.roles.sums:
             table[s.x] = b.reshape(b.get_tuple_element(backward, 3), s.x.shape.dims)
         return table
+
+    def _kept_rows(self) -> dict[Instruction, int]:
+        """What the program keeps of maxima (0) and sums (1): both as the fusion returns them."""
+        kept = {}
+        for i, x in enumerate(self.s.rows):
+            outer = [u for u in self.reads[x] if u not in self.s.inside]
+            if i and outer:
+                _need(len(outer) == 1 and outer[0].op == "log")
+                self.s.inside.add(outer[0])
+                outer = self.reads[outer[0]]
+            _need(all(_is(u, "multiply", 1 / math.log(2)) for u in outer))
+            kept |= dict.fromkeys(outer, i)
+        return kept
+
+    def _output_of(self, grad: Instruction) -> Instruction:
+        """The output whose gradient is `grad`: their products' sums are what is subtracted from the gradients of weights."""
+        (sums,) = {x.operands[1].operands[0] for x, role in self.roles.roles.items() if role.kind == "difference" and x.op == "subtract"} or {None}
+        _need(sums is not None)
+        while is_view(sums, 1):
+            sums = sums.operands[0]
+        _need(sums.op == "reduce" and sums["dimensions"] == (sums.operands[0].shape.rank - 1,) and sums["to_apply"].root.op == "add" and splat(sums.operands[1]) == 0)
+        product = sums.operands[0]
+        while is_view(product, 2):
+            product = product.operands[0]
+        _need(product.op == "multiply")
+        sources = [_rearranged(x) for x in product.operands]
+        _need(_rearranged(grad) in sources)
+        out = product.operands[sources[0] == _rearranged(grad)]
+        while is_view(out, 2):
+            out = out.operands[0]
+        return out if out.shape.dtype == grad.shape.dtype else b.convert(out, grad.shape.dtype)
 
     def _followed(self) -> Roles:
         candidates = self._gradients_of_weights()
@@ -246,7 +313,7 @@ class _Attention:
         raise Unknown
 
     def _gradients_of_weights(self) -> list[Instruction]:
-        """Products of the size of the weights with what the weights are multiplied with."""
+        """Products of the size of the weights with what the weights are multiplied with, or that lead to what they are multiplied with."""
         last, seen, stack, found = self.weights.shape.dims[-2:], {self.weights}, [self.weights], []
         while stack:
             x = stack.pop()
@@ -257,18 +324,19 @@ class _Attention:
                 elif u not in seen and not u.shape.is_tuple and u.shape.dims[-2:] == last and u.op in ELEMENTWISE:
                     seen.add(u)
                     stack.append(u)
+                    found += _dots_above(u, last, seen) if self.s.given else ()
         return found
 
-    def _check_private(self) -> None:
+    def _check_private(self, replaced: Iterable[Instruction]) -> None:
         """Only instructions of this attention read its scores."""
         known = self.s.inside | self.roles.roles.keys()
-        ends = {p.x for p in self.roles.products} | {s.x for s in self.roles.sums}
+        ends = {p.x for p in self.roles.products} | {s.x for s in self.roles.sums} | set(replaced)
         for x in known:
             _need(x is not self.root and all(u in known or u in ends for u in self.reads[x]))
 
     def _batch(self) -> tuple[Size, ...]:
         """Batch dimensions, as fine as masks and biases have them: what they repeat is not written."""
-        arrays = [self.s.mask, *(x for x, _ in self.s.biases), *(x for _, x in self.out.role.factors)]
+        arrays = [self.s.mask, *(x for x, _ in self.s.biases), *(x for _, x in self.anchor.role.factors)]
         dims = [self.weights.shape.dims]
         for x in arrays:
             if x is not None and x.shape.rank:
@@ -300,7 +368,7 @@ class _Attention:
             operands.append(bias)
         if s.fill is not None:
             operands.append(_as_f32(s.fill))
-        if self.out.role.factors:
+        if self.anchor.role.factors:
             operands.append(self._factors(full))
             config["factors"] = True
         scale = _product(s.scale)
@@ -312,7 +380,7 @@ class _Attention:
     def _factors(self, full: tuple[Size, ...]) -> Instruction:
         """What weights are multiplied with after the softmax, f32."""
         total = b.full(1.0, "f32", full)
-        for opcode, x in sorted(self.out.role.factors, key=lambda s: s[0]):  # masks last
+        for opcode, x in sorted(self.anchor.role.factors, key=lambda s: s[0]):  # masks last
             if opcode in ("select", "unselect"):
                 yes, no = (total, b.full(0.0, "f32", full))[:: 1 if opcode == "select" else -1]
                 total = b.select(b.reshape(x, full), yes, no)
@@ -362,7 +430,7 @@ class _Attention:
         text = json.dumps({"attention": kind, **config}, separators=(",", ":"))
         made = instr("fusion", operands, results.shape, kind="custom", calls=Computation("attention", params, results), backend_config=text)
         _need(attention_of(made) is not None)
-        carry_meta(self.out.x, made)
+        carry_meta(self.anchor.x, made)
         return made
 
     def _result(self, p: Product, fused: Instruction, index: int, ratio: Instruction | None = None) -> Instruction:
@@ -372,6 +440,31 @@ class _Attention:
         y = b.reshape(y, (*batch, *((m, n) if p.turned else (n, m))))
         y = turned(y, (*range(len(batch)), len(batch) + 1, len(batch))) if p.turned else y
         return y if p.x.shape.dtype == "f32" else b.convert(y, p.x.shape.dtype)
+
+
+def _rearranged(x: Instruction) -> tuple:
+    """What `x` has the elements of, converted, and how they are arranged: equal for equal arrays."""
+    moves = []
+    while x.op in ("reshape", "transpose", "convert"):
+        if x.op == "convert":
+            if not is_view(x, 0):
+                break
+        else:
+            moves.append((x.shape.dims, x.get("dimensions")))
+        x = x.operands[0]
+    return x, tuple(moves)
+
+
+def _dots_above(x: Instruction, last: tuple[Size, ...], seen: set[Instruction]) -> list[Instruction]:
+    """Products of these last dimensions that elementwise instructions lead to `x` from, but for what `seen` leads to."""
+    found, stack = [], [o for o in x.operands if o not in seen]
+    while stack:
+        y = stack.pop()
+        if y.op == "dot":
+            found.append(y)
+        elif y.op in ELEMENTWISE and y not in seen:
+            stack += (o for o in y.operands if o.shape.dims[-2:] == last)
+    return found
 
 
 def _not(mask: Instruction) -> Instruction:

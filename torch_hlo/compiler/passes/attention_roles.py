@@ -204,6 +204,8 @@ def _divide(x: Instruction, roles: list) -> Role:
 
 def _subtract(x: Instruction, roles: list) -> Role:
     kinds = [r and r.kind for r in roles]
+    if kinds == ["grads", None] and x.operands[1].op == "broadcast" and x.operands[1]["dimensions"] == tuple(range(x.shape.rank - 1)):
+        return Role("difference", roles[0].factors)  # of sums that are not computed from weights
     if None not in roles and roles[0].factors == roles[1].factors:
         if kinds == ["both", "inner"]:
             return Role("scores", roles[0].factors)
