@@ -125,3 +125,20 @@ def test_sizes_that_vary() -> None:
     for b, s in ((2, 40), (3, 64), (2, 33)):
         x = torch.randn(b, s, 16, requires_grad=True)
         torch.testing.assert_close(torch.autograd.grad(fast(x).square().sum(), x), torch.autograd.grad(fn(x).square().sum(), x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [3, S])
+def test_soft_caps(programs, rows, dtype) -> None:
+    """Scores capped by tanh, as in Gemma 2: one kernel in inference; queries along lanes, on tiles, few."""
+    q, k, v, _ = (a.detach() for a in arrays(dtype))
+    q = q[:, :, :rows] * 4
+
+    def fn(q, k, v):
+        s = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        s = torch.tanh(s / 3) * 3
+        return torch.softmax(s.masked_fill(LATER[:rows], -math.inf).float(), -1).type_as(q) @ v
+
+    got, want = torch.compile(fn, backend="hlo")(q, k, v), fn(q.float(), k.float(), v.float())
+    torch.testing.assert_close(got.float(), want, rtol=1e-5 if dtype is torch.float32 else 3e-2, atol=1e-5 if dtype is torch.float32 else 3e-2)
+    assert [attention_of(x).capped for p in programs for x in p if attention_of(x)] == [True]

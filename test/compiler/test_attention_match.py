@@ -19,6 +19,10 @@ MASKS = {
     "added": ("f32[20,33]", "%e = f32[2,3,20,33] broadcast(%m), dimensions={2,3}\n %f = f32[2,3,20,33] multiply(%d, %c)\n %s = f32[2,3,20,33] add(%e, %f)"),
     "full": ("f32[2,3,20,33]", "%s = f32[2,3,20,33] add(%d, %m)"),
     "keys": ("pred[2,33]", "%e = pred[2,3,20,33] broadcast(%m), dimensions={0,3}\n %s = f32[2,3,20,33] select(%e, %d, %c)"),
+    "capped": ("f32[20,33]", "%t1 = f32[2,3,20,33] divide(%d, %c)\n %t2 = f32[2,3,20,33] tanh(%t1)\n %e = f32[2,3,20,33] broadcast(%m), dimensions={2,3}\n"
+               " %f = f32[2,3,20,33] multiply(%t2, %c)\n %s = f32[2,3,20,33] add(%f, %e)"),
+    "capped, filled": ("pred[20,33]", "%t1 = f32[2,3,20,33] multiply(%d, %c)\n %t2 = f32[2,3,20,33] tanh(%t1)\n %e = pred[2,3,20,33] broadcast(%m), dimensions={2,3}\n"
+                       " %f = f32[2,3,20,33] divide(%t2, %c)\n %s = f32[2,3,20,33] select(%e, %f, %c)"),
     "filled": ("pred[20,33]", "%e = pred[2,3,20,33] broadcast(%m), dimensions={2,3}\n %f = f32[2,3,20,33] multiply(%d, %c)\n"
                " %s = f32[2,3,20,33] select(%e, %c, %f)"),
 }  # fmt: skip

@@ -108,10 +108,17 @@ class _Tiles(AttentionKernel):
             if role == "factors" or self.a.bias.row != 0:
                 self.compute(role, head, row, 1, start, width, self.computed[role], 0)
 
+    def splat_scalars(self) -> None:
+        """What scores are multiplied with and capped by, in all lanes."""
+        self.scales = self.e.splat("float", self.scale(LOG2E))
+        self.caps = [self.e.splat("float", x) for x in self.cap() or ()]
+
     def score(self, p: str, k: Int, mask: str | None) -> str:
         """Scaled and masked scores, in units of log 2, of `lanes` columns from number `k` of a block."""
         v, a = self.v, self.a
         s = v.mul(v.load(p, 4), self.scales)
+        if self.caps:
+            s = self.capped(v, s, *self.caps)
         if a.bias is not None:
             f, x = self.f, v.load(self.f.gep("float", self.computed["bias"], k), 4)
             s = self.biased(v, s, x, self.e.splat("float", self.fill(f, self.pointer["fill"])) if a.fill else "")
@@ -131,7 +138,7 @@ class Forward(_Tiles):
 
     def item(self, item: Int) -> None:
         f, a = self.f, self.a
-        self.scales = self.e.splat("float", self.scale(LOG2E))
+        self.splat_scalars()
         tile = self.tile()
         weights = self.tile(self.weight)
         self.tops, self.sums = (f.alloca("float", self.block, 64) for _ in range(2))
@@ -220,7 +227,7 @@ class Backward(_Tiles):
 
     def head(self, head: Int) -> None:
         f, a = self.f, self.a
-        self.scales = self.e.splat("float", self.scale(LOG2E))
+        self.splat_scalars()
         sizes = {"k": (a.columns, a.size), "v": (a.columns, a.width), "dk": (a.columns, a.size), "dv": (a.columns, a.width), "dq": (a.rows, a.size)}
         shared = f.div(head, a.group)
         self.of_head = {name: self.row(name, f.mul(head if name == "dq" else shared, count), width) for name, (count, width) in sizes.items()}

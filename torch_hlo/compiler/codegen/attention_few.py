@@ -42,6 +42,7 @@ class Forward(AttentionKernel):
         one = f.emit().typed("float")
         rows = range(a.rows)
         scales = self.e.splat("float", self.scale(LOG2E))
+        self.caps = [self.e.splat("float", x) for x in self.cap() or ()]
         for r in rows:
             with f.loop(0, a.size, lanes) as c:
                 row = self.row("q", f.add(number, r), a.size)
@@ -100,6 +101,8 @@ class Forward(AttentionKernel):
         with f.loop(0, width, lanes, carry=[(v.type, v.const(-numbers.inf))]) as loop:
             p, mask = f.gep("float", row, loop.index), lane_mask(f, lanes, loop.index, limit)
             s = v.load(p, 4)
+            if self.caps:
+                s = self.capped(v, s, *self.caps)
             if self.a.bias is not None:
                 x = v.load(f.gep("float", self.terms_of["bias"], loop.index), 4)
                 s = self.biased(v, s, x, self.e.splat("float", self.fill(f, self.pointer["fill"])) if self.a.fill else "")

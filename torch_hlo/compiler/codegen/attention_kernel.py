@@ -211,6 +211,18 @@ class AttentionKernel:
         y = one.mul(x, one.const(LOG2E))
         return one.select(one.cmp("oeq", x, infinite), infinite, one.select(one.cmp("olt", y, least), least, y))
 
+    def cap(self) -> tuple[str, str] | None:
+        """The cap of scores in units of log 2 and its inverse, f32; None if there is none."""
+        if not self.a.capped:
+            return None
+        one = self.f.emit().typed("float")
+        cap = one.mul(self.f.load("float", self.pointer["cap"], 4), one.const(LOG2E))
+        return cap, one.div(one.const(1), cap)
+
+    def capped(self, v: Typed, s: str, cap: str, inverse: str) -> str:
+        """cap tanh(s / cap), of vectors."""
+        return v.mul(cap, math.tanh(v, v.mul(s, inverse)))
+
     def biased(self, v: Typed, s: str, x: str, fill: str) -> str:
         """A score and its bias. `fill`: in all lanes, or "" when nothing is replaced."""
         return v.select(v.cmp("oeq", x, v.const(REPLACED)), fill, v.add(s, x)) if fill else v.add(s, x)

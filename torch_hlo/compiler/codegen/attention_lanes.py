@@ -101,6 +101,9 @@ class _Lanes(AttentionKernel):
         rows, v = self.t.rows, f.emit(self.lanes).typed("float")
         found = self.product(f, rows, vectors, self.a.size, ("%k", self.a.size, 1), ("%q", self.group),
                              ahead=f.gep("float", "%k", rows * self.a.size))
+        if self.a.capped:
+            caps = [splat(f, "float", self.lanes, f.load("float", f.gep("float", "%caps", i), 4)) for i in (0, 1)]
+            found = [self.capped(v, s, *caps) for s in found]
         biases = self.bias_values(f, vectors)
         if biases:
             fill = splat(f, "float", self.lanes, self.fill(f)) if self.a.fill else ""
@@ -364,6 +367,9 @@ class Forward(_Lanes):
         scores, now, alpha = self.floats((self.keys + self.t.rows) * group), self.floats(group), self.floats(group)
         self.zero(ot, self.groups * self.transposed_bytes(a.width))
         self.zero(sums, self.queries)
+        caps = self.floats(2) if a.capped else "null"
+        for i, x in enumerate(self.cap() or ()):
+            f.store("float", x, f.gep("float", caps, i), 4)
         with f.loop(0, self.queries, self.lanes) as i:
             self.v.store(self.v.const(-numbers.inf), f.gep("float", tops, i), 4)
         with self.of_groups(first, count) as (g, query, valid):
@@ -383,8 +389,8 @@ class Forward(_Lanes):
                             self.v.store(self.v.load(f.gep("float", state[0], j * self.lanes), 4), f.gep("float", now, j * self.lanes), 4)
                         def all_scores(low: Int, high: Int) -> list[str]:
                             self.tiles(query, start, width, low, high, lambda at, masked: self.run(
-                                f"scores{vectors}{'_masked' * masked}", "k q to tops bias limits fill", "key", lambda f: self._scores(f, vectors, masked),
-                                self.at(k, at, a.size), q, self.at(scores, at, group), now, self.bias_at(at), self.limits or "null", self.pointer.get("fill", "null"), f.add(start, at)))
+                                f"scores{vectors}{'_masked' * masked}", "k q to tops bias limits fill caps", "key", lambda f: self._scores(f, vectors, masked),
+                                self.at(k, at, a.size), q, self.at(scores, at, group), now, self.bias_at(at), self.limits or "null", self.pointer.get("fill", "null"), caps, f.add(start, at)))
                             return [str(low), str(high)]
 
                         if self.bias is None:

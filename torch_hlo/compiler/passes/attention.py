@@ -8,7 +8,7 @@ are ordinary products and row kernels.
   backward: gradient of out, q, k, v, out, log-sum-exp, bias? -> gradients of q, k, v
 q, k, v and the gradient have one type; results are f32. The heads (last batch dimension) of k and v may be a divisor of q's. A bias broadcasts to [batch…, rows, columns]; true of a
 pred is "sees". Further operands, if the configuration says so: fill, then factors [batch…, rows, columns] that weights are multiplied with after they have been
-divided by their sum (dropout), then a scale, f32[]. With "bias_gradient" the backward has a fourth result, the gradient of the bias: true in the
+divided by their sum (dropout), then a scale, f32[], then in a forward a cap, f32[]: scores s, scaled and not yet biased, are cap tanh(s / cap). With "bias_gradient" the backward has a fourth result, the gradient of the bias: true in the
 configuration for the batch dimensions that it has, it is summed over the others.
 
 attention_operands computes what such operands are inside the kernel, where that reads less memory than they take:
@@ -61,6 +61,7 @@ class Attention:
     softmax: bool = False
     factors: bool = False
     dynamic: bool = False
+    capped: bool = False
     bias_gradient: tuple[tuple[Size, bool], ...] = ()
 
     @property
@@ -68,7 +69,7 @@ class Attention:
         """What the operands are."""
         inputs = ("q", "k", "v") if self.kind == "forward" else ("grad", "q", "k", "v", "out", "lse", *["total"] * self.softmax)
         return (*inputs, *["bias"] * (self.bias is not None), *["fill"] * self.fill, *["factors"] * self.factors,
-                *["scale"] * self.dynamic)  # fmt: skip
+                *["scale"] * self.dynamic, *["cap"] * self.capped)  # fmt: skip
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -97,8 +98,12 @@ def attention_of(x: Instruction) -> Attention | None:
     extra = [o.shape for o in x.operands[3 if first == 0 else 6 + softmax:]]
     if not all(o.shape.dtype in FLOATS for o in x.operands[:first + 3]):
         return None
-    fill, factors, dynamic = (config.get(name, False) for name in ("fill", "factors", "dynamic"))
+    fill, factors, dynamic, capped = (config.get(name, False) for name in ("fill", "factors", "dynamic", "capped"))
     gradient = tuple(zip(q.dims[:-2], config.get("bias_gradient", ()), strict=False))
+    if capped:
+        if first:
+            return None
+        extra.pop()
     if dynamic:
         extra.pop()
     if factors and extra.pop().dtype not in FLOATS:
@@ -125,7 +130,7 @@ def attention_of(x: Instruction) -> Attention | None:
         return None
     dtypes = tuple(o.shape.dtype for o in x.operands)
     return Attention(config["attention"], dtypes, config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias, fill,
-                     softmax, factors, dynamic, gradient)  # fmt: skip
+                     softmax, factors, dynamic, capped, gradient)  # fmt: skip
 
 
 def merged(a: Attention) -> Attention:
@@ -150,7 +155,7 @@ def _fused(out: Instruction) -> Instruction | None:
 
 def _fused_on_grid(out: Instruction) -> Instruction | None:
     a = attention_of(out)
-    if a is None or a.factors or a.dynamic or a.bias_gradient or a.kind == "backward" and a.group > 1:
+    if a is None or a.factors or a.dynamic or a.capped or a.bias_gradient or a.kind == "backward" and a.group > 1:
         return None
     return None if any(isinstance(n, int) and n < MIN_SIZE for n in (a.rows, a.columns)) else _fused(out)
 

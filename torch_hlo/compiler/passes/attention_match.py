@@ -1,6 +1,6 @@
 """attention_match: attention written out as products and a softmax becomes the fusions that passes/attention.py describes, forward and backward.
 
-    s = dot(q, k) * c + b, or where(mask, s, fill); w = exp(s - max(s)) / sum(...); y = dot(w * dropout, v)
+    s = dot(q, k) * c + b, or where(mask, s, fill), or tanh(dot(q, k) / c) * c before that; w = exp(s - max(s)) / sum(...); y = dot(w * dropout, v)
  -> y = get-tuple-element(fusion(q, k, v, b, c), kind=custom, backend_config={"attention":"forward", …}), index=0
     and the products of its gradient -> a backward fusion that computes w again from the log-sum-exp
 
@@ -90,7 +90,7 @@ def _is(x: Instruction, opcode: str, number: float) -> bool:
 class _Scores:
     """What leads to the weights: `scale`: (opcode, scalar) applied to the products q k, first to last. `biases`: what is added, each with what is applied to
     it after that. `mask`: true where a score counts, with its reshapes, and `fill`, the score elsewhere. `inside`: the instructions. `rows`: maxima and sums, if
-    they are computed here; else `given`: both as the backward fusion wants them."""
+    they are computed here; else `given`: both as the backward fusion wants them. `cap`: what the tanh of scaled products is multiplied with; biases and masks come after it."""
 
     q: Instruction
     k: Instruction
@@ -102,6 +102,7 @@ class _Scores:
     inside: set[Instruction]
     rows: tuple[Instruction, ...]
     given: tuple[Instruction, ...]
+    cap: list[tuple[str, Instruction]] | None
 
 
 def _scores(weights: Instruction) -> _Scores:
@@ -148,29 +149,32 @@ def _scores(weights: Instruction) -> _Scores:
         y = scaled.operands[0]
     mask = fill = None
     visible = True
-    biases, outer = [], []
-    y = seen(y, "select", "add", "multiply", "divide", "dot")
+    biases, outer, cap = [], [], None
+    y = seen(y, "select", "add", "multiply", "divide", "tanh", "dot")
     while y.op != "dot":
         if y.op == "select":
-            _need(mask is None and not biases and not outer)
+            _need(mask is None and not biases and not outer and cap is None)
             other = [i for i in (1, 2) if scalar(y.operands[i]) is not None]
             _need(len(other) == 1)
             mask, fill, visible = y.operands[0], scalar(y.operands[other[0]]), other[0] == 2
             y = y.operands[3 - other[0]]
         elif y.op == "add":
             i = next((i for i in (0, 1) if _leads_to_dot(y.operands[i])), None)
-            _need(i is not None)
+            _need(i is not None and cap is None)
             biases.append((y.operands[1 - i], outer[::-1]))
             y = y.operands[i]
+        elif y.op == "tanh":
+            _need(cap is None)
+            cap, outer, y = outer[::-1], [], y.operands[0]
         else:
             i = next((i for i in (1, 0) if scalar(y.operands[i]) is not None), None)
             _need(i == 1 or i == 0 and y.op == "multiply")
             outer.append((y.op, scalar(y.operands[i])))
             y = y.operands[1 - i]
-        y = seen(y, "add", "multiply", "divide", "dot")
+        y = seen(y, "add", "multiply", "divide", "tanh", "dot")
     q, k = _rows(y, 0), _rows(y, 1)
     _need(q.shape.dtype == k.shape.dtype and q.shape.dtype in FLOATS)
-    return _Scores(q, k, outer[::-1], biases, mask, visible, fill, inside, rows, given)
+    return _Scores(q, k, outer[::-1], biases, mask, visible, fill, inside, rows, given, cap)
 
 
 def _rows(x: Instruction, side: int) -> Instruction:
@@ -190,7 +194,7 @@ def _leads_to_dot(x: Instruction) -> bool:
             x = x.operands[1 - i]
         elif x.op == "add":
             return any(_leads_to_dot(o) for o in x.operands)
-        elif is_view(x, 2):
+        elif is_view(x, 2) or x.op == "tanh":
             x = x.operands[0]
         else:
             return x.op == "dot"
@@ -372,7 +376,13 @@ class _Attention:
             operands.append(self._factors(full))
             config["factors"] = True
         scale = _product(s.scale)
-        if scale is not None:
+        if s.cap is not None:
+            _need(all(p.role.kind == "weights" and p.over == "columns" for p in self.roles.products))  # a forward
+            one = b.constant(1.0, "f32")
+            cap = _product(s.cap) or one
+            operands += (b.multiply(scale or one, cap), cap)
+            config["dynamic"] = config["capped"] = True
+        elif scale is not None:
             operands.append(scale)
             config["dynamic"] = True
         return operands, config
@@ -513,11 +523,15 @@ def _meaning(kind: str, params: tuple[Instruction, ...], config: dict, batch: tu
     def dot(x: Instruction, y: Instruction, lhs: int, rhs: int) -> Instruction:
         return b.dot(_as_f32(x), _as_f32(y), (rank + lhs,), (rank + rhs,), own, own)
 
+    cap = rest.pop() if config.get("capped") else None
     scale = rest.pop() if config.get("dynamic") else None
     factors = rest.pop() if config.get("factors") else None
     fill = rest.pop() if config.get("fill") else None
     bias = _repeated(rest[0], dims) if rest else None
     s = _scaled(dot(q, k, -1, -1), scale)
+    if cap is not None:
+        caps = b.broadcast(cap, dims)
+        s = b.multiply(b.tanh(b.divide(s, caps)), caps)
     hidden = None
     if bias is not None and bias.shape.dtype != "pred":
         hidden = b.compare(bias, b.full(_HIDDEN, "f32", dims), "EQ") if fill is not None else None
