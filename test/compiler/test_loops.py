@@ -1,6 +1,7 @@
 """loop_fill and loop_rows: loops over time that start from nothing, and run on each thread with rows of their own."""
 from __future__ import annotations
 
+import re
 from unittest.mock import patch
 
 import numpy as np
@@ -8,8 +9,11 @@ import pytest
 
 from test.compiler.codegen.compiled import check
 from test.support import HloTestCase, hlo
+from torch_hlo.compiler.codegen.target import host
+from torch_hlo.compiler.compile import emit
 from torch_hlo.compiler.passes.loop_fill import is_unwritten, loop_fill
 from torch_hlo.compiler.passes.loop_rows import loop_rows
+from torch_hlo.compiler.pipeline import optimize, passes_for
 from torch_hlo.hlo.ir import Module, postorder
 
 # h = tanh(h·w + x[i]), y[i] = h over 5 turns and 8 rows; k counts down.
@@ -114,7 +118,8 @@ class Rows(HloTestCase):
     def test_each_part_has_rows_of_its_own(self) -> None:
         self.assertEqual(self.parts(TEXT), 2)
         self.assertEqual(self.parts(TEXT, 3), 2)  # 8 rows are not cut into three parts
-        self.assertEqual(self.parts(TEXT, 4), 4)
+        with patch("torch_hlo.compiler.passes.loop_rows.LEAST", 2):
+            self.assertEqual(self.parts(TEXT, 4), 4)
         with on_cores(2):
             (outer,) = loops(loop_rows(hlo(TEXT)))
         (inner,) = [x for x in outer["body"].instructions() if x.op == "while"]
@@ -141,10 +146,25 @@ class Rows(HloTestCase):
                 self.assertEqual(self.parts(TEXT), 2)
 
 
+def inputs(hidden: int) -> list:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in ((8, hidden), (5, 8, hidden), (hidden, hidden))]
+    return [*arrays[:2], arrays[2] / np.float32(hidden**0.5), np.int32(3)]
+
+
 @pytest.mark.parametrize("cores", [1, 2, 4])
 def test_values(cores: int) -> None:
-    rng = np.random.default_rng(0)
-    inputs = [rng.standard_normal(s).astype(np.float32) for s in ((8, 4), (5, 8, 4), (4, 4))]
-    with on_cores(cores):
+    with on_cores(cores), patch("torch_hlo.compiler.passes.loop_rows.LEAST", 2):
         for _ in range(5):
-            check(hlo(TEXT), [*inputs, np.int32(3)], 2e-6, optimize=True)
+            check(hlo(TEXT), inputs(4), 1e-5, 1e-6, optimize=True)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_large_matrices_are_packed_before_the_loop(cores: int) -> None:
+    module = hlo(re.sub(r"(?<=,)4(?=[\]}])", "256", TEXT.replace("f32[4,4]", "f32[256,4]")))
+    with on_cores(cores):
+        made = [emit(optimize(module, passes=passes_for(host())), host())[0].functions]
+        with patch("torch_hlo.compiler.codegen.control.LARGE", 1 << 16):
+            made.append(emit(optimize(module, passes=passes_for(host())), host())[0].functions)
+            check(module, inputs(256), 1e-4, 1e-6, optimize=True)
+    assert [any(name.startswith("prepack_b") for name in functions) for functions in made] == [False, True]

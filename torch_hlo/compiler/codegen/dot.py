@@ -351,12 +351,16 @@ def _emit(program, x: Instruction, pointers: list[str], finish: Finish | None) -
     copy = None if program.target.grid else _packed_copy(program, x, p)
     if copy is None:
         return emit()
-    program.code.choose(program.code.icmp("ne", copy, "null", "ptr"), lambda: emit(program.code.gep("i8", copy, PACKED_HEAD)), emit)
+    packed = program.code.gep("i8", copy, PACKED_HEAD)
+    if program.is_kept(program.place(x.operands[1])):
+        return emit(packed)
+    program.code.choose(program.code.icmp("ne", copy, "null", "ptr"), lambda: emit(packed), emit)
 
 
 def _packed_copy(program, x: Instruction, p: Product) -> str | None:
     """Address of a packed copy of the right operand, see Program.packed; None for products that read it as it is, or only a few times."""
     place = program.place(x.operands[1])
+    in_loop = program.is_kept(place)
     if not isinstance(place, Place) or p.batch or not all(isinstance(v, int) for v in (p.n, p.k, *p.b)) or p.n * p.k < KEPT:
         return None
     kind, types = ACCUMULATORS[x.shape.dtype][0], tuple(o.shape.dtype for o in x.operands)
@@ -369,9 +373,11 @@ def _packed_copy(program, x: Instruction, p: Product) -> str | None:
         t = gemm.tile(kind, program.target.vector_bytes)
         sources = tuple(SOURCES[d, kind] for d in types)
         plan = _plan(p, t, sources)
-        if _hint(p.m, 0) > KEPT_ROWS or _is_turned(p, t) or plan.kernel != "tiles" or plan.form_b == "direct" or sources[1].steps or p.k % t.lanes:
+        direct = plan.form_b == "direct" and not in_loop
+        if _hint(p.m, 0) > KEPT_ROWS or _is_turned(p, t) or plan.kernel != "tiles" or direct or sources[1].steps or p.k % t.lanes:
             return None
-        engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int))
+        t = replace(t, vectors=plan.vectors)
+        engine = Gemm(t, *sources, plan.form_a, gemm.Strides(*p.b).form, plan.heights, isinstance(p.m, int))
         name, count, nbytes, cost = engine.prepack_b(), ceildiv(p.n, t.lanes), engine.kept_bytes(p.n, p.k), 0.12 * t.lanes * p.k
 
     def write(source: str, target: str) -> None:

@@ -33,6 +33,7 @@ from torch_hlo.hlo.shape import Literal, Shape
 ARENA, CONSTANTS, HOST, FAILED, OWN, FIXED_WORDS = 0, 1, 2, 3, 4, 5  # words of the block before the sizes; OWN: see `apart`
 ALIGNMENT = 64
 PACKED_HEAD = 64  # bytes
+PACKED_SLACK = 1 << 17  # bytes that kernels may read past a packed copy, at most
 COLD_BYTES = 64 << 20  # of parameters and results
 STEPS_PER_FUNCTION = 48  # the entry is cut into functions of this many steps: compile time stays linear, modules compile in parallel
 
@@ -71,6 +72,15 @@ class Packing:
     parameter: int
     nbytes: int
     layout: str
+
+
+@dataclass(slots=True)
+class Kept:
+    """A value that a loop does not change and multiplies by: where a packed copy of it goes that is made before the loop; how, once a product has asked."""
+
+    space: Place
+    layout: str = ""
+    write: Callable[[str, str], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +123,7 @@ class Program:
         touched = sum(x.shape.nbytes for x in (*module.entry.params, *outputs(module)) if isinstance(x.shape.nbytes, int))
         self.cold = touched >= COLD_BYTES  # operands come from memory, not from a cache that an earlier run filled
         self.packings: dict[Packing, tuple[Place, Callable[[str, str], None]]] = {}  # what to make a copy of, and what writes it
+        self.kept: dict[Place, Kept] = {}  # what the loops around do not change
         self.rows: list[Row] | None = None  # where parallel calls are collected, see batch.py
         self._memory = ARENA  # word of the memory that is given out
         self._top: Size = 0  # its first free byte
@@ -208,15 +219,35 @@ class Program:
         return Place(CONSTANTS, offset, len(data))
 
     def packed(self, source: Place, nbytes: int, layout: str, write: Callable[[str, str], None]) -> str | None:
-        """Address of the packed copy of a constant of the program, null where this run has none; None when `source` is no constant.
-        `write(source, target)` emits what fills the copy: at the program's start, if this run is the copy's first. `layout` names everything that
-        decides what is written."""
+        """Address of the packed copy of a constant of the program, null where this run has none, or of what the loops around keep; None when `source` is
+        neither. `write(source, target)` emits what fills the copy: at the program's start, if this run is the copy's first, or before the loop.
+        `layout` names everything that decides what is written."""
+        if (kept := self.kept.get(source)) is not None:
+            if nbytes + PACKED_HEAD > kept.space.nbytes or kept.layout not in ("", layout):
+                return None
+            kept.layout, kept.write = layout, write
+            return self.at(kept.space)
         parameter = source.word - self._first_parameter
         if parameter not in self.module.constants or self.is_apart:
             return None
         packing = Packing(parameter, nbytes, f"{layout} {source.offset}")
         self.packings.setdefault(packing, (source, write))
         return self._base(self.words + list(self.packings).index(packing))
+
+    def is_kept(self, source) -> bool:
+        """Whether a loop around has a packed copy of `source`, or may have one."""
+        return isinstance(source, Place) and source in self.kept
+
+    @contextmanager
+    def keeping(self, sources: Sequence[Place]) -> Iterator[None]:
+        """Around the emission of a loop's body, before that of the loop: packed copies of the `sources` that products ask for are made here."""
+        found = {s: Kept(self.scratch(2 * s.nbytes + PACKED_SLACK)) for s in sources if s not in self.kept}
+        self.kept.update(found)
+        yield
+        for source, kept in found.items():
+            del self.kept[source]
+            if kept.write is not None:
+                kept.write(self.at(source), self.code.gep("i8", self.at(kept.space), PACKED_HEAD))
 
     def emit_packings(self) -> None:
         """Fill the copies that this run is the first to have."""

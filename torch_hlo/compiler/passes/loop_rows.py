@@ -22,8 +22,8 @@ from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import Shape, tuple_shape
 
 NEAR = 5 << 18  # bytes that are read in every turn and still stay in a core's own cache
-ROWS = 16  # of a part, which pay for reading what does not stay there
-LEAST = 2  # rows of a part
+ROWS = 64  # of a part, which pay for reading what does not stay there
+LEAST = 4  # rows of a part: fewer take products as long as all of them do
 _MOVES = frozenset("get-tuple-element broadcast reshape slice dynamic-slice dynamic-update-slice concatenate transpose dot convert reduce copy".split())
 
 Rows = dict[Instruction, int]  # instruction -> which dimension is the rows'
