@@ -252,6 +252,38 @@ def test_a_value_that_another_product_needs_first_stays_outside():
     assert_same_value(m, fusion(m))
 
 
+def test_an_array_without_its_mean_is_computed_where_it_is_read():
+    """Batch norm and its gradient read the product, which the mean needs in memory; the difference, squared or scaled, is never written."""
+    m = parse_module("""
+        add { a = f32[] parameter(0)  b = f32[] parameter(1)  ROOT s = f32[] add(a, b) }
+        ENTRY main {
+          a = f32[512,48] parameter(0)
+          w = f32[48,48] parameter(1)
+          g = f32[512,48] parameter(2)
+          zero = f32[] constant(0)
+          x = f32[512,48] dot(a, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+          mean = f32[48] reduce(x, zero), dimensions={0}, to_apply=add
+          means = f32[512,48] broadcast(mean), dimensions={1}
+          d = f32[512,48] subtract(x, means)
+          square = f32[512,48] multiply(d, d)
+          spread = f32[48] reduce(square, zero), dimensions={0}, to_apply=add
+          scale = f32[48] rsqrt(spread)
+          scales = f32[512,48] broadcast(scale), dimensions={1}
+          normal = f32[512,48] multiply(d, scales)
+          zeros = f32[512,48] broadcast(zero), dimensions={}
+          y = f32[512,48] maximum(normal, zeros)
+          both = f32[512,48] multiply(g, normal)
+          dw = f32[48] reduce(both, zero), dimensions={0}, to_apply=add
+          dws = f32[512,48] broadcast(dw), dimensions={1}
+          back = f32[512,48] multiply(normal, dws)
+          dx = f32[512,48] subtract(g, back)
+          ROOT t = (f32[512,48], f32[512,48]) tuple(y, dx)
+        }""")
+    f = fusion(m)
+    assert_same_value(m, f)
+    assert [k.partition(" ")[2] for k in kernels(f) if "512" in k] == ["f32[512,48]", "(f32[512,48], f32[512,48])"]  # the product; y and dx
+
+
 def test_indices_that_a_gather_reads_often_are_in_memory():
     """Nearest neighbours: 8 x 200 elements are read through 200 indices, which take more than an operation each."""
     m = parse_module("""HloModule nearest

@@ -181,13 +181,14 @@ def native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_
         mean, rstd = compute(save_mean), compute(save_invstd)
     else:
         mean, rstd = compute(running_mean), rsqrt(compute(running_var) + eps)
-    rstd_all = _channel(rstd, value)
-    normal = (value - _channel(mean, value)) * rstd_all
+    normal = (value - _channel(mean, value)) * _channel(rstd, value)
+    products, sums = fold(g * normal, dims), fold(g, dims)
     dx = None
-    if mask[0]:
-        scaled = g if weight is None else g * _channel(weight, g)
-        dx = _input_gradient(scaled, normal, rstd_all, dims) if train else scaled * rstd_all
-    return _results(dx, fold(g * normal, dims) if mask[1] else None, fold(g, dims) if mask[2] else None)
+    if mask[0]:  # weights are the same for all that is summed: the gradients of weight and bias are the sums that dx needs
+        n = Expr(count(value, dims))
+        inner = g - _channel(sums / n, g) - normal * _channel(products / n, g) if train else g
+        dx = _channel(rstd if weight is None else rstd * compute(weight).cast(rstd.dtype), g) * inner
+    return _results(dx, products if mask[1] else None, sums if mask[2] else None)
 
 
 @lowers(aten.batch_norm_backward.default)

@@ -29,6 +29,7 @@ STRIDED_ROW_LIMIT = 2048  # elements of a row whose neighbours are far apart
 FEW_ROWS = 8
 CHEAP_INDEX = 2  # operations per index that a gather may as well repeat
 CHEAP_EXPANSION = 3  # operations per element that are repeated rather than written and read back
+NEAR = 16  # instructions between a value per column and the reduction that it comes from
 FEWER_BYTES = 8  # an expansion is this many times larger than what it is made of
 
 OTHER = None  # an edge that no role explains: the operand must be in memory
@@ -146,7 +147,7 @@ class Plan:
         if x.op == "convert":
             before = DTYPES[x.operands[0].shape.dtype]
             return before.bits < DTYPES[x.shape.dtype].bits and before.kind != "c" and self.kind[self.number[x.operands[0]]] in (FREE, STEP)
-        return not self.sources[i] or self._is_expansion(i)
+        return not self.sources[i] or self._is_expansion(i) or self._is_normalised(i)
 
     def _is_expansion(self, i: int) -> bool:
         """A few operations on repeated elements of much smaller arrays, such as a mask of labels: reading them takes fewer bytes than the result."""
@@ -159,6 +160,34 @@ class Plan:
                 return False
             read = read + self.order[s].shape.nbytes
         return isinstance(read, int) and isinstance(x.shape.nbytes, int) and read * FEWER_BYTES <= x.shape.nbytes
+
+    def _is_normalised(self, i: int) -> bool:
+        """A few operations on an array and on its own totals per column (batch norm), or on an argument and values per column: the array is in
+        memory when they are known, and reading it takes no more bytes than reading the result, which need not be written."""
+        x = self.order[i]
+        if 1 + sum(self._cost_of_free(o) for o in x.operands) > CHEAP_EXPANSION or self._feeds_memory(i):
+            return False
+        arrays = {s for s, edge in self.sources[i] if edge is SAME}
+        others = [(s, edge) for s, edge in self.sources[i] if edge is not SAME]
+        if len(arrays) != 1 or not others or any(edge is OTHER or edge and edge[0][0] != 1 for _, edge in others):
+            return False
+        (a,) = arrays
+        if self.order[a].shape.is_tuple or self.order[a].shape.itemsize > x.shape.itemsize or any(self.order[s].shape.is_tuple for s, _ in others):
+            return False
+        return self.order[a].op == "parameter" or any(self._is_total(s, a) for s, _ in others)
+
+    def _is_total(self, i: int, a: int) -> bool:
+        """Whether `i` is computed from a reduction of the array `a`, in a few steps."""
+        stack, seen = [i], {i}
+        while stack and len(seen) <= NEAR:
+            i = stack.pop()
+            if self.kind[i] == REDUCE and (a, SAME) in self.sources[i]:
+                return True
+            for s, _ in self.sources[i] if self.kind[i] != STEP else ():
+                if s not in seen and s != a:
+                    seen.add(s)
+                    stack.append(s)
+        return False
 
     def _is_index_table(self, i: int) -> bool:
         """Indices that a gather reads several times each, and that take more than a few operations."""
