@@ -102,3 +102,21 @@ def test_softmax_converts_first(dtype, wanted):
     for fn in (torch.softmax, torch.log_softmax):
         with torch.inference_mode():
             torch.testing.assert_close(fn(x.to("hlo"), 1, dtype=wanted).cpu(), fn(x, 1, dtype=wanted))
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 7), (2, 37, 37), (70, 40), (40, 70)])
+def test_lu_in_blocks(shape):
+    """The same pivots as LAPACK's across blocks, for any number of rows and columns."""
+    torch.manual_seed(0)
+    a = torch.randn(shape, dtype=torch.float64)
+    packed, pivots, info = torch.linalg.lu_factor_ex(a)
+    found = [x.cpu() for x in torch.linalg.lu_factor_ex(a.to("hlo"))]
+    torch.testing.assert_close(found[0], packed)
+    assert found[1].equal(pivots) and found[2].equal(info)
+
+
+def test_lu_of_singular_matrices():
+    a = torch.randn(20, 20)
+    a[:, 3] = 0
+    packed, _, info = torch.linalg.lu_factor_ex(torch.stack([a, torch.zeros(20, 20)]).to("hlo"))
+    assert info.tolist() == [4, 1] and packed.isfinite().all()

@@ -28,6 +28,7 @@ from torch_hlo.compiler.passes.fold import fold
 from torch_hlo.compiler.passes.fourier import fourier
 from torch_hlo.compiler.passes.fusion import fusion
 from torch_hlo.compiler.passes.legalize import legalize
+from torch_hlo.compiler.passes.linalg import linalg
 from torch_hlo.compiler.passes.loop_fill import loop_fill
 from torch_hlo.compiler.passes.loop_rows import loop_rows
 from torch_hlo.compiler.passes.partial_sort import partial_sort
@@ -44,6 +45,7 @@ Dump = Callable[[str, Module, float], None]
 
 PIPELINE: list[Pass] = [
     attention,  # calls that say they are attention -> one kernel each
+    linalg,  # the same for factorizations
     legalize,  # composite opcodes -> primitive ones
     fourier,  # transforms of any length and dimension -> those that have kernels
     conv_layout,  # channels last

@@ -8,8 +8,10 @@ import math
 
 import torch
 
+from torch_hlo.compiler.passes.linalg import CONFIG as LU
 from torch_hlo.hlo import build
-from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.ir import Computation, Instruction, instr
+from torch_hlo.hlo.shape import tuple_shape
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.control import while_loop
 from torch_hlo.lowering.expr import Expr, absolute, is_finite, log, sqrt, where
@@ -120,7 +122,17 @@ def _repeat(x: Expr, dims) -> Expr:
 
 
 def lu_factor(a: Instruction) -> tuple[Expr, Expr, Expr]:
-    """(L and U in one matrix, s64 pivots from 0, s64 permutation: row i of P^T A is row perm[i] of A)."""
+    """(L and U in one matrix, s64 pivots from 0, s64 permutation: row i of P^T A is row perm[i] of A), as a call that says what it is (passes/linalg.py)."""
+    if _is_empty(a):
+        return _lu_loops(a)
+    x = instr("parameter", (), a.shape, index=0)
+    results = tuple(r.x for r in _lu_loops(x))
+    root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
+    call = instr("call", (a,), to_apply=Computation("lu", (x,), root), backend_config=LU)
+    return tuple(Expr(instr("get-tuple-element", (call,), r.shape, index=i)) for i, r in enumerate(results))
+
+
+def _lu_loops(a: Instruction) -> tuple[Expr, Expr, Expr]:
     *batch, m, n = a.shape.dims
     steps = min(m, n)
     vector = (*batch, m)

@@ -1,12 +1,13 @@
-"""cholesky and triangular-solve: textbook loops, vectorised along rows, one matrix of the batch per thread at a time."""
+"""cholesky and triangular-solve, one matrix of the batch per thread at a time: in blocks (linalg_blocked.py), or for complex numbers and on GPUs by
+textbook loops."""
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.control import copy_places
 from torch_hlo.compiler.codegen.dot import emit_tree
 from torch_hlo.compiler.codegen.function import Int
-from torch_hlo.compiler.codegen.gemm import KIND_SUFFIX, lane_mask, splat
 from torch_hlo.compiler.codegen.indexing import Sizes
 from torch_hlo.compiler.codegen.inline import Writer, load, store
+from torch_hlo.compiler.codegen.linalg_blocked import KINDS, Kernel, Matrix
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.hlo import build
@@ -86,66 +87,73 @@ def cholesky(program, x: Instruction) -> None:
         return
     lower = x["lower"]
     f = Writer(program, "cholesky", [("i64", "lo"), ("i64", "hi"), ("ptr", "a"), ("ptr", "l")])
-    size, number = Sizes(f), _Number(f, dtype)
+    size = Sizes(f)
     rows = size(n)
     with f.loop("%lo", "%hi") as item:
         base = f.mul(item, f.mul(rows, rows))
-
-        def at(i: Int, j: Int) -> Int:
-            return f.add(base, f.add(f.mul(i, rows), j) if lower else f.add(f.mul(j, rows), i))
-
-        # L[i][j] = (A[i][j] - sum_k L[i][k] conj(L[j][k])) / L[j][j]; an upper factor is stored transposed and conjugated.
-        with f.loop(0, rows) as i:
-            with f.loop(0, rows) as j:
-                above = f.icmp("sgt", j, i)
-                with f.when(above):
-                    store(f, dtype, number.zero, "%l", at(i, j))
-                with f.when(f.op(f"xor i1 {above}, true")):
-                    start = load(f, dtype, "%a", at(i, j))
-                    start = start if lower else number.conj(start)
-                    if number.complex or not lower or program.target.strip == 1:
-                        with f.loop(0, j, carry=list(zip(number.types, number.parts(start), strict=True))) as k:
-                            left, right = (load(f, dtype, "%l", at(r, k.index)) for r in (i, j))
-                            left, right = (left, number.conj(right)) if lower else (number.conj(left), right)
-                            k.next = number.parts(number.sub(number.whole(k.vars), number.mul(left, right)))
-                        value = number.whole(k.vars)
-                    else:
-                        value = number.sub(start, _row_dot(f, program.target.strip, number.kind, f.add(base, f.mul(i, rows)), f.add(base, f.mul(j, rows)), j))
-                    diagonal = f.icmp("eq", i, j)
-                    real = number.parts(value)[0]
-                    root = f.emit().typed(number.kind).sqrt(real)
-                    # sqrt(0) would divide by zero: XLA's answer for a singular matrix is nan too
-                    valid = f.op(f"fcmp ogt {number.kind} {real}, 0.0")
-                    root = f.select(valid, number.kind, root, f.emit().typed(number.kind).const(float("nan")))
-                    pivot = load(f, dtype, "%l", at(j, j))
-                    value = number.select(diagonal, number.whole([root] + ["0.0"] * number.complex), number.div(value, pivot))
-                    store(f, dtype, value if lower else number.conj(value), "%l", at(i, j))
-        # One bad pivot makes the whole factor NaN.
-        last = number.parts(load(f, dtype, "%l", at(f.sub(rows, 1), f.sub(rows, 1))))[0]
-        with f.when(f.op(f"fcmp uno {number.kind} {last}, {last}")):
-            nan = f.emit().typed(number.kind).const(float("nan"))
-            with f.loop(0, rows) as i, f.loop(0, f.add(i, 1)) as j:
-                store(f, dtype, number.whole([nan] * len(number.types)), "%l", at(i, j))
+        if dtype in KINDS and not program.target.grid:
+            _cholesky_in_blocks(f, dtype, base, rows, lower)
+        else:
+            _cholesky_by_elements(f, _Number(f, dtype), base, rows, lower)
     batch = _batch(x.shape.dims[:-2])
     name = f.define()
     arguments = [f"ptr {program.pointer(x.operands[0])}", f"ptr {program.pointer(x)}", *size.arguments(program)]
     program.parallel(name, arguments, program.size(batch), cost=0.1 * _hint(n) ** 3 + 50)
 
 
-def _row_dot(f: Writer, lanes: int, kind: str, a: Int, b: Int, n: Int) -> str:
-    """sum_k l[a + k] l[b + k] over k < n, of real elements."""
-    vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}{KIND_SUFFIX[kind]}"
-    dtype = {"float": "f32", "double": "f64"}[kind]
-    whole = f.mul(f.div(n, lanes), lanes)
+def _cholesky_in_blocks(f: Writer, dtype: str, base: Int, rows: Int, lower: bool) -> None:
+    kernel, x = Kernel(f, dtype), Matrix("%l", base, rows)
+    if lower:
+        kernel.map_rows(lambda own, v: [v], f.mul(rows, rows), Matrix("%l", base, 1), Matrix("%a", base, 1))
+    else:
+        source = Matrix("%a", base, rows).turned
+        with f.loop(0, rows) as i, f.loop(0, f.add(i, 1)) as j:
+            kernel.put(kernel.get(source, i, j), x, i, j)
+    kernel.cholesky(x, rows)
+    last = kernel.get(x, f.sub(rows, 1), f.sub(rows, 1))
+    bad = f.op(f"fcmp uno {kernel.kind} {last}, {last}")  # one bad pivot makes the whole factor NaN
+    with f.loop(0, rows) as i:
+        with f.when(bad), f.loop(0, rows) as j:
+            kernel.put(kernel.t.const(float("nan")), x, i, j)
+        first, end = (f.add(i, 1), rows) if lower else (0, i)
+        kernel.map_rows(lambda v: ["zeroinitializer"], f.sub(end, first), x.part(f, i, first))
 
-    def step(k: Int, total: str, mask: str | None) -> str:
-        p, q = (load(f, dtype, "%l", f.add(o, k), lanes, mask) for o in (a, b))
-        return f.op(f"call {vector} @llvm.fma.{suffix}({vector} {p}, {vector} {q}, {vector} {total})")
 
-    with f.loop(0, whole, lanes, carry=[(vector, "zeroinitializer")]) as loop:
-        loop.next = [step(loop.index, loop.vars[0], None)]
-    total, = f.choose(f.icmp("slt", whole, n), lambda: [step(whole, loop.vars[0], lane_mask(f, lanes, whole, n))], lambda: [loop.vars[0]], [vector])
-    return f.op(f"call reassoc {kind} @llvm.vector.reduce.fadd.{suffix}({kind} -0.0, {vector} {total})")
+def _cholesky_by_elements(f: Writer, number: _Number, base: Int, rows: Int, lower: bool) -> None:
+    """L[i][j] = (A[i][j] - sum_k L[i][k] conj(L[j][k])) / L[j][j]; an upper factor is stored transposed and conjugated."""
+    dtype = number.dtype
+
+    def at(i: Int, j: Int) -> Int:
+        return f.add(base, f.add(f.mul(i, rows), j) if lower else f.add(f.mul(j, rows), i))
+
+    with f.loop(0, rows) as i:
+        with f.loop(0, rows) as j:
+            above = f.icmp("sgt", j, i)
+            with f.when(above):
+                store(f, dtype, number.zero, "%l", at(i, j))
+            with f.when(f.op(f"xor i1 {above}, true")):
+                start = load(f, dtype, "%a", at(i, j))
+                start = start if lower else number.conj(start)
+                with f.loop(0, j, carry=list(zip(number.types, number.parts(start), strict=True))) as k:
+                    left, right = (load(f, dtype, "%l", at(r, k.index)) for r in (i, j))
+                    left, right = (left, number.conj(right)) if lower else (number.conj(left), right)
+                    k.next = number.parts(number.sub(number.whole(k.vars), number.mul(left, right)))
+                value = number.whole(k.vars)
+                diagonal = f.icmp("eq", i, j)
+                real = number.parts(value)[0]
+                root = f.emit().typed(number.kind).sqrt(real)
+                # sqrt(0) would divide by zero: XLA's answer for a singular matrix is nan too
+                valid = f.op(f"fcmp ogt {number.kind} {real}, 0.0")
+                root = f.select(valid, number.kind, root, f.emit().typed(number.kind).const(float("nan")))
+                pivot = load(f, dtype, "%l", at(j, j))
+                value = number.select(diagonal, number.whole([root] + ["0.0"] * number.complex), number.div(value, pivot))
+                store(f, dtype, value if lower else number.conj(value), "%l", at(i, j))
+    # One bad pivot makes the whole factor NaN.
+    last = number.parts(load(f, dtype, "%l", at(f.sub(rows, 1), f.sub(rows, 1))))[0]
+    with f.when(f.op(f"fcmp uno {number.kind} {last}, {last}")):
+        nan = f.emit().typed(number.kind).const(float("nan"))
+        with f.loop(0, rows) as i, f.loop(0, f.add(i, 1)) as j:
+            store(f, dtype, number.whole([nan] * len(number.types)), "%l", at(i, j))
 
 
 @emits_step("triangular-solve")
@@ -172,45 +180,39 @@ def triangular_solve(program, x: Instruction) -> None:
     transposed = attrs["transpose_a"] != "NO_TRANSPOSE"
     lower = attrs["lower"] != transposed
     f = Writer(program, "triangular_solve", [("i64", "lo"), ("i64", "hi"), ("ptr", "a"), ("ptr", "x")])
-    size, number = Sizes(f), _Number(f, dtype)
+    size = Sizes(f)
     rows, width = size(n), size(columns)
-    lanes = 1 if number.complex else program.target.strip
-
-    def coefficient(base: Int, i: Int, j: Int):
-        v = load(f, dtype, "%a", f.add(base, f.add(f.mul(j, rows), i) if transposed else f.add(f.mul(i, rows), j)))
-        return number.conj(v) if attrs["transpose_a"] == "ADJOINT" else v
-
     with f.loop("%lo", "%hi") as item:
-        a_base, x_base = f.mul(item, f.mul(rows, rows)), f.mul(item, f.mul(rows, width))
-        with f.loop(0, rows) as step:
-            i = step if lower else f.sub(f.sub(rows, 1), step)
-            own = f.add(x_base, f.mul(i, width))
-            first, last = (0, i) if lower else (f.add(i, 1), rows)
-            with f.loop(first, last) as j:
-                _row_update(f, number, dtype, lanes, own, f.add(x_base, f.mul(j, width)), coefficient(a_base, i, j), width)
-            if not attrs["unit_diagonal"]:
-                pivot = coefficient(a_base, i, i)
-                with f.loop(0, width) as c:
-                    store(f, dtype, number.div(load(f, dtype, "%x", f.add(own, c)), pivot), "%x", f.add(own, c))
+        coefficients = Matrix("%a", f.mul(item, f.mul(rows, rows)), rows)
+        coefficients = coefficients.turned if transposed else coefficients
+        solution = Matrix("%x", f.mul(item, f.mul(rows, width)), width)
+        if dtype in KINDS and not program.target.grid:
+            Kernel(f, dtype).substitute(coefficients, solution, rows, width, lower, attrs["unit_diagonal"])
+        else:
+            _substitute(f, _Number(f, dtype), coefficients, solution, rows, width, lower, attrs["unit_diagonal"], attrs["transpose_a"] == "ADJOINT")
     name = f.define()
     arguments = [f"ptr {program.pointer(a)}", f"ptr {program.pointer(x)}", *size.arguments(program)]
     cost = 50 + 0.1 * _hint(n) ** 2 * (columns if not isinstance(columns, Dim) else 64)
     program.parallel(name, arguments, program.size(_batch(x.shape.dims[:-2])), cost=cost)
 
 
-def _row_update(f: Writer, number: _Number, dtype: str, lanes: int, own: Int, other: Int, factor, width: Int) -> None:
-    """x[own + c] -= factor * x[other + c] for c < width."""
-    if lanes == 1:
-        with f.loop(0, width) as c:
-            old = load(f, dtype, "%x", f.add(own, c))
-            store(f, dtype, number.sub(old, number.mul(factor, load(f, dtype, "%x", f.add(other, c)))), "%x", f.add(own, c))
-        return
-    vector, suffix = f"<{lanes} x {number.kind}>", f"v{lanes}{KIND_SUFFIX[number.kind]}"
-    minus = splat(f, number.kind, lanes, f.op(f"fneg {number.kind} {factor}"))
-    with f.loop(0, width, lanes) as c:
-        mask = lane_mask(f, lanes, c, width)
-        old, by = (load(f, dtype, "%x", f.add(o, c), lanes, mask) for o in (own, other))
-        new = f.op(f"call {vector} @llvm.fma.{suffix}({vector} {minus}, {vector} {by}, {vector} {old})")
-        store(f, dtype, new, "%x", f.add(own, c), lanes, mask)
+def _substitute(f: Writer, number: _Number, a: Matrix, x: Matrix, rows: Int, width: Int, lower: bool, unit: bool, conjugate: bool) -> None:
+    dtype = number.dtype
 
+    def coefficient(i: Int, j: Int):
+        v = load(f, dtype, a.pointer, a.at(f, i, j))
+        return number.conj(v) if conjugate else v
 
+    with f.loop(0, rows) as step:
+        i = step if lower else f.sub(f.sub(rows, 1), step)
+        first, last = (0, i) if lower else (f.add(i, 1), rows)
+        with f.loop(first, last) as j:
+            factor = coefficient(i, j)
+            with f.loop(0, width) as c:
+                old, by = (load(f, dtype, x.pointer, x.at(f, r, c)) for r in (i, j))
+                store(f, dtype, number.sub(old, number.mul(factor, by)), x.pointer, x.at(f, i, c))
+        if not unit:
+            pivot = coefficient(i, i)
+            with f.loop(0, width) as c:
+                own = x.at(f, i, c)
+                store(f, dtype, number.div(load(f, dtype, x.pointer, own), pivot), x.pointer, own)

@@ -1,6 +1,7 @@
 """Steps with reductions: the `fusion` step of every kind, a reduce outside of a fusion, and the combination of partial results."""
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from torch_hlo.compiler.codegen.row_strided import StridedEmitter
 from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.compiler.passes.attention import attention_of
 from torch_hlo.compiler.passes.fourier import across
+from torch_hlo.compiler.passes.linalg import is_lu
 from torch_hlo.compiler.passes.partial_sort import selection_of
 from torch_hlo.compiler.passes.scatter_fusion import is_fused_scatter
 from torch_hlo.hlo.dim import Size
@@ -45,23 +47,19 @@ class _Code:
     partial_bytes: tuple[Size, ...]
 
 
+# What fusions of kind=custom may be: (how they are recognized, module, emitter).
+_CUSTOM = (
+    (attention_of, "attention", "emit_attention"), (selection_of, "first", "emit_selection"), (across, "fft", "emit_across"), (is_lu, "linalg_blocked", "emit_lu"),
+)  # fmt: skip
+
+
 @emits_step("fusion")
 def fusion(program, x: Instruction) -> None:
     """A fused computation. kind=loop without values per row is loop.py's; anything with reductions is a row kernel. Large emitters that many
     programs do without are imported when they are needed."""
     kind = x.get("kind", "loop")
-    if kind == "custom" and attention_of(x) is not None:
-        from torch_hlo.compiler.codegen.attention import emit_attention
-
-        emit_attention(program, x)
-    elif kind == "custom" and selection_of(x) is not None:
-        from torch_hlo.compiler.codegen.first import emit_selection
-
-        emit_selection(program, x)
-    elif kind == "custom" and across(x) is not None:
-        from torch_hlo.compiler.codegen.fft import emit_across
-
-        emit_across(program, x)
+    if kind == "custom" and (found := next((entry for entry in _CUSTOM if entry[0](x)), None)) is not None:
+        getattr(importlib.import_module(f"torch_hlo.compiler.codegen.{found[1]}"), found[2])(program, x)
     elif kind == "custom" and is_fused_scatter(x):
         emit_fused_scatter(program, x)
     elif kind == "output":
