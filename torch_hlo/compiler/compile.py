@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen import index
+from torch_hlo.compiler.codegen.ahead import MANY, ahead
 from torch_hlo.compiler.codegen.computation import emit_entry
 from torch_hlo.compiler.codegen.gpu.image import device_image
 from torch_hlo.compiler.codegen.gpu.program import GpuProgram
@@ -36,13 +38,24 @@ def compile_module(
     """
     target = target or host()
     native = host() if target.grid else target  # a program for a GPU has a plan that runs here
-    if optimize:
-        from torch_hlo.compiler.pipeline import optimize as run_passes
-        from torch_hlo.compiler.pipeline import passes_for
-
-        module = run_passes(module, passes=passes_for(target), dump=None if dump is None else lambda name, m, _: dump(f"hlo:{name}", m))
     with Objects(native, assembly=dump is not None) as objects:
-        program, report = emit(module, target, profile, objects)
+        program = None
+
+        def begin(before_fusion: Module) -> None:
+            nonlocal program
+            if len(before_fusion.entry.instructions()) >= MANY:
+                program = _begun(before_fusion, target, profile, objects)
+                with _emitting(target):
+                    ahead(program)
+                objects.flush()
+
+        if optimize:
+            from torch_hlo.compiler.pipeline import optimize as run_passes
+            from torch_hlo.compiler.pipeline import passes_for
+
+            observe = None if dump is None else lambda name, m, _: dump(f"hlo:{name}", m)
+            module = run_passes(module, passes=passes_for(target), dump=observe, before_fusion=None if target.grid else begin)
+        program, report = emit(module, target, profile, objects, program)
         compiled = objects.finish()
     if dump is not None:
         dump("buffers", report)
@@ -59,17 +72,32 @@ def compile_module(
     )  # fmt: skip
 
 
-def emit(module: Module, target: Target, profile: Profile | None = None, objects: Objects | None = None) -> tuple[Program, str]:
-    """The program's functions as IR text, and the buffer report. `objects` gets those that run on the host, one by one."""
+def emit(
+    module: Module, target: Target, profile: Profile | None = None, objects: Objects | None = None, program: Program | None = None,
+) -> tuple[Program, str]:
+    """The program's functions as IR text, and the buffer report. `objects` gets those that run on the host, one by one. `program`: what `ahead` has begun."""
+    with _emitting(target):
+        if program is None:
+            program = _begun(module, target, profile, objects)
+        program.module = module
+        return program, emit_entry(program)
+
+
+def _begun(module: Module, target: Target, profile: Profile | None, objects: Objects | None) -> Program:
+    program = (GpuProgram if target.grid else Program)(module, target, profile)
+    if objects is not None:
+        program.written, objects.declarations = objects.add, program.declarations
+    return program
+
+
+@contextmanager
+def _emitting(target: Target) -> Iterator[None]:
     with _LOCK:
         load_emitters(target.grid)
         index.reset()
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, _RECURSION))
         try:
-            program = (GpuProgram if target.grid else Program)(module, target, profile)
-            if objects is not None:
-                program.written, objects.declarations = objects.add, program.declarations
-            return program, emit_entry(program)
+            yield
         finally:
             sys.setrecursionlimit(limit)

@@ -104,14 +104,19 @@ def enabled(passes: Sequence[Pass]) -> list[Pass]:
     return kept
 
 
-def optimize(module: Module, dump: Dump | None = None, passes: Sequence[Pass] | None = None) -> Module:
-    """Run the passes (all of PIPELINE by default). The CHECK flag says how much is verified on the way."""
+def optimize(
+    module: Module, dump: Dump | None = None, passes: Sequence[Pass] | None = None, before_fusion: Callable[[Module], None] | None = None,
+) -> Module:
+    """Run the passes (all of PIPELINE by default). The CHECK flag says how much is verified on the way. `before_fusion` is called with the module that
+    fusion gets, whose products and attention are final."""
     check = config.get("CHECK")
     if check:
         verify(module)
     if dump is not None:
         dump("input", module, 0.0)
     for p in enabled(PIPELINE) if passes is None else passes:
+        if before_fusion is not None and p.name == fusion.__name__:
+            before_fusion(module)
         start = time.perf_counter()
         try:
             result = p.run(module)

@@ -454,6 +454,13 @@ class Program:
             if places is not None:
                 self._places.pop()
 
+    def try_step(self, x: Instruction) -> None:
+        """Emit a step whose operands are parameters, of which only the functions that it defines stay."""
+        saved = (self._top, self._arena, self.rows)
+        with self.block_function("trial", {p: self.allocate_shape(p.shape) for p in x.operands}):
+            self.step(x)
+        self._top, self._arena, self.rows = saved
+
     def step(self, x: Instruction) -> None:
         """Emit one scheduled instruction. Raises CodegenError naming it when no emitter takes it."""
         emitter = step_emitter(x.op, self.target)
