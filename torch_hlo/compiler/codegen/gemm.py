@@ -191,18 +191,18 @@ def embedded(t: Tile, rows: int) -> int:
     return max(0, min(rows, int(spare) // (t.vectors - 1)))
 
 
-def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = False, whole: bool = False, ahead: bool = False,
+def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = False, whole: bool = False, ahead: int = 0,
           block_ahead: bool = False, in_rows: bool = False, unroll: int = 1) -> Function:  # fmt: skip
     """C[rows, columns] (+)= A panel x B. `cols` columns are valid, all with `whole`; with `partial` only `%valid_rows` rows.
 
     B holds `vectors` panels of [depth][lanes], one after the other; with `direct` it is the unpacked operand, its rows
     `%b_k` elements apart. (A masked load takes a multiplier's port, which costs a `direct` kernel 6 % when nothing is masked.)
-    With `ahead`, every `lanes` iterations ask for the cache line `%ahead_step` bytes after the last one: 2 to 5 % of products of large matrices. With
+    With `ahead`, every `ahead` iterations ask for the cache line `%ahead_step` bytes after the last one: 2 to 5 % of products of large matrices. With
     `block_ahead` they ask for one after the other from `%block` on. With `in_rows` A is the unpacked operand, rows along K `%a_free` elements apart.
     `unroll` divides the depth.
     """
     params = [("ptr noalias", "A"), ("ptr noalias", "B"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
-    params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct + [("ptr", "ahead"), ("i64", "ahead_step")] * ahead + [("ptr", "block")] * block_ahead + [("i64", "a_free")] * in_rows
+    params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct + [("ptr", "ahead"), ("i64", "ahead_step")] * (ahead > 0) + [("ptr", "block")] * block_ahead + [("i64", "a_free")] * in_rows
     f = Function(name, "void", params, attrs="noinline #0")
     masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
     # Operands are followed by pointers: with addresses computed from the loop's index, loads move away from their use and accumulators to memory.
@@ -245,7 +245,7 @@ def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = F
     with f.loop(0, "%depth", unroll, carry=carry, known_nonempty=True) as loop:
         c, a_at, b_at = loop.vars[:sums], loop.vars[sums : sums + len(left)], loop.vars[sums + len(left) :]
         if ahead:
-            line = f.gep("i8", "%ahead", f.mul(f.div(loop.index, t.lanes), "%ahead_step"))
+            line = f.gep("i8", "%ahead", f.mul(f.div(loop.index, ahead), "%ahead_step"))
             f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
         if block_ahead:
             f.do(f"call void @llvm.prefetch.p0(ptr {f.gep(t.kind, '%block', loop.index)}, i32 0, i32 2, i32 1)")
@@ -304,7 +304,7 @@ class Partition:
 ITEMS_PER_CORE = 4
 IMBALANCE = {1: 0.08, 2: 0.015, 4: 0.0}  # items per core -> share of the time lost by waiting for the last one
 NEAR = 1 << 20  # bytes of an operand that stay in L2 while its packing runs again and again
-PACK_NS = {"copy": (0.08, 0.15), "transpose": (0.15, 0.3), "strided": (1.5, 1.5), "direct": (0.03, 0.2), "rows": (0.02, 0.1), "packed": (0.02, 0.06)}  # per element: near, far
+PACK_NS = {"copy": (0.1, 0.35), "transpose": (0.15, 0.3), "strided": (1.5, 1.5), "direct": (0.03, 0.2), "rows": (0.02, 0.1), "packed": (0.02, 0.06)}  # per element: near, far
 PREPACK_NS, READ_NS = 0.5, (0.05, 0.3)  # to pack all of A beforehand; to read that again
 
 
@@ -320,7 +320,7 @@ def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, form
         return Partition(rows, columns, ceildiv(tiles, rows), ceildiv(n, columns), False)
     m, k, batch = (v if isinstance(v, int) else usual for v, usual in ((m, 512), (k, 512), (batch, 8)))
     far_a, far_b = m * k * t.itemsize > NEAR, n * k * t.itemsize > NEAR
-    multiply = m * n * k / (1.5 * t.lanes) / 1.5
+    multiply = m * n * k / (4.7 * t.lanes)
     best = (float("inf"), 1, 1, False)
     for per_core, idle in IMBALANCE.items():
         items = max(1, min(per_core * (os.cpu_count() or 1), m * n * k * batch // work) // max(1, batch))
@@ -564,10 +564,10 @@ class Gemm:
         else:
             c_row, ldc = f.gep(self.t.kind, "%C", f.add(f.mul(row, "%ldc"), j0)), "%ldc"
 
-        ahead = self.forms[0] in ("transpose", "copy") and not self.prepacked
+        ahead = {"transpose": self.t.lanes, "copy": 2}.get(self.forms[0], 0) if not self.prepacked else 0
 
         def kernel(rows: int, partial: bool, whole: bool) -> str:
-            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{'a' * ahead}{'b' * self.block_ahead}{'r' * self.in_rows}u{self.unroll}"
+            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{f'a{ahead}' * (ahead > 0)}{'b' * self.block_ahead}{'r' * self.in_rows}u{self.unroll}"
             return self.function(micro, name, self.t, rows, partial, self.direct, whole, ahead, self.block_ahead, self.in_rows, self.unroll)
 
         def multiply(rows: int, partial: bool = False) -> None:
@@ -581,12 +581,14 @@ class Gemm:
                     b = f.gep(self.t.kind, "%scratch", f.mul(f.div(f.sub(j, j0), self.t.lanes), panel))
                 c, cols = f.gep(self.t.kind, c_row, f.sub(j, j0)), f.sub(j1, j)
                 arguments = [f"ptr {a_panel}", f"ptr {b}", f"i64 {depth.size}", f"ptr {c}", f"i64 {ldc}", f"i64 {cols}", f"i1 {depth.more}", *rest]
-                if ahead:  # every call asks for a part of the next tile: one row, or the next columns where those are contiguous
+                if ahead:  # every call asks for a part of the next tile: one row, or half of K where the rows are contiguous
                     number, next_row, k, step = f.div(f.sub(j, j0), self.t.columns), f.add(row, height), depth.first, self.sources[0].itemsize
                     if self.forms[0] == "transpose":
                         next_row, step = f.add(next_row, f.rem(number, 16)), step * self.t.lanes
                     else:
-                        k, step = f.add(k, f.mul(number, f.ceildiv(depth.size, self.t.lanes))), f.mul("%a_k", step)
+                        half = f.ceildiv(depth.size, 2)  # four calls: the lines of the first rows, then those of the last
+                        next_row = f.add(next_row, f.select(f.icmp("slt", number, 2), "i64", 0, high - 1))
+                        k, step = f.add(k, f.mul(f.rem(number, 2), half)), f.mul("%a_k", step)
                     q = f.gep(self.sources[0].kind, "%A", f.add(f.mul(next_row, "%a_free"), f.mul(k, "%a_k")))
                     arguments += [f"ptr {q}", f"i64 {step}"]
                 if coming is not None:
