@@ -37,6 +37,17 @@ class ConvLayout(HloTestCase):
         after = h.convolution(h.transpose(x, (0, 2, 3, 1)), h.transpose(y, (0, 2, 3, 1)), square(8, 1, 1, 1), "f01b_i01o->fb01")
         self.assertRewrites(conv_layout, before, after)
 
+    def test_gradient_of_weights_as_large_as_the_image(self):
+        x, y = p(0, 2, 6, 5, 5), p(1, 2, 6, 5, 5)  # of a depthwise kernel of 5x5
+        before = h.convolution(x, y, square(5, 1, 2, 2), "fb01_io01->fb01", 1, 6)
+        after = h.convolution(h.transpose(x, (0, 2, 3, 1)), h.transpose(y, (0, 2, 3, 1)), square(5, 1, 2, 2), "f01b_i01o->fb01", 1, 6)
+        self.assertRewrites(conv_layout, before, after)
+
+    def test_pixels_that_no_window_reaches(self):
+        """A 1x1 kernel with stride 2 on 8 pixels reads them where they are."""
+        x, k = p(0, 2, 8, 8, 16), p(1, 32, 16, 1, 1)
+        self.assertKept(conv_layout, h.convolution(x, k, [WindowDim(1, 2, 0, -1)] * 2, "b01f_oi01->b01f"))
+
     def test_window_of_one_element(self):
         x, k = p(0, 2, 8, 9, 3), p(1, 4, 3, 1, 1)
         product = h.dot(h.reshape(x, (144, 3)), h.reshape(k, (4, 3)), (1,), (1,))

@@ -11,7 +11,7 @@ from torch_hlo.lowering import promote
 from torch_hlo.lowering.expr import Expr
 from torch_hlo.lowering.promote import broadcast_to, reshape
 from torch_hlo.lowering.registry import LoweringError, expected, guard, lowers
-from torch_hlo.lowering.shaping import pad, permute, reduce, reverse
+from torch_hlo.lowering.shaping import permute, reduce, reverse
 
 aten = torch.ops.aten
 
@@ -22,17 +22,10 @@ def _labels(lhs: str, rhs: str, out: str, spatial: int) -> str:
 
 
 def _convolve(x: Instruction, kernel: Instruction, window: list[WindowDim], labels: str, groups: int = 1, batch_groups: int = 1) -> Expr:
-    """Convolution in the compute type. Negative padding, which few emitters like, is cut off first."""
-    cuts = [(0, 0)] * x.shape.rank
-    lhs = labels.partition("_")[0]
-    fixed = []
-    for i, w in enumerate(window):
-        low, high = (min(p, 0) if isinstance(p, int) and w.base_dilation == 1 else 0 for p in (w.pad_low, w.pad_high))
-        cuts[lhs.index(str(i))] = (low, high)
-        fixed.append(WindowDim(w.size, w.stride, w.pad_low - low, w.pad_high - high, w.base_dilation, w.window_dilation, w.reversal))
+    """Convolution in the compute type. Padding may be negative: pixels at the end that no window reaches."""
     if x.shape.kind == "c":
         raise LoweringError(f"convolution of {x.shape.dtype} is not supported; convolve real and imaginary parts")
-    return Expr(build.convolution(pad(x, cuts), kernel, fixed, labels, groups, batch_groups, promote.compute_type(x.shape.dtype)))
+    return Expr(build.convolution(x, kernel, tuple(window), labels, groups, batch_groups, promote.compute_type(x.shape.dtype)))
 
 
 def _forward(x, weight, stride, padding, dilation, groups, sizes) -> Expr:

@@ -215,7 +215,7 @@ def emit_gradient(program, x: Instruction, kind: str) -> None:
     steps = row_major_strides(lhs.shape.dims)
     numbers = []
     for i, (w, size, count) in enumerate(zip(window, lhs.shape.dims[1:-1], taps, strict=True)):
-        if i == spatial - 1 and groups == 1 and not depthwise and w.stride == 1 and (w.pad_low, w.pad_high) == (0, 0) and isinstance(count, int):
+        if i == spatial - 1 and groups == 1 and not depthwise and w.stride == 1 and w.pad_low == 0 and w.pad_high <= 0 and isinstance(count, int):
             # Neighbouring taps of a row meet neighbouring channels: more rows of C.
             m, size, count = m * count, size - count + 1, 1
         numbers += [w.size, size, w.stride, w.pad_low, count, w.window_dilation, steps[1 + i]]

@@ -29,12 +29,12 @@ def sides(x: Instruction) -> tuple[str, str, str]:
 
 
 def contracts_pixels(x: Instruction) -> bool:
-    """Whether the window has more positions than the result, and images are contracted (they are outermost in the input): the gradient of weights."""
+    """Whether the window has no fewer positions than the result, and images are contracted (they are outermost in the input): the gradient of weights."""
     lhs, _, out = sides(x)
     if lhs.index("f") > lhs.index("b"):
         return False
     taps, places = product(w.size for w in x["window"]), product(x.shape.dims[out.index(str(i))] for i in range(len(x["window"])))
-    return not isinstance(taps, Dim) and not isinstance(places, Dim) and taps > places
+    return not isinstance(taps, Dim) and not isinstance(places, Dim) and taps >= places
 
 
 def is_channels_last(x: Instruction) -> bool:
