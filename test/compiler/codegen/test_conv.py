@@ -134,7 +134,7 @@ def test_orders_of_the_kernel(labels, kernel, mirrored):
     conv((2, 9, 11, 8), kernel, [WindowDim(3, 1, 1, 1, 1, 1, mirrored)] * 2, labels, rtol=1e-4)
 
 
-@pytest.mark.parametrize("groups,channels,features", [(32, 32, 32), (40, 40, 40), (12, 48, 48), (3, 24, 24), (24, 24, 48), (2, 40, 60), (100, 100, 100)])
+@pytest.mark.parametrize("groups,channels,features", [(32, 32, 32), (40, 40, 40), (12, 48, 48), (3, 24, 24), (3, 72, 48), (20, 640, 640), (24, 24, 48), (2, 40, 60), (100, 100, 100)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_groups_channels_last(groups, channels, features, stride):
     conv((2, 9, 11, channels), (features, channels // groups, 3, 3), [WindowDim(3, stride, 1, 1)] * 2, LAST, groups=groups)

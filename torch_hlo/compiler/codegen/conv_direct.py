@@ -40,7 +40,7 @@ B_BYTES = 768 << 10  # packed kernel that stays in L2 while the pixels pass
 FINISHED = 256  # columns of a row tile that an epilogue finishes at a time
 MOST_COLUMNS = 1 << 20
 CHAIN = 576  # products that are added one after the other, about
-NUMBERS = ("features", "k", "runs", "run", "ldc", "tiles_each", "blocks_m", "columns_each", "blocks_n", "x_group", "b_group", "c_group")
+NUMBERS = ("features", "k", "runs", "run", "ldc", "tiles_each", "blocks_m", "columns_each", "blocks_n", "x_group", "b_group", "c_group", "groups", "groups_each")
 
 
 def register_tile(kind: str, vector_bytes: int) -> Tile:
@@ -50,17 +50,18 @@ def register_tile(kind: str, vector_bytes: int) -> Tile:
 
 
 def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Function:
-    """C[rows, vectors * lanes] (+)= sum over taps and channels of P[tap][row][channel] * B[tap][channel]; `cols` columns are valid, and with
+    """C[rows, vectors * lanes] (+)= sum over taps and channels of P[tap][row][at + channel] * B[tap][channel]; `cols` columns are valid, and with
     `partial` only `valid_rows` rows."""
-    params = [("ptr noalias", "P"), ("ptr noalias", "B"), ("i64", "taps"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
+    params = [("ptr noalias", "P"), ("ptr noalias", "B"), ("i64", "taps"), ("i64", "depth"), ("i64", "at")]
+    params += [("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
     f = Function(name, "void", params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
     width = vectors * t.lanes
     carry = [(t.vector, "zeroinitializer")] * (rows * vectors)
     with f.loop(0, "%taps", carry=carry, known_nonempty=True) as taps:
         row_of_table = f.gep("ptr", "%P", f.mul(taps.index, POINTERS))
         pointers = [f.load("ptr", f.gep("ptr", row_of_table, i), 8) for i in range(rows)]
-        b_tap = f.gep(t.kind, "%B", f.mul(f.mul(taps.index, "%depth"), width))
-        with f.loop(0, "%depth", carry=[(t.vector, v) for v in taps.vars], known_nonempty=True) as run:
+        b_tap = f.gep(t.kind, "%B", f.mul(f.sub(f.mul(taps.index, "%depth"), "%at"), width))
+        with f.loop("%at", f.add("%at", "%depth"), carry=[(t.vector, v) for v in taps.vars], known_nonempty=True) as run:
             at = f.gep(t.kind, b_tap, f.mul(run.index, width))
             b = [f.load(t.vector, f.gep(t.kind, at, j * t.lanes), t.itemsize) for j in range(vectors)]
             run.next = []
@@ -170,7 +171,7 @@ def tile_pointers(name: str, kind: str, spatial: int) -> Function:
 
 def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: int, odd: bool, size: int, pack: str, epilogue: Epilogue | None,
          program) -> str:  # fmt: skip
-    """Items (group, block of panels, block of row tiles): void(lo, hi, X, B, C, zeros, NUMBERS…, geometry…, the epilogue's). `odd`: the last panel
+    """Items (groups, block of panels, block of row tiles): void(lo, hi, X, B, C, zeros, NUMBERS…, geometry…, the epilogue's). `odd`: the last panel
     is one vector wide. `size`: channels of the groups of `micro_grouped`, or 0. `pack`: a function of `pack_kernel` with which
     an item packs its panels for itself, B is then the kernel, or "". With an epilogue C is not used: it takes the sums of a row tile from the stack.
     Returns the name, its functions defined in `program`."""
@@ -195,10 +196,9 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
     together = f.max(f.div(CHAIN, "%run"), 1)
     with f.loop("%lo", "%hi") as item:
         rest, row_block = f.div(item, "%blocks_m"), f.rem(item, "%blocks_m")
-        group, column_block = f.div(rest, "%blocks_n"), f.rem(rest, "%blocks_n")
-        x = f.gep(t.kind, "%X", f.mul(group, "%x_group"))
-        b = f.gep(t.kind, "%B", f.mul(group, "%b_group"))
-        c = f.gep(t.kind, "%C", f.mul(group, "%c_group"))
+        group0, column_block = f.mul(f.div(rest, "%blocks_n"), "%groups_each"), f.rem(rest, "%blocks_n")
+        group1 = f.min(f.add(group0, "%groups_each"), "%groups")
+        x, b = f.gep(t.kind, "%X", f.mul(group0, "%x_group")), "%B"
         n0 = f.mul(column_block, "%columns_each")
         n1 = f.min(f.add(n0, "%columns_each"), "%features")
         if pack:
@@ -215,7 +215,9 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
                 row = f.add(f.mul(tile, heights[1]), f.min(tile, tall))
             f.call("void", find, f"ptr {x}", "ptr %zeros", f"i64 {row}", f"ptr {P}", *(f"i64 %{q}" for _, q in geometry(spatial)))
 
-            def columns(rows: int, partial: bool = False, row=row, b=b, c=c, n0=n0, n1=n1, group=group) -> None:
+            def columns(rows: int, partial: bool, group: Int, row=row, b=b, n0=n0, n1=n1, group0=group0) -> None:
+                at, c = f.mul(f.sub(group, group0), "%x_group"), f.gep(t.kind, "%C", f.mul(group, "%c_group"))
+                b = b if pack else f.gep(t.kind, b, f.mul(group, "%b_group"))
                 rest = [f"i64 {f.sub('%pixels', row)}"] * partial
 
                 def call(j: Int, vectors: int, whole: bool = False) -> None:
@@ -227,7 +229,7 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
                         return
                     with f.loop(0, "%runs", together) as tap:  # sums of sums: a single chain would lose digits
                         pointers, part = f.gep("ptr", P, f.mul(tap, POINTERS)), f.gep(t.kind, panel, f.mul(f.mul(tap, "%run"), vectors * t.lanes))
-                        f.call("void", made, f"ptr {pointers}", f"ptr {part}", f"i64 {f.min(together, f.sub('%runs', tap))}", "i64 %run", *place,
+                        f.call("void", made, f"ptr {pointers}", f"ptr {part}", f"i64 {f.min(together, f.sub('%runs', tap))}", "i64 %run", f"i64 {at}", *place,
                                f"i1 {f.icmp('ne', tap, 0)}", *rest)
 
                 with f.loop(n0, n1, t.columns) as j:
@@ -241,12 +243,14 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
                     column = f.add(f.mul(group, "%c_group"), n0)
                     epilogue.call(f, row, f.min(rows, f.sub("%pixels", row)) if partial else rows, column, f.sub(n1, n0), sums, "%columns_each")
 
-            if is_tall is not None:
-                f.choose(is_tall, lambda: columns(heights[0]), lambda: columns(heights[1]))
-            elif static:
-                columns(heights[0])
-            else:
-                f.choose(f.icmp("sge", f.sub("%pixels", row), heights[0]), lambda: columns(heights[0]), lambda: columns(heights[0], True))
+            with f.loop(group0, group1) as group:  # they read at the same pointers
+                if is_tall is not None:
+                    f.choose(is_tall, lambda: columns(heights[0], False, group), lambda: columns(heights[1], False, group))
+                elif static:
+                    columns(heights[0], False, group)
+                else:
+                    whole = f.icmp("sge", f.sub("%pixels", row), heights[0])
+                    f.choose(whole, lambda: columns(heights[0], False, group), lambda: columns(heights[0], True, group))
     return program.function(f.name, f.text())
 
 
@@ -296,17 +300,19 @@ def emit_direct(program, x: Instruction, kind: str, finish: Finish | None = None
             numbers += [out, n, w.stride, w.pad_low, count, w.window_dilation, steps[1 + i]]
     heights = tile_heights(t, pixels)
     tiles = ceildiv(pixels, heights[0])
-    cut = _cut(t, tiles, features, k, groups, pixels, FINISHED if finish else MOST_COLUMNS)
+    together = min(feature_groups, max(1, B_BYTES // (usual(k, 512) * usual(ceildiv(features, t.lanes), 4) * t.lanes * t.itemsize))) if batch_groups == 1 else 1
+    blocks = ceildiv(groups, together)
+    cut = _cut(t, tiles, features, k, blocks, pixels * together, FINISHED if finish else MOST_COLUMNS)
     odd = not size and (not isinstance(features, int) or ceildiv(features, t.lanes) % 2 == 1)
     own = groups == cut.blocks_m == 1 and not size and x.shape.is_static and rhs.shape.is_static  # every panel is used by one item
     key = (t, heights, isinstance(pixels, int), shape, odd, size, kernel.name if own else "", finish and finish.epilogue)
     name = program.once(("conv_direct", *key), lambda: task(f"conv_{shape}_{'_'.join(map(str, heights))}_{size}{'o' * odd}{'k' * own}", *key, program))
-    zeros = program.constant(bytes(usual(max(run, lhs.shape.dims[-1]) if size else run, 4096) * t.itemsize))
+    zeros = program.constant(bytes(usual(max(run, lhs.shape.dims[-1]) if size or together > 1 else run, 4096) * t.itemsize))
     groups_step = {"x": channels if feature_groups > 1 else steps[0] * (lhs.shape.dims[0] // batch_groups), "c": features}
     arguments = [features, k, runs, run, x.shape.dims[-1], cut.tiles_each, cut.blocks_m, cut.columns_each, cut.blocks_n,
-                 groups_step["x"], ceildiv(features, t.lanes) * t.lanes * k, groups_step["c"], *numbers]
+                 groups_step["x"], ceildiv(features, t.lanes) * t.lanes * k, groups_step["c"], groups, together, *numbers]
     pointers = [program.pointer(lhs), kernel.kernel if own else kernel.everything(program), "null" if finish else program.pointer(x), program.at(zeros)]
-    items = groups * cut.blocks_m * cut.blocks_n
+    items = blocks * cut.blocks_m * cut.blocks_n
     work = float(usual(pixels, 4096) * usual(features, 64) * usual(k, 512))
     texts = [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(v)}" for v in arguments), *([f"ptr {kernel.table}", *kernel.numbers] if own else ()),
              *(finish.arguments if finish else ())]

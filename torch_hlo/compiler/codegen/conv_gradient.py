@@ -211,6 +211,8 @@ def emit_gradient(program, x: Instruction, kind: str) -> None:
     if depthwise:
         groups, t = 1, replace(t, vectors=4)
     n = o // groups
+    if groups > 1 and isinstance(n, int) and n <= t.lanes:  # one vector of columns and as many rows as the registers hold
+        t = replace(t, rows=2 * t.rows, vectors=1)
     images, channels = lhs.shape.dims[0], lhs.shape.dims[-1]
     steps = row_major_strides(lhs.shape.dims)
     numbers = []
@@ -239,7 +241,7 @@ def emit_gradient(program, x: Instruction, kind: str) -> None:
     blocks_m = ceildiv(tiles, tiles_each)
     even = isinstance(n, int) and n % t.columns == 0
     name = program.once(("conv_gradient", t, heights, spatial, even),
-                        lambda: task(f"conv_gradient_{spatial}_{'_'.join(map(str, heights))}{'e' * even}", t, heights, spatial, even, program))
+                        lambda: task(f"conv_gradient_{spatial}_{'_'.join(map(str, heights))}x{t.vectors}{'e' * even}", t, heights, spatial, even, program))
     target = program.pointer(x)
     to = program.at(program.scratch(weights * splits * t.itemsize)) if splits > 1 or turned else target
     arguments = [rows, rows_each, block, m, n, o, m * o, steps[0], channels * window[-1].window_dilation, o, weights, tiles_each, blocks_m, columns_each,

@@ -205,7 +205,7 @@ def task(name: str, t: Tile, s: Filtering, height: int, odd: bool, epilogue: Epi
                     kernel = define(program, micro, f"conv_micro_{t.suffix}_{height}x{vectors}{'p' * partial}", t, height, vectors, partial)
                     part = f.gep(t.kind, panel, f.add(f.mul(point, size), f.mul(first, vectors * t.lanes)))
                     depth = f.min(f.sub("%channels", first), CHAIN)
-                    f.call("void", kernel, f"ptr {P}", f"ptr {part}", "i64 1", f"i64 {depth}", f"ptr {to}", f"i64 {t.columns}", f"i64 {vectors * t.lanes}",
+                    f.call("void", kernel, f"ptr {P}", f"ptr {part}", "i64 1", f"i64 {depth}", "i64 0", f"ptr {to}", f"i64 {t.columns}", f"i64 {vectors * t.lanes}",
                            f"i1 {f.icmp('ne', first, 0)}", *[f"i64 {rest}"] * partial)
 
                 def width(partial: bool, cols=cols, products=products) -> None:
