@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from torch_hlo import config, metrics
+from torch_hlo import collector, config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.dynamo.call import Caller
 from torch_hlo.dynamo.direct import Graphs
@@ -57,19 +57,35 @@ MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 
 def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict | None = None, mode: str | None = None) -> Callable:
     """The Dynamo backend. Raises ValueError for an unknown option, value or mode, LoweringError for what cannot be compiled."""
-    from torch._dynamo.backends.common import aot_autograd
-
     if mode not in MODES:
         raise ValueError(f"torch.compile(backend='hlo'): unknown mode {mode!r}; there are {', '.join(map(str, MODES[1:]))}")
     compiler = functools.partial(compile_graph, settings=checked(options))
     recurrent.as_networks(graph_module.graph)
     graph_module.recompile()
     graphs = Graphs(graph_module, example_inputs)
-    aot = aot_autograd(
+    aot = functools.partial(
+        differentiated,
         fw_compiler=graphs.keep("forward", compiler), bw_compiler=graphs.keep("backward", compiler), inference_compiler=graphs.keep("inference", compiler),
         decompositions=decompositions(), partition_fn=partition, keep_inference_input_mutations=True,
     )  # fmt: skip
     return graphs.direct(aot(graph_module, example_inputs))
+
+
+def differentiated(graph_module: fx.GraphModule, example_inputs: Sequence, **options) -> Callable:
+    """What torch._dynamo.backends.common.aot_autograd does, which imports Inductor's log settings for it: AOTAutograd, hidden from Dynamo."""
+    from torch._dynamo import disable
+    from torch._dynamo.utils import flatten_graph_inputs
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
+        return flatten_graph_inputs(graph_module, example_inputs, functools.partial(differentiated, **options))
+    backward = options.pop("bw_compiler")
+
+    def bw_compiler(*args, **kwargs) -> Callable:
+        return disable(disable(backward, reason="the compiler")(*args, **kwargs), reason="a compiled graph")
+
+    with collector.paused():
+        return disable(aot_module_simplified(graph_module, example_inputs, bw_compiler=bw_compiler, **options), reason="a compiled graph")
 
 
 def checked(options: dict | None) -> dict[str, object]:
@@ -91,9 +107,10 @@ backend.trace_networks(hlo)
 @functools.cache
 def decompositions() -> dict:
     """PyTorch's decompositions, and ours, for everything that has no lowering of its own."""
-    from torch._decomp import core_aten_decompositions, decomposition_table
+    # Without the composite ops of core_aten_decompositions(), which take 0.1 s to collect and never arrive: the dispatcher takes them apart.
+    from torch._decomp import _core_aten_decompositions_post_autograd, decomposition_table
 
-    table = {**core_aten_decompositions(), **encoder.DECOMPOSITIONS}
+    table = {**_core_aten_decompositions_post_autograd(), **encoder.DECOMPOSITIONS}
     table.update({op: fn for op, fn in decomposition_table.items() if op not in table and op not in LOWERINGS and _is_functional(op)})
     return {op: fn for op, fn in table.items() if op not in LOWERINGS}
 

@@ -16,6 +16,8 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from torch_hlo.dynamo.share import share
+
 aten = torch.ops.aten
 
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.clone.default, aten.detach.default, aten.alias.default, aten.unsqueeze.default,
@@ -28,13 +30,16 @@ _FEW = 32  # rows or columns: the array of weights is small
 
 def partition(joint: fx.GraphModule, inputs, **kwargs) -> tuple[fx.GraphModule, fx.GraphModule]:
     """`min_cut_rematerialization_partition`, of a graph that computes weights of attention again."""
+    from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     changed = [_recomputed(joint.graph, n) for n in joint.graph.find_nodes(op="call_function", target=aten._softmax_backward_data.default)]
     if any(changed):
         joint.graph.lint()
         joint.recompile()
-    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    share(joint.graph)
+    with config.patch(cse=False):
+        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
 def _recomputed(graph: fx.Graph, gradient: fx.Node) -> bool:
