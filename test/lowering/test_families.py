@@ -383,3 +383,11 @@ def test_weight_norm(dim):
     grad = torch.randn_like(v)
     want_back = list(backward(grad, v, g, want[1], dim))
     compare(evaluated(backward, (grad, v, g, want[1], dim), {}, want_back), want_back)
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("size", [(3, 1, 5, 7), (2, 3, 1, 4), (2, 1, 3, 4, 5), (1, 1, 1, 2, 3)])
+def test_affine_grid(size, align):
+    theta = randn(size[0], len(size) - 2, len(size) - 1)
+    want = aten.affine_grid_generator.default(theta, size, align)
+    compare(evaluated(aten.affine_grid_generator.default, (theta, list(size), align), {}, [want]), [want])

@@ -1,4 +1,4 @@
-"""grid_sample in two and three dimensions, forward and backward.
+"""grid_sample in two and three dimensions, forward and backward, and the grids of affine maps.
 
 A sample is a weighted sum of taps; a tap is (integer position per axis, weight per axis, derivative of the weight by the source coordinate).
 Interpolation codes: 0 linear, 1 nearest, 2 cubic. Padding codes: 0 zeros, 1 border, 2 reflection.
@@ -9,6 +9,7 @@ import itertools
 
 import torch
 
+from torch_hlo.hlo import build
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import row_major_strides
 from torch_hlo.lowering import promote
@@ -184,3 +185,22 @@ def grid_sampler_backward(grad, x, grid, interpolation_mode, padding_mode, align
         return dx, None
     dgrid = stack([s.x for s in reversed(slopes)], -1)
     return dx, promote.cast(reshape(dgrid, grid_shape.dims), grid_shape.dtype)
+
+
+@lowers(aten.affine_grid_generator)
+def affine_grid_generator(theta, size, align_corners):
+    """[N, spatial..., n]: an n x (n + 1) matrix per image applied to the positions of its pixels, from -1 to 1; the last coordinate comes first."""
+    value, shape = compute(theta), expected()[0]
+    dims, n = shape.dims, shape.dims[-1]
+
+    def column(i: int) -> Expr:
+        return Expr(build.broadcast(select_dim(value.x, 2, i), dims, (0, n + 1)))
+
+    total = column(n)
+    for i in range(n):
+        d = n - i  # coordinate i runs along this dimension
+        count = Expr(promote.count_elements((dims[d],), value.dtype))
+        steps = maximum(count - 1, 1) if align_corners else count
+        position = (Expr(iota((dims[d],), 0, value.dtype)) * 2 + 1 - count) / steps
+        total = total + column(i) * Expr(build.broadcast(position.x, dims, (d,)))
+    return promote.cast(total.x, shape.dtype)
