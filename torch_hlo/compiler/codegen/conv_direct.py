@@ -39,6 +39,7 @@ POINTERS = 16  # entries of a row of the table of pointers
 B_BYTES = 768 << 10  # packed kernel that stays in L2 while the pixels pass
 FINISHED = 256  # columns of a row tile that an epilogue finishes at a time
 MOST_COLUMNS = 1 << 20
+UNROLLED = 4  # vectors of the packed kernel that a step of the inner loop reads: rows have more pointers than there are registers for
 CHAIN = 576  # products that are added one after the other, about
 NUMBERS = ("features", "k", "runs", "run", "ldc", "tiles_each", "blocks_m", "columns_each", "blocks_n", "x_group", "b_group", "c_group", "groups", "groups_each")
 
@@ -61,13 +62,24 @@ def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Functio
         row_of_table = f.gep("ptr", "%P", f.mul(taps.index, POINTERS))
         pointers = [f.load("ptr", f.gep("ptr", row_of_table, i), 8) for i in range(rows)]
         b_tap = f.gep(t.kind, "%B", f.mul(f.sub(f.mul(taps.index, "%depth"), "%at"), width))
-        with f.loop("%at", f.add("%at", "%depth"), carry=[(t.vector, v) for v in taps.vars], known_nonempty=True) as run:
-            at = f.gep(t.kind, b_tap, f.mul(run.index, width))
-            b = [f.load(t.vector, f.gep(t.kind, at, j * t.lanes), t.itemsize) for j in range(vectors)]
-            run.next = []
+        end, each = f.add("%at", "%depth"), UNROLLED // vectors
+        whole = f.sub(end, f.rem("%depth", each))
+
+        def steps(count: int, index: Int, sums: list[str]) -> list[str]:
+            """The sums after `count` channels from `index` on."""
+            b = [[f.load(t.vector, f.gep(t.kind, b_tap, f.add(f.mul(f.add(index, u), width), j * t.lanes)), t.itemsize) for j in range(vectors)] for u in range(count)]
             for i in range(rows):
-                a = splat(f, t.kind, t.lanes, f.load(t.kind, f.gep(t.kind, pointers[i], run.index), t.itemsize))
-                run.next += [multiply_add(f, t, a, b[j], run.vars[i * vectors + j]) for j in range(vectors)]
+                p = f.gep(t.kind, pointers[i], index)
+                for u in range(count):
+                    a = splat(f, t.kind, t.lanes, f.load(t.kind, f.gep(t.kind, p, u), t.itemsize))
+                    for j in range(vectors):
+                        sums[i * vectors + j] = multiply_add(f, t, a, b[u][j], sums[i * vectors + j])
+            return sums
+
+        with f.loop("%at", whole, each, carry=[(t.vector, v) for v in taps.vars]) as long:
+            long.next = steps(each, long.index, list(long.vars))
+        with f.loop(whole, end, carry=[(t.vector, v) for v in long.vars]) as run:
+            run.next = steps(1, run.index, list(run.vars))
         taps.next = run.vars
     masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(vectors)]
     store_tile(f, replace(t, vectors=vectors), rows, taps.vars, masks, partial)
