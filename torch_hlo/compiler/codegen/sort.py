@@ -1,7 +1,7 @@
 """sort: stable, any number of operands, any comparator. Rows are sorted independently, in parallel.
 
 A comparator that only orders one array becomes an unsigned integer key, and rows are sorted by byte-wise counting (radix) of
-(key, position) pairs; any other comparator runs inside a bottom-up merge sort of positions. The operands then move once.
+(key, position) pairs, short ones by counting for each element how many come before it; any other comparator runs inside a bottom-up merge sort of positions. The operands then move once.
 """
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch_hlo.hlo.numeric import SMALL_FLOATS
 from torch_hlo.hlo.shape import DTYPES, row_major_strides
 
 SLOTS = 16  # rows that may be in work at the same time; each has its own scratch memory
+SHORT = 64  # elements of a row below which all are compared with all: there are 256 counts per byte to clear and add up otherwise
 RUN = 16  # length of the runs that insertion sort makes before merging
 
 
@@ -47,6 +48,8 @@ def sort(program, x: Instruction) -> None:
             stride = size(row_major_strides(shape.dims)[axis])
             if key is None:
                 order = _merge_sort(f, x["to_apply"], types, base, stride, size(n), memory)
+            elif isinstance(n, int) and n <= SHORT:
+                order = _rank_sort(f, key, types[key[0]], base, stride, n)
             else:
                 order = radix_sort(f, key, types[key[0]], base, stride, size(n), memory)
             with f.loop(0, size(n)) as i:
@@ -152,6 +155,32 @@ def radix_sort(f: Writer, key, dtype: str, base: Int, stride: Int, n: Int, memor
         some = f.load("i64", f.gep("i64", count, digit(f, f.load("i64", current[0]), byte)))
         current = f.choose(f.icmp("eq", some, n), lambda c=current: c, lambda c=current, b=byte, m=count: _radix_pass(f, c, b, m, n), ["ptr"] * 4)
     return current[1]
+
+
+def _rank_sort(f: Writer, key, dtype: str, base: Int, stride: Int, n: int) -> str:
+    """Sort a short row: an element's place is the number of smaller ones, and of equal ones before it. Returns the pointer to the sorted positions."""
+    bits = max(32, DTYPES[dtype].itemsize * 8)
+    kind, lanes = f"i{bits}", f.program.target.lanes(bits)
+    t, flags = f.emit(lanes).typed(kind), f.emit(lanes).typed("i1")
+    starts = range(0, n, lanes)
+    keys, order = f.alloca(kind, len(starts) * lanes, 64), f.alloca("i64", n, 64)
+    f.store(t.type, t.const(-1), f.gep(kind, keys, starts[-1]), 4)  # what is behind the row comes before nothing
+    with f.loop(0, n) as i:
+        k = key_of(f, key, dtype, f.add(base, f.mul(i, stride)))
+        f.store(kind, f.op(f"zext i{DTYPES[dtype].itemsize * 8} {k} to {kind}") if DTYPES[dtype].itemsize * 8 < bits else k, f.gep(kind, keys, i))
+    with f.loop(0, n) as i:
+        own = t.e.splat(kind, f.load(kind, f.gep(kind, keys, i)))
+        position = t.e.splat(kind, i if bits == 64 else f.op(f"trunc i64 {i} to i32"))
+        rank: Int = 0
+        for start in starts:
+            other = t.load(f.gep(kind, keys, start), 4)
+            earlier = t.cmp("ult", t.add(t.e.iota(kind), t.const(start)), position)
+            before = flags.bin("or", t.cmp("ult", other, own), flags.bin("and", t.cmp("eq", other, own), earlier))
+            mask = f.op(f"bitcast {flags.type} {before} to i{lanes}")
+            wide = mask if lanes == 64 else f.op(f"zext i{lanes} {mask} to i64")
+            rank = f.add(rank, f.op(f"call i64 @llvm.ctpop.i64(i64 {wide})"))
+        f.store("i64", i, f.gep("i64", order, rank))
+    return order
 
 
 def digit(f: Writer, key: str, byte: int) -> str:
