@@ -11,11 +11,11 @@ import sys
 import torch
 from torch._ops import OpOverload
 
-from torch_hlo.lazy import checks, decompose, dispatch, exchange, generator, optimizer_state, plain_sizes, views
+from torch_hlo.lazy import checks, decompose, dispatch, engine, exchange, generator, optimizer_state, plain_sizes, views
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import Arguments, Handler, call, handles, in_inference_mode, operands, outside_inference_mode
 from torch_hlo.lazy.meta import Meta, aten, meta_tensor
-from torch_hlo.lazy.storage import read, write, write_all
+from torch_hlo.lazy.storage import Array, read, write, write_all
 from torch_hlo.lazy.tensor import DEVICE, HloTensor, adopt, alias, fresh, make, to_cpu, upload
 from torch_hlo.lowering.graph import Node, Out
 
@@ -380,8 +380,15 @@ def copy_(args: tuple, kwargs: dict):
     if size != to.size:
         meta_tensor(to).copy_(torch.empty(size, device="meta"))  # raises if the sizes do not fit
         value = Out(Node(aten.expand.default, (value, list(to.size)), {}, (to.hlo,)))
-    write(target, value)
+    write(target, _recorded(value))
     return target
+
+
+def _recorded(value: Out | Array) -> Out | Array:
+    """The value of a whole tensor, for another one. A function that is being captured must see that it computes it, so there a copy is an op."""
+    if type(value) is Array and hasattr(engine.current(), "cut"):
+        return Out(Node(aten.clone.default, (value,), {}, (value.shape,)))
+    return value
 
 
 def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -399,7 +406,7 @@ def clone(args: tuple, kwargs: dict):
     new = _CLONES.get(key)
     if new is None:
         new = _CLONES[key] = dispatch.infer(aten.clone.default, args, kwargs).metas[0]
-    return fresh(new, read(x))  # a value never changes: the copy is another storage with the same value
+    return fresh(new, _recorded(read(x)))  # a value never changes: the copy is another storage with the same value
 
 
 _CLONES: dict[tuple, Meta] = {}

@@ -9,14 +9,13 @@ of its own, compiled for a single run. With the zeros in memory before the progr
 """
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from torch_hlo.lazy import engine
+from torch_hlo.lazy import engine, tracked
 from torch_hlo.lazy.dispatch import Handler
 from torch_hlo.lazy.meta import aten
 from torch_hlo.lazy.storage import FILLED, Array, Number, Storage
@@ -55,35 +54,42 @@ def note(storage: Storage) -> None:
 IMPLEMENTATIONS: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.Adam: "fused",  # and AdamW, a subclass
     torch.optim.NAdam: "capturable", torch.optim.RAdam: "capturable", torch.optim.Adamax: "capturable", torch.optim.ASGD: "capturable",
+    torch.optim.Adafactor: "",  # has no such option
 }  # fmt: skip
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
     _choose(optimizer)
-    for settings in _watching:
-        settings.add(optimizer)
+    for watcher in WATCHING:
+        watcher(optimizer)
 
 
 class Settings:
     """The options (learning rate, betas, …) with which optimizers stepped: what Python may change between two steps.
 
-    `places`: (optimizer, number of the group, name, position in a tuple or None); `values`: one for each. `inside`: the name of one that
-    did not have the same value before, at and after the optimizer's step, or "".
+    `places`: (optimizer, number of the group, name, position in a tuple or None); `values`: one for each. `assigned`: places that the function itself
+    set to a number which it computed (see tracked.py), and how.
     """
 
     def __init__(self) -> None:
         self.places: list[tuple[ref, int, str, int | None]] = []
         self.values: list = []
-        self.inside = ""
+        self.assigned: dict[tuple[ref, int, str], tracked.How] = {}
+        self.followed: set[int] = set()  # values of which it is known what they change
+        self.groups: list[list[int]] = []  # values that one number of the graph is, as long as they agree
+        self._owners: set[ref] = set()
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to step."""
         owner = ref(optimizer)
-        if any(place[0] == owner for place in self.places):  # it steps twice
+        if owner in self._owners:  # it steps twice
             return
+        self._owners.add(owner)
         for g, group in enumerate(optimizer.param_groups):
             for name, value in group.items():
-                if isinstance(value, (int, float)):
+                if type(value) in tracked.TRACKED:
+                    self.assigned[owner, g, name] = value.how
+                elif isinstance(value, (int, float)):
                     self.places.append((owner, g, name, None))
                 elif isinstance(value, tuple):
                     self.places.extend((owner, g, name, i) for i in range(len(value)))
@@ -100,46 +106,83 @@ class Settings:
             return None
         return values
 
-    def compare(self, before: list | None) -> None:
-        """The function that was watched has returned. `before`: what these options were when it was called, if they were known."""
-        for known in (before, self.present()):
+    def end(self) -> None:
+        """The function has returned: what it set are plain numbers from here on."""
+        for (owner, g, name), _ in self.assigned.items():
+            value = owner().param_groups[g][name]
+            if type(value) in tracked.TRACKED:
+                self.assigned[owner, g, name] = value.how
+                owner().param_groups[g][name] = tracked.plain(value)
+
+    def assign(self, sources: Sequence) -> None:
+        """Set what the function sets."""
+        for (owner, g, name), how in self.assigned.items():
+            owner().param_groups[g][name] = how.value(sources)
+
+    def inside(self, before: list | None, scheduled: bool) -> str:
+        """Why a replay does not know the options, or "": one had another value before the call (`before`, if known), or has after it, than at the optimizer's
+        step, and no schedule (`scheduled`) has done that."""
+        for known in (before, None if scheduled else self.present()):
             if known is not None and len(known) == len(self.values):
                 changed = [place for place, a, b in zip(self.places, known, self.values) if a != b]
                 if changed:
-                    self.inside = f"{changed[0][2]!r} of {type(changed[0][0]()).__name__}"
+                    return f"{changed[0][2]!r} of {type(changed[0][0]()).__name__} changes inside the function, which a replay does not run; step the schedule outside"
+        return ""
 
     def same(self, other: Settings) -> bool:
         return self.places == other.places and self.values == other.values
 
+    def alike(self, other: Settings, old, new) -> Callable[[Sequence, Sequence], int | float] | None:
+        """How a number that was `old` there and is `new` here follows from the options: one of them, or its negative. None if it does not."""
+        if self.places != other.places:
+            return None
+        for sign in (1, -1):
+            alike = [k for k, pair in enumerate(zip(other.values, self.values)) if pair == (sign * old, sign * new)]
+            if alike:
+                self.followed.update(alike)
+                self.groups.append(alike)
+                return lambda options, sources, sign=sign, k=alike[0]: sign * options[k]
+        return None
 
-_watching: list[Settings] = []
+    def inherit(self, other: Settings) -> bool:
+        """Know what another call with these options knew. False if they are others."""
+        if self.places != other.places:
+            return False
+        self.followed, self.groups = set(other.followed), list(other.groups)
+        return True
+
+    def followable(self) -> list | None:
+        """What the options are now; None if one has changed of which it is not known what it changes, or is gone."""
+        present = self.present()
+        if present is None or present == self.values:
+            return present
+        if any(a != b and k not in self.followed for k, (a, b) in enumerate(zip(present, self.values))):
+            return None
+        for group in self.groups:
+            if len({present[k] for k in group}) > 1 or type(present[group[0]]) is bool or not isinstance(present[group[0]], (int, float)):
+                return None
+        return present
 
 
-@contextlib.contextmanager
-def watching() -> Iterator[Settings]:
-    """Collects the options of every optimizer that steps within the block."""
-    settings = Settings()
-    _watching.append(settings)
-    try:
-        yield settings
-    finally:
-        _watching.remove(settings)
+WATCHING: list[Callable[[torch.optim.Optimizer], None]] = []  # are told of every optimizer that is about to step
 
 
 def _choose(optimizer: torch.optim.Optimizer) -> None:
-    """Set the implementation where the user left it open."""
+    """Set the implementation where the user left it open, and keep counts of steps on the device."""
     option = next((o for kind, o in IMPLEMENTATIONS.items() if isinstance(optimizer, kind)), None)
     if option is None:
         return
     for group in optimizer.param_groups:
-        # Not when the user asked for an implementation: foreach, fused, capturable and differentiable are unset by default.
-        if group.get("foreach") is None and group.get("fused") is None and not group.get("capturable") and not group.get("differentiable"):
-            parameters = group["params"]
-            if parameters and all(type(p) is HloTensor for p in parameters):
-                group[option if all(p.is_floating_point() for p in parameters) else "capturable"] = True  # complex numbers are not fused
-                for p in parameters:  # state from a checkpoint, or from before the model moved
-                    for name in _COUNTS & optimizer.state.get(p, {}).keys():
-                        optimizer.state[p][name] = torch.as_tensor(optimizer.state[p][name], dtype=torch.float32).to(p.device)
+        parameters = group["params"]
+        if not parameters or group.get("fused") or group.get("capturable") or group.get("differentiable") or not all(type(p) is HloTensor for p in parameters):
+            continue
+        if option in group:
+            # Where the user chose an implementation, that one counts on the device; complex numbers are not fused.
+            left_open = group.get("foreach") is None and group.get("fused") is None
+            group[option if left_open and all(p.is_floating_point() for p in parameters) else "capturable"] = True
+        for p in parameters:  # state from a checkpoint, or from before the model moved
+            for name in _COUNTS & optimizer.state.get(p, {}).keys():
+                optimizer.state[p][name] = torch.as_tensor(optimizer.state[p][name], dtype=torch.float32).to(p.device)
 
 
 _COUNTS = {"step", "mu_product", "eta", "mu"}  # state that PyTorch keeps on the CPU unless an option says otherwise

@@ -326,19 +326,26 @@ def _cut(bindings: list[Binding], donate: bool) -> tuple[Graph, list[int], tuple
     return graph, places, dead, _aliases(graph, graph.leaves, dead, bindings, places)
 
 
+def evaluate(storages: Sequence[Storage]) -> None:
+    """Run what these storages need, and overwrite nothing: the arrays that they had stay valid."""
+    _evaluate(storages)
+
+
 def run_again(
-    graph: Graph, leaves: Sequence[Array], numbers: Sequence[Number], storages: Sequence[Storage], places: Sequence[int], known: dict[tuple[int, ...], Compiled]
-) -> bool:
+    graph: Graph, leaves: Sequence[Array], numbers: Sequence[Number], storages: Sequence[Storage], places: Sequence[int], known: dict[tuple[int, ...], Compiled],
+    ending: Sequence[Storage] | None = (),
+) -> bool:  # fmt: skip
     """Launch a graph that ran before on other arrays and numbers; storage i gets output `places[i]`. Nothing may be pending. `known`: the caller's memory
-    of the programs by which leaves die. False, and nothing done, where the step has to be recorded."""
+    of the programs by which leaves die; `ending`: storages that end with this step, None if nothing may be overwritten. False, and nothing done, where the
+    step has to be recorded."""
     executor.throttle()
     with RECORDING:
         _surface()
         if spmd.active or any(type(leaf) is not Array for leaf in leaves):  # another thread has just recorded a new value
             return False
-        given = set(map(id, storages))
+        given = {*map(id, storages), *map(id, ending or ())}
         dead = []
-        for i, leaf in enumerate(leaves):
+        for i, leaf in enumerate(leaves if ending is not None else ()):
             for owner in leaf.owners:
                 storage = owner()
                 if storage is not None and storage.value is leaf and id(storage) not in given:

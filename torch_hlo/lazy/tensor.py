@@ -69,6 +69,18 @@ class HloTensor(torch.Tensor):
         answer = getattr(engine.current(), "item", None)  # a step that is being captured may hand the number back without knowing it
         return torch.Tensor.item(self) if answer is None else answer(self)
 
+    def __bool__(self):
+        return _seen(self, torch.Tensor.__bool__)
+
+    def __int__(self):
+        return _seen(self, torch.Tensor.__int__)
+
+    def __float__(self):
+        return _seen(self, torch.Tensor.__float__)
+
+    def __index__(self):
+        return _seen(self, torch.Tensor.__index__)
+
     def tolist(self):
         return self.detach().cpu().tolist()
 
@@ -123,6 +135,15 @@ class HloTensor(torch.Tensor):
         from torch_hlo.lazy.serialization import set_storage
 
         return set_storage(self, source, storage_offset, size, stride)
+
+
+def _seen(tensor: HloTensor, number: Callable):
+    """A number that Python's code gets to see; numbers that PyTorch's C++ code asks for end up in an op."""
+    seen = getattr(engine.current(), "seen", None)  # a step that is being captured
+    if seen is None:
+        return number(tensor)
+    with seen():
+        return number(tensor)
 
 
 def handle(func, args, kwargs):  # replaced by dispatch, which needs this class

@@ -1,0 +1,418 @@
+"""What a captured call recorded, and how it is computed again: see capture.py.
+
+A call is one graph, or several where Python asked for values between: `Segment`s, each a program. A replay launches them in turn, reads the values, and compares the answers that
+Python got from them. Until the last comparison nothing is overwritten, so a call that takes another way leaves everything as it was.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from weakref import ref
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_hlo.lazy import engine, explain, generator, tracked
+from torch_hlo.lazy import meta as metas
+from torch_hlo.lazy.fingerprint import Graph, collect
+from torch_hlo.lazy.storage import LOCK, Array, Number, Storage, pending, pending_storages
+from torch_hlo.lazy.surroundings import Surroundings
+from torch_hlo.lazy.tensor import HloTensor, make, to_cpu
+from torch_hlo.lowering.graph import Node, Out
+from torch_hlo.lowering.registry import HLO_TO_TORCH
+
+
+class Different(Exception):
+    """The values of this call are not those for which a trace was made."""
+
+
+def reference(storage: Storage) -> ref:
+    """A weak reference that can be looked up when its storage is gone."""
+    r = ref(storage)
+    hash(r)
+    return r
+
+
+def _hashed(r: ref) -> bool:
+    try:
+        hash(r)
+    except TypeError:  # it died before anybody asked
+        return False
+    return True
+
+
+class Segment:
+    """What was recorded up to a read, or up to the end: a graph, the storages that it writes, the values read after it.
+
+    `checks`: (how, answer) of what Python compared while it was recorded; `reads`: (reference to a storage, metadata, view) of each value.
+    """
+
+    def __init__(self, log: tracked.Log, known: int, uploads: list) -> None:
+        storages = [s for s in pending_storages() if type(s.value) is Out and s.value.array is None]
+        outs = {(id(s.value.node), s.value.index): s.value for s in storages}
+        self.graph: Graph = collect(sorted(outs.values(), key=lambda out: (out.node.serial, out.index)))  # as a step orders its results
+        order = {(id(o.node), o.index): i for i, o in enumerate(self.graph.outputs)}
+        self.written = [(reference(s), s.meta) for s in storages]
+        self.outs = [s.value for s in storages]
+        self.output_of = [order[id(o.node), o.index] for o in self.outs]
+        self.owners = [[r for r in leaf.owners if _hashed(r)] for leaf in self.graph.leaves]
+        # Constants outlive the call, so that no program takes their memory for a result.
+        self.constants = {
+            i: Storage(leaf, metas.contiguous(leaf.shape.dims, HLO_TO_TORCH[leaf.shape.dtype]))
+            for i, leaf in enumerate(self.graph.leaves)
+            if all(r() is None for r in leaf.owners) and (not leaf.owners or any(leaf.data is b for b in uploads))
+        }
+        self.dead = [not leaf.held() for leaf in self.graph.leaves]
+        self.random = _random_numbers(self.graph)
+        self.numbers = [n.value for n in self.graph.numbers]
+        self.varying: dict[int, Callable] = {}  # number -> what gives it for (options of optimizers, sources): see Trace.difference
+        self.checks = log.answers[known:]
+        self.sources = len(log.sources)  # numbers that are known when it is launched
+        self.reads: list[tuple[ref, metas.Meta, object]] = []
+        self.programs: dict = {}
+        self.leaf_at: list[int] = []
+        self.output_at: list[int] = []
+        self.read_at: list[int] = []
+        self.ending: list[int] = []  # places whose storages end with this segment
+        self.keeps = False  # a later comparison may undo it
+
+
+class Trace:
+    """One recorded call: its segments, where their inputs come from, and where their outputs go.
+
+    A place is ("argument", i), ("storage", reference), ("gradient", parameter): what it had before the call, or one that a replay makes: ("new", i),
+    ("made", parameter): its gradient after the call.
+    """
+
+    def __init__(self, name: str, segments: list[Segment], flat: list, form, inputs: list[Storage], offset: int, surroundings: Surroundings, log: tracked.Log) -> None:
+        self.name, self.segments, self.form, self.surroundings, self.log = name, segments, form, surroundings, log
+        self.offset, self.drawn = offset, generator.default.get_offset() - offset
+        self.arguments = {id(s): i for i, s in enumerate(inputs)}
+        self.metas = {r: meta for s in segments for r, meta in s.written}
+        self.made = surroundings.gradients.place(self.metas)  # reference to a storage -> place
+        self.returned = list(dict.fromkeys(reference(r._storage) for r in flat if isinstance(r, HloTensor)))
+        self.numbered: dict[ref, int] = {}
+        self.ends = [isinstance(r, HloTensor) and r.requires_grad and not r.is_leaf for r in flat]
+        flat = [make(r._meta, r._storage, r._view) if end else r for r, end in zip(flat, self.ends)]  # the graph of autograd, and what it saved, goes
+        self.flat = flat
+
+    def place(self) -> None:
+        """Find the places. The call is over, and its temporary values are gone."""
+        segments = self.segments
+        leaves = [[("constant", x) if i in s.constants else self._origin(x, s.owners[i]) for i, x in enumerate(s.graph.leaves)] for s in segments]
+        outputs = [[self._place(r) for r, _ in s.written] for s in segments]
+        reads = [[self._place(r) for r, _, _ in s.reads] for s in segments]
+        shared = {tuple([self._place(r) for r in owners if r() is not None]) for s in segments for owners in s.owners if len(owners) > 1}
+        shared = {group for group in shared if len(group) > 1 and not any(p[0] in ("new", "made") for p in group)}
+        self.results = []
+        for r in self.flat:
+            if isinstance(r, HloTensor):
+                self.results.append((self._place(reference(r._storage)), r._meta, r._view))
+            elif type(r) in tracked.TRACKED:
+                self.results.append((("number", r.how), None, None))
+            else:
+                self.results.append((("value", r), None, None))
+        every = [*(p for one in (*leaves, *outputs, *reads, *shared) for p in one), *(r[0] for r in self.results)]
+        places = {p: i for i, p in enumerate(dict.fromkeys(p for p in every if p[0] not in ("constant", "number", "value")))}
+        self.places = list(places)
+        self.leaves, self.outputs, self.reads = leaves, outputs, reads
+        self.shared = [[places[p] for p in group] for group in shared]  # places that had one array
+        new = {self._place(r): meta for r, meta in self.metas.items()}
+        self.new_metas = {places[p]: meta for p, meta in new.items() if p[0] in ("new", "made") and p in places}
+        self.result_at = [places.get(r[0], -1) for r in self.results]
+        final = set(self.result_at)
+        for s, mine, written, read in zip(segments, leaves, outputs, reads):
+            s.leaf_at, s.output_at, s.read_at = ([places.get(p, -1) for p in found] for found in (mine, written, read))
+            s.given = [None if at >= 0 else p for at, p in zip(s.leaf_at, mine)]
+            s.ending = [at for at, dead in zip(s.leaf_at, s.dead) if dead and at in self.new_metas and at not in final]
+        for i, s in enumerate(segments):  # what can be compared early is
+            for check in s.checks:
+                first = next(x for x in segments if check[0].last() < x.sources)
+                if first is not s:
+                    first.checks = [*first.checks, check]
+            s.checks = [c for c in s.checks if not any(c[0].last() < x.sources for x in segments[:i])]
+        for i, s in enumerate(segments):
+            s.keeps = any(after.checks for after in segments[i + 1 :])
+        self.gradients = [(at, p[1]) for at, p in enumerate(self.places) if p[0] == "made"]
+        self.answers = (*self.surroundings.assumed.answers, *[a for _, a in self.log.answers])
+        self.owned = {p for p in self.places if p[0] == "storage"}
+        del self.arguments, self.metas, self.returned, self.flat
+
+    def _place(self, r: ref) -> tuple:
+        """The place of a storage that lives, or that the call wrote to."""
+        storage = r()
+        if storage is not None and id(storage) in self.arguments:
+            return "argument", self.arguments[id(storage)]
+        if r in self.made:
+            return self.made[r]
+        if r in self.metas and (storage is None or r in self.returned):
+            return "new", self.numbered.setdefault(r, len(self.numbered))
+        return "storage", r
+
+    def _origin(self, leaf: Array, owners: Sequence[ref]) -> tuple:
+        """Where a leaf's array came from."""
+        found = [self._place(r) for r in owners]
+        for p in found:
+            if p[0] != "storage":
+                return p
+        lives = [p for p in found if p[1]() is not None]
+        if lives:
+            return lives[0]
+        return found[0] if found else ("storage", reference(Storage(leaf, metas.contiguous(leaf.shape.dims, HLO_TO_TORCH[leaf.shape.dtype]))))  # gone
+
+    def storages(self, inputs: Sequence[Storage]) -> list[Storage | None] | None:
+        """The storages of `places` (None for one that a replay makes); None if a tensor that the call read or wrote is gone."""
+        found: list[Storage | None] = []
+        for kind, x in self.places:
+            if kind == "argument":
+                storage = inputs[x]
+            elif kind == "new":
+                found.append(None)
+                continue
+            elif kind == "storage":
+                storage = x()
+            else:
+                parameter = x()
+                gradient = None if parameter is None else parameter.grad
+                storage = None if gradient is None else gradient._storage
+                if kind == "made":
+                    if storage is not None and (gradient._view is not None or storage.meta is not self.new_metas[len(found)]):
+                        storage = None
+                    found.append(storage)
+                    continue
+            if storage is None:
+                return None
+            found.append(storage)
+        for first, *others in self.shared:
+            if any(found[at].value is not found[first].value for at in others):
+                return None
+        return found
+
+    def prune(self) -> None:
+        """Let arrays forget the storages that have another value by now."""
+        with LOCK:
+            for storage in [p[1]() for p in self.owned]:
+                if storage is not None and type(array := storage.value) is Array and len(array.owners) > 1:
+                    array.owners = tuple([r for r in array.owners if (s := r()) is not None and s.value is array])
+
+    def difference(self, before: Trace) -> str | None:
+        """Why this call and the one before are not the same program on the same tensors; None if they are."""
+        mine, other = self.surroundings, before.surroundings
+        if self.log.shown:
+            return self.log.shown
+        if mine.inside:
+            return mine.inside
+        if len(self.segments) != len(before.segments):
+            return "Python asked for another number of values"
+        rest = ((), "", "")
+        self._values, before_values = _by_value(self.log.made), _by_value(before.log.made)
+        inherited = mine.settings.inherit(other.settings)
+        for s, b in zip(self.segments, before.segments):
+            if s.graph.key != b.graph.key:
+                sources = [n.source for n in s.graph.nodes]
+                return "the graph differs between calls: " + explain.difference((s.graph.key, *rest), (b.graph.key, *rest), sources)
+            s.varying = dict(b.varying) if inherited else {}
+            s.checks = [c for c in s.checks if c[0].function is not _same]
+            for i, (new, old) in enumerate(zip(s.numbers, b.numbers)):
+                if i not in s.random and not self._follows(s, i, old, new, before, before_values):
+                    user = self._user(s, s.graph.numbers[i])
+                    return f"the number {old!r}, now {new!r}, used by {user}, is computed in Python; keep it in a tensor (optimizers: capturable=True)"
+        for s, new_leaves, old_leaves in zip(self.segments, self.leaves, before.leaves):
+            for leaf, new, old in zip(s.graph.leaves, new_leaves, old_leaves):
+                if new[0] != old[0] or new[0] != "constant" and not new[1] == old[1] or new[0] == "constant" and not _equal(new[1], old[1]):
+                    return (
+                        f"{self._user(s, leaf)} reads another tensor ({leaf.shape}) at each call; pass it as an argument, or write it in place "
+                        "(gradients: zero_grad() inside the function, or set_to_none=False)"
+                    )
+        values = [[r[0][1] for r in t.results if r[0][0] == "value"] for t in (self, before)]
+        if self.form != before.form or values[0] != values[1] or [r[0][0] for r in self.results] != [r[0][0] for r in before.results]:
+            return f"it returned {values[1]}, now {values[0]}"
+        written = [[p for one in t.outputs for p in one if p[0] in ("argument", "made")] for t in (self, before)]
+        if self.drawn != before.drawn or not written[0] == written[1]:
+            return "it wrote to other tensors"
+        mine.learn(other)
+        for i, s in enumerate(self.segments):
+            s.keeps = any(after.checks for after in self.segments[i + 1 :])
+        return None
+
+    def _follows(self, s: Segment, i: int, old, new, before: Trace, before_values: dict) -> bool:
+        """Whether number i follows from what a replay knows: it is the same as before, an option of an optimizer (or its negative: alpha=-lr), or a number
+        that Python computed from others."""
+        for sign in (1, -1):
+            alike = [k for k in self._values.get(sign * new, ()) if k in before_values.get(sign * old, ()) and self.log.made[k][0].last() < s.sources]
+            if alike:
+                hows = [self.log.made[k][0] for k in alike]
+                if new == old:  # perhaps the same by chance
+                    s.checks += [(tracked.How(_same, (how, sign * new)), True) for how in hows]
+                    return True
+                s.checks += [(tracked.How(_same, (hows[0], how)), True) for how in hows[1:]]
+                s.varying[i] = lambda options, sources, how=hows[0], sign=sign: sign * how.value(sources)
+                return True
+        if new == old:
+            return True
+        settings = self.surroundings.settings.alike(before.surroundings.settings, old, new)
+        if settings is None:
+            return False
+        s.varying[i] = settings
+        return True
+
+    def _user(self, s: Segment, leaf) -> str:
+        for n in s.graph.nodes:
+            if any(v is leaf for v in pytree.tree_leaves((n.args, n.kwargs), is_leaf=lambda v: isinstance(v, (Array, Number, Out)))):
+                return f"{n.target} at {n.source or 'an unknown line'}"
+        return "an operation"
+
+    def replay(self, storages: list[Storage | None], options: list, sources: list):
+        """Compute again on present values, and give storages their new ones. `storages` (changed), `options`: see the methods that make them;
+        `sources`: numbers given to the call (changed). Raises Different, and changes nothing, where Python would have taken another way."""
+        current = engine.current()
+        if pending():
+            current.mark_step()
+        first, seed = generator.default.get_offset(), generator.default.initial_seed()
+        if self.drawn:
+            generator.default.set_offset(first + self.drawn)
+        made = {at for at in self.new_metas if storages[at] is None}
+        before: list[tuple[Storage, Array]] = []
+        try:
+            for s in self.segments:
+                for how, answer in s.checks:
+                    if how.value(sources) != answer:
+                        raise Different
+                numbers = s.graph.numbers
+                if s.random or s.varying:
+                    numbers = self._numbers(s, options, sources, first, seed)
+                self._run(current, s, storages, numbers, before)
+                if s.reads:
+                    values = to_cpu([make(meta, storages[at], view) for at, (_, meta, view) in zip(s.read_at, s.reads)])
+                    sources += [v.item() for v in values]
+                for at in s.ending:
+                    storages[at] = None
+        except (Different, ArithmeticError, ValueError):
+            for storage, array in reversed(before):
+                storage.replace(array)
+            generator.default.set_offset(first)
+            raise
+        for at, parameter in self.gradients:
+            if at in made:
+                storage = storages[at]
+                parameter().grad = make(storage.meta, storage)
+        self.surroundings.settle(sources)
+        results = []
+        for (where, meta, view), at in zip(self.results, self.result_at):
+            if at >= 0:
+                results.append(make(meta, storages[at], view))
+            else:
+                results.append(where[1].value(sources) if where[0] == "number" else where[1])
+        return self.pack(results)
+
+    def _numbers(self, s: Segment, options: list, sources: list, first: int, seed: int) -> list[Number]:
+        """The numbers of a segment with the present options, sources and state of the generator."""
+        numbers = list(s.graph.numbers)
+        for i, compute in s.varying.items():
+            numbers[i] = Number(compute(options, sources), numbers[i].dtype)
+        for i, kind in s.random.items():
+            if kind == "seed":
+                numbers[i] = Number(seed - (1 << 64) if seed >> 63 else seed, "s64")
+            else:
+                numbers[i] = Number(numbers[i].value - self.offset + first, "s64")
+        return numbers
+
+    def _run(self, current, s: Segment, storages: list[Storage | None], numbers: list[Number], before: list) -> None:
+        if not s.outs:
+            return
+        leaves = [p[1] if at < 0 else storages[at].value for at, p in zip(s.leaf_at, s.given)]
+        for at in s.output_at:
+            if storages[at] is None:
+                meta = self.new_metas[at]
+                storages[at] = Storage(Array(meta.hlo, None), meta)  # its value comes with the launch
+            elif s.keeps:
+                before.append((storages[at], storages[at].value))
+        outputs = [storages[at] for at in s.output_at]
+        again = getattr(current, "run_again", None)
+        ending = [storages[at] for at in s.ending]
+        if again is not None and again(s.graph, leaves, numbers, outputs, s.output_of, s.programs, None if s.keeps else ending):
+            return
+        self._record(s, leaves, numbers, outputs)
+        if s.keeps and again is not None:
+            current.evaluate(outputs)
+        else:
+            for at in s.ending:
+                storages[at] = None
+            del ending, leaves
+            current.mark_step()
+
+    def pack(self, flat: list):
+        """What the function returns, of the tensors in it."""
+        if any(self.ends):
+            flat = [_Ended.apply(_ANCHOR, self.name, lambda r=r: r) if end else r for r, end in zip(flat, self.ends)]
+        return pytree.tree_unflatten(flat, self.form)
+
+    def first(self):
+        """The result of the call that was traced."""
+        return self.pack([tracked.plain(r) for r in self.flat])
+
+    def _record(self, s: Segment, leaves: list[Array], numbers: list[Number], outputs: list[Storage]) -> None:
+        """Record the graph on these leaves and numbers, as the pending values of `outputs`."""
+        values: dict[int, object] = dict(zip(map(id, s.graph.leaves), leaves))
+        values.update(zip(map(id, s.graph.numbers), numbers))
+        made: dict[int, Node] = {}
+
+        def value(x):
+            kind = type(x)
+            if kind is Out:
+                return Out(made[id(x.node)], x.index) if id(x.node) in made else values[id(x.array)]
+            if kind is Array or kind is Number:
+                return values[id(x)]
+            if kind is list or kind is tuple:
+                return [value(v) for v in x]
+            return x
+
+        for n in s.graph.nodes:
+            made[id(n)] = Node(n.target, tuple([value(a) for a in n.args]), {k: value(v) for k, v in n.kwargs.items()} if n.kwargs else n.kwargs, n.outs, n.source)
+        shared: dict[tuple[int, int], Out] = {}
+        for out, storage in zip(s.outs, outputs):
+            storage.replace(shared.setdefault((id(out.node), out.index), Out(made[id(out.node)], out.index)))
+
+
+class _Ended(torch.autograd.Function):
+    """A result that needs gradients, of a function whose backward pass is over, or was never recorded."""
+
+    @staticmethod
+    def forward(ctx, anchor: torch.Tensor, name: str, result: Callable[[], HloTensor]) -> HloTensor:
+        ctx.name = name
+        return result()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise RuntimeError(f"torch_hlo.compile: a result of {ctx.name} has no graph to go back through; call backward() or torch.autograd.grad() inside {ctx.name}")
+
+
+_ANCHOR = torch.zeros((), requires_grad=True)
+
+
+def _same(a, b) -> bool:
+    return a == b
+
+
+def _by_value(made: Sequence[tuple[tracked.How, int | float]]) -> dict[int | float, list[int]]:
+    found: dict[int | float, list[int]] = {}
+    for k, (_, value) in enumerate(made):
+        found.setdefault(value, []).append(k)
+    return found
+
+
+def _random_numbers(graph: Graph) -> dict[int, str]:
+    """Numbers of the graph that are the default generator's: position -> seed or offset."""
+    position = {id(n): i for i, n in enumerate(graph.numbers)}
+    found = {}
+    for n in graph.nodes:
+        for name in ("seed", "offset"):
+            x = n.kwargs.get(name)
+            if type(x) is Number:
+                found[position[id(x)]] = name
+    return found
+
+
+def _equal(a: Array, b: Array) -> bool:
+    """True if two arrays hold the same bytes."""
+    engine.current().synchronize()
+    return a is b or a.data is not None and b.data is not None and bytes(a.data.bytes) == bytes(b.data.bytes)
