@@ -549,6 +549,8 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
             cut = gemm.partition(t, tiles, p.m, p.n, p.k, batch, (plan.form_a, plan.form_b), all(d[1] == 0 for d in p.batch))
         else:
             cut = gemm.cut(t, tiles, p.n, *map(int, way.split("x")))
+        if plan.form_a == "rows" and _hint(cut.columns_each, 0) >= IN_ROWS:
+            plan = replace(plan, form_a="transpose")
     local = finish is not None and _is_local(plan, p)
     if finish is not None and not local:
         pointers = [*pointers[:2], finish.sums()]
@@ -644,7 +646,7 @@ def _swapped(p: Product) -> Product:
 
 
 CONFLICT = 4096  # rows of A these bytes apart would share one set of L1
-IN_ROWS = 256  # columns from which on a packed tile of A, of which a multiplication takes elements as operands, is faster than rows of A where they are
+IN_ROWS = 384  # columns of an item from which on A is packed: multiplications take elements of a packed tile as operands
 FAR = 8192  # bytes between rows of B from which on a packed copy is faster than reading it in place
 
 
@@ -668,7 +670,7 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
     heights = gemm.tile_heights(t, p.m)
     static = isinstance(p.m, int)
     unroll = 2 if isinstance(p.k, int) and p.k % 2 == 0 else 1
-    if form_a == "transpose" and static and not sources[0].steps and isinstance(p.a[0], int) and p.a[0] * t.itemsize % CONFLICT and _hint(p.n, IN_ROWS) < IN_ROWS:
+    if form_a == "transpose" and static and not sources[0].steps and isinstance(p.a[0], int) and p.a[0] * t.itemsize % CONFLICT:
         form_a = "rows"
     if static and _few(p.m, p.k, t) and p.a[1] == 1 and p.b[1] == 1 and t.is_float and p.n != 1:
         return Plan("rows", form_a, form_b, (p.m,), 1)
