@@ -6,6 +6,7 @@ import torch
 import torch._dynamo as dynamo
 from torch import nn
 
+import torch_hlo.debug
 from torch_hlo.compiler.passes.attention import attention_of
 from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.dynamo.call import Caller
@@ -111,6 +112,19 @@ def test_weights_that_are_returned(programs) -> None:
     torch.testing.assert_close(torch.autograd.grad(got[0].sum() + got[1].square().sum(), (q, k, v)), torch.autograd.grad(want[0].sum() + want[1].square().sum(), (q, k, v)),
                                rtol=1e-4, atol=1e-5)  # fmt: skip
     assert not [x for p in programs for x in p if attention_of(x)]
+
+
+def test_hlo_tensors() -> None:
+    """Their forward and backward are one program, in which attention is found as a whole."""
+    dynamo.reset()
+    q, k, v, _ = arrays()
+    fn = torch.compile(lambda q, k, v: torch.softmax(q @ k.mT / 4, -1) @ v, backend="hlo")
+    args = [x.detach().to("hlo").requires_grad_() for x in (q, k, v)]
+    got = torch.autograd.grad(fn(*args).sin().sum(), args)
+    text = torch_hlo.debug.optimized_text(got)
+    assert [kind for kind in ("forward", "backward") if f'"attention":"{kind}"' in text.replace("\\", "")] == ["forward", "backward"]
+    want = torch.autograd.grad((torch.softmax(q @ k.mT / 4, -1) @ v).sin().sum(), (q, k, v))
+    torch.testing.assert_close([x.cpu() for x in got], list(want), rtol=1e-4, atol=1e-5)
 
 
 def test_sizes_that_vary() -> None:

@@ -48,6 +48,8 @@ def _recomputed(graph: fx.Graph, gradient: fx.Node) -> bool:
     path: list[fx.Node] = []
     softmax = _through_views(w, [])
     shape = gradient.meta["val"].shape
+    if gradient.meta["val"].device.type != "cpu":  # kernels of a GPU are not found by structure; graphs on hlo tensors become one program
+        return False
     if softmax.target is not aten._softmax.default or dim not in (-1, len(shape) - 1) or len(shape) < 3 or softmax.args[0].meta["val"].dtype not in _FLOATS:
         return False
     if any(isinstance(n, int) and n < _FEW for n in shape[-2:]) or not _scores(softmax.args[0], path):
