@@ -170,6 +170,19 @@ def test_pieces_of_a_split_add_up():
         torch.testing.assert_close(compiled(*args), fn(*args))
 
 
+def test_sizes_that_only_guards_make_equal():
+    """Slices of every other pixel meet in a concatenation: Dynamo guards that the length is even, which the sizes' expressions do not say."""
+
+    def focus(x):
+        return torch.cat([x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]], 1) * 2
+
+    compiled = torch.compile(focus, backend="hlo", dynamic=True)
+    for n in (8, 12):
+        x = torch.randn(2, 3, n, n)
+        torch.testing.assert_close(compiled(x), focus(x))
+
+
+
 def test_lengths_of_transforms_are_fixed():
     """Lengths of Fourier transforms have to be known: what varies beside them stays symbolic."""
     programs = []
