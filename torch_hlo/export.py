@@ -175,7 +175,7 @@ def _functional(ep: ExportedProgram) -> ExportedProgram:
     table = torch.export.default_decompositions()
     for op in [op for op in table if op in LOWERINGS]:
         del table[op]
-    table.update(decompositions())
+    table.update(decompositions(composite=True))
     return ep.run_decompositions(table)
 
 

@@ -105,19 +105,23 @@ backend.trace_networks(hlo)
 
 
 @functools.cache
-def decompositions() -> dict:
-    """PyTorch's decompositions, and ours, for everything that has no lowering of its own."""
-    # Without the composite ops of core_aten_decompositions(), which take 0.1 s to collect and never arrive: the dispatcher takes them apart.
-    from torch._decomp import _core_aten_decompositions_post_autograd, decomposition_table
+def decompositions(composite: bool = False) -> dict:
+    """PyTorch's decompositions, and ours, for everything that has no lowering of its own. `composite`: of composite ops as well, which exported programs hold. In
+    AOTAutograd's graphs the dispatcher has taken them apart, and collecting them takes 0.1 s."""
+    from torch._decomp import _core_aten_decompositions_post_autograd, core_aten_decompositions, decomposition_table
 
-    table = {**_core_aten_decompositions_post_autograd(), **encoder.DECOMPOSITIONS}
-    table.update({op: fn for op, fn in decomposition_table.items() if op not in table and op not in LOWERINGS and _is_functional(op)})
+    table = {**(core_aten_decompositions() if composite else _core_aten_decompositions_post_autograd()), **encoder.DECOMPOSITIONS}
+    table.update({op: fn for op, fn in decomposition_table.items() if op not in table and op not in LOWERINGS and _is_functional(op) and (composite or not _is_composite(op))})
     return {op: fn for op, fn in table.items() if op not in LOWERINGS}
 
 
 def _is_functional(op) -> bool:
     schema = getattr(op, "_schema", None)
     return schema is not None and not any(a.alias_info for a in schema.arguments) and torch.Tag.nondeterministic_seeded not in op.tags
+
+
+def _is_composite(op) -> bool:
+    return op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict) -> Callable:
