@@ -723,3 +723,22 @@ def test_copies_are_computed():
 
     kept = [fn(torch.full((3,), float(i)).to("hlo")) for i in range(5)]
     assert [y.tolist() for y in kept] == [[float(i)] * 3 for i in range(5)] and target.tolist() == [4.0] * 3
+
+
+@pytest.mark.parametrize("write", [lambda b, y: b.copy_(y), lambda b, y: b.add_(y), lambda b, y: b[1:].add_(y[1:])], ids=["copy", "add", "view"])
+def test_a_tensor_from_before_is_written_and_returned(write):
+    """What the call returns is the tensor that it wrote to, not one that each call makes."""
+    kept, plain = torch.zeros(4, device="hlo"), torch.zeros(4)
+
+    @torch_hlo.compile
+    def step(y):
+        write(kept, y)
+        return kept.detach()
+
+    for i in range(5):
+        y = torch.full((4,), float(i + 1))
+        result = step(y.to("hlo"))
+        write(plain, y)
+        assert torch.equal(result.cpu(), plain) and torch.equal(kept.cpu(), plain)
+    result.zero_()
+    assert not kept.cpu().any()

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_hlo.lazy import conditions, dispatch, engine, generator, tracked, visible
+from torch_hlo.lazy import conditions, dispatch, engine, generator, storage, tracked, visible
 from torch_hlo.lazy.replay import Different, Segment, Trace, reference
 from torch_hlo.lazy.storage import pending
 from torch_hlo.lazy.surroundings import Assumed, Surroundings, watching
@@ -136,6 +136,7 @@ class Captured:
         for t in before or ():
             t.prune()
         inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
+        storage.TRACES += 1
         start = generator.default.get_offset()
         sources, dispatch.SOURCE = dispatch.SOURCE, True
         surroundings = Surroundings(self.fn, before[0].surroundings if before else None, self.counted)

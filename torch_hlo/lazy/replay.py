@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo.lazy import engine, explain, generator, tracked
 from torch_hlo.lazy import meta as metas
+from torch_hlo.lazy import storage as memory
 from torch_hlo.lazy.fingerprint import Graph, collect
 from torch_hlo.lazy.storage import LOCK, Array, Number, Storage, pending, pending_storages
 from torch_hlo.lazy.surroundings import Surroundings
@@ -85,6 +86,7 @@ class Trace:
 
     def __init__(self, name: str, segments: list[Segment], flat: list, form, inputs: list[Storage], offset: int, surroundings: Surroundings, log: tracked.Log) -> None:
         self.name, self.segments, self.form, self.surroundings, self.log = name, segments, form, surroundings, log
+        self.call = memory.TRACES
         self.offset, self.drawn = offset, generator.default.get_offset() - offset
         self.arguments = {id(s): i for i, s in enumerate(inputs)}
         self.metas = {r: meta for s in segments for r, meta in s.written}
@@ -144,7 +146,7 @@ class Trace:
             return "argument", self.arguments[id(storage)]
         if r in self.made:
             return self.made[r]
-        if r in self.metas and (storage is None or r in self.returned):
+        if r in self.metas and (storage is None or r in self.returned and storage.traced == self.call):
             return "new", self.numbered.setdefault(r, len(self.numbered))
         return "storage", r
 
@@ -224,7 +226,10 @@ class Trace:
                         "(gradients: zero_grad() inside the function, or set_to_none=False)"
                     )
         values = [[r[0][1] for r in t.results if r[0][0] == "value"] for t in (self, before)]
-        if self.form != before.form or values[0] != values[1] or [r[0][0] for r in self.results] != [r[0][0] for r in before.results]:
+        kinds = [[r[0] if r[0][0] == "storage" else r[0][0] for r in t.results] for t in (self, before)]
+        if kinds[0] != kinds[1] and [k if type(k) is str else k[0] for k in kinds[0]] == [k if type(k) is str else k[0] for k in kinds[1]]:
+            return "it returned another tensor that is kept elsewhere"
+        if self.form != before.form or values[0] != values[1] or kinds[0] != kinds[1]:
             return f"it returned {values[1]}, now {values[0]}"
         written = [[p for one in t.outputs for p in one if p[0] in ("argument", "made")] for t in (self, before)]
         if self.drawn != before.drawn or not written[0] == written[1]:

@@ -25,6 +25,7 @@ from torch_hlo.lazy import views
 from torch_hlo.lowering.graph import Leaf, Lift, Out
 from torch_hlo.lowering.tape import LIFTS
 
+TRACES = 0  # calls of captured functions that were traced, the present one included (capture.py counts them)
 LOCK = threading.Lock()  # guards "compare value, then replace it"
 RECORDING = threading.RLock()  # one op is recorded, or one step cut, at a time; no thread that runs programs or compiles takes it
 _PENDING: deque[ref] = deque()
@@ -73,10 +74,10 @@ class Storage:
     (logically: `shape` in row-major order, whatever its strides); `meta` is that tensor's metadata.
 
     `views` caches the values of views of the present value; `device` is the index of the device; `sharding` is where the value lives, and any value
-    that replaces it (None: on one device).
+    that replaces it (None: on one device). `traced`: the captured call (see `TRACES`) in which it was made.
     """
 
-    __slots__ = ("value", "shape", "meta", "device", "version", "views", "freed", "sharding", "__weakref__")
+    __slots__ = ("value", "shape", "meta", "device", "version", "views", "freed", "sharding", "traced", "__weakref__")
 
     def __init__(self, value: Out | Array, meta, device: int = 0) -> None:
         self.value = value
@@ -87,6 +88,7 @@ class Storage:
         self.views: dict | None = None
         self.freed = False
         self.sharding = None
+        self.traced = TRACES
         if type(value) is Out:
             _PENDING.append(ref(self))
         else:
