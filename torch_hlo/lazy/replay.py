@@ -137,6 +137,10 @@ class Trace:
         self.gradients = [(at, p[1]) for at, p in enumerate(self.places) if p[0] == "made"]
         self.answers = (*self.surroundings.assumed.answers, *[a for _, a in self.log.answers])
         self.owned = {p for p in self.places if p[0] == "storage"}
+        read = {id(leaf) for s in segments for leaf in s.graph.leaves}
+        for out in (o for s in segments for o in (*s.graph.outputs, *s.outs)):
+            if id(out.array) not in read:
+                out.array = None  # only the call's results keep its values
         del self.arguments, self.metas, self.returned, self.flat
 
     def _place(self, r: ref) -> tuple:
