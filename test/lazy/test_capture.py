@@ -742,3 +742,15 @@ def test_a_tensor_from_before_is_written_and_returned(write):
         assert torch.equal(result.cpu(), plain) and torch.equal(kept.cpu(), plain)
     result.zero_()
     assert not kept.cpu().any()
+
+
+def test_results_of_traced_calls_are_let_go():
+    """Only the caller keeps them: a trace remembers what was computed, not the values."""
+    x = torch.ones(1 << 18, device="hlo")
+    torch_hlo.sync()
+    before = torch.hlo.memory_allocated()
+    step = torch_hlo.compile(lambda x: x * 2 + 1)
+    for _ in range(5):
+        result = step(x)
+        torch_hlo.sync()
+    assert torch.hlo.memory_allocated() - before < 2 * result.nbytes

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 def share(graph: fx.Graph) -> int:
     """Have equal calls computed once; returns how many calls that spares. Results that are returned stay apart: PyTorch sees them as different memory."""
     (output,) = graph.find_nodes(op="output")
-    writes = [n for n in graph.nodes if isinstance(n.target, OpOverload) and n.target._schema.is_mutable]
+    writes = {n for n in graph.nodes if isinstance(n.target, OpOverload) and n.target._schema.is_mutable}
     written = {_memory(x) for n in writes for x in n.all_input_nodes} - {None}
     returned = {_memory(x) for x in output.all_input_nodes} - {None}
     first: dict[tuple, fx.Node] = {}
@@ -28,7 +28,7 @@ def share(graph: fx.Graph) -> int:
         epoch += node in writes
         if node.op != "call_function" or not _is_pure(node.target) or _memory(node) in returned:
             continue
-        reads_written = any(_memory(x) in written for x in node.all_input_nodes)
+        reads_written = bool(written) and any(_memory(x) in written for x in node.all_input_nodes)
         key = (_key((node.target, node.args, node.kwargs)), reads_written and epoch)
         try:
             known = first.setdefault(key, node)

@@ -32,7 +32,7 @@ class Surroundings:
         self.gradients = Gradients(known.gradients.parameters if known is not None else ())
         self.schedules: list[tuple[ref, tuple, dict]] = []  # steps of learning rate schedules, to be done again
         self.state = State(fn, counted | known.state.summed if known is not None else counted)
-        self.assumed: Assumed = None  # type: ignore[assignment]
+        self.assumed: Assumed | None = None  # known when the call is over
         self.inside = ""
         self._before = known.settings.present() if known is not None else None
 
