@@ -45,6 +45,76 @@ def test_fingerprint_separates_its_parts():
     assert cache.fingerprint("ab", "c") == cache.fingerprint("ab", "c")
 
 
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A small package, written before this process began; `run()` imports its module in a process of its own and gives the answer of the code that ran."""
+    (tmp_path / "compiler" / "passes").mkdir(parents=True)
+    for name, text in (("compiler/passes/fold.py", "ANSWER = 1"), ("compiler/emit.py", "import sys"), ("compiler/notes.txt", "no code")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(config, "STARTED", time.time() + 10)
+    return tmp_path
+
+
+def run(package):
+    command = "import sys; sys.path.insert(0, sys.argv[1]); from compiler.passes.fold import ANSWER; print(ANSWER)"
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run([sys.executable, "-c", command, str(package)], capture_output=True, text=True, check=True, env=env).stdout.strip()
+
+
+def test_sources_digest_knows_every_text_and_name(package):
+    def digest():
+        return cache.sources_digest(str(package), ["compiler"])
+
+    first, fold = digest(), package / "compiler/passes/fold.py"
+    (package / "compiler/notes.txt").write_text("still none")
+    assert first == digest() != cache.sources_digest(str(package), ["compiler/passes"])
+    fold.write_text("ANSWER = 2")
+    second = digest()
+    fold.rename(fold.with_name("fold2.py"))
+    third = digest()
+    assert len({first, second, third, None}) == 4
+    assert cache.sources_digest(str(package), ["nothing"]) is None
+    (package / "empty").mkdir()
+    assert cache.sources_digest(str(package), ["empty"]) is None
+
+
+def test_sources_that_are_edited_have_no_digest(package, monkeypatch):
+    fold = package / "compiler/passes/fold.py"
+    now = fold.stat().st_ctime
+    monkeypatch.setattr(config, "STARTED", now - 5)
+    assert cache.sources_digest(str(package), ["compiler"]) is None
+    os.utime(fold, (now - 100, now - 100))  # as copies that keep times do: the file says that it is old
+    os.utime(package / "compiler/emit.py", (now - 100, now - 100))
+    assert cache.sources_digest(str(package), ["compiler"]) is None
+    monkeypatch.setattr(config, "STARTED", now + 5)
+    assert cache.sources_digest(str(package), ["compiler"]) is not None
+
+
+def test_bytecode_of_an_older_source_has_no_digest(package):
+    """An edit as long as the old text, within the second: Python goes on with the old one, under whose name nothing may be kept."""
+    fold = package / "compiler/passes/fold.py"
+    before = fold.stat().st_mtime_ns
+    assert run(package) == "1"
+    assert cache.sources_digest(str(package), ["compiler"]) is not None
+    (bytecode,) = (fold.parent / "__pycache__").iterdir()
+    fold.write_text("ANSWER = 2")
+    second = before // 10**9 * 10**9
+    os.utime(bytecode, ns=(second, second + 10**8))
+    os.utime(fold, ns=(second, second + 2 * 10**8))
+    assert run(package) == "1", "Python has begun to notice: the digest need not"
+    assert cache.sources_digest(str(package), ["compiler"]) is None
+    fold.write_text("ANSWER = 20")
+    assert run(package) == "20"
+    assert cache.sources_digest(str(package), ["compiler"]) is not None
+
+
+def test_an_edited_compiler_keeps_nothing(directory, monkeypatch):
+    monkeypatch.setattr(config, "STARTED", 0.0)
+    assert not cache.store(KEY, b"code")
+    monkeypatch.undo()
+    assert cache.store(KEY, b"code")
+
+
 def test_off(tmp_path):
     with config.override(CACHE=""):
         assert not cache.store(KEY, b"code")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import io
 import os
 import secrets
@@ -21,7 +22,7 @@ import stat
 import struct
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -47,34 +48,74 @@ def fingerprint(text: str, target: str, flags: str = "") -> str:
     return digest.hexdigest()
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_COMPILER = ("compiler", "hlo")  # what decides the code of a program whose text is given
+
+
 @cache
 def compiler_version() -> str:
-    """Digest of the sources that decide what code a program becomes, and of LLVM's version.
-
-    While the sources are being edited it is a random text: what this process has imported is not what the files say.
-    """
+    """Digest of the compiler's sources and of LLVM's version; a random text, so that nothing is found, where this process may run something else."""
     import llvmlite
 
-    package = os.path.dirname(os.path.dirname(__file__))
-    digest = hashlib.sha256(llvmlite.__version__.encode())
-    for part in ("compiler", "hlo"):
-        for path in sorted(_sources(os.path.join(package, part))):
-            digest.update(path[len(package):].encode() + b"\0")
-            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-                if os.fstat(file.fileno()).st_mtime > config.STARTED:
-                    return secrets.token_hex(32)
+    found = sources_digest(_PACKAGE, _COMPILER)
+    return secrets.token_hex(32) if found is None else f"{found} llvmlite {llvmlite.__version__}"
+
+
+def sources_digest(package: str, parts: Sequence[str]) -> str | None:
+    """Digest of the Python files in these folders of a package. None if there are none to read, or if what is imported may differ from what they say:
+    they were edited after this process began, or too soon after Python last looked at them."""
+    digest = hashlib.sha256()
+    files = 0
+    try:
+        for path, status, bytecode in _sources(package, parts):
+            if _changed(status) > config.STARTED or _is_stale(status, bytecode):
+                return None
+            digest.update(f"{path[len(package):]}\0{status.st_size}\0".encode())
+            with open(path, "rb", buffering=0) as file:
                 digest.update(file.read())
-    return digest.hexdigest()
+            files += 1
+    except OSError:
+        return None
+    return digest.hexdigest() if files else None
 
 
-def _sources(directory: str) -> Iterator[str]:
-    """Paths of the Python files below a directory."""
-    with os.scandir(directory) as items:
+def _edited() -> bool:
+    """Whether the compiler's sources were edited after this process began: modules that were imported since may be newer than the others."""
+    try:
+        return any(_changed(status) > config.STARTED for _, status, _ in _sources(_PACKAGE, _COMPILER))
+    except OSError:
+        return True
+
+
+def _changed(status: os.stat_result) -> float:
+    """When a file was last written. Copies and archives set the time of modification back, but not that of the change of the file's entry."""
+    return max(status.st_mtime, status.st_ctime)
+
+
+def _sources(package: str, parts: Sequence[str]) -> Iterator[tuple[str, os.stat_result, str]]:
+    """(path, status, path of the bytecode) of the Python files in these folders and below, in order. Raises OSError."""
+    folders = [os.path.join(package, part) for part in reversed(parts)]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(folder) as items:
+            items = sorted(items, key=lambda item: item.name)
+        folders += [item.path for item in reversed(items) if item.is_dir() and item.name != "__pycache__"]
+        front, _, end = importlib.util.cache_from_source(os.path.join(folder, "?.py")).rpartition("?")
         for item in items:
             if item.name.endswith(".py"):
-                yield item.path
-            elif item.is_dir() and item.name != "__pycache__":
-                yield from _sources(item.path)
+                yield item.path, item.stat(), f"{front}{item.name[:-3]}{end}"
+
+
+def _is_stale(status: os.stat_result, bytecode: str) -> bool:
+    """Whether Python takes older bytecode for that of this source: it compares the second of the last edit, and the size."""
+    try:
+        if os.stat(bytecode).st_mtime >= status.st_mtime:
+            return False
+        with open(bytecode, "rb") as file:
+            flags, second, size = struct.unpack("<4x3I", file.read(16))
+    except (OSError, struct.error):  # there is none
+        return False
+    return flags == 0 and second == int(status.st_mtime) & 0xFFFFFFFF and size == status.st_size & 0xFFFFFFFF
 
 
 # ---- reading and writing
@@ -95,7 +136,11 @@ def load(key: str) -> bytes | None:
 
 
 def store(key: str, data: bytes) -> bool:
-    """Write an entry; False if that was not possible. Never raises OSError."""
+    """Write an entry; False if that was not possible, or what made it has been edited while this process runs. Never raises OSError."""
+    return not _edited() and _store(key, data)
+
+
+def _store(key: str, data: bytes) -> bool:
     directory = folder(create=True)
     if directory is None or len(data) > min(_MAX_ENTRY, _limit()):
         return False
@@ -335,7 +380,7 @@ def import_archive(file: str | Path) -> tuple[int, int]:
             key = member.name.removesuffix(_SUFFIX)
             source = archive.extractfile(member) if member.isreg() and member.size <= _MAX_ENTRY and _is_key(key) else None
             data = _contents(source.read(), key) if source is not None else None
-            if data is not None and store(key, data):
+            if data is not None and _store(key, data):
                 added += 1
             else:
                 rejected += 1
