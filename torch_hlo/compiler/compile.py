@@ -33,7 +33,7 @@ def compile_module(
 ) -> Executable:
     """Compile for `target` (this machine). `optimize`: run the pipeline's passes first; without it every instruction is one step.
 
-    `dump(name, value)` gets "hlo:<pass>" with the module after each pass, and texts: "buffers", and "llvm" and "asm" per LLVM module.
+    `dump(name, value)` gets "hlo:<pass>" with the module after each pass that changed it, and texts: "buffers", and "llvm" and "asm" per LLVM module.
     `profile` is filled with the steps, and the code counts their time. Raises CodegenError for an instruction without code.
     """
     target = target or host()
@@ -53,7 +53,7 @@ def compile_module(
             from torch_hlo.compiler.pipeline import optimize as run_passes
             from torch_hlo.compiler.pipeline import passes_for
 
-            observe = None if dump is None else lambda name, m, _: dump(f"hlo:{name}", m)
+            observe = None if dump is None else lambda name, m, _: name == "input" or dump(f"hlo:{name}", m)
             module = run_passes(module, passes=passes_for(target), dump=observe, before_fusion=None if target.grid else begin)
         program, report = emit(module, target, profile, objects, program)
         compiled = objects.finish()

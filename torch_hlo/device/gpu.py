@@ -27,7 +27,6 @@ from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
 from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.compiler.pipeline import optimize, passes_for
 from torch_hlo.device import collective, cpu, runtime
 from torch_hlo.device.native import PROFILED
 from torch_hlo.device.runtime import Buffer, Observe, exiting
@@ -437,11 +436,7 @@ def compile_program(pool: DevicePool, module: Module, observe: Observe | None = 
             from torch_hlo.device import tuning
 
             complete = tuning.measure(pool.driver, lambda e: program(e, pool), module)
-        if observe is None:
-            executable = compile_module(module, target)
-        else:
-            optimized = optimize(module, passes=passes_for(target), dump=lambda name, m, ms: name != "input" and observe(f"hlo:{name}", m))
-            executable = compile_module(optimized, target, optimize=False, dump=observe)
+        executable = compile_module(module, target, dump=observe)
         if complete:
             cache.store(key, executable.to_bytes())
         made = program(executable, pool)

@@ -15,7 +15,6 @@ from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.target import Target, host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.device import collective, cpu, packed, runtime, stream
 from torch_hlo.device.buffer import Arena
 from torch_hlo.device.runtime import Buffer, Memory, Observe
@@ -141,7 +140,7 @@ def _program(module: Module, observe: Observe | None) -> NativeProgram:
     program = _stored(key) if observe is None and not config.get("CHECK") else None
     if program is None:
         complete = not tuned or _measured(module, target)
-        executable = _compile(module, target, observe)
+        executable = compile_module(module, target, dump=observe)
         if complete:
             cache.store(key, executable.to_bytes())
         program = NativeProgram(executable)
@@ -197,10 +196,3 @@ def _stored(key: str) -> NativeProgram | None:
     except (ValueError, RuntimeError, OSError):  # another version, or a library that the code needs is not here
         metrics.count("DiskCacheUnreadable")
         return None
-
-
-def _compile(module: Module, target: Target, observe: Observe | None) -> Executable:
-    if observe is None:
-        return compile_module(module, target)
-    optimized = optimize(module, dump=lambda name, m, ms: name != "input" and observe(f"hlo:{name}", m))
-    return compile_module(optimized, target, optimize=False, dump=observe)
