@@ -197,6 +197,20 @@ def test_picking_few_elements_does_not_materialize_the_whole():
     assert_same_value(m, f)
 
 
+def test_what_lies_between_two_picks_is_computed_once():
+    """A pick moved above elementwise instructions reads the new form of what another pick was part of, not the old form beside it."""
+    value, *weights = params = programs.params(("f32", (16, 64)), *[("f32", (64, 1024))] * 4)
+    sums = []
+    for i, w in enumerate(weights):
+        grown = b.tanh(b.dot(value, w, (1,), (0,)))
+        sums.append(b.reduce(grown, programs.zero(), (1,), "add"))
+        value = b.slice_(grown, (0, 64 * i), (16, 64 * (i + 1)))
+    m = programs.module("picks", [value, *sums], params)
+    f = fusion(m)
+    assert sum(x.op == "dot" for kernel in postorder((f.entry.root,)) for x in (postorder((kernel["calls"].root,)) if kernel.op == "fusion" else (kernel,))) == 4
+    assert_same_value(m, f)
+
+
 def test_sum_of_one_hot_row_is_not_computed():
     g, target = programs.params(("f32", (32,)), ("s64", (32,)))
     hot = b.compare(b.iota("s64", (32, 400), 1), programs.across(target, (32, 400), (0,)), "EQ")

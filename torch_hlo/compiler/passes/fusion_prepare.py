@@ -105,17 +105,21 @@ def _are_last(dims: tuple[int, ...], x: Instruction) -> bool:
 
 
 def _replace(root: Instruction, table_: dict[Instruction, Instruction]) -> Instruction:
-    """`root` with every key of the table replaced by its value (keys inside values stay)."""
+    """`root` with every key of the table replaced by its value, also in what values are computed from: products between two picks would be there twice."""
     done: dict[Instruction, Instruction] = {}
-    for x in postorder((root,)):
-        if x in table_:
-            done[x] = table_[x]
+    stack = [root]
+    while stack:
+        x = stack[-1]
+        sources = (table_[x],) if x in table_ else x.operands
+        missing = [o for o in sources if o not in done]
+        if missing:
+            stack.extend(reversed(missing))
             continue
-        operands = tuple(done[o] for o in x.operands)
-        new = x if operands == x.operands else replace(x, operands)
-        if new is not x and x in META:
-            META.setdefault(new, META[x])
-        done[x] = new
+        stack.pop()
+        new = tuple(done[o] for o in sources)
+        done[x] = new[0] if x in table_ else x if new == x.operands else replace(x, new)
+        if x not in table_ and done[x] is not x and x in META:
+            META.setdefault(done[x], META[x])
     return done[root]
 
 
