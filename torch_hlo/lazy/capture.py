@@ -9,13 +9,15 @@
         return loss.detach()
 
 A replay runs none of the function's Python and records nothing: its programs are launched on the tensors' present values (arguments, parameters, optimizer state,
-gradients), with new random numbers and the present learning rates. It is for calls in which nothing else has changed, and any other is traced (surroundings.py has
-the list: modes of modules, which parameters have and take gradients, Python's numbers that the function sees).
+gradients), with new random numbers and the present learning rates. It is for calls in which nothing else has changed, and any other is traced (surroundings.py: which
+parameters have and take gradients; variables.py: what the function sees of Python's variables, modules and containers).
 
 Values may be read (`.item()`, `if loss.isnan():`): the call is then several programs (replay.py), and what Python computes with numbers that it read or was given is
 computed again (tracked.py). Where a comparison comes out otherwise than when it was traced, the call is undone and traced; up to MODES ways through a function are kept.
 
-What cannot be replayed: a number that comes from elsewhere, or is printed or kept; data uploaded inside; changes to Python's variables; tensors read as a whole. With
+What the call leaves in variables (`self.hidden = h.detach()`, `losses.append(loss.item())`, `self.steps += 1`), a replay leaves there, too.
+
+What cannot be replayed: a number that comes from elsewhere, or is printed; data uploaded inside; other changes to Python's variables; tensors read as a whole. With
 `full_graph=True` that is an error which names the line, with `full_graph=False` such a function is simply traced at each call.
 
 Gradients are taken inside the function: its results have values only, and a backward pass from one of them is an error.
@@ -33,10 +35,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_hlo.lazy import conditions, dispatch, engine, generator, storage, tracked, visible
-from torch_hlo.lazy.replay import Different, Segment, Trace, reference
+from torch_hlo.lazy.replay import Different, Segment, Trace
 from torch_hlo.lazy.storage import pending
 from torch_hlo.lazy.surroundings import Assumed, Surroundings, watching
 from torch_hlo.lazy.tensor import HloTensor, from_cpu
+from torch_hlo.lazy.variables import like, reference
 
 _SIMPLE = {HloTensor, int, float, bool, str, type(None)}  # arguments that hold no others
 MODES = 4  # traces kept for modules in training or not, and for answers to what Python asks
@@ -85,7 +88,13 @@ class Captured:
         if any(isinstance(a, torch.Tensor) and not isinstance(a, HloTensor) for a in flat):
             flat = [from_cpu(a) if isinstance(a, torch.Tensor) and not isinstance(a, HloTensor) and a.device.type == "cpu" else a for a in flat]
             args, kwargs = (flat, {}) if type(form) is int else pytree.tree_unflatten(flat, form)
-        key = (form, tuple([type(a) if i in numbers else _describe(a) for i, a in enumerate(flat)] if numbers else map(_describe, flat)), torch.is_grad_enabled(), torch.is_autocast_enabled("hlo"), torch.get_default_dtype())
+        try:
+            described = tuple([type(a) if i in numbers else _describe(a) for i, a in enumerate(flat)] if numbers else map(_describe, flat))
+        except TypeError:
+            if self.full_graph:
+                raise
+            return self._leave_alone(args, kwargs)
+        key = (form, described, torch.is_grad_enabled(), torch.is_autocast_enabled("hlo"), torch.get_default_dtype())
         inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
         ready = self.ready.get(key, ())
         for trace in ready:
@@ -94,7 +103,7 @@ class Captured:
                 if options is None or storages is None:
                     continue
                 try:
-                    result = trace.replay(storages, options, [flat[i] for i in numbers] + trace.surroundings.state.sources())
+                    result = trace.replay(storages, options, [flat[i] for i in numbers] + trace.surroundings.variables.sources())
                 except Different:
                     continue
                 if trace is not ready[0]:
@@ -113,15 +122,18 @@ class Captured:
                     )
                 self.different.add(key)
         if key in self.different:
-            engine.current().mark_step()
-            result = self.fn(*args, **kwargs)
-            engine.current().mark_step()
-            return result
+            return self._leave_alone(args, kwargs)
         result, trace = self._trace(flat, form, numbers, args, kwargs, self.last.get(key))
         if trace is None:
             self._differs(key)
         else:
             self._learn(key, trace)
+        return result
+
+    def _leave_alone(self, args: tuple, kwargs: dict):
+        engine.current().mark_step()
+        result = self.fn(*args, **kwargs)
+        engine.current().mark_step()
         return result
 
     def _differs(self, key) -> int:
@@ -148,7 +160,7 @@ class Captured:
             del given
             try:
                 with engine.use(guard), watching(surroundings):
-                    surroundings.state.begin(log)
+                    surroundings.variables.begin(log)
                     result = self.fn(*args, **kwargs)
                     guard.cut(last=True)
             finally:
@@ -278,7 +290,7 @@ _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 def _describe(x) -> object:
     """What a call's arguments must have in common with the traced one's."""
     if isinstance(x, HloTensor):
-        return (x._meta, x.requires_grad, _chain(x._view))
+        return like(x)
     if isinstance(x, torch.Tensor):
         raise TypeError(f"torch_hlo.compile: arguments must be tensors on hlo or the CPU, or constants, not a tensor on {x.device}")
     try:
@@ -289,11 +301,3 @@ def _describe(x) -> object:
             "and dicts (arrays of NumPy: torch.from_numpy)"
         ) from None
     return type(x), x
-
-
-def _chain(view) -> tuple:
-    steps = []
-    while view is not None:
-        steps.append((view.op, repr(view.args)))
-        view = view.parent
-    return tuple(steps)

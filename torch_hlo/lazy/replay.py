@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from weakref import ref
 
-import torch
 from torch.utils import _pytree as pytree
 
 from torch_hlo.lazy import engine, explain, generator, tracked
@@ -18,19 +17,13 @@ from torch_hlo.lazy.fingerprint import Graph, collect
 from torch_hlo.lazy.storage import LOCK, Array, Number, Storage, pending, pending_storages
 from torch_hlo.lazy.surroundings import Surroundings
 from torch_hlo.lazy.tensor import HloTensor, make, to_cpu
+from torch_hlo.lazy.variables import ended, reference
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 
 
 class Different(Exception):
     """The values of this call are not those for which a trace was made."""
-
-
-def reference(storage: Storage) -> ref:
-    """A weak reference that can be looked up when its storage is gone."""
-    r = ref(storage)
-    hash(r)
-    return r
 
 
 def _hashed(r: ref) -> bool:
@@ -80,8 +73,8 @@ class Segment:
 class Trace:
     """One recorded call: its segments, where their inputs come from, and where their outputs go.
 
-    A place is ("argument", i), ("storage", reference), ("gradient", parameter): what it had before the call, or one that a replay makes: ("new", i),
-    ("made", parameter): its gradient after the call.
+    A place is ("argument", i), ("storage", reference), ("gradient", parameter): what it had before the call, ("variable", Moving): what it held before, or one that a
+    replay makes: ("new", i), ("made", parameter): its gradient after the call.
     """
 
     def __init__(self, name: str, segments: list[Segment], flat: list, form, inputs: list[Storage], offset: int, surroundings: Surroundings, log: tracked.Log) -> None:
@@ -89,8 +82,12 @@ class Trace:
         self.call = memory.TRACES
         self.offset, self.drawn = offset, generator.default.get_offset() - offset
         self.arguments = {id(s): i for i, s in enumerate(inputs)}
+        self.variables = surroundings.variables.places  # reference to a storage -> variable that held it
         self.metas = {r: meta for s in segments for r, meta in s.written}
         self.made = surroundings.gradients.place(self.metas)  # reference to a storage -> place
+        self.count = len(flat)
+        flat = [*flat, *surroundings.variables.left]
+        surroundings.variables.left = []
         self.returned = list(dict.fromkeys(reference(r._storage) for r in flat if isinstance(r, HloTensor)))
         self.numbered: dict[ref, int] = {}
         self.ends = [isinstance(r, HloTensor) and r.requires_grad and not r.is_leaf for r in flat]
@@ -141,7 +138,7 @@ class Trace:
         for out in (o for s in segments for o in (*s.graph.outputs, *s.outs)):
             if id(out.array) not in read:
                 out.array = None  # only the call's results keep its values
-        del self.arguments, self.metas, self.returned, self.flat
+        del self.arguments, self.variables, self.metas, self.returned, self.flat
 
     def _place(self, r: ref) -> tuple:
         """The place of a storage that lives, or that the call wrote to."""
@@ -150,6 +147,8 @@ class Trace:
             return "argument", self.arguments[id(storage)]
         if r in self.made:
             return self.made[r]
+        if r in self.variables:
+            return "variable", self.variables[r]
         if r in self.metas and (storage is None or r in self.returned and storage.traced == self.call):
             return "new", self.numbered.setdefault(r, len(self.numbered))
         return "storage", r
@@ -176,6 +175,8 @@ class Trace:
                 continue
             elif kind == "storage":
                 storage = x()
+            elif kind == "variable":
+                storage = self.surroundings.variables.storage(x)
             else:
                 parameter = x()
                 gradient = None if parameter is None else parameter.grad
@@ -188,6 +189,8 @@ class Trace:
             if storage is None:
                 return None
             found.append(storage)
+        if len({id(s) for s in found if s is not None}) + found.count(None) < len(found):
+            return None
         for first, *others in self.shared:
             if any(found[at].value is not found[first].value for at in others):
                 return None
@@ -233,6 +236,11 @@ class Trace:
         kinds = [[r[0] if r[0][0] == "storage" else r[0][0] for r in t.results] for t in (self, before)]
         if kinds[0] != kinds[1] and [k if type(k) is str else k[0] for k in kinds[0]] == [k if type(k) is str else k[0] for k in kinds[1]]:
             return "it returned another tensor that is kept elsewhere"
+        if mine.variables.forms != other.variables.forms:
+            return "it leaves values in other variables"
+        hows = [[r[0][1] for r in t.results if r[0][0] == "number"] for t in (self, before)]
+        if len(hows[0]) == len(hows[1]) and not all(map(tracked.How.alike, *hows)):
+            return "it returned, or left in a variable, a number that was computed in another way"
         if self.form != before.form or values[0] != values[1] or kinds[0] != kinds[1]:
             return f"it returned {values[1]}, now {values[0]}"
         written = [[p for one in t.outputs for p in one if p[0] in ("argument", "made")] for t in (self, before)]
@@ -304,14 +312,16 @@ class Trace:
             if at in made:
                 storage = storages[at]
                 parameter().grad = make(storage.meta, storage)
-        self.surroundings.settle(sources)
         results = []
         for (where, meta, view), at in zip(self.results, self.result_at):
             if at >= 0:
                 results.append(make(meta, storages[at], view))
             else:
                 results.append(where[1].value(sources) if where[0] == "number" else where[1])
-        return self.pack(results)
+        if True in self.ends:
+            results = [ended(r, self.name) if end else r for r, end in zip(results, self.ends)]
+        self.surroundings.settle(sources, results[self.count :])
+        return pytree.tree_unflatten(results[: self.count], self.form)
 
     def _numbers(self, s: Segment, options: list, sources: list, first: int, seed: int) -> list[Number]:
         """The numbers of a segment with the present options, sources and state of the generator."""
@@ -349,15 +359,10 @@ class Trace:
             del ending, leaves
             current.mark_step()
 
-    def pack(self, flat: list):
-        """What the function returns, of the tensors in it."""
-        if any(self.ends):
-            flat = [_Ended.apply(_ANCHOR, self.name, lambda r=r: r) if end else r for r, end in zip(flat, self.ends)]
-        return pytree.tree_unflatten(flat, self.form)
-
     def first(self):
         """The result of the call that was traced."""
-        return self.pack([tracked.plain(r) for r in self.flat])
+        flat = [ended(r, self.name) if end else tracked.plain(r) for r, end in zip(self.flat[: self.count], self.ends)]
+        return pytree.tree_unflatten(flat, self.form)
 
     def _record(self, s: Segment, leaves: list[Array], numbers: list[Number], outputs: list[Storage]) -> None:
         """Record the graph on these leaves and numbers, as the pending values of `outputs`."""
@@ -380,22 +385,6 @@ class Trace:
         shared: dict[tuple[int, int], Out] = {}
         for out, storage in zip(s.outs, outputs):
             storage.replace(shared.setdefault((id(out.node), out.index), Out(made[id(out.node)], out.index)))
-
-
-class _Ended(torch.autograd.Function):
-    """A result that needs gradients, of a function whose backward pass is over, or was never recorded."""
-
-    @staticmethod
-    def forward(ctx, anchor: torch.Tensor, name: str, result: Callable[[], HloTensor]) -> HloTensor:
-        ctx.name = name
-        return result()
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise RuntimeError(f"torch_hlo.compile: a result of {ctx.name} has no graph to go back through; call backward() or torch.autograd.grad() inside {ctx.name}")
-
-
-_ANCHOR = torch.zeros((), requires_grad=True)
 
 
 def _same(a, b) -> bool:

@@ -1,7 +1,7 @@
 """Numbers that a captured function computes with in Python: those that it read from tensors, and its floating-point arguments.
 
 They are floats and ints for everybody, and remember how they were computed. So a replay can compute them again: as numbers of the graph, as what the function returns,
-as the answers to its comparisons (`if loss.item() > 3:`). What leaves Python unseen (a number that is printed, kept, or used as a key) is noted, so that
+as what it leaves in variables, as the answers to its comparisons (`if loss.item() > 3:`). What leaves Python unseen (a number that is printed, kept elsewhere, or used as a key) is noted, so that
 such a function is not replayed.
 """
 from __future__ import annotations
@@ -30,6 +30,12 @@ class How:
         if self.function is None:
             return sources[self.index]
         return self.function(*[x.value(sources) if type(x) is How else x for x in self.operands])
+
+    def alike(self, other: How) -> bool:
+        """Whether the other is computed in the same way."""
+        if self.function is not other.function or self.index != other.index or len(self.operands) != len(other.operands):
+            return False
+        return all(a.alike(b) if type(a) is How and type(b) is How else type(a) is type(b) and a == b for a, b in zip(self.operands, other.operands))
 
     def last(self) -> int:
         """The highest source that it needs, -1 for none."""

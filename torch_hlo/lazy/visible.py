@@ -1,39 +1,71 @@
-"""Which of a function's variables are only compared, or counted up: `if step % 4 == 0:`, `self.step += 1`.
+"""What the source of functions does with variables: numbers that are only compared, counted up or made fractions of (`if step % 4 == 0:`, `self.step += 1`,
+`total / self.count`), lists that are only appended to.
 
-Numbers in such places are operands of Python's operators and of nothing else, so that tracked.py sees all that is done with them. Whole numbers anywhere else may
-be used without a trace (`table[step]`).
+Whole numbers in such places are operands of Python's operators and of nothing else, so that tracked.py sees all that is done with them; anywhere else they may be used
+without a trace (`table[step]`). The length of a list that grows at each call is no matter where nobody asks for it.
 """
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 
 
 def compared(fn: Callable) -> tuple[set[str], set[str]]:
     """(variables that are only compared, those of them that are counted) in the source of `fn`, as it spells them: `i`, `self.step`, `count[0]`. Nothing where
     there is no source."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
-    except (OSError, TypeError, SyntaxError):
-        return set(), set()
+    uses = _uses(getattr(inspect.unwrap(fn), "__code__", None))
+    return uses.seen - uses.other, uses.counted - uses.other
+
+
+def counted(functions: Iterable[types.FunctionType], name: str) -> bool:
+    """Whether the functions count up a whole number of this name, and only compare and divide it otherwise. Of `a.b.name`, the last part is compared."""
+    found = [_uses(fn.__code__) for fn in functions]
+    return any(_among(name, uses.counted) for uses in found) and not any(_among(name, uses.other) for uses in found)
+
+
+def appended(functions: Iterable[types.FunctionType], name: str) -> bool:
+    """Whether the functions append to a list of this name, and do nothing else with it."""
+    found = [_uses(fn.__code__) for fn in functions]
+    return any(_among(name, uses.appended) for uses in found) and not any(_among(name, uses.seen) for uses in found)
+
+
+def _among(name: str, names: set[str]) -> bool:
+    last = name.rpartition(".")[2]
+    return any(n == last or n.endswith("." + last) for n in names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _uses(code: types.CodeType | None) -> _Visitor:
     visitor = _Visitor()
-    visitor.visit(tree)
-    return visitor.seen - visitor.other, visitor.counted - visitor.other
+    if code is not None and code.co_name not in _ELSEWHERE:
+        try:
+            visitor.visit(ast.parse(textwrap.dedent(inspect.getsource(code))))
+        except (OSError, TypeError, SyntaxError):
+            pass
+    return visitor
+
+
+_ELSEWHERE = {"__init__", "__repr__", "__str__", "__format__"}  # not called by what is captured, or its numbers see it
 
 
 class _Visitor(ast.NodeVisitor):
+    """`seen`: variables that are used; `other`: unseen by tracked.py; `counted`: by `+=` and `-=`; `appended`: to which something is appended."""
+
     def __init__(self) -> None:
         self.seen: set[str] = set()
-        self.counted: set[str] = set()
         self.other: set[str] = set()
-        self._tested = False  # within a comparison, operators only between
+        self.counted: set[str] = set()
+        self.appended: set[str] = set()
+        self._followed = False  # within a comparison or a fraction, operators only between
 
     def _use(self, node: ast.expr) -> None:
         name = ast.unparse(node)
         self.seen.add(name)
-        if not self._tested or not isinstance(node.ctx, ast.Load):
+        if not self._followed and isinstance(node.ctx, ast.Load):
             self.other.add(name)
 
     def visit_Name(self, node: ast.Name) -> None:
@@ -45,34 +77,41 @@ class _Visitor(ast.NodeVisitor):
 
     visit_Attribute = visit_Subscript = _part
 
-    def _within(self, node: ast.AST, tested: bool) -> None:
-        before, self._tested = self._tested, tested
-        self.generic_visit(node)
-        self._tested = before
+    def _within(self, node: ast.AST, followed: bool) -> None:
+        before, self._followed = self._followed, followed
+        super().generic_visit(node)
+        self._followed = before
 
     def visit_Compare(self, node: ast.Compare) -> None:
         self._within(node, not any(isinstance(o, ast.In | ast.NotIn | ast.Is | ast.IsNot) for o in node.ops))
 
-    def _operator(self, node: ast.AST) -> None:
-        self.generic_visit(node)
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        self._within(node, self._followed or _is_float(node))
 
-    visit_BinOp = visit_UnaryOp = _operator
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        self._within(node, self._followed)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.op, ast.Add | ast.Sub):
-            name = ast.unparse(node.target)
-            self.seen.add(name)
-            self.counted.add(name)
-            for child in ast.iter_child_nodes(node.target):
-                self.visit(child)
-        else:
-            self.visit(node.target)
+            self.counted.add(ast.unparse(node.target))
+        self.visit(node.target)
         self.visit(node.value)
 
-    def generic_visit(self, node: ast.AST) -> None:
-        if isinstance(node, ast.expr) and not isinstance(node, ast.Compare | ast.BinOp | ast.UnaryOp | ast.Attribute | ast.Subscript):
-            before, self._tested = self._tested, False
-            super().generic_visit(node)
-            self._tested = before
+    def visit_Call(self, node: ast.Call) -> None:
+        target = node.func
+        if isinstance(target, ast.Attribute) and target.attr in ("append", "extend") and isinstance(target.value, ast.Name | ast.Attribute | ast.Subscript):
+            self.appended.add(ast.unparse(target.value))
+            for child in (*ast.iter_child_nodes(target.value), *node.args):
+                self.visit(child)
         else:
-            super().generic_visit(node)
+            self._within(node, False)
+
+    def generic_visit(self, node: ast.AST) -> None:
+        self._within(node, self._followed and not isinstance(node, ast.expr))
+
+
+def _is_float(node: ast.expr) -> bool:
+    """Whether an expression is certainly no whole number."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Div) or not isinstance(node.op, ast.FloorDiv | ast.Mod) and (_is_float(node.left) or _is_float(node.right))
+    return isinstance(node, ast.UnaryOp) and _is_float(node.operand) or isinstance(node, ast.Constant) and type(node.value) is float

@@ -1,0 +1,78 @@
+"""Conditions compiled into one function: what a replay compares before it starts, see capture.py.
+
+    guard = Guard()
+    guard.value(f"{guard.name(owner)}['lr']", 0.1)
+    guard.holds()
+
+A condition is an expression of Python over objects that `name` has given a name; one function evaluates them all, in the order in which they came. Values are compared by identity,
+which takes 25 ns; numbers and words that have become other objects with the same value are compared again as such, and are known from then on.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Guard:
+    def __init__(self) -> None:
+        self._terms: list[str] = []
+        self._names: dict[str, object] = {}
+        self._known: dict[int, str] = {}
+        self._equal: list[tuple[str, str]] = []  # (expression, name of the value it had)
+        self._again: list[Callable[[], bool]] = []
+        self._compiled: Callable[[], bool] | None = None
+
+    def name(self, x: object) -> str:
+        """The name of an object in expressions; the guard keeps it alive."""
+        name = self._known.get(id(x))
+        if name is None:
+            name = self._known[id(x)] = f"x{len(self._names)}"
+            self._names[name] = x
+        return name
+
+    def term(self, expression: str) -> None:
+        """Must be true. LookupError, ValueError and AttributeError make it false."""
+        self._terms.append(expression)
+
+    def value(self, expression: str, value: object) -> None:
+        """Must be this number, word or None, of this type."""
+        name = f"v{len(self._names)}"
+        self._names[name] = value
+        self._equal.append((expression, name))
+        self._terms.append(f"{expression} is {name}")
+
+    def changing(self, expression: str, holds: Callable[[], bool]) -> None:
+        """`expression` is what it was, or else `holds()`: a count of what happens anywhere in the process, and whether it happened here."""
+        name = f"v{len(self._names)}"
+        self._names[name] = eval(expression, self._names)
+
+        def again() -> bool:
+            now = eval(expression, self._names)
+            if now != self._names[name]:
+                if not holds():
+                    return False
+                self._names[name] = now
+            return True
+
+        self._again.append(again)
+        self._terms.append(f"{expression} == {name}")
+
+    def holds(self) -> bool:
+        """Whether all terms are true."""
+        fast = self._compiled
+        if fast is None:
+            text = "\n and ".join(self._terms) or "True"
+            exec(f"def fast():\n try:\n  return ({text})\n except (LookupError, ValueError, AttributeError):\n  return False", self._names)
+            fast = self._compiled = self._names["fast"]
+        return fast() or self._refresh() and fast()
+
+    def _refresh(self) -> bool:
+        try:
+            for expression, name in self._equal:
+                now, known = eval(expression, self._names), self._names[name]
+                if now is not known:
+                    if type(now) is not type(known) or now != known:
+                        return False
+                    self._names[name] = now
+        except (LookupError, ValueError, AttributeError):
+            return False
+        return all(again() for again in self._again)
