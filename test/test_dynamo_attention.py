@@ -21,6 +21,7 @@ SCORES = {
     "padded": lambda s, bias: s.masked_fill(PADDED, -1e9),
     "where": lambda s, bias: torch.where(LATER, torch.finfo(s.dtype).min, s),
     "biased": lambda s, bias: s + bias,
+    "capped": lambda s, bias: (torch.tanh(s / 3) * 3).masked_fill(LATER, -math.inf),
     "both": lambda s, bias: (s + bias).masked_fill(LATER, -math.inf),
 }
 

@@ -68,6 +68,13 @@ def windows(q, k, v, causal, keys, bias):
     return F.softmax(s.view(B, H, S, S), -1) @ v
 
 
+@form
+def capped(q, k, v, causal, keys, bias):
+    """As Gemma 2 does: scores between -2 and 2, then the mask."""
+    s = torch.tanh(q @ k.mT * D**-0.5 / 2) * 2 + torch.where(causal, 0.0, torch.finfo(q.dtype).min).to(q.dtype)
+    return F.softmax(s, -1, dtype=torch.float32).to(q.dtype) @ v
+
+
 def run(f, device: str, dtype=torch.float32, seed=None):
     g = torch.Generator().manual_seed(0)
     q, k, v = leaves = [torch.randn(B, H, S, D, generator=g).to(dtype).to(device).requires_grad_() for _ in range(3)]
@@ -105,7 +112,7 @@ def test_written_out(name, fusions) -> None:
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["plain", "wide_softmax", "learned_bias"])
+@pytest.mark.parametrize("name", ["plain", "wide_softmax", "learned_bias", "capped"])
 def test_bfloat16(name, fusions) -> None:
     found = run(FORMS[name], "hlo", torch.bfloat16)
     assert fusions == ["forward", "backward"]
@@ -141,6 +148,17 @@ def test_module(weights, fusions) -> None:
     assert fusions == ["forward", "backward"]
     for x, y in zip(*results, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
+
+
+def test_a_learned_bias_of_capped_scores(fusions) -> None:
+    """No kernel: its gradient is that of scores before the cap's."""
+
+    def f(q, k, v, causal, keys, bias):
+        return F.softmax(torch.tanh(q @ k.mT / 8) * 2 + bias, -1) @ v
+
+    for x, y in zip(run(f, "hlo"), run(f, "cpu"), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    assert not fusions
 
 
 def test_weights_that_are_returned_are_kept(fusions) -> None:

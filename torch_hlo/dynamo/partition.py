@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.clone.default, aten.detach.default, aten.alias.default, aten.unsqueeze.default,
           aten.squeeze.dim, aten._to_copy.default, torch.ops.prims.convert_element_type.default}  # fmt: skip
-_SCORES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.add.Tensor, aten.sub.Tensor, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.where.self}
+_SCORES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.add.Tensor, aten.sub.Tensor, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.where.self, aten.tanh.default}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _LOG2E = 1 / math.log(2)
 _FEW = 32  # rows or columns: the array of weights is small

@@ -113,16 +113,16 @@ class _Tiles(AttentionKernel):
         self.scales = self.e.splat("float", self.scale(LOG2E))
         self.caps = [self.e.splat("float", x) for x in self.cap() or ()]
 
-    def score(self, p: str, k: Int, mask: str | None) -> str:
-        """Scaled and masked scores, in units of log 2, of `lanes` columns from number `k` of a block."""
-        v, a = self.v, self.a
+    def score(self, p: str, k: Int, mask: str | None) -> tuple[str, str]:
+        """Scaled and masked scores, in units of log 2, of `lanes` columns from number `k` of a block; the derivative by their cap, "" when there is none."""
+        v, a, slope = self.v, self.a, ""
         s = v.mul(v.load(p, 4), self.scales)
         if self.caps:
-            s = self.capped(v, s, *self.caps)
+            s, slope = self.capped(v, s, *self.caps)
         if a.bias is not None:
             f, x = self.f, v.load(self.f.gep("float", self.computed["bias"], k), 4)
             s = self.biased(v, s, x, self.e.splat("float", self.fill(f, self.pointer["fill"])) if a.fill else "")
-        return s if mask is None else v.select(mask, s, v.const(-numbers.inf))
+        return s if mask is None else v.select(mask, s, v.const(-numbers.inf)), slope
 
     def factor(self, x: str, k: Int) -> str:
         """Weights after dropout, or their gradients."""
@@ -187,7 +187,7 @@ class Forward(_Tiles):
 
         def largest(k: Int, mask: str | None, carried: list[str]) -> list[str]:
             p = f.gep("float", scores, k)
-            s = self.score(p, k, mask)
+            s, _ = self.score(p, k, mask)
             v.store(s, p, 4)
             return [v.call("maxnum", carried[0], s)]
 
@@ -270,14 +270,16 @@ class Backward(_Tiles):
             dbias = f.gep("float", self.dbias, f.add(f.mul(row, self.a.columns), start))
 
         def both(k: Int, mask: str | None, _) -> None:
-            s = v.sub(self.score(f.gep("float", s_row, k), k, mask), sums)
+            s, slope = self.score(f.gep("float", s_row, k), k, mask)
+            s = v.sub(s, sums)
             w = math.exp2(v, v.sub(s, logs[0]) if logs else s)
             dp = self.factor(v.load(f.gep("float", dp_row, k), 4), k)
             store(f, self.weight, self.factor(w, k), p_row, k, self.t.lanes)
             ds = v.mul(w, v.sub(dp, deltas))
             if self.a.fill:
                 ds = self.kept(v, ds, v.load(f.gep("float", self.computed["bias"], k), 4))
-            store(f, self.weight, v.mul(ds, scales), ds_row, k, self.t.lanes)
+            unscaled = v.mul(ds, slope) if slope else ds
+            store(f, self.weight, v.mul(unscaled, scales), ds_row, k, self.t.lanes)
             if self.a.bias_gradient:
                 p = f.gep("float", dbias, k)
                 v.store(v.add(v.load(p, 4, mask), ds), p, 4, mask)

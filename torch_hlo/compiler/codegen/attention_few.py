@@ -102,7 +102,7 @@ class Forward(AttentionKernel):
             p, mask = f.gep("float", row, loop.index), lane_mask(f, lanes, loop.index, limit)
             s = v.load(p, 4)
             if self.caps:
-                s = self.capped(v, s, *self.caps)
+                s, _ = self.capped(v, s, *self.caps)
             if self.a.bias is not None:
                 x = v.load(f.gep("float", self.terms_of["bias"], loop.index), 4)
                 s = self.biased(v, s, x, self.e.splat("float", self.fill(f, self.pointer["fill"])) if self.a.fill else "")

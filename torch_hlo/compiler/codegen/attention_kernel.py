@@ -219,9 +219,10 @@ class AttentionKernel:
         cap = one.mul(self.f.load("float", self.pointer["cap"], 4), one.const(LOG2E))
         return cap, one.div(one.const(1), cap)
 
-    def capped(self, v: Typed, s: str, cap: str, inverse: str) -> str:
-        """cap tanh(s / cap), of vectors."""
-        return v.mul(cap, math.tanh(v, v.mul(s, inverse)))
+    def capped(self, v: Typed, s: str, cap: str, inverse: str) -> tuple[str, str]:
+        """cap tanh(s / cap) and its derivative, of vectors."""
+        y = math.tanh(v, v.mul(s, inverse))
+        return v.mul(cap, y), v.fma(v.neg(y), y, v.const(1))
 
     def biased(self, v: Typed, s: str, x: str, fill: str) -> str:
         """A score and its bias. `fill`: in all lanes, or "" when nothing is replaced."""

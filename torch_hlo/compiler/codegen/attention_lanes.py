@@ -96,14 +96,22 @@ class _Lanes(AttentionKernel):
     def _places(self, pointer: str, f: Writer, rows: int, vectors: int, stride: Int) -> list[str]:
         return [f.gep("float", pointer, f.add(f.mul(stride, i), j * self.lanes)) for i in range(rows) for j in range(vectors)]
 
-    def scores(self, f: Writer, vectors: int, masked: bool) -> list[str]:
-        """The scores of a tile of keys from %k and queries %q, with bias and mask."""
+    def store_caps(self) -> str:
+        """Where the cap and its inverse are."""
+        caps = self.floats(2) if self.a.capped else "null"
+        for i, x in enumerate(self.cap() or ()):
+            self.f.store("float", x, self.f.gep("float", caps, i), 4)
+        return caps
+
+    def scores(self, f: Writer, vectors: int, masked: bool) -> tuple[list[str], list[str]]:
+        """The scores of a tile of keys from %k and queries %q, with bias and mask; the derivatives by their caps, none without caps."""
         rows, v = self.t.rows, f.emit(self.lanes).typed("float")
         found = self.product(f, rows, vectors, self.a.size, ("%k", self.a.size, 1), ("%q", self.group),
                              ahead=f.gep("float", "%k", rows * self.a.size))
+        slopes = []
         if self.a.capped:
             caps = [splat(f, "float", self.lanes, f.load("float", f.gep("float", "%caps", i), 4)) for i in (0, 1)]
-            found = [self.capped(v, s, *caps) for s in found]
+            found, slopes = zip(*(self.capped(v, s, *caps) for s in found), strict=True)
         biases = self.bias_values(f, vectors)
         if biases:
             fill = splat(f, "float", self.lanes, self.fill(f)) if self.a.fill else ""
@@ -114,7 +122,7 @@ class _Lanes(AttentionKernel):
             limits = [i.load(f.gep("i32", "%limits", j * self.lanes), 4) for j in range(vectors)]
             seen = [i.cmp("slt", i.add(splat(f, "i32", self.lanes, first), i.const(n // vectors)), limits[n % vectors]) for n in range(len(found))]
             found = [v.select(c, s, v.const(-numbers.inf)) for c, s in zip(seen, found, strict=True)]
-        return found
+        return found, slopes
 
     def bias_values(self, f: Writer, vectors: int) -> list[str]:
         """The bias of a tile, at %bias."""
@@ -367,9 +375,7 @@ class Forward(_Lanes):
         scores, now, alpha = self.floats((self.keys + self.t.rows) * group), self.floats(group), self.floats(group)
         self.zero(ot, self.groups * self.transposed_bytes(a.width))
         self.zero(sums, self.queries)
-        caps = self.floats(2) if a.capped else "null"
-        for i, x in enumerate(self.cap() or ()):
-            f.store("float", x, f.gep("float", caps, i), 4)
+        caps = self.store_caps()
         with f.loop(0, self.queries, self.lanes) as i:
             self.v.store(self.v.const(-numbers.inf), f.gep("float", tops, i), 4)
         with self.of_groups(first, count) as (g, query, valid):
@@ -416,7 +422,7 @@ class Forward(_Lanes):
 
     def _scores(self, f: Writer, vectors: int, masked: bool) -> None:
         v = f.emit(self.lanes).typed("float")
-        found = self.scores(f, vectors, masked)
+        found, _ = self.scores(f, vectors, masked)
         for p, s in zip(self._places("%to", f, self.t.rows, vectors, self.group), found, strict=True):
             v.store(s, p, 4)
         for j in range(vectors):
@@ -473,7 +479,7 @@ class Backward(_Lanes):
         self.qt, self.gt, self.dqt = (self.floats(self.groups * n * self.group) for n in (a.size, a.width, self.transposed_bytes(a.size) // self.group))
         self.lse2, self.delta = self.floats(self.queries), self.floats(self.queries)
         self.logs = self.floats(self.queries) if a.softmax else "null"
-        self.ones, self.span = self.floats(self.group), self.floats(8)
+        self.ones, self.span, self.caps = self.floats(self.group), self.floats(8), self.store_caps()
         self.p, self.ds = (self.floats((self.keys + self.t.rows) * self.tile_row) for _ in range(2))
         self.used = self.floats((self.keys + self.t.rows) * self.tile_row) if a.factors else self.p  # weights after dropout
         for j in range(self.t.vectors):
@@ -540,8 +546,12 @@ class Backward(_Lanes):
         logs = self.at(self.logs, g, group) if a.softmax else "null"
 
         def tile(at: Int, masked: bool) -> None:
-            self.run(f"probabilities{vectors}{'_masked' * masked}", "k q to lse logs bias limits fill", "key", lambda f: self._probabilities(f, vectors, masked),
-                     self.at(k, at, a.size), q, self.at(p, at, self.tile_row), lse2, logs, self.bias_at(at), self.limits or "null", self.pointer.get("fill", "null"), f.add(start, at))  # fmt: skip
+            factors = self.at(self.factor_tile, at, group) if a.factors else "null"
+            of_tile = [self.at(tile, at, self.tile_row) for tile in (p, ds, used)]
+            self.run(f"probabilities{vectors}{'_masked' * masked}", "k q to slopes lse logs bias limits fill caps", "key", lambda f: self._probabilities(f, vectors, masked),
+                     self.at(k, at, a.size), q, *of_tile[:2], lse2, logs, self.bias_at(at), self.limits or "null", self.pointer.get("fill", "null"), self.caps, f.add(start, at))  # fmt: skip
+            self.run(f"gradients{vectors}", "v grad p ds used factors bias delta", "", lambda f: self._gradients(f, vectors), self.at(v, at, a.width), grad,
+                     *of_tile, factors, self.bias_at(at), delta)  # fmt: skip
 
         low, high = "0", str(seen)
         if self.bias:
@@ -549,11 +559,6 @@ class Backward(_Lanes):
             self.clear([p, ds, *([used] if a.factors else [])], low, high, width, vectors)
             self.extend(g, low, high)
         self.tiles(query, start, width, low, high, tile)
-        with f.loop(low, high, self.t.rows) as j:
-            at = self.tile_start(j, width)
-            factors = self.at(self.factor_tile, at, group) if a.factors else "null"
-            self.run(f"gradients{vectors}", "v grad p ds used factors bias delta", "", lambda f: self._gradients(f, vectors), self.at(v, at, a.width), grad,
-                     *(self.at(tile, at, self.tile_row) for tile in (p, ds, used)), factors, self.bias_at(at), delta)  # fmt: skip
         with f.when(f.icmp("slt", low, high)) if self.bias else _nothing():
             self.add_features("queries", self.at(k, low, a.size), a.size, self.at(ds, low, self.tile_row), self.tile_row, f.sub(high, low),
                               self.at(self.dqt, g, self.transposed_bytes(a.size)), None, vectors)  # fmt: skip
@@ -577,13 +582,16 @@ class Backward(_Lanes):
                 f.store("i64", pick(f.load("i64", p, 8), x), p, 8)
 
     def _probabilities(self, f: Writer, vectors: int, masked: bool) -> None:
+        """Weights; derivatives of caps are where the gradients will be."""
         v = f.emit(self.lanes).typed("float")
-        found = self.scores(f, vectors, masked)
+        found, slopes = self.scores(f, vectors, masked)
         lse = [v.load(f.gep("float", "%lse", j * self.lanes), 4) for j in range(vectors)]
         logs = [v.load(f.gep("float", "%logs", j * self.lanes), 4) for j in range(vectors)] if self.a.softmax else []
         for n, (p, s) in enumerate(zip(self._places("%to", f, self.t.rows, vectors, self.tile_row), found, strict=True)):
             s = v.sub(s, lse[n % vectors])
             v.store(math.exp2(v, v.sub(s, logs[n % vectors]) if logs else s), p, 4)
+        for p, slope in zip(self._places("%slopes", f, self.t.rows, vectors, self.tile_row), slopes, strict=False):
+            v.store(slope, p, 4)
 
     def _gradients(self, f: Writer, vectors: int) -> None:
         v = f.emit(self.lanes).typed("float")
@@ -603,7 +611,7 @@ class Backward(_Lanes):
             gradient = v.mul(weight, v.sub(dp, delta[n % vectors]))
             if self.a.fill:
                 gradient = self.kept(v, gradient, biases[n])
-            v.store(gradient, ds, 4)
+            v.store(v.mul(gradient, v.load(ds, 4)) if self.a.capped else gradient, ds, 4)
 
     def add_bias_gradient(self, ds: str, at: Int, valid: Int, width: Int) -> None:
         """dbias[query][key] += ds[key][query] / scale, for a group and a block of keys; `at`: of its first element."""

@@ -8,7 +8,7 @@ are ordinary products and row kernels.
   backward: gradient of out, q, k, v, out, log-sum-exp, bias? -> gradients of q, k, v
 q, k, v and the gradient have one type; results are f32. The heads (last batch dimension) of k and v may be a divisor of q's. A bias broadcasts to [batch…, rows, columns]; true of a
 pred is "sees". Further operands, if the configuration says so: fill, then factors [batch…, rows, columns] that weights are multiplied with after they have been
-divided by their sum (dropout), then a scale, f32[], then in a forward a cap, f32[]: scores s, scaled and not yet biased, are cap tanh(s / cap). With "bias_gradient" the backward has a fourth result, the gradient of the bias: true in the
+divided by their sum (dropout), then a scale, f32[], then a cap, f32[]: scores s, scaled and not yet biased, are cap tanh(s / cap). With "bias_gradient" the backward has a fourth result, the gradient of the bias: true in the
 configuration for the batch dimensions that it has, it is summed over the others.
 
 attention_operands computes what such operands are inside the kernel, where that reads less memory than they take:
@@ -101,8 +101,6 @@ def attention_of(x: Instruction) -> Attention | None:
     fill, factors, dynamic, capped = (config.get(name, False) for name in ("fill", "factors", "dynamic", "capped"))
     gradient = tuple(zip(q.dims[:-2], config.get("bias_gradient", ()), strict=False))
     if capped:
-        if first:
-            return None
         extra.pop()
     if dynamic:
         extra.pop()
@@ -126,7 +124,7 @@ def attention_of(x: Instruction) -> Attention | None:
     if not all(isinstance(n, int) and 0 < n <= MAX_WIDTH for n in (size, width)):
         return None
     bias = _bias(extra[0], (*batch, rows, columns)) if extra else None
-    if gradient and (config["causal"] or group > 1 or len(gradient) != len(batch) or extra[0].dims[-2:] != (rows, columns)):
+    if gradient and (capped or config["causal"] or group > 1 or len(gradient) != len(batch) or extra[0].dims[-2:] != (rows, columns)):
         return None
     dtypes = tuple(o.shape.dtype for o in x.operands)
     return Attention(config["attention"], dtypes, config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias, fill,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -90,7 +91,7 @@ def _is(x: Instruction, opcode: str, number: float) -> bool:
 class _Scores:
     """What leads to the weights: `scale`: (opcode, scalar) applied to the products q k, first to last. `biases`: what is added, each with what is applied to
     it after that. `mask`: true where a score counts, with its reshapes, and `fill`, the score elsewhere. `inside`: the instructions. `rows`: maxima and sums, if
-    they are computed here; else `given`: both as the backward fusion wants them. `cap`: what the tanh of scaled products is multiplied with; biases and masks come after it."""
+    they are computed here; else `given`: both as the backward fusion wants them. `cap`: what the tanh of scaled products, `bent`, is multiplied with; biases and masks come after it."""
 
     q: Instruction
     k: Instruction
@@ -103,6 +104,12 @@ class _Scores:
     rows: tuple[Instruction, ...]
     given: tuple[Instruction, ...]
     cap: list[tuple[str, Instruction]] | None
+    bent: Instruction | None
+
+    @property
+    def applied(self) -> list[tuple[str, Instruction]]:
+        """What scores are multiplied with in all, and so their gradients, but for the derivative of the tanh."""
+        return [*self.scale, *(self.cap or ())]
 
 
 def _scores(weights: Instruction) -> _Scores:
@@ -149,7 +156,7 @@ def _scores(weights: Instruction) -> _Scores:
         y = scaled.operands[0]
     mask = fill = None
     visible = True
-    biases, outer, cap = [], [], None
+    biases, outer, cap, bent = [], [], None, None
     y = seen(y, "select", "add", "multiply", "divide", "tanh", "dot")
     while y.op != "dot":
         if y.op == "select":
@@ -165,7 +172,7 @@ def _scores(weights: Instruction) -> _Scores:
             y = y.operands[i]
         elif y.op == "tanh":
             _need(cap is None)
-            cap, outer, y = outer[::-1], [], y.operands[0]
+            cap, outer, bent, y = outer[::-1], [], y, y.operands[0]
         else:
             i = next((i for i in (1, 0) if scalar(y.operands[i]) is not None), None)
             _need(i == 1 or i == 0 and y.op == "multiply")
@@ -174,7 +181,7 @@ def _scores(weights: Instruction) -> _Scores:
         y = seen(y, "add", "multiply", "divide", "tanh", "dot")
     q, k = _rows(y, 0), _rows(y, 1)
     _need(q.shape.dtype == k.shape.dtype and q.shape.dtype in FLOATS)
-    return _Scores(q, k, outer[::-1], biases, mask, visible, fill, inside, rows, given, cap)
+    return _Scores(q, k, outer[::-1], biases, mask, visible, fill, inside, rows, given, cap, bent)
 
 
 def _rows(x: Instruction, side: int) -> Instruction:
@@ -227,11 +234,13 @@ class _Attention:
     root: Instruction
     s: _Scores = field(init=False)
     roles: Roles = field(init=False)
+    slopes: set[Instruction] = field(init=False)  # the derivative of the tanh of a cap: 1 - tanh^2
     anchor: Product = field(init=False)  # of the weights: it says what they are multiplied with
 
     def replacements(self) -> dict[Instruction, Instruction]:
         """New instructions for the products and sums of this attention. Raises Unknown."""
         self.s = _scores(self.weights)
+        self.slopes = self._slopes()
         self.roles = self._followed()
         weighted = [p for p in self.roles.products if p.role.kind == "weights"]
         outs = [p for p in weighted if p.over == "columns"]
@@ -270,6 +279,21 @@ class _Attention:
         for s in self.roles.sums:
             table[s.x] = b.reshape(b.get_tuple_element(backward, 3), s.x.shape.dims)
         return table
+
+    def _slopes(self) -> set[Instruction]:
+        """The arrays that are 1 - tanh(x)^2, of the tanh of a cap; what leads to them is part of the attention."""
+        found: set[Instruction] = set()
+        for square in self._viewed(self.s.bent) if self.s.bent is not None else ():
+            if square.op == "multiply" and len({_seen(o) for o in square.operands}) == 1:
+                found |= {x for x in self._viewed(square) if x.op == "subtract" and splat(x.operands[0]) == 1}
+        for x in found:
+            self._viewed(x)
+        return found
+
+    def _viewed(self, x: Instruction) -> list[Instruction]:
+        """What reads `x` or a view of it, which are part of the attention."""
+        self.s.inside.add(x)
+        return [u for y in self.reads[x] for u in (self._viewed(y) if is_view(y, 2) else (y,))]
 
     def _kept_rows(self) -> dict[Instruction, int]:
         """What the program keeps of maxima (0) and sums (1): both as the fusion returns them."""
@@ -375,16 +399,11 @@ class _Attention:
         if self.anchor.role.factors:
             operands.append(self._factors(full))
             config["factors"] = True
-        scale = _product(s.scale)
-        if s.cap is not None:
-            _need(all(p.role.kind == "weights" and p.over == "columns" for p in self.roles.products))  # a forward
-            one = b.constant(1.0, "f32")
-            cap = _product(s.cap) or one
-            operands += (b.multiply(scale or one, cap), cap)
-            config["dynamic"] = config["capped"] = True
-        elif scale is not None:
-            operands.append(scale)
-            config["dynamic"] = True
+        cap = None if s.cap is None else _product(s.cap) or b.constant(1.0, "f32")
+        for name, number in (("dynamic", _product(s.applied)), ("capped", cap)):
+            if number is not None:
+                operands.append(number)
+                config[name] = True
         return operands, config
 
     def _factors(self, full: tuple[Size, ...]) -> Instruction:
@@ -402,9 +421,14 @@ class _Attention:
     def _ratio(self, role: Role) -> Instruction | None:
         """The gradients of scores are scaled by the program's own numbers: those, divided by the scale that the kernel has applied."""
         steps = self._unmasked(role)
-        if steps == self.s.scale:
+        if self.s.cap is not None:
+            bends = [s for s in steps if _seen(s[1]) in self.slopes]
+            _need(len(bends) == 1 and bends[0][0] == "multiply")
+            steps.remove(bends[0])
+        _need(all(not x.shape.rank for _, x in steps))
+        if Counter(steps) == Counter(self.s.applied):
             return None
-        chain, scale = _product(steps), _product(self.s.scale)
+        chain, scale = _product(steps), _product(self.s.applied)
         chain = b.constant(1.0, "f32") if chain is None else chain
         if scale is None:
             return chain
@@ -419,9 +443,7 @@ class _Attention:
         else:
             same = (bare(self.s.mask), self.s.visible), (bare(_not(self.s.mask)), not self.s.visible)
             _need(len(selects) == 1 and selects[0] in same)
-        steps = [(opcode, x) for opcode, x in role.chain if opcode in ("multiply", "divide")]
-        _need(all(not x.shape.rank for _, x in steps))
-        return steps
+        return [(opcode, x) for opcode, x in role.chain if opcode in ("multiply", "divide")]
 
     def _kept(self, batch: tuple[Size, ...]) -> list[bool]:
         """Which batch dimensions the gradient of the bias has. There is one, of a bias as it was added."""
@@ -450,6 +472,13 @@ class _Attention:
         y = b.reshape(y, (*batch, *((m, n) if p.turned else (n, m))))
         y = turned(y, (*range(len(batch)), len(batch) + 1, len(batch))) if p.turned else y
         return y if p.x.shape.dtype == "f32" else b.convert(y, p.x.shape.dtype)
+
+
+def _seen(x: Instruction) -> Instruction:
+    """What an array is a view of, its last two dimensions kept."""
+    while is_view(x, 2):
+        x = x.operands[0]
+    return x
 
 
 def _rearranged(x: Instruction) -> tuple:
@@ -531,7 +560,8 @@ def _meaning(kind: str, params: tuple[Instruction, ...], config: dict, batch: tu
     s = _scaled(dot(q, k, -1, -1), scale)
     if cap is not None:
         caps = b.broadcast(cap, dims)
-        s = b.multiply(b.tanh(b.divide(s, caps)), caps)
+        bent = b.tanh(b.divide(s, caps))
+        s = b.multiply(bent, caps)
     hidden = None
     if bias is not None and bias.shape.dtype != "pred":
         hidden = b.compare(bias, b.full(_HIDDEN, "f32", dims), "EQ") if fill is not None else None
@@ -556,6 +586,8 @@ def _meaning(kind: str, params: tuple[Instruction, ...], config: dict, batch: tu
     ds = b.multiply(p, b.subtract(dp, b.broadcast(delta, dims, rows)))
     if hidden is not None:
         ds = b.select(hidden, b.full(0.0, "f32", dims), ds)
+    if cap is not None:
+        ds = b.multiply(ds, b.subtract(b.full(1.0, "f32", dims), b.multiply(bent, bent)))
     results = [_scaled(dot(ds, k, -1, -2), scale), _scaled(dot(ds, q, -2, -2), scale), dot(used, grad, -2, -2)]
     if "bias_gradient" in config:
         results.append(b.reduce(ds, zero, tuple(d for d, kept in enumerate(config["bias_gradient"]) if not kept), "add"))
