@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -84,7 +85,8 @@ def loops(module: Module) -> list:
 
 
 def on_cores(n: int):
-    return patch("torch_hlo.compiler.passes.loop_rows.os.cpu_count", lambda: n)
+    """What is compiled in the block is cut for so many."""
+    return patch("torch_hlo.compiler.compile.host", lambda: replace(host(), cores=n))
 
 
 class Fill(HloTestCase):
@@ -111,8 +113,7 @@ class Fill(HloTestCase):
 
 class Rows(HloTestCase):
     def parts(self, text: str, cores: int = 2) -> int:
-        with on_cores(cores):
-            found = loops(self.check(loop_rows, hlo(text)))
+        found = loops(self.check(loop_rows(cores), hlo(text)))
         return found[0].get("independent") or 0
 
     def test_each_part_has_rows_of_its_own(self) -> None:
@@ -120,8 +121,7 @@ class Rows(HloTestCase):
         self.assertEqual(self.parts(TEXT, 3), 2)  # 8 rows are not cut into three parts
         with patch("torch_hlo.compiler.passes.loop_rows.LEAST", 2):
             self.assertEqual(self.parts(TEXT, 4), 4)
-        with on_cores(2):
-            (outer,) = loops(loop_rows(hlo(TEXT)))
+        (outer,) = loops(loop_rows(2)(hlo(TEXT)))
         (inner,) = [x for x in outer["body"].instructions() if x.op == "while"]
         # The state is a part's, arrays that turns take slices of are everybody's.
         self.assertEqual([str(s) for s in inner.shape.elements], ["s64[]", "f32[4,4]", "f32[5,8,4]", "f32[4,4]", "f32[5,8,4]", "s32[]", "s64[]"])
@@ -162,9 +162,10 @@ def test_values(cores: int) -> None:
 @pytest.mark.parametrize("cores", [1, 2])
 def test_large_matrices_are_packed_before_the_loop(cores: int) -> None:
     module = hlo(re.sub(r"(?<=,)4(?=[\]}])", "256", TEXT.replace("f32[4,4]", "f32[256,4]")))
-    with on_cores(cores):
-        made = [emit(optimize(module, passes=passes_for(host())), host())[0].functions]
-        with patch("torch_hlo.compiler.codegen.control.LARGE", 1 << 16):
-            made.append(emit(optimize(module, passes=passes_for(host())), host())[0].functions)
+    target = replace(host(), cores=cores)
+    made = [emit(optimize(module, passes=passes_for(target)), target)[0].functions]
+    with patch("torch_hlo.compiler.codegen.control.LARGE", 1 << 16):
+        made.append(emit(optimize(module, passes=passes_for(target)), target)[0].functions)
+        with on_cores(cores):
             check(module, inputs(256), 1e-4, 1e-6, optimize=True)
     assert [any(name.startswith("prepack_b") for name in functions) for functions in made] == [False, True]

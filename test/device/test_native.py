@@ -1,5 +1,6 @@
 """The CPU back end: what the disk cache saves, and what happens when a cached program cannot be used."""
 import os
+import re
 import subprocess
 import sys
 
@@ -50,6 +51,31 @@ def test_second_compile_comes_from_disk(on_cpu, monkeypatch):
     monkeypatch.setattr(native, "compile_module", never)
     assert run(native.compile_program(module)) == [11, 22, 33, 44]
     assert metrics.counter_value("DiskCacheHit") == 1
+
+
+def test_programs_are_cut_for_torchs_threads_and_run_on_any_number(on_cpu):
+    product = "ENTRY main { %a = f32[512,256] parameter(0)\n %b = f32[256,512] parameter(1)\n ROOT %c = f32[512,512] dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0} }"
+    module = parse_module("HloModule product\n" + product)
+    a, b = (torch.arange(256 * 512).reshape(s).remainder(7).float() for s in ((512, 256), (256, 512)))
+    programs, items, before = [], [], torch.get_num_threads()
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            texts = []
+            native.compile_program(module, lambda stage, value, texts=texts: texts.append(value) if stage == "llvm" else None)
+            items.append(re.findall(r"@torch_hlo_parallel\(.*i64 (\d+), i64 \d+, i64 \d+\)", "".join(texts)))
+            programs.append(native.compile_program(module))
+            assert programs[-1].from_disk and len(list(on_cpu.iterdir())) == n // 2 + 1
+        assert items[0] != items[1]
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            for program in programs:
+                inputs = [runtime.from_bytes(p.shape, v.numpy().tobytes()) for p, v in zip(module.entry.params, (a, b), strict=True)]
+                out = runtime.allocate(module.entry.root.shape)
+                program.run(inputs, [out])
+                assert torch.equal(torch.frombuffer(bytearray(out.bytes.tobytes()), dtype=torch.float32).view(512, 512), a @ b)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"torch_hlo executable\0" + bytes(200)])

@@ -67,7 +67,7 @@ def test_ways_are_measured_and_the_fastest_is_taken(cached, monkeypatch):
     monkeypatch.setattr(native, "_seconds", seconds)
     native.compile_program(product("f32"))
     assert len(programs) == len(names) and not asked("f32")
-    assert tune.choose(host().key, step, names) == names[2]
+    assert tune.choose(host().cache_key, step, names) == names[2]
     native.compile_program(product("f32"))
     assert len(programs) == len(names)
 
@@ -76,7 +76,7 @@ def test_real_times(cached, monkeypatch):
     monkeypatch.setattr(native, "TRIAL_SECONDS", 0.001)
     (step, names), = asked("f32").items()
     native.compile_program(product("f32"))
-    found = tune.measured(host().key, step)
+    found = tune.measured(host().cache_key, step)
     assert set(found) == set(names) and all(0 < t < 10 for t in found.values())
 
 

@@ -55,6 +55,17 @@ def test_another_static_argument():
     assert "aten.sum.dim_IntList" in text and "keepdim" in text and "was True" in text
 
 
+def test_another_number_of_threads():
+    before = torch.get_num_threads()
+    try:
+        assert f"it was compiled for {before} threads, there are {before + 1}" in reason_of(lambda: vector().sin(), lambda: (torch.set_num_threads(before + 1), vector().sin()))
+        torch.set_num_threads(before)
+        vector().sin().tolist()
+        assert metrics.counter_value("UncachedCompile") == 2, "the program for so many was forgotten"
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_another_integer():
     text = reason_of(lambda: vector() + 3, lambda: vector() + 4)
     assert "aten.add.Tensor" in text and "other was 3, is 4" in text

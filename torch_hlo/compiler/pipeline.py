@@ -5,6 +5,7 @@
 """
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -59,22 +60,21 @@ PIPELINE: list[Pass] = [
     partial_sort,  # sorts of which a few elements are read
     collective_async,  # work goes on while bytes travel
     loop_fill,  # what a loop writes from end to end is not filled before
-    loop_rows,  # loops over time, each thread with rows of its own
+    loop_rows(os.cpu_count() or 1),  # loops over time, each thread with rows of its own
     hlo_pass(fusion),  # what becomes one kernel
     rematerialize,  # what is computed again instead of kept, when there is a budget
 ]
 
-_OF_CORES = (fourier, conv_narrow, attention_match, attention_operands, scatter_fusion, partial_sort, loop_fill, loop_rows)  # not for GPUs
+_OF_CORES = (fourier, conv_narrow, attention_match, attention_operands, scatter_fusion, partial_sort, loop_fill)  # not for GPUs
 
 
 def passes_for(target) -> list[Pass]:
-    """The enabled passes for a target: layouts and selections are those of its kernels."""
-    passes = enabled(PIPELINE)
-    if not target.grid:
-        return passes if target.threads else [p for p in passes if p is not loop_rows]
-    types = ("bf16", "f16", *(("f32",) if target.tf32 else ())) if target.family.name == "nvptx" else ()
-    own = {conv_layout.name: [window_gradient, for_matrix_units(frozenset(types))], attention.name: [attention_on_grid]}
-    return [q for p in passes if p not in _OF_CORES for q in own.get(p.name, [p])]
+    """The enabled passes for a target: layouts and selections are those of its kernels, loops are cut for its cores."""
+    own = {"loop_rows": [loop_rows(target.cores)]}
+    if target.grid:
+        types = ("bf16", "f16", *(("f32",) if target.tf32 else ())) if target.family.name == "nvptx" else ()
+        own |= {conv_layout.name: [window_gradient, for_matrix_units(frozenset(types))], attention.name: [attention_on_grid], **{p.name: [] for p in _OF_CORES}}
+    return [q for p in enabled(PIPELINE) for q in own.get(p.name, [p])]
 
 
 class PassError(RuntimeError):

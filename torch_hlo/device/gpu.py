@@ -428,7 +428,7 @@ def compile_program(pool: DevicePool, module: Module, observe: Observe | None = 
         return made
     text = module_text(module)
     tuned = config.get("TUNE") > 0
-    key = cache.fingerprint(text, target.key, config.code_flags() + " tuned" * tuned)
+    key = cache.fingerprint(text, target.cache_key, config.code_flags() + " tuned" * tuned)
     made = _stored(key, pool, program) if observe is None and not config.get("CHECK") else None
     if made is None:
         complete = True

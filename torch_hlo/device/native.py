@@ -7,7 +7,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
@@ -131,12 +131,12 @@ def compile_program(module: Module, observe: Observe | None = None) -> NativePro
 
 
 def _program(module: Module, observe: Observe | None) -> NativeProgram:
-    target = host()
+    target = replace(host(), cores=cpu.threads())
     if config.get("PROFILE"):
         return _profiled(module, target)
     text = module_text(module)
     tuned = config.get("TUNE") > 0
-    key = cache.fingerprint(text, target.key, config.code_flags() + " tuned" * tuned)
+    key = cache.fingerprint(text, target.cache_key, config.code_flags() + " tuned" * tuned)
     program = _stored(key) if observe is None and not config.get("CHECK") else None
     if program is None:
         complete = not tuned or _measured(module, target)

@@ -35,7 +35,7 @@ def measure(driver, load: Callable[[Executable], Program], module: Module, secon
                 found[name] = (seconds or _seconds)(driver, load(executable), alone)
             except DriverError:
                 metrics.count("WaysRefused")
-        tune.record(driver.target.key, step, found)
+        tune.record(driver.target.cache_key, step, found)
         metrics.count("StepsMeasured")
     return True
 

@@ -35,12 +35,14 @@ def _likeness(a: tuple, b: tuple) -> float:
 
 def difference(new: tuple, old: tuple, sources: Sequence[str] = ()) -> str:
     """The first thing in which two whole keys differ."""
-    (nodes, shapes, roots), aliases, backend, disabled, *where = new
-    (old_nodes, old_shapes, old_roots), old_aliases, old_backend, old_disabled, *old_where = old
+    (nodes, shapes, roots), aliases, backend, disabled, threads, *where = new
+    (old_nodes, old_shapes, old_roots), old_aliases, old_backend, old_disabled, old_threads, *old_where = old
     if backend != old_backend:
         return f"it was compiled for {old_backend}, this one is for {backend}"
     if disabled != old_disabled:
         return f"passes left out were {old_disabled or 'none'!r}, are {disabled or 'none'!r}"
+    if threads != old_threads:
+        return f"it was compiled for {old_threads} threads, there are {threads}"
     first = next((i for i, differs in enumerate(map(ne, nodes, old_nodes)) if differs), None)
     leaf = next((i for i, differs in enumerate(map(ne, shapes, old_shapes)) if differs), None)
     user = None if leaf is None else _first_user(nodes, leaf)

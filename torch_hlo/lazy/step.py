@@ -278,7 +278,7 @@ def _plan(bindings: list[Binding], donate: bool) -> _Plan:
     base = TAPE.base
     key = None
     if donate and TAPE.exact and bindings[0][0] >= base and not spmd.active:
-        key = (tuple(TAPE.words), tuple([b[0] - base for b in bindings]), runtime.backend_name(), config.get("DISABLE"))
+        key = (tuple(TAPE.words), tuple([b[0] - base for b in bindings]), _variant())
         known = _KNOWN.get(key)
         if known is not None:
             inputs = TAPE.inputs
@@ -429,7 +429,12 @@ def _aliases(graph: Graph, leaves: Sequence[Array], dead: Sequence[int], binding
 
 
 def _key(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> tuple:
-    return (graph.key, aliases, runtime.backend_name(), config.get("DISABLE"))
+    return (graph.key, aliases, *_variant())
+
+
+def _variant() -> tuple:
+    """What a program depends on besides its graph: the back end, the passes left out, and how many threads its work is cut for."""
+    return runtime.backend_name(), config.get("DISABLE"), config.get("THREADS") or torch.get_num_threads()
 
 
 def _program(graph: Graph, aliases: tuple[tuple[int, int], ...], dead: tuple[int, ...], where: spmd.Placement | None) -> Compiled:

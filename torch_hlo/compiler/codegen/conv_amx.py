@@ -10,8 +10,6 @@ K runs over taps and, within a tap, over channels in steps of 32 (the last one f
 """
 from __future__ import annotations
 
-import os
-
 from torch_hlo.compiler.codegen.conv_direct import POINTERS, geometry, tile_pointers
 from torch_hlo.compiler.codegen.conv_pack import product
 from torch_hlo.compiler.codegen.conv_winograd import define
@@ -172,7 +170,7 @@ def _emit(program, x: Instruction, lhs: Instruction, window: tuple[WindowDim, ..
     blocks_n = ceildiv(features, COLUMNS)
     columns_each = ceildiv(ceildiv(features, blocks_n), BLOCK) * BLOCK
     blocks_n = ceildiv(features, columns_each)
-    tiles, wanted = ceildiv(pixels, BLOCK), ceildiv(ITEMS_PER_CORE * (os.cpu_count() or 1), blocks_n)
+    tiles, wanted = ceildiv(pixels, BLOCK), ceildiv(ITEMS_PER_CORE * program.target.cores, blocks_n)
     tiles_each = max(1, min(GROUP, ceildiv(tiles, wanted)))
     groups = ceildiv(tiles, tiles_each)
     strides = row_major_strides(lhs.shape.dims)

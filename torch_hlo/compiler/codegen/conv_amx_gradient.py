@@ -12,7 +12,6 @@ zero, spoils the sum, as it does where the tap meets it.
 from __future__ import annotations
 
 import itertools
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -189,7 +188,7 @@ def emit_amx_gradient(program, x: Instruction) -> None:
         tiles, panels, length = rows // BLOCK, ceildiv(features, BLOCK), product(taps) * channels
         ldc, panel_step = (BLOCK, length * BLOCK) if turned else (features, BLOCK)
         to = program.at(program.scratch(length * panels * BLOCK * 4)) if turned else target
-        blocks_n = min(panels, ceildiv(ITEMS_PER_CORE * (os.cpu_count() or 1), tiles))
+        blocks_n = min(panels, ceildiv(ITEMS_PER_CORE * program.target.cores, tiles))
         columns_each = ceildiv(panels, blocks_n) * BLOCK
         blocks_n = ceildiv(features, columns_each)
         numbers = (steps, run, features, len(shifts), row_bytes, columns_each, blocks_n, ldc, panel_step)

@@ -11,7 +11,6 @@ copied, padded or added up in memory. Measured on one Granite Rapids core: see d
 """
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from torch_hlo.compiler.codegen.conv_pack import PACK_PARAMETERS, packing, product, usual
@@ -314,7 +313,7 @@ def emit_direct(program, x: Instruction, kind: str, finish: Finish | None = None
     tiles = ceildiv(pixels, heights[0])
     together = min(feature_groups, max(1, B_BYTES // (usual(k, 512) * usual(ceildiv(features, t.lanes), 4) * t.lanes * t.itemsize))) if batch_groups == 1 else 1
     blocks = ceildiv(groups, together)
-    cut = _cut(t, tiles, features, k, blocks, pixels * together, FINISHED if finish else MOST_COLUMNS)
+    cut = _cut(program.target.cores, t, tiles, features, k, blocks, pixels * together, FINISHED if finish else MOST_COLUMNS)
     odd = not size and (not isinstance(features, int) or ceildiv(features, t.lanes) % 2 == 1)
     own = groups == cut.blocks_m == 1 and not size and x.shape.is_static and rhs.shape.is_static  # every panel is used by one item
     key = (t, heights, isinstance(pixels, int), shape, odd, size, kernel.name if own else "", finish and finish.epilogue)
@@ -331,8 +330,8 @@ def emit_direct(program, x: Instruction, kind: str, finish: Finish | None = None
     program.parallel(name, texts, program.size(items), cost=100 + work * groups / max(1, usual(items, 8)) / (1.5 * t.lanes))
 
 
-def _cut(t: Tile, tiles: Size, features: Size, k: Size, groups: int, pixels: Size, most: int) -> Partition:
-    """Columns, at most `most` of them, in blocks whose packed kernel stays in L2, rows in enough blocks for this machine."""
+def _cut(cores: int, t: Tile, tiles: Size, features: Size, k: Size, groups: int, pixels: Size, most: int) -> Partition:
+    """Columns, at most `most` of them, in blocks whose packed kernel stays in L2, rows in enough blocks for so many cores."""
     panels = min(B_BYTES // (usual(k, 512) * t.columns * t.itemsize), most // t.columns)
     columns = max(1, panels) * t.columns
     blocks_n = ceildiv(features, columns)
@@ -340,7 +339,7 @@ def _cut(t: Tile, tiles: Size, features: Size, k: Size, groups: int, pixels: Siz
         columns = min(columns, ceildiv(ceildiv(features, blocks_n), t.columns) * t.columns)
         blocks_n = ceildiv(features, columns)
     work = usual(pixels, 4096) * usual(features, 64) * usual(k, 512)
-    wanted = min(ITEMS_PER_CORE * (os.cpu_count() or 1), work * groups >> 21)
+    wanted = min(ITEMS_PER_CORE * cores, work * groups >> 21)
     blocks_m = max(1, -(-wanted // (usual(blocks_n, 1) * groups)))
     each = ceildiv(tiles, min(blocks_m, tiles) if isinstance(tiles, int) else blocks_m)
     return Partition(each, columns, ceildiv(tiles, each), blocks_n, True)

@@ -15,7 +15,6 @@ The matrices hold 0, 1 and 1/2, so sums and halves are all that is added to the 
 """
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -283,7 +282,7 @@ def emit_winograd(program, x: Instruction, kind: str, finish: Finish | None = No
 
     ldv = ceildiv(channels, t.lanes) * t.lanes + t.lanes  # rows a power of two apart would share few sets of L1
     most = max(t.rows, min(TILES, V_BYTES // (points * ldv * t.itemsize)))
-    wanted = min(ITEMS_PER_CORE * (os.cpu_count() or 1), max(1, tiles * points * channels * features >> 21))
+    wanted = min(ITEMS_PER_CORE * program.target.cores, max(1, tiles * points * channels * features >> 21))
     blocks = max(ceildiv(tiles, most), min(wanted, tiles // (2 * t.rows)), 1)
     tiles_each = ceildiv(tiles, blocks)
     blocks = ceildiv(tiles, tiles_each)

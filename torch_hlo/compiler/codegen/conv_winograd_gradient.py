@@ -8,8 +8,6 @@ weights, on its way to memory.
 """
 from __future__ import annotations
 
-import os
-
 from torch_hlo.compiler.codegen.conv_direct import POINTERS, geometry, register_tile, tile_pointers
 from torch_hlo.compiler.codegen.conv_gradient import ENTRY, add_pieces, is_gradient, micro, turn
 from torch_hlo.compiler.codegen.conv_winograd import F23, Filtering, applies, define, transform, transform_inputs, transposed
@@ -136,7 +134,7 @@ def emit_winograd_gradient(program, x: Instruction, kind: str) -> None:
     columns = ceildiv(ceildiv(features, blocks_n), t.columns) * t.columns
     blocks_m, blocks_n = ceildiv(channels, rows), ceildiv(features, columns)
     height = ceildiv(rows, ceildiv(rows, t.rows))
-    wanted = ceildiv(min(ITEMS_PER_CORE * (os.cpu_count() or 1), SPLITS), blocks_m * blocks_n)
+    wanted = ceildiv(min(ITEMS_PER_CORE * program.target.cores, SPLITS), blocks_m * blocks_n)
     pieces = max(1, min(wanted, tiles // (2 * TILES)))
     tiles_each = ceildiv(ceildiv(tiles, pieces), TILES) * TILES
     pieces = ceildiv(tiles, tiles_each)

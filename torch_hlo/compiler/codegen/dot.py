@@ -9,7 +9,6 @@ Complex products, f8 and 4-bit types are rewritten to HLO on types that have ker
 """
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -239,7 +238,7 @@ def _takes_amx(program, x: Instruction, p: Product, pointers: list[str], finish:
     batch: Size = 1
     for size, *_ in p.batch:
         batch = batch * size
-    cut, packed = _cut_amx(p, element, batch, transposed)
+    cut, packed = _cut_amx(p, element, batch, transposed, program.target.cores)
     if copy is not None:
         packed, pointers = (packed[0], True), [pointers[0], copy, pointers[2]]
     if finish is not None and p.k > K_SINGLE and not packed[1]:
@@ -265,7 +264,7 @@ def _reads_tiles(p: Product, element: Element) -> bool:
     return static and not p.m % BLOCK and not p.k % element.depth and bool(p.a[0] * element.itemsize % 2048)
 
 
-def _cut_amx(p: Product, element: Element, batch: Size, transposed: bool) -> tuple[gemm.Partition, tuple[bool, bool]]:
+def _cut_amx(p: Product, element: Element, batch: Size, transposed: bool, cores: int) -> tuple[gemm.Partition, tuple[bool, bool]]:
     """How a product on AMX is cut, and which of its operands are packed beforehand.
 
     A block of B that stays in L2 is packed by the item that reads it, which has all rows; of a product with many more rows than columns, whose items
@@ -273,7 +272,7 @@ def _cut_amx(p: Product, element: Element, batch: Size, transposed: bool) -> tup
     """
     tiles, count = ceildiv(p.m, BLOCK), _hint(batch, 8)
     fit = max(1, min((TURNED if transposed else COLUMNS) // BLOCK, B_BYTES // (STEP_BYTES * ceildiv(p.k, element.depth)))) * BLOCK
-    items = ceildiv(max(1, min(2 * (os.cpu_count() or 1), _hint(p.m, 512) * _hint(p.n, 512) * p.k * count >> 24)), count)
+    items = ceildiv(max(1, min(2 * cores, _hint(p.m, 512) * _hint(p.n, 512) * p.k * count >> 24)), count)
     if not isinstance(tiles, int) or not isinstance(p.n, int):
         return gemm.Partition(16, fit, ceildiv(tiles, 16), ceildiv(p.n, fit), False), (False, transposed or not p.batch)
     blocks_n = ceildiv(p.n, fit)
@@ -540,13 +539,14 @@ def emit_product(program, p: Product, kind: str, dtypes: tuple[str, str], pointe
     for size, *_ in p.batch:
         batch = batch * size
     if plan.kernel != "tiles":
-        each = 64 if plan.kernel == "rows" else _columns_each(p.n)
+        each = 64 if plan.kernel == "rows" else _columns_each(p.n, program.target.cores)
         cut = gemm.Partition(1, each, 1, ceildiv(p.n, each), False)
     else:
         t = replace(t, vectors=plan.vectors)
         tiles = ceildiv(p.m, plan.heights[0])
         if way == STATIC:
-            cut = gemm.partition(t, tiles, p.m, p.n, p.k, batch, (plan.form_a, plan.form_b), all(d[1] == 0 for d in p.batch))
+            cut = gemm.partition(t, tiles, p.m, p.n, p.k, batch, (plan.form_a, plan.form_b), program.target.cores,
+                                 all(d[1] == 0 for d in p.batch))
         else:
             cut = gemm.cut(t, tiles, p.n, *map(int, way.split("x")))
         if plan.form_a == "rows" and _hint(cut.columns_each, 0) >= IN_ROWS:
@@ -568,7 +568,7 @@ def _ways(x: Instruction, target, p: Product) -> tuple[str, ...]:
         return (STATIC,)
     if _on_amx(x, target, p):
         return (STATIC, "transposed", "packed") if _may_transpose(p) else (STATIC,)
-    counts = {(rows, items // rows) for items in (c * (os.cpu_count() or 1) for c in (1, 2, 4)) for rows in (1, 2, 4, 8) if items % rows == 0}
+    counts = {(rows, items // rows) for items in (c * target.cores for c in (1, 2, 4)) for rows in (1, 2, 4, 8) if items % rows == 0}
     return (STATIC, *(f"{rows}x{columns}" for rows, columns in sorted(counts)))
 
 
@@ -579,7 +579,7 @@ def _way(program, x: Instruction, p: Product) -> str:
         return STATIC
     params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
     alone = Module("step", Computation("main", params, instr("dot", params, x.shape, **dict(x.attrs))))
-    return tune.choose(program.target.key, module_text(alone), ways)
+    return tune.choose(program.target.cache_key, module_text(alone), ways)
 
 
 def _may_transpose(p: Product) -> bool:
@@ -587,9 +587,9 @@ def _may_transpose(p: Product) -> bool:
     return not p.batch and p.b[1] == 1 and p.k <= K_TRANSPOSED and isinstance(p.n, int)
 
 
-def _columns_each(n: Size) -> int:
+def _columns_each(n: Size, cores: int) -> int:
     """Columns of an item of gemv_columns: long pieces of rows, but work for every core."""
-    share = ceildiv(n, 64 * (os.cpu_count() or 1)) * 64 if isinstance(n, int) else STRIP // 2
+    share = ceildiv(n, 64 * cores) * 64 if isinstance(n, int) else STRIP // 2
     return max(256, min(share, 2 * STRIP))
 
 

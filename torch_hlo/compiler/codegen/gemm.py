@@ -14,7 +14,6 @@ dot of a program. Rows of A along K for few columns, and rows of B that are not 
 """
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -302,17 +301,17 @@ class Partition:
 
 
 ITEMS_PER_CORE = 4
+WORK = 1 << 18  # multiply-adds that make an item worth its overhead
 IMBALANCE = {1: 0.08, 2: 0.015, 4: 0.0}  # items per core -> share of the time lost by waiting for the last one
 NEAR = 1 << 20  # bytes of an operand that stay in L2 while its packing runs again and again
 PACK_NS = {"copy": (0.1, 0.35), "transpose": (0.15, 0.3), "strided": (1.5, 1.5), "direct": (0.03, 0.2), "rows": (0.02, 0.1), "packed": (0.02, 0.06)}  # per element: near, far
 PREPACK_NS, READ_NS = 0.5, (0.05, 0.3)  # to pack all of A beforehand; to read that again
 
 
-def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, forms: tuple[str, str], may_prepack: bool = True,
-              work: int = 1 << 18) -> Partition:  # fmt: skip
-    """The cheapest cut into items for this machine: A is packed once per block of columns and B once per block of rows, unless A is packed
-    beforehand, while few items leave cores idle at the end. `forms`: how the operands are read; the costs above were measured on one thread.
-    `work`: multiply-adds that make an item worth its overhead. Which cut is taken does not change results: every element of C is summed in one item.
+def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, forms: tuple[str, str], cores: int,
+              may_prepack: bool) -> Partition:  # fmt: skip
+    """The cheapest cut into items for so many cores: A is packed once per block of columns and B once per block of rows, unless A is packed
+    beforehand, while few items leave cores idle at the end. `forms`: how the operands are read; the costs above were measured on one thread. Which cut is taken does not change results: every element of C is summed in one item.
     """
     step = t.columns
     if not (isinstance(tiles, int) and isinstance(n, int)):
@@ -323,7 +322,7 @@ def partition(t: Tile, tiles: Size, m: Size, n: Size, k: Size, batch: Size, form
     multiply = m * n * k / (4.7 * t.lanes)
     best = (float("inf"), 1, 1, False)
     for per_core, idle in IMBALANCE.items():
-        items = max(1, min(per_core * (os.cpu_count() or 1), m * n * k * batch // work) // max(1, batch))
+        items = max(1, min(per_core * cores, m * n * k * batch // WORK) // max(1, batch))
         for blocks_n in range(1, min(items, ceildiv(n, step)) + 1):
             blocks_m = min(ceildiv(items, blocks_n), tiles)
             lost = multiply * (idle + max(0, 1 - blocks_m * blocks_n / items))

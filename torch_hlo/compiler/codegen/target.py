@@ -1,6 +1,7 @@
 """The machine that code is generated for: its LLVM name and features, vector width, and what a little parallelism costs."""
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,6 +20,7 @@ class Target:
     """`vector_bytes`: width of a vector register. `features`: LLVM's feature string, part of the cache key.
 
     `triple`: what code in files is for; empty for code that this process loads. `threads`: whether loops may run on the thread pool.
+    `cores`: how many of its threads work is cut for. Any number may run it, and results do not depend on it.
     """
 
     cpu: str
@@ -28,6 +30,7 @@ class Target:
     grid = False  # see gpu/target.py
     triple: str = ""
     threads: bool = True
+    cores: int = 1
 
     def has(self, feature: str) -> bool:
         return f"+{feature}" in self.features.split(",")
@@ -64,6 +67,11 @@ class Target:
     def key(self) -> str:
         return f"{self.triple or llvm.get_default_triple()} {self.cpu} {self.features} llvm{llvm.llvm_version_info[0]}"
 
+    @property
+    def cache_key(self) -> str:
+        """What programs and measurements are kept under: `key` says where code runs, but not what it is best for."""
+        return f"{self.key} {self.cores} cores"
+
 
 @lru_cache(1)
 def initialize() -> None:
@@ -82,16 +90,17 @@ def deny(prefix: str) -> None:
 
 @lru_cache(1)
 def host() -> Target:
-    """This machine."""
+    """This machine, all of its cores."""
     initialize()
     found = llvm.get_host_cpu_features()
     on = {k for k, v in found.items() if v} - _UNKNOWN_TO_LLVM
     on = {k for k in on if not k.startswith(tuple(_denied))}
     features = ",".join(("+" if k in on else "-") + k for k in sorted(found) if k not in _UNKNOWN_TO_LLVM)
     if platform.machine() not in ("x86_64", "AMD64"):
-        return Target(llvm.get_host_cpu_name(), features, 16)
+        return Target(llvm.get_host_cpu_name(), features, 16, cores=os.cpu_count() or 1)
     cpu = next((name for feature, name in _CPU_BY_FEATURE if feature in on), "x86-64")
-    return Target(cpu, features, 64 if "avx512vl" in on and "avx512dq" in on else 32 if "avx2" in on and "fma" in on else 16)
+    width = 64 if "avx512vl" in on and "avx512dq" in on else 32 if "avx2" in on and "fma" in on else 16
+    return Target(cpu, features, width, cores=os.cpu_count() or 1)
 
 
 # -- code for other machines ---------------------------------------------------------------------------------------------
@@ -120,12 +129,13 @@ PLATFORMS: dict[str, Platform] = {
 def platform_target(name: str, cpu: str | None = None, threads: bool = False) -> Target:
     """Target for code in files. `name`: a key of PLATFORMS, or "host"; `cpu`: one of the platform's, or "host" for all that this
     machine has. Raises ValueError listing what there is."""
+    cores = (os.cpu_count() or 1) if threads else 1
     if name == "host":
         own = f"{platform.machine().replace('AMD64', 'x86_64').replace('arm64', 'aarch64')}-linux-gnu"
         if cpu in (None, "host"):
             if own not in PLATFORMS:
                 raise ValueError(f"no code in files for {platform.machine()} yet; targets are {', '.join(PLATFORMS)}")
-            return replace(host(), triple=PLATFORMS[own].triple, threads=threads)
+            return replace(host(), triple=PLATFORMS[own].triple, threads=threads, cores=cores)
         name = own
     found = PLATFORMS.get(name)
     if found is None:
@@ -133,4 +143,4 @@ def platform_target(name: str, cpu: str | None = None, threads: bool = False) ->
     if cpu is not None and cpu not in found.cpus:
         raise ValueError(f"unknown cpu {cpu!r} for {name}; there are {', '.join(found.cpus)}")
     llvm_cpu, features, vector_bytes = found.cpus[cpu or next(iter(found.cpus))]
-    return Target(llvm_cpu, features, vector_bytes, triple=found.triple, threads=threads)
+    return Target(llvm_cpu, features, vector_bytes, triple=found.triple, threads=threads, cores=cores)

@@ -10,10 +10,9 @@ hlo/factors.py, from the left operand of a product on: every instruction that ha
 """
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
-from torch_hlo.compiler.passes.base import hlo_pass
+from torch_hlo.compiler.passes.base import Pass
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.factors import Factors, factors
 from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, replace, users
@@ -29,12 +28,14 @@ _MOVES = frozenset("get-tuple-element broadcast reshape slice dynamic-slice dyna
 Rows = dict[Instruction, int]  # instruction -> which dimension is the rows'
 
 
-@hlo_pass
-def loop_rows(module: Module) -> Module:
-    """Loops whose rows are independent are cut into loops that run at the same time."""
-    threads = os.cpu_count() or 1
+def loop_rows(cores: int) -> Pass:
+    """The pass for so many cores: loops whose rows are independent are cut into loops that run at the same time."""
+    return Pass("loop_rows", lambda module: _apart(module, cores), "Loops whose rows are independent are cut into loops that run at the same time.")
+
+
+def _apart(module: Module, cores: int) -> Module:
     reads = users((module.entry.root,))
-    if threads < 2 or not any(x.op == "while" for x in reads):
+    if cores < 2 or not any(x.op == "while" for x in reads):
         return module
     new: dict[Instruction, Instruction] = {}
     for x, readers in reads.items():
@@ -42,13 +43,13 @@ def loop_rows(module: Module) -> Module:
         if x.op == "get-tuple-element":
             y = h.get_tuple_element(new[x.operands[0]], x["index"])
         elif x.op == "while" and all(r.op == "get-tuple-element" for r in readers):
-            y = _cut(y, threads, {r["index"] for r in readers})
+            y = _cut(y, cores, {r["index"] for r in readers})
         carry_meta(x, y)
         new[x] = y
     return module.with_root(new[module.entry.root])
 
 
-def _cut(x: Instruction, threads: int, read: set[int]) -> Instruction:
+def _cut(x: Instruction, cores: int, read: set[int]) -> Instruction:
     """The loop over parts, of which the elements `read` are used; the loop itself where it cannot be cut, or that does not pay."""
     body, state = x["body"], x.operands[0]
     if body.root.op != "tuple" or x.get("independent") or not all(e.is_static and not e.is_tuple for e in state.shape.elements):
@@ -60,7 +61,7 @@ def _cut(x: Instruction, threads: int, read: set[int]) -> Instruction:
         rows = _rows(order, body, seed, dim)
         if rows is not None and _counts_alike(x, rows, read):
             count = seed.shape.dims[dim]
-            parts = max(n for n in range(1, threads + 1) if count % n == 0)
+            parts = max(n for n in range(1, cores + 1) if count % n == 0)
             if parts > 1 and count // parts >= LEAST and (_read_whole(body, rows) <= NEAR or count // parts >= ROWS):
                 return _Cutter(x, rows, count, parts).loop()
     return x

@@ -210,7 +210,7 @@ def _fastest(program, x: Instruction, p: Product, dtypes: tuple[str, str], engin
         return engines[0]
     parameters = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
     alone = Module("step", Computation("main", parameters, instr("dot", parameters, x.shape, **dict(x.attrs))))
-    return ways[tune.choose(program.target.key, module_text(alone), tuple(ways))]
+    return ways[tune.choose(program.target.cache_key, module_text(alone), tuple(ways))]
 
 
 def _library(target, x: Instruction, p: Product, dtypes: tuple[str, str]) -> LibraryProduct | None:

@@ -93,6 +93,7 @@ class GpuTarget:
     fuses = True  # multiply-add is an instruction
     parallel_threshold_ps = 0
     threads = True
+    cores = 1  # loops over time run one after another
     strip = 1  # neighbouring threads have neighbouring elements
 
     def has(self, feature: str) -> bool:
@@ -120,6 +121,10 @@ class GpuTarget:
     @property
     def key(self) -> str:
         return f"{self.name} {self.features}{' tf32' * self.tf32}{' library' * self.library} llvm{llvm.llvm_version_info[0]} + {host().key}"
+
+    @property
+    def cache_key(self) -> str:
+        return self.key
 
 
 @lru_cache(1)
