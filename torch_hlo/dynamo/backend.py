@@ -20,10 +20,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_hlo import collector, config, metrics
 from torch_hlo.device import runtime
+from torch_hlo.dynamo import trace
 from torch_hlo.dynamo.call import Caller
 from torch_hlo.dynamo.direct import Graphs
 from torch_hlo.dynamo.partition import partition
-from torch_hlo.dynamo.place import place_of
+from torch_hlo.dynamo.place import Gpu, Host, place_of
 from torch_hlo.lazy import backend, dump, encoder, executor, log, progress, recurrent, traceable
 from torch_hlo.lowering import late
 from torch_hlo.lowering.fx import CHECKS, FxGraph, from_fx
@@ -59,7 +60,11 @@ def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict
     """The Dynamo backend. Raises ValueError for an unknown option, value or mode, LoweringError for what cannot be compiled."""
     if mode not in MODES:
         raise ValueError(f"torch.compile(backend='hlo'): unknown mode {mode!r}; there are {', '.join(map(str, MODES[1:]))}")
-    compiler = functools.partial(compile_graph, settings=checked(options))
+    settings = checked(options)
+    recorded = without_autograd(graph_module, example_inputs, settings)
+    if recorded is not None:
+        return recorded
+    compiler = functools.partial(compile_graph, settings=settings)
     recurrent.as_networks(graph_module.graph)
     graph_module.recompile()
     graphs = Graphs(graph_module, example_inputs)
@@ -69,6 +74,30 @@ def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict
         decompositions=decompositions(), partition_fn=partition, keep_inference_input_mutations=True,
     )  # fmt: skip
     return graphs.direct(aot(graph_module, example_inputs))
+
+
+def without_autograd(graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict) -> Callable | None:
+    """The compiled function of a graph that needs nothing of AOTAutograd (trace.py); None for others."""
+    start = time.perf_counter()
+    try:
+        with unset_fake_temporarily():
+            late.register()
+            graph = trace.record(graph_module, example_inputs)
+            with torch.no_grad():
+                run = _compiled(graph, settings, Host())
+    except Exception as reason:  # PyTorch's errors come back, in the words that users know, on the other way
+        log.say(1, f"{settings['name']} goes through AOTAutograd: {reason or type(reason).__name__}")
+        return None
+    metrics.record("CompileTime", time.perf_counter() - start)
+    written = [position for position, _ in graph.writes]
+    mark = torch.autograd.graph.increment_version
+
+    def call(*args) -> list:
+        if written:
+            mark([args[i] for i in written])
+        return run(list(args))
+
+    return call
 
 
 def differentiated(graph_module: fx.GraphModule, example_inputs: Sequence, **options) -> Callable:
@@ -148,7 +177,11 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
 def _function(graph_module: fx.GraphModule, settings: dict) -> Callable:
     graph = from_fx(graph_module)
     report_fallbacks(graph, settings["fallback"])
-    caller = Caller(graph, settings["name"], place_of(graph_module))
+    return _compiled(graph, settings, place_of(graph_module))
+
+
+def _compiled(graph: FxGraph, settings: dict, place: Host | Gpu) -> Callable:
+    caller = Caller(graph, settings["name"], place)
     return caller.bind(executor.call_compiler(lambda: _compile(caller)))
 
 

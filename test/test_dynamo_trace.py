@@ -1,0 +1,211 @@
+"""Graphs that are recorded without AOTAutograd (dynamo/trace.py): the same results, strides, aliases and side effects; which graphs are not."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torch_hlo.dynamo import trace
+
+
+@pytest.fixture
+def decisions(monkeypatch) -> list:
+    """Of each graph of the test, None if it was recorded, else the reason why not."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    found = []
+    record = trace.record
+
+    def watched(*args):
+        try:
+            graph = record(*args)
+        except trace.Unsuitable as reason:
+            found.append(str(reason))
+            raise
+        except Exception as error:
+            found.append(repr(error))
+            raise
+        found.append(None)
+        return graph
+
+    monkeypatch.setattr(trace, "record", watched)
+    return found
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    """The same memory again, gaps included."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
+
+
+@torch.no_grad()
+def _same(fn, *inputs, tol=1e-5, calls=2):
+    ours, theirs = list(inputs), [_copy(x) for x in inputs]
+    compiled = torch.compile(fn, backend="hlo", dynamic=False)
+    for _ in range(calls):
+        got, want = compiled(*ours), fn(*theirs)
+        torch.testing.assert_close(got, want, rtol=tol, atol=tol)
+        torch.testing.assert_close(ours, theirs, rtol=tol, atol=tol)
+        for g, w in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True):
+            assert g.stride() == w.stride() and g.dtype == w.dtype and g.device == w.device
+
+
+def _attention(q, k, v):
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return y.transpose(1, 2).contiguous().view(2, 6, 12)
+
+
+def _cache(cache, x, at):
+    cache.index_copy_(1, at, x)
+    mask = torch.arange(8)[None] <= at[:, None]
+    return torch.where(mask, (cache * 2).sum(-1), torch.full((), -1.0)), cache
+
+
+def _buffers(x, w):
+    y = torch.zeros(4, 5)
+    y[1:3] = x
+    y[:, 0] += 1
+    z = y.view(20)
+    z.mul_(w.sum())
+    return y, z.sum()
+
+
+RECORDED = {
+    "arithmetic": (lambda x: (x * 2 + 1).relu() / 3, [torch.randn(3, 4)]),
+    "factories": (lambda x: x + torch.arange(4) + torch.ones(3, 1, device="cpu") + torch.tensor([1.0, 2.0, 3.0, 4.0]), [torch.randn(3, 4)]),
+    "promotion": (lambda x, i: (x * 2.5, i + 1, i / 2, x + torch.tensor(2.0, dtype=torch.float64), i * x), [torch.randn(3).bfloat16(), torch.arange(3)]),
+    "complex": (lambda x: torch.view_as_real(torch.fft.fft(x) * 1j), [torch.randn(3, 8)]),
+    "attention": (_attention, [torch.randn(2, 3, 6, 4) for _ in range(3)]),
+    "written": (lambda x, y: (x.add_(y).mul_(2), x.sum()), [torch.randn(3, 4), torch.randn(4)]),
+    "copied": (lambda x, y, z: (x.copy_(z), y.copy_(z), z + 1)[2], [torch.randn(3), torch.randn(3), torch.randn(3)]),
+    "cache": (_cache, [torch.randn(1, 8, 4), torch.randn(1, 1, 4), torch.tensor([3])]),
+    "buffers": (_buffers, [torch.randn(2, 5), torch.randn(3)]),
+    "returned": (lambda x, y: (x, x.clone(), y, (x + 1).t()), [torch.randn(3, 4), torch.randn(2)]),
+    "gaps": (lambda x: ((x + 1)[:, ::2], x.sum(0).expand(3, 4)), [torch.randn(5, 8)[:, ::2]]),
+    "permuted": (lambda x: (x * 2, x.flip(0), x.reshape(12)), [torch.randn(4, 3).t()]),
+    "channels last": (lambda x, w: F.max_pool2d(F.conv2d(x, w).relu(), 2), [torch.randn(2, 3, 9, 9).to(memory_format=torch.channels_last), torch.randn(4, 3, 2, 2)]),
+    "index": (lambda x, i: (x[i], x[:, None, 1] + 1, x[..., -1] * 2, x.gather(1, i[:, None])), [torch.randn(4, 5), torch.tensor([2, 0, 3, 1])]),
+    "chunks": (lambda x: torch.cat([c.softmax(-1) for c in x.chunk(3, 1)][::-1], 1), [torch.randn(2, 9)]),
+    "empty": (lambda x: (x.sum(0), x + 1), [torch.randn(0, 4)]),
+    "batch norm": (lambda x, m, v: F.batch_norm(x, m, v, training=True), [torch.randn(6, 3, 4), torch.zeros(3), torch.ones(3)]),
+    "integers": (lambda i: (i // 3, i % 4, i << 1, ~i, i.bitwise_and(6), i.cumsum(0)), [torch.arange(-5, 9)]),
+    "linear algebra": (lambda x: torch.linalg.vector_norm(x @ x.mT + torch.eye(3), dim=0), [torch.randn(3, 3)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_recorded_like_eager(decisions, case):
+    fn, inputs = RECORDED[case]
+    _same(fn, *inputs, tol=2e-2 if case == "promotion" else 1e-4)
+    assert decisions == [None]
+
+
+def _needs_value(x):
+    return x[: int(x.sum().item() > 0) + 1] + 1
+
+
+def _autocast(x, w):
+    with torch.autocast("cpu", torch.bfloat16):
+        return x @ w
+
+
+LEFT = {
+    "view of an input": (lambda x: x.view(-1), [torch.randn(3, 4)]),
+    "share memory": (lambda x: ((y := x + 1), y.t()), [torch.randn(3, 4)]),
+    "autocast": (_autocast, [torch.randn(3, 4), torch.randn(4, 2)]),
+    "as_strided": (lambda x: (x + 1).as_strided((2, 2), (1, 2)).clone(), [torch.randn(3, 4)]),
+    "memory that inputs share": (lambda x: x.add_(1).sum(), [torch.randn(4, 8)[:, ::2]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", LEFT)
+def test_left_to_aot_autograd(decisions, reason):
+    fn, inputs = LEFT[reason]
+    _same(fn, *inputs, tol=2e-2 if reason == "autocast" else 1e-5, calls=1)
+    assert len(decisions) == 1 and reason in decisions[0], decisions
+
+
+class _Tied(nn.Module):
+    """A network with everything that inference has: embeddings, norms, dropout in evaluation, convolutions, a buffer that counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(20, 8), nn.LayerNorm(8)
+        self.conv, self.batch = nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 20)
+        self.head.weight = self.embed.weight
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, tokens):
+        self.calls += 1
+        x = self.norm(self.embed(tokens))
+        x = F.dropout(F.gelu(self.batch(self.conv(x.mT))).mT, 0.1, self.training)
+        y, _ = self.attention(x, x, x, need_weights=False)
+        return self.head(x + y), {"mean": y.mean(), "calls": self.calls.clone()}
+
+
+def test_model(decisions):
+    model = _Tied().eval()
+    with torch.no_grad():
+        model(torch.randint(20, (2, 5)))
+    compiled = torch.compile(model, backend="hlo")
+    for i in range(3):
+        tokens = torch.randint(20, (2, 5))
+        with torch.no_grad():
+            got = compiled(tokens)
+            assert model.calls == 2 + 2 * i
+            want = model(tokens)
+        torch.testing.assert_close(got[0], want[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got[1]["mean"], want[1]["mean"], rtol=1e-4, atol=1e-5)
+        assert int(got[1]["calls"]) == int(want[1]["calls"]) - 1
+    with torch.inference_mode():
+        assert compiled(tokens)[0].is_inference()
+    assert decisions == [None] * len(decisions)
+    loss = compiled(tokens)[0].square().mean()
+    loss.backward()
+    assert model.head.weight.grad is not None and decisions[-1] == "gradients"
+
+
+def test_written_inputs_count_as_written(decisions):
+    w = torch.randn(3, requires_grad=True)
+    state = torch.zeros(3)
+    y = (w * state).sum()
+    torch.compile(lambda s: s.add_(1), backend="hlo")(state)
+    assert decisions == [None]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_random_numbers_repeat_with_the_seed(decisions):
+    noise = torch.compile(lambda x: (F.dropout(x, 0.5), torch.rand(100), torch.randn_like(x)), backend="hlo")
+    x = torch.ones(100)
+    state = torch.hlo.get_rng_state()
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append([*noise(x), *noise(x)])
+    torch.testing.assert_close(results[0], results[1])
+    assert decisions == [None]
+    for i, r in enumerate(results[0]):
+        assert not torch.equal(r, results[2][i]) and not torch.equal(r, results[0][(i + 3) % 6])
+    assert not torch.equal(results[0][1], results[0][2])
+    assert 30 < int((results[0][0] == 0).sum()) < 70
+    assert torch.equal(torch.hlo.get_rng_state()[8:], state[8:])
+
+
+def test_tensors_of_the_device_are_left_alone(decisions):
+    """What the lazy device has recorded meanwhile is computed as if no graph had been traced."""
+    a = torch.arange(4.0, device="hlo") + 1
+    r = torch.compile(lambda x: x * 2, backend="hlo")(torch.ones(3))
+    b = a * 2
+    assert r.tolist() == [2, 2, 2] and b.tolist() == [2, 4, 6, 8] and decisions == [None]
+
+
+def test_errors_are_pytorchs(decisions):
+    def fn(x):
+        return torch.linalg.cholesky(x)
+
+    with pytest.raises(torch.linalg.LinAlgError):
+        torch.compile(fn, backend="hlo")(-torch.eye(3))
+    assert decisions and decisions[0] is not None
