@@ -130,6 +130,16 @@ class ReshapeMotion(HloTestCase):
         before = h.multiply(scattered((2, 6, 5), 2), h.transpose(x, (0, 2, 1)))
         self.assertRewrites(reshape_motion, before, h.transpose(h.multiply(scattered((2, 5, 6), 1), x), (0, 2, 1)))
 
+    def test_weights_of_groups_of_channels(self):
+        """The gradient of attention over branches: what is repeated per group and per pixel, beside an array whose channels are last."""
+        gradient, weights = p(2, 4, 30, index=1), p(2, 3, 4, index=2)
+        groups = h.multiply(h.broadcast(gradient, (2, 3, 4, 30), (0, 2, 3)), h.broadcast(weights, (2, 3, 4, 30), (0, 1, 2)))
+        before = h.multiply(h.reshape(groups, (2, 12, 30)), h.transpose(p(2, 30, 12), (0, 2, 1)))
+        last = h.multiply(h.broadcast(h.transpose(gradient, (0, 2, 1)), (2, 30, 3, 4), (0, 1, 3)), h.broadcast(weights, (2, 30, 3, 4), (0, 2, 3)))
+        self.assertRewrites(reshape_motion, before, h.transpose(h.multiply(h.reshape(last, (2, 30, 12)), p(2, 30, 12)), (0, 2, 1)))
+        apart = h.add(h.broadcast(p(6, index=1), (6, 30), (0,)), h.broadcast(p(30, index=2), (6, 30), (1,)))  # 2 and 3 of 6 do not stay neighbours
+        self.assertKept(reshape_motion, h.multiply(h.reshape(apart, (2, 3, 30)), h.transpose(p(2, 30, 3), (0, 2, 1))))
+
     def test_symbolic_batch(self):
         n = symbol("s0")
         x = p(n * 8, 6)

@@ -119,9 +119,9 @@ MOST_TURNED = 32  # instructions made of iotas and broadcasts that are written a
 
 def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dict) -> Instruction | None:
     """The array whose transpose by `perm` is `o`, where nothing large in memory has to be moved for it; None elsewhere. `done`: what was found already."""
-    if o in done:
-        return done[o]
-    found = done[o] = None  # counted before its operands are: a chain of residual sums is as long as the model is deep
+    if (o, perm) in done:
+        return done[o, perm]
+    found = done[o, perm] = None  # counted before its operands are: a chain of residual sums is as long as the model is deep
     if o.op == "transpose" and o["dimensions"] == perm:
         found = o.operands[0]
     elif o.op == "broadcast" and o.operands[0].shape.rank < o.shape.rank:
@@ -135,8 +135,8 @@ def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dic
     elif o.op == "pad" and len(done) < MOST_TURNED:
         part = _turned(o.operands[0], perm, before(o.operands[0].shape.dims, perm), done)
         found = None if part is None else h.pad(part, o.operands[1], before(o["padding"], perm))
-    elif o.op == "reshape" and o.operands[0].op == "transpose":
-        found = _turned_ones(o, perm, dims)
+    elif o.op == "reshape":
+        found = _turned_ones(o, perm, dims) if o.operands[0].op == "transpose" else _turned_reshape(o, perm, dims, done)
     elif o.op in _POINTWISE and equal_dims(o) and len(done) < MOST_TURNED:
         parts: list[Instruction] = []
         for x in o.operands:
@@ -145,8 +145,19 @@ def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dic
                 return None
             parts.append(part)
         found = _rebuilt(o, parts)
-    done[o] = found
+    done[o, perm] = found
     return found
+
+
+def _turned_reshape(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dict) -> Instruction | None:
+    """A reshape of what can be turned, if the dimensions that it splits or joins stay neighbours (groups of channels)."""
+    x = o.operands[0]
+    split = groups(x.shape.dims, o.shape.dims)
+    if split is None or any(not left or not right or any(perm[b] != perm[a] + 1 for a, b in zip(right, right[1:])) for left, right in split):
+        return None
+    order = [d for left, _ in sorted(split, key=lambda run: perm[run[1][0]]) for d in left]
+    part = _turned(x, tuple(order.index(d) for d in range(len(order))), [x.shape.dims[d] for d in order], done)
+    return None if part is None else h.reshape(part, dims)
 
 
 def _turned_ones(o: Instruction, perm: Sequence[int], dims: Sequence[Size]) -> Instruction | None:
