@@ -212,7 +212,7 @@ class Trace:
             return mine.inside
         if len(self.segments) != len(before.segments):
             return "Python asked for another number of values"
-        rest = ((), "", "")
+        rest = ((), "", "", 0)
         self._values, before_values = _by_value(self.log.made), _by_value(before.log.made)
         inherited = mine.settings.inherit(other.settings)
         for s, b in zip(self.segments, before.segments):
