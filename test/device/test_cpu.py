@@ -212,12 +212,12 @@ def test_pages_are_there_before_they_are_written(monkeypatch):
     assert block[5] == 7 and block.sum() == 7
 
 
-def test_pages_are_aligned_and_arenas_reused():
+def test_pages_are_aligned_and_arenas_reused(monkeypatch):
     for n in (1, 1000, 3 << 20):
         a = map_pages(n)
         assert a.nbytes == n and address(a) % 64 == 0
         a[:] = 1
-    Arena.release_all()
+    monkeypatch.setattr(Arena, "_free", [])
     a = Arena.borrow(1000)
     a.give_back()
     assert Arena.borrow(500) is a

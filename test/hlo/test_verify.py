@@ -5,7 +5,7 @@ import pytest
 
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.dim import symbol
-from torch_hlo.hlo.ir import META, Computation, Meta, Module, _instr, instr
+from torch_hlo.hlo.ir import META, Computation, Meta, Module, instr, interned
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.verify import VerifyError, verify
 
@@ -31,7 +31,7 @@ BAD = [
     (module(bad_meta()), "add (sum of computation main): add: has shape f32[5], expected f32[4]"),
     (module(instr("negate", (X,), F4, to="x")), "negate (#1 of computation main): negate: unknown attribute to"),
     (module(instr("add", (X,), F4)), "add (#1 of computation main): add: takes 2 operands, got 1"),
-    (module(_instr("sort", (X,), (("dimensions", (0,)), ("is_stable", False)), F4)), "sort (#1 of computation main): attribute is_stable is spelled out"),
+    (module(interned("sort", (X,), (("dimensions", (0,)), ("is_stable", False)), F4)), "sort (#1 of computation main): attribute is_stable is spelled out"),
     (module(instr("custom-call", (X,), F4, custom_call_target="t", opaque={1}.__class__)), "custom-call (#1 of computation main): attribute opaque holds a type"),
     (module(instr("negate", (X,), Shape("f99", (4,)))), "negate (#1 of computation main): unknown element type 'f99'"),
     (module(instr("negate", (X,), Shape("f32", (-4,)))), "negate (#1 of computation main): bad dims in f32[-4]"),

@@ -104,12 +104,3 @@ class Arena:
 
     def give_back(self) -> None:
         self._free.append(self)
-
-    @classmethod
-    def release_all(cls) -> None:
-        """Return idle arenas to the system."""
-        cls._free = []
-
-    @classmethod
-    def idle_bytes(cls) -> int:
-        return sum(a.nbytes for a in cls._free)

@@ -23,7 +23,7 @@ from torch_hlo.hlo import (  # noqa: F401  each import fills MEANINGS
 )
 from torch_hlo.hlo.dim import Dim, Size, substitute, symbols
 from torch_hlo.hlo.evaluate_core import MEANINGS, EvaluateError, Value, apply, meaning, run, step
-from torch_hlo.hlo.ir import Computation, Instruction, Module, _instr, postorder
+from torch_hlo.hlo.ir import Computation, Instruction, Module, interned, postorder
 from torch_hlo.hlo.numeric import round_to
 from torch_hlo.hlo.shape import DTYPES, Shape, numpy_dtype
 from torch_hlo.hlo.window import WindowDim
@@ -79,7 +79,7 @@ def specialize(computation: Computation, sizes: Mapping[str, Size]) -> Computati
     done: dict[int, Instruction] = {}
     for x in postorder((*computation.params, computation.root)):
         attrs = tuple((k, _concrete(v, sizes)) for k, v in x.attrs)
-        done[id(x)] = _instr(x.op, tuple(done[id(o)] for o in x.operands), attrs, _concrete(x.shape, sizes))
+        done[id(x)] = interned(x.op, tuple(done[id(o)] for o in x.operands), attrs, _concrete(x.shape, sizes))
     return Computation(computation.name, tuple(done[id(p)] for p in computation.params), done[id(computation.root)])
 
 

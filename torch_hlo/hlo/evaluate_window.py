@@ -29,14 +29,14 @@ def _reduce(x, *values):
     ufunc = simple_fold(x["to_apply"]) if count == 1 else None
     if ufunc is not None:
         shape = x.operands[0].shape
-        folded = ufunc.reduce(wide(arrays[0], shape), tuple(dimensions), dtype=_fold_dtype(ufunc, arrays[0], shape), initial=_start(inits[0], shape))
+        folded = ufunc.reduce(wide(arrays[0], shape), tuple(dimensions), dtype=_fold_dtype(arrays[0], shape), initial=_start(inits[0], shape))
         return folded
     dims = [arrays[0].shape[d] for d in kept]
     lines = [a.transpose(*dimensions, *kept).reshape(-1, *dims) for a in arrays]
     return _result(x, fold_lines(lines, inits, x["to_apply"]))
 
 
-def _fold_dtype(ufunc, array, shape):
+def _fold_dtype(array, shape):
     return wide(array[..., :0] if array.ndim else array, shape).dtype
 
 

@@ -117,14 +117,15 @@ def instr(op: str, operands: tuple[Instruction, ...] = (), shape: Shape | None =
     if attrs:
         kept = [(k, tuple(v) if type(v) is list else v) for k, v in attrs.items() if v is not None]
         pairs = tuple(sorted([p for p in kept if DEFAULTS.get(p[0], _MISSING) != p[1]], key=_attr_name))
-    return _instr(op, tuple(operands), pairs, shape)
+    return interned(op, tuple(operands), pairs, shape)
 
 
 def _attr_name(pair: tuple[str, object]) -> str:
     return pair[0]
 
 
-def _instr(op: str, operands: tuple[Instruction, ...], attrs: tuple, shape: Shape | None) -> Instruction:
+def interned(op: str, operands: tuple[Instruction, ...], attrs: tuple, shape: Shape | None) -> Instruction:
+    """The one instruction with these attributes, (name, value) pairs as `Instruction.attrs` has them; its shape is inferred where None is given."""
     # Operands enter the key by id: they are interned, and the instruction found keeps them alive.
     key = (op, tuple(map(id, operands)), attrs, shape)
     found = _INTERNED.get(key)
@@ -134,7 +135,7 @@ def _instr(op: str, operands: tuple[Instruction, ...], attrs: tuple, shape: Shap
         from torch_hlo.hlo.opcodes import OPCODES
 
         shape = OPCODES[op].infer(*operands, **dict(attrs))
-        found = _instr(op, operands, attrs, shape)
+        found = interned(op, operands, attrs, shape)
     else:
         found = object.__new__(Instruction)
         found.op, found.operands, found.shape, found.attrs, found.meta, found.settled, found.below = op, operands, shape, attrs, None, 0, None
@@ -152,7 +153,7 @@ def replace(x: Instruction, operands: Iterable[Instruction] | None = None, **att
                 if a is not b and a.shape is not b.shape and a.shape != b.shape:
                     same = False
                     break
-        return _instr(x.op, new, x.attrs, x.shape if same else None)
+        return interned(x.op, new, x.attrs, x.shape if same else None)
     merged = {**dict(x.attrs), **attrs}
     return instr(x.op, new, **merged)
 

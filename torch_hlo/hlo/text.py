@@ -30,7 +30,7 @@ def module_text(module: Module, style: str = "canonical", elide: int | None = No
     if style not in STYLES:
         raise ValueError(f"style {style!r}: use one of {', '.join(STYLES)}")
     order = computations(module.entry)
-    printer = _Printer(style, elide, _computation_names(order, style))
+    printer = _Printer(style, elide, _computation_names(order))
     blocks = [printer.computation(c, c is order[-1]) for c in order]
     if style == "short" and not (module.aliases or module.symbols or module.constants or module.mesh or module.num_partitions > 1 or module.num_replicas > 1):
         return "\n\n".join(blocks) if len(blocks) > 1 else printer.body(module.entry)
@@ -129,7 +129,7 @@ def _unique(name: str, taken: set[str]) -> str:
     return found
 
 
-def _computation_names(order: list[Computation], style: str) -> dict[Computation, str]:
+def _computation_names(order: list[Computation]) -> dict[Computation, str]:
     taken: set[str] = set()
     entry = order[-1]
     names = {entry: _unique(_identifier(entry.name) or "main", taken)}

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 SUM, MEAN, MAX = 0, 1, 2
 
 
-def _bag_of(offsets: Instruction, count, bags) -> Expr:
+def _bag_of(offsets: Instruction, count) -> Expr:
     """s64[count]: the bag each index belongs to (the last whose offset is not beyond it)."""
     dims = (count, offsets.shape.dims[0])
     starts = Expr(broadcast_to(promote.cast(offsets, "s64"), dims))
@@ -39,7 +39,7 @@ def embedding_bag(
     if include_last_offset:
         offsets = slice_dim(offsets, 0, 0, bags)
     count = indices.shape.dims[0]
-    bag = _bag_of(offsets, count, bags)
+    bag = _bag_of(offsets, count)
     index = Expr(promote.cast(indices, "s64"))
     used = index.ne(padding_idx) if padding_idx >= 0 else index.eq(index)
     rows = Expr(promote.cast(gather_dim(weight, indices, 0), dtype))
@@ -105,7 +105,7 @@ def embedding_bag_any_backward(
 ):  # fmt: skip
     count = indices.shape.dims[0]
     if bag.shape.dims != (count,):  # PyTorch's CPU kernel leaves it out of plain sums
-        bag = _bag_of(slice_dim(offsets, 0, 0, grad.shape.dims[0]), count, grad.shape.dims[0]).x
+        bag = _bag_of(slice_dim(offsets, 0, 0, grad.shape.dims[0]), count).x
     return embedding_bag_backward(grad, indices, bag, sizes, maximum, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
 
 
@@ -114,7 +114,7 @@ def per_sample_weights_backward(grad, weight, indices, offsets, bag, mode, paddi
     shape = expected()[0]
     dtype = promote.compute_type(shape.dtype)
     if bag.shape.dims != indices.shape.dims:
-        bag = _bag_of(slice_dim(offsets, 0, 0, grad.shape.dims[0]), indices.shape.dims[0], grad.shape.dims[0]).x
+        bag = _bag_of(slice_dim(offsets, 0, 0, grad.shape.dims[0]), indices.shape.dims[0]).x
     rows = Expr(promote.cast(gather_dim(weight, indices, 0), dtype)) * Expr(gather_dim(promote.cast(grad, dtype), bag, 0))
     total = fold(rows, (1,))
     if padding_idx >= 0:

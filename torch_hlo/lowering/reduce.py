@@ -255,17 +255,17 @@ def norm(x: Expr, order, dims) -> Expr:
 
 @lowers(aten.linalg_vector_norm)
 def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
-    value = _norm_operand(x, dtype)
+    value = _norm_operand(x)
     return result(norm(value, _order(ord), axes(dim, x.shape.rank)))
 
 
 @lowers(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype, aten.norm.ScalarOpt_dtype)
 def norm_(x, p=2, *args, **kwargs):
     dim = kwargs.get("dim", args[0] if args and isinstance(args[0], (list, tuple, int)) else None)
-    return result(norm(_norm_operand(x, kwargs.get("dtype")), _order(2 if p is None else p), axes(dim, x.shape.rank)))
+    return result(norm(_norm_operand(x), _order(2 if p is None else p), axes(dim, x.shape.rank)))
 
 
-def _norm_operand(x, dtype) -> Expr:
+def _norm_operand(x) -> Expr:
     target = expected()[0].dtype
     if x.shape.kind == "c":
         target = promote.complex_type(target)

@@ -11,7 +11,7 @@ from torch_hlo.compiler.pipeline import random_inputs
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.evaluate import evaluate
 from torch_hlo.hlo.evaluate_collective import evaluate_spmd
-from torch_hlo.hlo.ir import Computation, Instruction, Module, _instr, postorder
+from torch_hlo.hlo.ir import Computation, Instruction, Module, interned, postorder
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.sharding import Axis, DimSharding, Mesh, Sharding, shard, unshard
 from torch_hlo.hlo.verify import verify
@@ -164,7 +164,7 @@ def annotated(module: Module, mesh: Mesh, seed: int, density: float = 0.7) -> Mo
         attrs = x.attrs
         if x.shape.dtype != "token" and (r.random() < density or x.op == "parameter"):
             attrs = tuple(sorted((*((k, v) for k, v in attrs if k != "sharding"), ("sharding", random_sharding(r, mesh, x.shape)))))
-        new[x] = _instr(x.op, tuple(new[o] for o in x.operands), attrs, x.shape)
+        new[x] = interned(x.op, tuple(new[o] for o in x.operands), attrs, x.shape)
     entry = Computation("main", tuple(new[p] for p in module.entry.params), new[module.entry.root])
     return Module(module.name, entry, mesh=mesh)
 

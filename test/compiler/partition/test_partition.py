@@ -14,7 +14,7 @@ from torch_hlo.compiler.pipeline import random_inputs
 from torch_hlo.compiler.spmd import spmd
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.evaluate import evaluate
-from torch_hlo.hlo.ir import Computation, Instruction, Module, _instr, called
+from torch_hlo.hlo.ir import Computation, Instruction, Module, called, interned
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.sharding import Mesh, Sharding, ShardingError
 
@@ -23,7 +23,7 @@ MESH = Mesh((("x", 2), ("y", 4)))
 
 def put(x: Instruction, *spec, mesh: Mesh = MESH) -> Instruction:
     """`x` annotated with one entry per dimension: None, an axis or several."""
-    return _instr(x.op, x.operands, tuple(sorted((*x.attrs, ("sharding", Sharding.of(mesh, spec))))), x.shape)
+    return interned(x.op, x.operands, tuple(sorted((*x.attrs, ("sharding", Sharding.of(mesh, spec))))), x.shape)
 
 
 def arg(index: int, dims, *spec, dtype="f32", mesh: Mesh = MESH) -> Instruction:
@@ -131,8 +131,8 @@ class TestPartition(unittest.TestCase):
         self.assertEqual(collectives(per_device), {"all-gather": 1})
 
     def test_what_cannot_run_on_many_devices_is_refused(self):
-        token = _instr("after-all", (), (), Shape("token"))
-        fed = _instr("infeed", (token,), (("serial", 0),), Shape("tuple", elements=(Shape("f32", (8,)), Shape("token"))))
+        token = interned("after-all", (), (), Shape("token"))
+        fed = interned("infeed", (token,), (("serial", 0),), Shape("tuple", elements=(Shape("f32", (8,)), Shape("token"))))
         x = arg(0, (8,), "x")
         with self.assertRaisesRegex(PartitionError, "infeed"):
             partition(program((x,), h.add(x, h.get_tuple_element(fed, 0))))

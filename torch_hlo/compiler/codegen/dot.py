@@ -399,13 +399,13 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
     if converts:
         outer_bytes = _reading_bytes(outer)
         if not program.target.grid and _reads_rows(program, outer_bytes):
-            return _emit_output(program, x, body, inner, outer_bytes, operands, results)
+            return _emit_output(program, body, inner, outer_bytes, operands, results)
         with program.rebound():
             for o in converts:
                 program.bind(o, program.allocate_shape(o.shape))
                 program.step(o)
-            return _emit_output(program, x, body, inner, outer, operands, results)
-    _emit_output(program, x, body, inner, outer, operands, results)
+            return _emit_output(program, body, inner, outer, operands, results)
+    _emit_output(program, body, inner, outer, operands, results)
 
 
 def _reads_rows(program, x: Instruction) -> bool:
@@ -414,7 +414,7 @@ def _reads_rows(program, x: Instruction) -> bool:
     return p is not None and _plan(p, gemm.tile(kind, program.target.vector_bytes), tuple(SOURCES[o.shape.dtype, kind] for o in x.operands)).kernel != "tiles"
 
 
-def _emit_output(program, x: Instruction, body: Computation, inner: Instruction, outer: Instruction, operands: list[Place], results: list[Place]) -> None:
+def _emit_output(program, body: Computation, inner: Instruction, outer: Instruction, operands: list[Place], results: list[Place]) -> None:
     wide = ACCUMULATORS.get(outer.shape.dtype, (None, outer.shape.dtype))[1]
     found = None
     if program.target.grid:
@@ -615,7 +615,7 @@ def _prepack(program, engine: Gemm, a: str, p: Product) -> str:
         return name
 
     name = program.once(("prepack", engine.name), write)
-    arguments = [f"ptr {a}", f"ptr {packed}", *(f"i64 {program.size(v)}" for v in (p.m, *p.a, p.k, 1, 0))]
+    arguments = [f"ptr {a}", f"ptr {packed}", *(f"i64 {program.size(v)}" for v in (p.m, *p.a, p.k))]
     program.parallel(name, arguments, program.size(ceildiv(p.m, engine.heights[0])), cost=0.12 * engine.heights[0] * _hint(p.k, 1000))
     return packed
 

@@ -378,17 +378,13 @@ BLOCK_PARAMETERS = (("ptr", "A"), ("i64", "a_free"), ("i64", "a_k"), ("ptr", "B"
 class Gemm:
     """The functions of one kind of product. `functions` collects name -> text of everything that `block` needs.
 
-    Subclasses read operands that are not plain matrices: they override `k_blocks`, `pack_a` and `pack_b` and name their
-    parameters in `extra`. `even`: every range of columns is a multiple of the tile's.
+    `prepacked`: A lies as `prepack` leaves it. `even`: every range of columns is a multiple of the tile's.
 
     `epilogue` (epilogue.py) is called on every row tile of a block of columns that is finished. C then holds sums; with `local`, which is
     for a K of a single block, it is not used: the sums of a row tile stay in scratch memory.
 
     `unroll` divides K. With `form_b` "packed" the whole of B lies as `prepack_b` leaves it, and its column stride is the number of its columns.
     """
-
-    extra: tuple[tuple[str, str], ...] = ()
-    label = "gemm"
 
     def __init__(self, t: Tile, source_a: Source, source_b: Source, form_a: str, form_b: str, heights: tuple[int, ...], static_m: bool,
                  prepacked: bool = False, even: bool = False, epilogue=None, local: bool = False, unroll: int = 1) -> None:  # fmt: skip
@@ -401,9 +397,10 @@ class Gemm:
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
         self.functions: dict[str, str] = {}
         height = "_".join(map(str, heights)) + "p" * (not static_m) + "q" * prepacked + "e" * even + f"u{unroll}"
-        self.name = f"{self.label}_{t.suffix}_{source_a.name}{form_a[0]}_{source_b.name}{form_b[0]}_{height}_{t.vectors}"
+        self.name = f"gemm_{t.suffix}_{source_a.name}{form_a[0]}_{source_b.name}{form_b[0]}_{height}_{t.vectors}"
+        self.extra: tuple[tuple[str, str], ...] = ()  # parameters besides BLOCK_PARAMETERS
         if epilogue is not None:
-            self.extra = (*self.extra, ("i64", "first_row"), *epilogue.parameters)
+            self.extra = (("i64", "first_row"), *epilogue.parameters)
             self.name += f"{'l' * local}_{epilogue.name}"
 
     @property
@@ -438,43 +435,34 @@ class Gemm:
         at = f.add(f.mul(row, "%a_free"), f.mul(depth.first, "%a_k"))
         self._pack(f, 0, f.gep(self.sources[0].kind, "%A", at), ("%a_free", "%a_k"), depth.size, height, to)
 
-    def total_k(self, f: Function) -> Int:
-        """Length of K over all blocks."""
-        return "%k"
-
-    def k_number(self, f: Function, depth: Depth) -> Int:
-        """Number of the first element of a block in the whole of K."""
-        return depth.first
-
     def prepack(self) -> str:
-        """Define void(lo, hi, A, packed, m, a_free, a_k, k, images, a_image): row tiles [lo, hi) of A as [tile][images * k + lanes][lanes].
+        """Define void(lo, hi, A, packed, m, a_free, a_k, k): row tiles [lo, hi) of A as [tile][k + lanes][lanes].
 
         Worth its pass over A when several blocks of columns use it. (A packing may spill over the end of its block, hence the gap.)
         """
         t, source = self.t, self.sources[0]
         name = f"prepack_{self.name}"
-        params = [("i64", "lo"), ("i64", "hi"), ("ptr", "A"), ("ptr", "packed"), *(("i64", q) for q in ("m", "a_free", "a_k", "k", "images", "a_image"))]
+        params = [("i64", "lo"), ("i64", "hi"), ("ptr", "A"), ("ptr", "packed"), *(("i64", q) for q in ("m", "a_free", "a_k", "k"))]
         f = Function(name, "void", params)
         tall = self._tall(f)
         with f.loop("%lo", "%hi") as i:
             row, height, _ = self._rows(f, i, tall)
-            with f.loop(0, "%images") as image, f.loop(0, "%k", KC) as k0:
-                src = f.add(f.add(f.mul(row, "%a_free"), f.mul(image, "%a_image")), f.mul(k0, "%a_k"))
-                number = f.add(f.mul(i, f.add(f.mul("%images", "%k"), t.lanes)), f.add(f.mul(image, "%k"), k0))
-                to = f.gep(t.kind, "%packed", f.mul(number, t.lanes))
+            with f.loop(0, "%k", KC) as k0:
+                src = f.add(f.mul(row, "%a_free"), f.mul(k0, "%a_k"))
+                to = f.gep(t.kind, "%packed", f.mul(f.add(f.mul(i, f.add("%k", t.lanes)), k0), t.lanes))
                 self._pack(f, 0, f.gep(source.kind, "%A", src), ("%a_free", "%a_k"), f.min(f.sub("%k", k0), KC), height, to)
         self.functions[name] = f.text()
         return name
 
-    def prepacked_bytes(self, m: Size, total_k: Size) -> Size:
+    def prepacked_bytes(self, m: Size, k: Size) -> Size:
         """Size of the memory that `prepack` fills."""
-        return ceildiv(m, self.heights[0]) * (total_k + self.t.lanes) * (self.t.lanes * self.t.itemsize)
+        return ceildiv(m, self.heights[0]) * (k + self.t.lanes) * (self.t.lanes * self.t.itemsize)
 
     def prepack_b(self) -> str:
         """Define void(lo, hi, B, packed, n, b_free, b_k, k): panels [lo, hi) of `lanes` columns of B as [block of K][panel][depth][lanes]. K is a
         multiple of `lanes`: packing writes nothing beyond a panel."""
         t, source = self.t, self.sources[1]
-        name = f"prepack_b_{self.label}_{t.suffix}_{source.name}_{self.forms[1]}"
+        name = f"prepack_b_gemm_{t.suffix}_{source.name}_{self.forms[1]}"
         f = Function(name, "void", [("i64", "lo"), ("i64", "hi"), ("ptr", "B"), ("ptr", "packed"), *(("i64", q) for q in ("n", "b_free", "b_k", "k"))])
         with f.loop("%lo", "%hi") as panel, self.k_blocks(f) as depth:
             column = f.mul(panel, t.lanes)
@@ -553,7 +541,7 @@ class Gemm:
         high = self.heights[0]
         row, height, is_tall = self._rows(f, i, tall)
         if self.prepacked:
-            a_panel = f.gep(self.t.kind, "%A", f.mul(f.add(f.mul(i, f.add(self.total_k(f), self.t.lanes)), self.k_number(f, depth)), self.t.lanes))
+            a_panel = f.gep(self.t.kind, "%A", f.mul(f.add(f.mul(i, f.add("%k", self.t.lanes)), depth.first), self.t.lanes))
         elif self.in_rows:
             a_panel = f.gep(self.t.kind, "%A", f.add(f.mul(row, "%a_free"), f.mul(depth.first, "%a_k")))
         else:

@@ -55,10 +55,6 @@ class Index:
     def __repr__(self) -> str:
         return " + ".join([f"{c}*{v}" for v, c in self.terms] + [str(self.const)])
 
-    @property
-    def is_constant(self) -> bool:
-        return not self.terms
-
     def bounds(self) -> tuple[Size, Size]:
         """Smallest and largest value (symbolic coefficients count as non-negative)."""
         low = high = self.const

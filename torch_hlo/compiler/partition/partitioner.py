@@ -25,7 +25,7 @@ from torch_hlo.compiler.passes import legalize
 from torch_hlo.compiler.passes.number_channels import number_channels
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.factors import Factors, arrays, factors
-from torch_hlo.hlo.ir import META, Computation, Instruction, Module, _instr, called, instr, postorder
+from torch_hlo.hlo.ir import META, Computation, Instruction, Module, called, instr, interned, postorder
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding import Axis, Sharding
@@ -207,10 +207,10 @@ class Partitioner:
     def _source(self, x: Instruction, operands: Sequence[Value]) -> Instruction | None:
         """The whole array, when it is made of constants, iotas and scalars alone."""
         if x.op in ("constant", "iota") or x.op == "broadcast" and not x.operands[0].shape.rank:
-            return _instr(x.op, tuple(o.x for o in operands), _plain_attrs(x), x.shape)
+            return interned(x.op, tuple(o.x for o in operands), _plain_attrs(x), x.shape)
         if x.shape.rank and operands and (x.op == "broadcast" or "pointwise" in OPCODES[x.op].traits):
             if all(type(o) is Local and (o.source is not None or not o.dims) for o in operands):
-                return _instr(x.op, tuple(o.x if o.source is None else o.source for o in operands), _plain_attrs(x), x.shape)
+                return interned(x.op, tuple(o.x if o.source is None else o.source for o in operands), _plain_attrs(x), x.shape)
         return None
 
     def _same(self, x: Instruction, operands: Sequence[Local], wants: Wants) -> Local | None:
@@ -221,7 +221,7 @@ class Partitioner:
         if wants is not None and wants != layout or any(o.layout != layout for o in operands):
             return None
         block = operands[-1].x.shape.dims
-        y = _instr(x.op, tuple(o.x for o in operands), _plain_attrs(x), Shape(x.shape.dtype, block))
+        y = interned(x.op, tuple(o.x for o in operands), _plain_attrs(x), Shape(x.shape.dtype, block))
         _name(y, x)
         return Local(y, x.shape.dims, layout, rate=max(o.rate for o in operands))
 
@@ -287,7 +287,7 @@ class Partitioner:
             operands = (*(v.x for v in arrays_), *(v.x for v in values[LINEAR[x.op]:]))
         layout = first.layout if len(goal) == len(first.layout) else ((),) * len(goal)
         dims = self.grid.block(x.shape.dims, layout)
-        y = _instr(x.op, operands, _plain_attrs(x), Shape(x.shape.dtype, dims))
+        y = interned(x.op, operands, _plain_attrs(x), Shape(x.shape.dtype, dims))
         return Local(y, x.shape.dims, layout, first.partial, first.reducer, goal, rate=max(v.rate for v in arrays_))
 
     def _complain(self, x: Instruction, operands: Sequence[Local]) -> None:
@@ -428,13 +428,13 @@ def _call(p: Partitioner, x: Instruction, env) -> Value:
 
 def _expanded(p: Partitioner, x: Instruction, env) -> Value:
     """Composite opcodes are partitioned as what they stand for."""
-    plain = _instr(x.op, x.operands, _plain_attrs(x), x.shape)
+    plain = interned(x.op, x.operands, _plain_attrs(x), x.shape)
     return p.bring(p.run(EXPANSIONS[x.op](plain), env, x.operands), p.wanted(x))
 
 
 def _rng(p: Partitioner, x: Instruction, env) -> Value:
     """The first device draws for all: hidden states differ."""
-    y = _instr(x.op, tuple(p.bring(env[o], None).x for o in x.operands), _plain_attrs(x), x.shape)
+    y = interned(x.op, tuple(p.bring(env[o], None).x for o in x.operands), _plain_attrs(x), x.shape)
     everybody = tuple(range(len(p.grid.sizes)))
     drawn = on_first(p.planner, y, everybody, h.constant(0, x.shape.dtype))
     return Local(drawn, x.shape.dims, ((),) * x.shape.rank, everybody, "add", p.wanted(x) or ((),) * x.shape.rank)

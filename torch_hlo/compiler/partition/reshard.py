@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.partition.grid import Atoms, Grid, Layout, ceildiv
 from torch_hlo.hlo import build as h
-from torch_hlo.hlo.ir import Instruction, _instr, instr
+from torch_hlo.hlo.ir import Instruction, instr, interned
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import Shape
 
@@ -467,7 +467,7 @@ def _cut(grid: Grid, x: Instruction, dim: int, indices: tuple[int, ...], size: i
         return smaller if dim != x["iota_dimension"] else offset(smaller, grid.table(i * size for i in indices))
     if memo is not None and x.operands and "pointwise" in OPCODES[x.op].traits:
         parts = [cut(grid, o, dim, indices, size, memo) if o.shape.rank else o for o in x.operands]
-        return _instr(x.op, tuple(parts), x.attrs, Shape(x.shape.dtype, _resized(x, dim, size)))
+        return interned(x.op, tuple(parts), x.attrs, Shape(x.shape.dtype, _resized(x, dim, size)))
     start = grid.table(i * size for i in indices)
     zero = h.constant(0, "s32")
     return h.dynamic_slice(x, [start if d == dim else zero for d in range(x.shape.rank)], _resized(x, dim, size))

@@ -15,7 +15,7 @@ from torch_hlo.compiler.partition.assign import Assignment, Choice
 from torch_hlo.compiler.partition.reshard import Local, Planner
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.factors import Factors, arrays
-from torch_hlo.hlo.ir import Instruction, _instr, instr
+from torch_hlo.hlo.ir import Instruction, instr, interned
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import Shape, tuple_shape
 
@@ -64,7 +64,7 @@ def on_blocks(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Ins
 def _plain(x: Instruction) -> Instruction:
     if x.get("sharding") is None:
         return x
-    return _instr(x.op, x.operands, tuple(a for a in x.attrs if a[0] != "sharding"), x.shape)
+    return interned(x.op, x.operands, tuple(a for a in x.attrs if a[0] != "sharding"), x.shape)
 
 
 def results(p: Planner, x: Instruction, choice: Choice, y: Instruction, reducer: str = "add", partial: tuple[int, ...] | None = None) -> list[Local]:

@@ -123,7 +123,7 @@ def reduce_window(p: Planner, x: Instruction, choice: Choice, operands: Sequence
     return results(p, x, choice, y)
 
 
-def _overlapping(w: WindowDim, size: int, positions: int, parts: int) -> tuple[list[int], int] | None:
+def _overlapping(w: WindowDim, size: int, parts: int) -> tuple[list[int], int] | None:
     """Per block of the operand the first window that touches it, and how many windows do at most."""
     block = ceildiv(size, parts)
     first, last = [], []
@@ -141,7 +141,7 @@ def _scatter_price(p: Planner, x: Instruction, rule: Factors, atoms: Assignment,
             if w.base_dilation != 1 or w.window_dilation != 1 or x["select"].root.op != "compare" or x["select"].root["direction"] not in ("GE", "GT"):
                 return None
             parts = p.grid.parts(atoms[factors[0]])
-            first, count = _overlapping(w, x.shape.dims[d], x.operands[1].shape.dims[d], parts)
+            first, count = _overlapping(w, x.shape.dims[d], parts)
             others = x.shape.itemsize
             for e, n in enumerate(p.grid.block(x.shape.dims, tuple(atoms[f[0]] if f else () for f in rule.results[0]))):
                 others *= 1 if e == d else n
@@ -162,7 +162,7 @@ def select_and_scatter(p: Planner, x: Instruction, choice: Choice, operands: Seq
         if not atoms or w == WindowDim(1):
             window.append(w)
             continue
-        first, count = _overlapping(w, values.dims[d], source.dims[d], grid.parts(atoms))
+        first, count = _overlapping(w, values.dims[d], grid.parts(atoms))
         starts = [i * w.stride - w.pad_low for i in first]
         size = (count - 1) * w.stride + w.size
         # What lies outside the array must not be chosen, what lies outside the source adds nothing.

@@ -77,7 +77,7 @@ def convert(code: Code, x: Instruction) -> Run:
         if mode not in _WHOLE:
             raise code.fail(x, "a conversion to an integer needs a rounding")
         return lambda frame: write(frame, to_integer(read(frame), target, mode))
-    return _from_float(code, x, target, source, mode, flags, read)
+    return _from_float(code, x, target, mode, flags, read)
 
 
 def _from_integer(code: Code, x: Instruction, target: str, source: str, mode: str, flags: set[str]) -> Run:
@@ -128,7 +128,7 @@ def _directed(target: str, mode: str):
     return bf16 if target == "bf16" else other
 
 
-def _from_float(code: Code, x: Instruction, target: str, source: str, mode: str, flags: set[str], read) -> Run:
+def _from_float(code: Code, x: Instruction, target: str, mode: str, flags: set[str], read) -> Run:
     write = floats.encoded(code, x, 0, target)
     finish = _WHOLE[mode] if mode in _WHOLE else None
     directed = _directed(target, mode) if mode in ("rz", "rm", "rp") else None

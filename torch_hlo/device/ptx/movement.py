@@ -56,7 +56,7 @@ def load(code: Code, x: Instruction) -> Run:
     writes = [code.write(x, t, "b16" if kind == "bf16" else kind) for t in targets]
     size, dtype = SIZES[kind], NUMPY[kind]
     if space == "param":
-        return _load_parameter(code, x, writes, kind, count)
+        return _load_parameter(code, x, writes, kind)
     address = code.address(x, 1)
     plain = not _STRONG & set(x.modifiers) and space != "const"
 
@@ -72,7 +72,7 @@ def load(code: Code, x: Instruction) -> Run:
     return run
 
 
-def _load_parameter(code: Code, x: Instruction, writes, kind: str, count: int) -> Run:
+def _load_parameter(code: Code, x: Instruction, writes, kind: str) -> Run:
     base = x.operands[1]
     if not isinstance(base, Mem) or not isinstance(base.base, Sym):
         raise code.fail(x, "a parameter's name was expected")

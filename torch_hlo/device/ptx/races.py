@@ -71,7 +71,7 @@ class Races:
             raise Fault("reads shared memory that nobody has written", np.flatnonzero(missing))
         ordered = self._written_before(units, group, warp, lane)
         if not ordered.all():
-            self._race("reads", units, ordered, frame)
+            self._race("reads", units, ordered)
 
     def write(self, frame, place, nbytes: int, lanes: int | None = None) -> None:
         """Raises Fault."""
@@ -83,7 +83,7 @@ class Races:
     def _check_write(self, frame, units, group, warp, lane) -> None:
         ordered = self._written_before(units, group, warp, lane)
         if not ordered.all():
-            self._race("writes", units, ordered, frame)
+            self._race("writes", units, ordered)
         reads = self.reads.reshape(-1, self.warps)[units]  # [access, unit, warp]
         if not reads.any():
             return
@@ -111,7 +111,7 @@ class Races:
         self.write_epoch[units] = IN_FLIGHT if epoch is None else np.broadcast_to(epoch[:, None], shape)
         self.reads.reshape(-1, self.warps)[units] = 0
 
-    def _race(self, what: str, units, ordered, frame) -> None:
+    def _race(self, what: str, units, ordered) -> None:
         access, unit = np.argwhere(~ordered)[0]
         at = units[access, unit]
         threads = np.flatnonzero(~ordered.all(1))

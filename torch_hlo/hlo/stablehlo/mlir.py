@@ -50,10 +50,10 @@ class Operation:
 
 def parse_text(s: Scanner) -> tuple[str, dict[str, Operation], list[Operation]]:
     """(module name, functions by name, meshes). Raises ParseError."""
-    return _Reader(s).text()
+    return Reader(s).text()
 
 
-class _Reader:
+class Reader:
     def __init__(self, s: Scanner) -> None:
         self.s = s
         self.count = 0

@@ -15,7 +15,7 @@ from torch_hlo.hlo.sharding_text import common_mesh, onto, parse_sharding
 from torch_hlo.hlo.stablehlo.attributes import Dense, Raw
 from torch_hlo.hlo.stablehlo.convert import RULES, Context, Converter, rule
 from torch_hlo.hlo.stablehlo.mlir import Operation
-from torch_hlo.hlo.stablehlo.sdy_syntax import _COLLECTIVES
+from torch_hlo.hlo.stablehlo.sdy_syntax import COLLECTIVES
 
 _TILED = re.compile(r'mhlo\.sharding\s*=\s*"((?:[^"\\]|\\.)*)"')
 _PARTITIONS = re.compile(r"mhlo\.num_partitions\s*=\s*(\d+)")
@@ -121,7 +121,7 @@ def constrained(x: Instruction, sharding: Sharding, target: str = "Sharding", sh
     return instr("custom-call", (x,), shape or x.shape, custom_call_target=target, sharding=sharding)
 
 
-@rule("sdy.sharding_constraint", "sdy.reshard", *(f"sdy.{name}" for name in _COLLECTIVES.split()))
+@rule("sdy.sharding_constraint", "sdy.reshard", *(f"sdy.{name}" for name in COLLECTIVES.split()))
 def _constraint(c: Context):
     text = c.attr("out_sharding", "sharding")
     sharding = c.converter.shardings.shardy(_raw(text), c.x[0].shape)

@@ -11,12 +11,12 @@ from torch_hlo.hlo.stablehlo.attributes import Raw, attribute
 from torch_hlo.hlo.stablehlo.types import angle_group, parse_type
 
 if TYPE_CHECKING:
-    from torch_hlo.hlo.stablehlo.mlir import Operation, _Reader
+    from torch_hlo.hlo.stablehlo.mlir import Operation, Reader
 
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
 
 
-def _value(reader: _Reader, key: str):
+def _value(reader: Reader, key: str):
     s = reader.s
     if s.at("["):  # in_shardings=[<@mesh, …>, …]
         return Raw(s.balanced()[1:-1])
@@ -27,7 +27,7 @@ def _value(reader: _Reader, key: str):
     return attribute(s, typed=False)
 
 
-def _simple(reader: _Reader, op: Operation, depth: int) -> None:
+def _simple(reader: Reader, op: Operation, depth: int) -> None:
     """`op [axes] %x <@mesh, […]> key=value {attributes} : types`."""
     s = reader.s
     while True:
@@ -49,7 +49,7 @@ def _simple(reader: _Reader, op: Operation, depth: int) -> None:
         op.types = reader._types(op.name == "sdy.return")
 
 
-def _region(reader: _Reader, op: Operation, depth: int) -> None:
+def _region(reader: Reader, op: Operation, depth: int) -> None:
     """`op <"name">(%x, …) in_shardings=[…] out_shardings=[…] manual_axes={…} (%a: type, …) { … } : types`."""
     s = reader.s
     if s.at("<"):
@@ -68,7 +68,7 @@ def _region(reader: _Reader, op: Operation, depth: int) -> None:
     op.types = s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
 
 
-def _mesh(reader: _Reader, op: Operation, depth: int) -> None:
+def _mesh(reader: Reader, op: Operation, depth: int) -> None:
     """`sdy.mesh @name = <["x"=2, "y"=4], device_ids=[…]>`."""
     s = reader.s
     op.attrs["sym_name"] = attribute(s).name
@@ -78,9 +78,9 @@ def _mesh(reader: _Reader, op: Operation, depth: int) -> None:
         op.attrs.update(reader.dictionary())
 
 
-_COLLECTIVES = "all_gather all_slice all_to_all all_reduce reduce_scatter collective_permute replicated_to_unreduced sharded_to_unreduced"
+COLLECTIVES = "all_gather all_slice all_to_all all_reduce reduce_scatter collective_permute replicated_to_unreduced sharded_to_unreduced"
 SYNTAX = {
     "sdy.mesh": _mesh, "sdy.manual_computation": _region, "sdy.named_computation": _region,
     **{f"sdy.{name}": _simple for name in ("sharding_constraint reshard propagation_barrier sharding_group data_flow_edge return "
-                                           + _COLLECTIVES).split()},
+                                           + COLLECTIVES).split()},
 }  # fmt: skip

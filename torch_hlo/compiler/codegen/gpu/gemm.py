@@ -65,11 +65,6 @@ class Tile:
         """Fragments of rows of a warp."""
         return self.warp_m // (FRAGMENT * self.team)
 
-    @property
-    def intensity(self) -> float:
-        """Multiply-adds per byte that a group reads, at one byte per element."""
-        return self.m * self.n / (self.m + self.n)
-
 
 class Product:
     """Writes one group's block of C into `f`, a group function made by blocks.writer; shared memory is @SELF.shared."""
