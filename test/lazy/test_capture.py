@@ -671,6 +671,32 @@ def test_gradients_made_outside(monkeypatch):
         torch.testing.assert_close(p.detach().cpu(), q.detach(), rtol=1e-3, atol=1e-5)
 
 
+def test_gradients_that_are_views(monkeypatch):
+    """The gradient of a single number is a view of a sum; the next call empties the slot."""
+    found = []
+    for device in ("cpu", "hlo"):
+        torch.manual_seed(0)
+        model, scale = nn.Linear(8, 3).to(device), nn.Parameter(torch.ones(1, device=device))
+        optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+
+        def train(x, model=model, scale=scale, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = (model(x) * scale).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = torch_hlo.compile(train) if device == "hlo" else train
+        batches = [torch.full((2, 8), 0.1 * i).to(device) for i in range(6)]
+        with monkeypatch.context() as m:
+            for i, x in enumerate(batches):
+                if i == 4 and device == "hlo":
+                    no_recording(m)
+                step(x)
+        found.append([scale.detach().cpu(), model.weight.detach().cpu()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+
+
 def test_what_python_sees_is_compared():
     import random
 

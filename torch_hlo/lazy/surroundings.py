@@ -131,7 +131,7 @@ class Gradients:
         self.before: dict[WeakIdRef, ref | None] = {}  # parameter -> the storage of its gradient when it was first seen
         self.start: dict[WeakIdRef, bool] = {}  # parameter -> whether it had one when the call began
         self.see(p for p in (r() for r in known) if p is not None)
-        self.start = {p: storage is not None for p, storage in self.before.items()}
+        self.start = {r: p.grad is not None for r in self.before if (p := r()) is not None}
         self.emptied: list[WeakIdRef] = []
         self.after: dict[WeakIdRef, ref] = {}
 
