@@ -929,3 +929,147 @@ def test_lengths_that_are_looked_at():
     with pytest.raises(RuntimeError, match="changes how many elements seen has"):
         for _ in range(8):
             fn(torch.ones(2).to("hlo"))
+
+
+class CountingAdam(torch.optim.Optimizer):
+    """As optimizers of one's own are written: whole numbers and tensors in the state, some of them replaced."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-2, "betas": (0.9, 0.99)})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["step"], state["m"], state["v"] = 0, torch.zeros_like(p), torch.zeros_like(p)
+                state["step"] += 1
+                one, two = group["betas"]
+                state["m"] = one * state["m"] + (1 - one) * p.grad
+                state["v"].mul_(two).addcmul_(p.grad, p.grad, value=1 - two)
+                p.addcdiv_(state["m"] / (1 - one ** state["step"]), (state["v"] / (1 - two ** state["step"])).sqrt() + 1e-8, value=-group["lr"])
+
+
+@script
+def an_optimizer_of_its_own(device):
+    model, _ = network(device)
+    return stepping(model, CountingAdam(model.parameters()))
+
+
+@script
+def plateaus(device):
+    model, optimizer = network(device)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2)
+    train = stepping(model, optimizer)[0]
+
+    def step(x, y):
+        loss = train(x, y)
+        schedule.step(loss.item())
+        return loss
+
+    return step, None, model.parameters()
+
+
+@script
+def learning_rates_of_a_counter(device):
+    model, optimizer = network(device)
+    train, count = stepping(model, optimizer)[0], [0]
+
+    def rate(i):
+        return 0.5e-2 * (1 + math.cos(math.pi * i / 50))
+
+    def step(x, y):
+        count[0] += 1
+        optimizer.param_groups[0]["lr"] = rate(count[0])
+        return train(x, y)
+
+    return step, None, model.parameters()
+
+
+@script
+def steps_away_and_back(device):
+    """Sharpness-aware minimization: the data of parameters is put back."""
+    model, optimizer = network(device, "SGD")
+
+    def step(x, y):
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        old = [p.data.clone() for p in model.parameters()]
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(p.grad, alpha=0.05)
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        for p, data in zip(model.parameters(), old):
+            p.data = data
+        optimizer.step()
+        model.zero_grad()
+        return loss.detach()
+
+    return step, None, model.parameters()
+
+
+@script
+def trains_a_copy(device):
+    model, _ = network(device)
+
+    def step(x, y):
+        twin = copy.deepcopy(model)
+        train = stepping(twin, torch.optim.SGD(twin.parameters(), 0.1))[0]
+        train(x, y)
+        loss = train(x, y)
+        with torch.no_grad():
+            for p, q in zip(model.parameters(), twin.parameters()):
+                p.lerp_(q, 0.5)
+        return loss
+
+    return step, None, model.parameters()
+
+
+@script
+def solves(device):
+    model, optimizer = network(device)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        gram = x @ x.T + torch.eye(len(x), device=x.device)
+        loss = torch.linalg.solve(gram, model(x)).square().mean() + torch.linalg.cholesky(gram).diagonal().log().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, None, model.parameters()
+
+
+def test_errors_of_linear_algebra_are_raised_by_replays():
+    solve = torch_hlo.compile(torch.linalg.inv)
+    for i in range(5):
+        torch.testing.assert_close(solve((torch.eye(3) * (i + 1)).to("hlo") + 0).cpu(), torch.eye(3) / (i + 1))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        solve(torch.zeros(3, 3).to("hlo") + 0)
+
+
+def test_hooks_of_parameters_leave_values():
+    layer, norms = nn.Linear(3, 2).to("hlo"), {}
+    layer.weight.register_hook(lambda g: norms.update(weight=g.sum()))
+    step = torch_hlo.compile(lambda x: layer(x).sum().backward())
+    for i in range(5):
+        layer.zero_grad()
+        step(torch.full((1, 3), float(i)).to("hlo"))
+        assert norms["weight"].item() == 6.0 * i
+
+
+def test_whole_numbers_that_floats_compute_with():
+    """Python's floats do not ask a whole number on their right."""
+    counts = []
+
+    @torch_hlo.compile
+    def fn(x):
+        n = (x > 0).sum().item()
+        return x * min(0.5 * n, 1.0)
+
+    for i in (1, 1, 1, 4, 1, 4, 3):
+        x = torch.tensor([1.0] * i + [-1.0] * (4 - i))
+        counts.append(fn(x.to("hlo") + 0).cpu().tolist() == (x * min(0.5 * i, 1.0)).tolist())
+    assert all(counts)

@@ -154,7 +154,7 @@ class Captured:
         surroundings = Surroundings(self.fn, before[0].surroundings if before else None, self.counted)
         with tracked.logging() as log:
             guard = _Watching(current, self.name, self.full_graph, log)
-            given = [log.source(a) if i in numbers else a for i, a in enumerate(flat)]
+            given = [log.counter(a) if i in numbers else a for i, a in enumerate(flat)]
             if len(log.sources):
                 args, kwargs = (given, {}) if type(form) is int else pytree.tree_unflatten(given, form)
             del given
@@ -255,7 +255,11 @@ class _Watching:
     def _read(self, x: HloTensor):
         self.cut()
         self.segments[-1].reads.append((reference(x._storage), x._meta, x._view))
-        return self.inner.materialize([x])[0].item()
+        return self.read(x).item()
+
+    def read(self, x: HloTensor) -> torch.Tensor:
+        """The values, for an error that ends the call."""
+        return self.inner.materialize([x])[0]
 
     def mark_step(self, wait: bool = False) -> None:
         self.cut()

@@ -5,6 +5,7 @@ Python got from them. Until the last comparison nothing is overwritten, so a cal
 """
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from weakref import ref
 
@@ -97,6 +98,9 @@ class Trace:
     def place(self) -> None:
         """Find the places. The call is over, and its temporary values are gone."""
         segments = self.segments
+        kept = {*self.returned, *self.made, *self.arguments}
+        if any((s := r()) is not None and s.traced == self.call and r not in kept for r in self.metas):
+            gc.collect()  # what the call made and dropped may be held by cycles (optimizers that it made)
         leaves = [[("constant", x) if i in s.constants else self._origin(x, s.owners[i]) for i, x in enumerate(s.graph.leaves)] for s in segments]
         outputs = [[self._place(r) for r, _ in s.written] for s in segments]
         reads = [[self._place(r) for r, _, _ in s.reads] for s in segments]
@@ -176,7 +180,7 @@ class Trace:
             elif kind == "storage":
                 storage = x()
             elif kind == "variable":
-                storage = self.surroundings.variables.storage(x)
+                storage = self.surroundings.variables.held(x)
             else:
                 parameter = x()
                 gradient = None if parameter is None else parameter.grad
@@ -232,6 +236,11 @@ class Trace:
                         f"{self._user(s, leaf)} reads another tensor ({leaf.shape}) at each call; pass it as an argument, or write it in place "
                         "(gradients: zero_grad() inside the function, or set_to_none=False)"
                     )
+        for i, (mine_read, other_read) in enumerate(zip(self.log.sources, before.log.sources)):
+            if type(mine_read) is int and mine_read == other_read:  # what Python computed with it unseen (`0.5 * n`) would be the same by chance
+                later = [s for s in self.segments if i < s.sources]
+                if later:
+                    later[0].checks = [*later[0].checks, (tracked.How(_same, (tracked.How(None, (), i), mine_read)), True)]
         values = [[r[0][1] for r in t.results if r[0][0] == "value"] for t in (self, before)]
         kinds = [[r[0] if r[0][0] == "storage" else r[0][0] for r in t.results] for t in (self, before)]
         if kinds[0] != kinds[1] and [k if type(k) is str else k[0] for k in kinds[0]] == [k if type(k) is str else k[0] for k in kinds[1]]:

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import lr_scheduler
 from torch.utils.weak import WeakIdRef
 
-from torch_hlo.lazy import conditions, optimizer_state, tracked
+from torch_hlo.lazy import conditions, optimizer_state, storage, tracked
 from torch_hlo.lazy.guard import Guard
 from torch_hlo.lazy.storage import Array, Storage
 from torch_hlo.lazy.tensor import HloTensor
@@ -41,8 +41,10 @@ class Surroundings:
 
     def stepping(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
-        self.settings.add(optimizer)
-        self.gradients.see(p for group in optimizer.param_groups for p in group["params"])
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if not all(isinstance(p, HloTensor) and p._storage.traced == storage.TRACES for p in parameters):  # else the call made it for itself
+            self.settings.add(optimizer)
+        self.gradients.see(parameters)
 
     def scheduled(self, schedule, args: tuple, kwargs: dict) -> None:
         """A learning rate schedule is about to step."""
@@ -102,7 +104,7 @@ def _schedules(report: Callable) -> Iterator[None]:
                 report(self, args, kwargs)
             inner[0] += 1
             try:
-                return step(self, *args, **kwargs)
+                return step(self, *map(tracked.plain, args), **{k: tracked.plain(v) for k, v in kwargs.items()})
             finally:
                 inner[0] -= 1
 
@@ -137,7 +139,7 @@ class Gradients:
 
     def see(self, parameters) -> None:
         for p in parameters:
-            if type(p) is HloTensor or isinstance(p, HloTensor):
+            if isinstance(p, HloTensor) and p.is_leaf and p._storage.traced != storage.TRACES:  # not one that the call makes for itself
                 r = WeakIdRef(p)
                 if r not in self.before:
                     self.parameters[r] = p.requires_grad

@@ -62,6 +62,12 @@ class Log:
         self.sources.append(value)
         return self._number(value, How(None, (), len(self.sources) - 1))
 
+    def counter(self, value: int | float):
+        """A variable that is only counted, compared and divided (see visible.py), which is the next source: a float whatever it is, because Python's floats compute
+        with whole numbers (`0.1 * step`) without asking them."""
+        self.sources.append(value)
+        return self._number(float(value), How(None, (), len(self.sources) - 1))
+
     def exact(self, number) -> None:
         """Python has seen this number: a replay is for calls in which it is the same."""
         self.asked = dispatch.source()
@@ -108,7 +114,9 @@ def _plain(x):
     return float.__float__(x) if type(x) is TrackedFloat else int.__int__(x) if type(x) is TrackedInt else x
 
 
-plain = _plain
+def plain(x):
+    """The number, as the function would have got it."""
+    return x.how.value(x.log.sources) if type(x) in TRACKED else x
 
 
 def _operation(base: type, name: str, function: Callable):

@@ -20,7 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from torch_hlo.lazy import tracked, visible
+from torch_hlo.lazy import storage, tracked, visible
 from torch_hlo.lazy.guard import Guard
 from torch_hlo.lazy.storage import Storage
 from torch_hlo.lazy.tensor import HloTensor, make
@@ -123,20 +123,22 @@ class Variables:
             self._visit(value, name, depth)
 
     def _visit(self, value, name: str, depth: int, root: bool = False) -> None:
-        if id(value) in self._seen or isinstance(value, _NO_VARIABLES) or type(value) in _SIMPLE:
+        if id(value) in self._seen or isinstance(value, _NO_VARIABLES) or type(value) in _SIMPLE or isinstance(value, types.FunctionType) and not (depth or root):
             return
         self._seen[id(value)] = value if not isinstance(value, torch.Tensor) else None
         if isinstance(value, torch.Tensor):
             if value.device.type == "cpu" and not value.is_inference():
                 self._versions.append((ref(value), value._version, name))
-            elif isinstance(value, torch.nn.Parameter):
+            elif value.is_leaf and value.requires_grad:
                 self._hooked.append((ref(value), _hooks(value)))
+                for hook in (*(value._backward_hooks or {}).values(), *(getattr(value, "_post_accumulate_grad_hooks", None) or {}).values()):
+                    self._visit(hook, name, max(depth, 2))
         elif isinstance(value, types.MethodType):
             code = getattr(value.__func__, "__code__", None)
             self._visit(value.__self__, code.co_varnames[0] if code is not None and code.co_argcount else "self", depth)
             self._visit(value.__func__, name, depth, root)
         elif isinstance(value, types.FunctionType):
-            if root or depth and _own(value):
+            if root or _own(value):
                 self._function(value, depth - 1)
         elif isinstance(value, functools.partial):
             for part in (value.func, *value.args, *value.keywords.values()):
@@ -221,9 +223,11 @@ class Variables:
                 self._slot(value, key, element(key) if type(key) in (int, str) else f"{name}[...]", depth)
 
     def meet(self, module: torch.nn.Module) -> None:
-        """A module is about to run."""
+        """A module is about to run. One that the call made for itself is no variable."""
         if id(module) not in self._seen:
-            self._visit(module, type(module).__name__, DEPTH)
+            first = next(module.parameters(), None)
+            if not (isinstance(first, HloTensor) and first._storage.traced == storage.TRACES):
+                self._visit(module, type(module).__name__, DEPTH)
 
     # ---- a call that is traced
 
@@ -232,7 +236,7 @@ class Variables:
         for where, slot in self._slots.items():
             value = slot.read()
             if type(value) in (int, float) and (where in self.learned or slot.name in self._counted):
-                number = log.source(value)
+                number = log.counter(value)
                 slot.write(number)
                 self._followed[where] = number.how
 
@@ -343,7 +347,7 @@ class Variables:
             if where in self.moving:
                 self.places.update({s: Moving(where, i) for i, s in enumerate(storages) if s is not None})
 
-    def storage(self, x: Moving) -> Storage | None:
+    def held(self, x: Moving) -> Storage | None:
         """That of the tensor which the variable holds at present; None if it is another kind of value."""
         now = self._slots[x.where].read()
         if _kind(now) != self.moving[x.where]:
@@ -375,7 +379,7 @@ class Variables:
         for first, *others in by_storage.values():
             if any(where in self.moving for where in (first, *others)):
                 for where in others:
-                    guard.term(f"{self._slots[where].expression(guard)} is {self._slots[first].expression(guard)}")
+                    guard.term(f"{self._slots[where].expression(guard)}._storage is {self._slots[first].expression(guard)}._storage")
         for container, length in self._lengths:
             guard.term(f"len({guard.name(container)}) == {length}")
         for tensor, version, _ in self._versions:

@@ -17,14 +17,16 @@ from collections.abc import Callable, Iterable
 def compared(fn: Callable) -> tuple[set[str], set[str]]:
     """(variables that are only compared, those of them that are counted) in the source of `fn`, as it spells them: `i`, `self.step`, `count[0]`. Nothing where
     there is no source."""
-    uses = _uses(getattr(inspect.unwrap(fn), "__code__", None))
-    return uses.seen - uses.other, uses.counted - uses.other
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    unseen = _unseen(code, _callees(inspect.unwrap(fn)))
+    return _uses(code).seen - unseen, _uses(code).counted - unseen
 
 
 def counted(functions: Iterable[types.FunctionType], name: str) -> bool:
     """Whether the functions count up a whole number of this name, and only compare and divide it otherwise. Of `a.b.name`, the last part is compared."""
+    functions = list(functions)
     found = [_uses(fn.__code__) for fn in functions]
-    return any(_among(name, uses.counted) for uses in found) and not any(_among(name, uses.other) for uses in found)
+    return any(_among(name, uses.counted) for uses in found) and not any(_among(name, _unseen(fn.__code__, functions)) for fn in functions)
 
 
 def appended(functions: Iterable[types.FunctionType], name: str) -> bool:
@@ -33,9 +35,39 @@ def appended(functions: Iterable[types.FunctionType], name: str) -> bool:
     return any(_among(name, uses.appended) for uses in found) and not any(_among(name, uses.seen) for uses in found)
 
 
-def _among(name: str, names: set[str]) -> bool:
-    last = name.rpartition(".")[2]
-    return any(n == last or n.endswith("." + last) for n in names)
+def _callees(fn: Callable) -> list[types.FunctionType]:
+    """Functions that `fn` may call by their names: in its closure, its globals, its class."""
+    owner = getattr(fn, "__self__", None)
+    fn = getattr(fn, "__func__", fn)
+    if not isinstance(fn, types.FunctionType):
+        return []
+    cells = [c.cell_contents for c in fn.__closure__ or () if _filled(c)]
+    named = [fn.__globals__.get(name) for name in fn.__code__.co_names]
+    return [x for x in (*cells, *named, *(vars(type(owner)).values() if owner is not None else ())) if isinstance(x, types.FunctionType)]
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _among(name: str, names: Iterable[str]) -> bool:
+    last = name[name.rindex("['") :] if name.endswith("']") else name[name.rfind(".") :] if "." in name else name
+    return any(n == last or n.endswith(last if last[0] in ".[" else "." + last) for n in names)
+
+
+def _unseen(code: types.CodeType | None, functions: Iterable[types.FunctionType]) -> set[str]:
+    """Names that are used unseen in the source of `code`, or in those of `functions` to which they are passed."""
+    uses = _uses(code)
+    found, given = set(uses.other), {fn.__name__: fn.__code__ for fn in functions}
+    for name, callee, position in uses.passed:
+        inner = given.get(callee.rpartition(".")[2])
+        position += "." in callee
+        if inner is None or inner is code or position >= inner.co_argcount or inner.co_varnames[position] in _unseen(inner, ()):
+            found.add(name)
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
@@ -52,14 +84,19 @@ def _uses(code: types.CodeType | None) -> _Visitor:
 _ELSEWHERE = {"__init__", "__repr__", "__str__", "__format__"}  # not called by what is captured, or its numbers see it
 
 
+_VARIABLE = (ast.Name, ast.Attribute, ast.Subscript)
+
+
 class _Visitor(ast.NodeVisitor):
-    """`seen`: variables that are used; `other`: unseen by tracked.py; `counted`: by `+=` and `-=`; `appended`: to which something is appended."""
+    """`seen`: variables that are used; `other`: unseen by tracked.py; `counted`: by `+=` and `-=`; `appended`: to which something is appended;
+    `passed`: (variable, function, position) of arguments."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
         self.other: set[str] = set()
         self.counted: set[str] = set()
         self.appended: set[str] = set()
+        self.passed: set[tuple[str, str, int]] = set()
         self._followed = False  # within a comparison or a fraction, operators only between
 
     def _use(self, node: ast.expr) -> None:
@@ -98,13 +135,18 @@ class _Visitor(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_Call(self, node: ast.Call) -> None:
-        target = node.func
-        if isinstance(target, ast.Attribute) and target.attr in ("append", "extend") and isinstance(target.value, ast.Name | ast.Attribute | ast.Subscript):
+        target, before = node.func, self._followed
+        if isinstance(target, ast.Attribute) and target.attr in ("append", "extend") and isinstance(target.value, _VARIABLE):
             self.appended.add(ast.unparse(target.value))
-            for child in (*ast.iter_child_nodes(target.value), *node.args):
-                self.visit(child)
+            parts = [*ast.iter_child_nodes(target.value), *node.args]
         else:
-            self._within(node, False)
+            parts = [target, *node.args, *node.keywords]
+        for part in parts:
+            self._followed = isinstance(part, _VARIABLE) and part in node.args and isinstance(target, ast.Name | ast.Attribute)
+            if self._followed:
+                self.passed.add((ast.unparse(part), ast.unparse(target), node.args.index(part)))
+            self.visit(part)
+        self._followed = before
 
     def generic_visit(self, node: ast.AST) -> None:
         self._within(node, self._followed and not isinstance(node, ast.expr))
@@ -113,5 +155,7 @@ class _Visitor(ast.NodeVisitor):
 def _is_float(node: ast.expr) -> bool:
     """Whether an expression is certainly no whole number."""
     if isinstance(node, ast.BinOp):
+        if isinstance(node.op, ast.Pow) and not isinstance(node.left, ast.Constant):  # decay**step
+            return True
         return isinstance(node.op, ast.Div) or not isinstance(node.op, ast.FloorDiv | ast.Mod) and (_is_float(node.left) or _is_float(node.right))
     return isinstance(node, ast.UnaryOp) and _is_float(node.operand) or isinstance(node, ast.Constant) and type(node.value) is float
