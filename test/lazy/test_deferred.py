@@ -24,6 +24,23 @@ if torch.distributed.is_available():
 """
 
 
+OTHERS = """
+import sys, types, torch, torch_hlo
+from torch_hlo.lazy import deferred
+
+name = "torch._dynamo.testing"
+stand_in = sys.modules[name] = deferred._StandIn(name, {"rand_strided": None})
+from torch._dynamo.testing import CompileCounter, rand_strided  # what is asked for by others, too
+import torch._dynamo.testing as testing
+assert testing is sys.modules[name] is not stand_in and CompileCounter is testing.CompileCounter
+"""
+
+
+def test_stand_ins_answer_for_the_whole_module():
+    done = subprocess.run([sys.executable, "-c", OTHERS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_imports_come_when_they_are_used():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -8,11 +8,14 @@ process that compiles an inference graph. Whoever uses the stand-in, or imports 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import types
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint
+
+import torch
 
 
 def _called(module: str, name: str) -> Callable:
@@ -50,6 +53,27 @@ DEFERRED: dict[str, tuple[str, dict[str, object]]] = {
 REGISTRY = "torch._dynamo.backends.registry"  # looks for names that it does not know in all backends, whose modules it imports
 
 
+class _StandIn(types.ModuleType):
+    """A module that has `names`; asked for anything else, it imports the real one and answers from that."""
+
+    def __init__(self, module: str, names: dict[str, object]) -> None:
+        super().__init__(module)
+        vars(self).update(names)
+        folder = os.path.join(*torch.__path__, *module.split(".")[1:])
+        if os.path.isdir(folder):
+            self.__path__ = [folder]  # a package: parts of it can be imported
+
+    def remove(self) -> None:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):  # import statements look for them
+            raise AttributeError(name)
+        self.remove()
+        return getattr(importlib.import_module(self.__name__), name)
+
+
 class _Finder:
     """Entry of sys.meta_path: modules of `DEFERRED` are executed beside a stand-in, and the registry of backends knows ours."""
 
@@ -69,13 +93,12 @@ def _execute(module: types.ModuleType, execute: Callable[[types.ModuleType], Non
     other, names = DEFERRED.get(module.__name__, ("", {}))
     deferred = bool(other) and other not in sys.modules
     if deferred:
-        stand_in = sys.modules[other] = types.ModuleType(other)
-        vars(stand_in).update(names)
+        stand_in = sys.modules[other] = _StandIn(other, names)
     try:
         execute(module)
     finally:
-        if deferred and sys.modules.get(other) is stand_in:
-            del sys.modules[other]
+        if deferred:
+            stand_in.remove()
     if module.__name__ == REGISTRY:
         module._BACKENDS.setdefault("hlo", EntryPoint("hlo", "torch_hlo.dynamo:hlo", "torch_dynamo_backends"))
 
