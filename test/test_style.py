@@ -1,4 +1,4 @@
-"""House rules that a machine can check: import levels, who may import torch, who may read the environment, line length, file size."""
+"""House rules that a machine can check: import levels, private names, who may import torch, who may read the environment, line length, file size."""
 import ast
 from pathlib import Path
 
@@ -44,6 +44,19 @@ def imports(tree: ast.AST, module: str):
                     yield f"{base}.{name.name}", node.lineno
 
 
+def private_names(tree: ast.AST):
+    """(module of this package, private name of it, line) of every such name that is imported or looked up."""
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch_hlo"):
+            folder = PACKAGE.parent / node.module.replace(".", "/")
+            modules |= {name.asname or name.name: f"{node.module}.{name.name}" for name in node.names if (folder / f"{name.name}.py").exists()}
+            yield from ((node.module, name.name, node.lineno) for name in node.names if name.name.startswith("_"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules and node.attr.startswith("_") and not node.attr.endswith("__"):
+            yield modules[node.value.id], node.attr, node.lineno
+
+
 def packages_of(imported: str) -> str:
     # `from torch_hlo import config` imports the package first, which is no dependency of the importing module on level 5.
     return imported if imported != "torch_hlo" else "torch_hlo.config"
@@ -68,6 +81,7 @@ def test_file(path):
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and getattr(node.value, "id", "") == "os":
                 problems.append(f"line {node.lineno}: reads the environment; add a flag to config.py")
+    problems += [f"line {line}: {name} is private to {owner}" for owner, name, line in private_names(tree)]
     if text.strip() and not ast.get_docstring(tree):
         problems.append("no module docstring")
     if text.count("\n") > MAX_LINES:

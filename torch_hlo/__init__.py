@@ -32,7 +32,7 @@ def device(index: int | None = None) -> torch.device:
     """The hlo device. Raises RuntimeError for an index that does not exist."""
     from torch_hlo.lazy import device_module
 
-    return torch.device("hlo", device_module._index(index))
+    return torch.device("hlo", device_module.device_index(index))
 
 
 def is_available() -> bool:

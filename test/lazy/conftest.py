@@ -13,10 +13,10 @@ from .interpreter import Interpreter
 @pytest.fixture
 def recorded():
     """Evaluate with the oracle. Yields it."""
-    storage._PENDING.clear()  # what failed tests left behind
+    storage.PENDING.clear()  # what failed tests left behind
     with engine.use(Interpreter()) as _:
         yield engine.current()
-    storage._PENDING.clear()
+    storage.PENDING.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -149,7 +149,7 @@ def test_program_does_not_grow_with_time():
                 seen.add(node)
                 stack += operands(node)
         counts.append(len(seen))
-        assert storage._PENDING
+        assert storage.PENDING
     assert counts[0] == counts[1] < 20
 
 

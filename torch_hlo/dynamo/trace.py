@@ -25,7 +25,7 @@ from torch_hlo.lowering.fx import FxGraph, Input, source_line
 from torch_hlo.lowering.fx_size import Layout, layout_of
 from torch_hlo.lowering.graph import Leaf, Node, Out
 from torch_hlo.lowering.registry import LOWERINGS
-from torch_hlo.lowering.tape import _serials
+from torch_hlo.lowering.tape import SERIALS
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -190,7 +190,7 @@ class _Recorder:
                 result = torch.reshape(args[0], tuple(n.meta["example_value"].shape))
         else:
             result = function(*args, **kwargs)
-        self.lines.append((next(_serials), n))
+        self.lines.append((next(SERIALS), n))
         return result
 
     def _value(self, x):

@@ -28,7 +28,7 @@ def parse_literal(scanner: Scanner, text: str, shape: Shape, position: int) -> L
     text = _COMMENT.sub("", text)
     if "..." in text:
         raise scanner.error("the values of this constant were left out when it was printed ('...')", position)
-    elements = _elements(scanner, text, shape, position)
+    elements = literal_elements(scanner, text, shape, position)
     if len(elements) != shape.size:
         raise scanner.error(f"{shape} has {shape.size} elements, the constant {len(elements)}", position)
     return literal_of(scanner, elements, shape, position)
@@ -47,7 +47,7 @@ def literal_of(scanner: Scanner, elements: list[str], shape: Shape, position: in
     return Literal(dtype, shape.dims, encode(values.reshape(shape.dims), dtype))
 
 
-def _elements(scanner: Scanner, text: str, shape: Shape, position: int) -> list[str]:
+def literal_elements(scanner: Scanner, text: str, shape: Shape, position: int) -> list[str]:
     """The element texts; the nesting of braces must be the shape's."""
     if not shape.dims:
         found = _ELEMENT.findall(text)

@@ -19,7 +19,7 @@ def admit(tensor: torch.Tensor) -> HloTensor:
     """
     if isinstance(tensor, HloTensor):
         return tensor
-    if type(tensor) not in _PLAIN:
+    if type(tensor) not in PLAIN:
         raise dispatch.Foreign
     if tensor.device.type == "cpu" and tensor.dim() == 0:
         return from_cpu(tensor)
@@ -29,7 +29,7 @@ def admit(tensor: torch.Tensor) -> HloTensor:
     )
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def admit_all(value):
@@ -252,7 +252,7 @@ BOUNDS: dict[OpOverload, Callable] = {
 
 def admit_target(target: torch.Tensor, args: tuple) -> None:
     """The tensor written to is not an hlo tensor, but another argument is. Always raises."""
-    if type(target) not in _PLAIN:
+    if type(target) not in PLAIN:
         raise dispatch.Foreign
     raise RuntimeError(
         f"Expected all tensors to be on the same device, but found at least two devices, hlo:0 and {target.device}! "

@@ -262,7 +262,7 @@ def _with_work(record: Callable, returns_tensors: bool) -> Callable:
             raise Unrecordable
         tensors = record(*args, **kwargs)
         written: dict[int, HloTensor] = {}
-        fallback._collect(tensors, written)
+        fallback.collect(tensors, written)
         work = backend.done_work(list(written.values()))
         return (tensors, work) if returns_tensors else work
 
@@ -331,9 +331,9 @@ def _process_group(op: OpOverload) -> Handler:
             if work is not None:
                 backend.wait_work(work)
             written: dict[int, HloTensor] = {}
-            fallback._collect(args[0], written)
+            fallback.collect(args[0], written)
             for t in written.values():
-                fallback._write_back(t, hosts[id(t)])
+                fallback.write_back(t, hosts[id(t)])
             if work is not None:  # some Works may be waited for only once
                 work = backend.done_work(list(written.values()))
         return (args[0], work) if isinstance(result, (tuple, list)) else work
@@ -347,11 +347,11 @@ def _functional(op: OpOverload) -> Handler:
         result = op(*host_args, **host_kwargs)
         wait = functional.wait_tensor.default
         done = [wait(r) for r in result] if isinstance(result, (tuple, list)) else wait(result)
-        written = {id(hosts[id(t)]): t for t in fallback._mutated(op, args, kwargs)}
+        written = {id(hosts[id(t)]): t for t in fallback.mutated(op, args, kwargs)}
         if not written:
             return [from_cpu(r) for r in done] if isinstance(done, list) else from_cpu(done)
         for host, t in zip(map(hosts.__getitem__, map(id, written.values())), written.values()):
-            fallback._write_back(t, host)
+            fallback.write_back(t, host)
         return kwargs["out"] if "out" in kwargs else args[0]
 
     return run
@@ -361,8 +361,8 @@ def _to_host(args: tuple, kwargs: dict) -> tuple[dict[int, torch.Tensor], list, 
     """CPU copies of the tensors. All that is recorded runs before, so that the ranks' collectives keep their order."""
     engine.current().synchronize()
     found: dict[int, HloTensor] = {}
-    fallback._collect((args, list(kwargs.values())), found)
-    hosts = fallback._copies(list(found.values()))
-    return hosts, [fallback._to_host(a, hosts) for a in args], {k: fallback._to_host(v, hosts) for k, v in kwargs.items()}
+    fallback.collect((args, list(kwargs.values())), found)
+    hosts = fallback.copies(list(found.values()))
+    return hosts, [fallback.to_host(a, hosts) for a in args], {k: fallback.to_host(v, hosts) for k, v in kwargs.items()}
 
 

@@ -36,7 +36,7 @@ def current_device() -> int:
     return 0
 
 
-def _index(device=None) -> int:
+def device_index(device=None) -> int:
     """The index that `device` (None, int, str, torch.device) means. Raises for one that does not exist."""
     if device is None:
         return 0
@@ -53,14 +53,14 @@ def _index(device=None) -> int:
 
 
 def set_device(device) -> None:
-    _index(device)
+    device_index(device)
 
 
 class device:
     """Context manager that makes a device current; there is only one."""
 
     def __init__(self, device) -> None:
-        self.idx = _index(device) if device is not None else -1
+        self.idx = device_index(device) if device is not None else -1
 
     def __enter__(self) -> None:
         return None
@@ -88,22 +88,22 @@ class DeviceProperties:
 
 
 def get_device_name(device=None) -> str:
-    _index(device)
+    device_index(device)
     return f"hlo ({runtime.backend_name()})"
 
 
 def get_device_properties(device=None) -> DeviceProperties:
-    _index(device)
+    device_index(device)
     return DeviceProperties()
 
 
 def get_device_capability(device=None) -> tuple[int, int]:
-    _index(device)
+    device_index(device)
     return (1, 0)
 
 
 def can_device_access_peer(device, peer) -> bool:
-    return _index(device) == _index(peer)
+    return device_index(device) == device_index(peer)
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -131,7 +131,7 @@ def _lazy_call(function, **kwargs) -> None:
 
 def synchronize(device=None) -> None:
     """Evaluate everything recorded and wait for it."""
-    _index(device)
+    device_index(device)
     engine.current().synchronize()
 
 
@@ -143,7 +143,7 @@ class Stream:
     device_type = 20  # PrivateUse1
 
     def __init__(self, device=None, priority: int = 0, **kwargs) -> None:
-        _index(device)
+        device_index(device)
         self.priority = priority
 
     device = property(lambda self: torch.device("hlo", 0))
@@ -260,12 +260,12 @@ def initial_seed() -> int:
 
 
 def get_rng_state(device="hlo") -> torch.Tensor:
-    _index(device)
+    device_index(device)
     return generator.default.get_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device="hlo") -> None:
-    _index(device)
+    device_index(device)
     generator.default.set_state(new_state)
 
 

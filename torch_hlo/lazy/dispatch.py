@@ -32,7 +32,7 @@ TABLE: dict[OpOverload, Handler] = {}
 _FOUND: dict[int, Handler] = {}  # TABLE by the op's id, which needs no call of OpOverload.__hash__
 WRITTEN_BY_HAND: set[OpOverload] = set()  # what `@handles` registered
 _NO_KWARGS: dict = {}
-_PENDING = storage._PENDING
+_PENDING = storage.PENDING
 
 
 class Foreign(Exception):

@@ -31,21 +31,21 @@ def run_fallback(op: OpOverload, args: tuple, kwargs: dict, reason: str = "torch
 def execute(op: OpOverload, args: tuple, kwargs: dict):
     """Run an overload on the CPU, without warning or counter: what a data-dependent op does, too."""
     found: dict[int, HloTensor] = {}
-    _collect((args, list(kwargs.values())), found)
+    collect((args, list(kwargs.values())), found)
     tensors = list(found.values())
-    on_cpu = _copies(tensors)
-    host_args = [_to_host(a, on_cpu) for a in args]
-    host_kwargs = {k: _to_host(v, on_cpu) for k, v in kwargs.items()}
+    on_cpu = copies(tensors)
+    host_args = [to_host(a, on_cpu) for a in args]
+    host_kwargs = {k: to_host(v, on_cpu) for k, v in kwargs.items()}
     if generator.is_random(op) and any(a.name == "generator" for a in op._schema.arguments):
         host_kwargs["generator"] = generator.cpu_generator(kwargs)
     result = op(*host_args, **host_kwargs)
-    back = {id(on_cpu[id(t)]): t for t in _mutated(op, args, kwargs)}
+    back = {id(on_cpu[id(t)]): t for t in mutated(op, args, kwargs)}
     for t in back.values():
-        _write_back(t, on_cpu[id(t)])
+        write_back(t, on_cpu[id(t)])
     return _to_device(result, back)
 
 
-def _copies(tensors: list[HloTensor]) -> dict[int, torch.Tensor]:
+def copies(tensors: list[HloTensor]) -> dict[int, torch.Tensor]:
     """id -> CPU copy. Tensors that are the same view of the same storage share a copy, as they do on the device."""
     same: dict[tuple, HloTensor] = {}
     for t in tensors:
@@ -54,34 +54,34 @@ def _copies(tensors: list[HloTensor]) -> dict[int, torch.Tensor]:
     return {id(t): copies[id(t._storage), t._view, t._meta] for t in tensors}
 
 
-def _collect(value, found: dict[int, HloTensor]) -> None:
+def collect(value, found: dict[int, HloTensor]) -> None:
     if isinstance(value, HloTensor):
         found[id(value)] = value
     elif isinstance(value, (list, tuple)):
         for v in value:
-            _collect(v, found)
+            collect(v, found)
 
 
-def _to_host(value, on_cpu: dict[int, torch.Tensor]):
+def to_host(value, on_cpu: dict[int, torch.Tensor]):
     if isinstance(value, HloTensor):
         return on_cpu[id(value)]
     if type(value) in (list, tuple):
-        return type(value)(_to_host(v, on_cpu) for v in value)
+        return type(value)(to_host(v, on_cpu) for v in value)
     if isinstance(value, torch.device):
         return torch.device("cpu") if value.type in ("hlo", "privateuseone") else value
     return value
 
 
-def _mutated(op: OpOverload, args: tuple, kwargs: dict) -> list[HloTensor]:
+def mutated(op: OpOverload, args: tuple, kwargs: dict) -> list[HloTensor]:
     """The hlo tensors that the schema says are written to, in order."""
     written: dict[int, HloTensor] = {}
     for i, argument in enumerate(op._schema.arguments):
         if argument.alias_info and argument.alias_info.is_write:
-            _collect(kwargs.get(argument.name) if argument.kwarg_only or i >= len(args) else args[i], written)
+            collect(kwargs.get(argument.name) if argument.kwarg_only or i >= len(args) else args[i], written)
     return list(written.values())
 
 
-def _write_back(tensor: HloTensor, value: torch.Tensor) -> None:
+def write_back(tensor: HloTensor, value: torch.Tensor) -> None:
     if tuple(value.shape) == tensor._meta.size and value.dtype == tensor._meta.dtype:
         write(tensor, upload(value))
     else:  # the op resized it

@@ -355,7 +355,7 @@ def assign(target: HloTensor, value: torch.Tensor) -> None:
 def copy_(args: tuple, kwargs: dict):
     target, source = args[0], args[1]
     if type(target) is not HloTensor:
-        if isinstance(target, HloTensor) or type(target) not in checks._PLAIN:
+        if isinstance(target, HloTensor) or type(target) not in checks.PLAIN:
             raise dispatch.Foreign
         target.copy_(exchange.fetch(source, target.device))
         return target
@@ -366,7 +366,7 @@ def copy_(args: tuple, kwargs: dict):
         value, dtype, size = read(source), source._meta.dtype, source._meta.size
     elif source.device.type == "meta":
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-    elif type(source) in checks._PLAIN:
+    elif type(source) in checks.PLAIN:
         plain = source.detach()
         if plain.layout is not torch.strided:
             plain = plain.to_dense()

@@ -28,7 +28,7 @@ from torch_hlo.lowering.tape import LIFTS
 TRACES = 0  # calls of captured functions that were traced, the present one included (capture.py counts them)
 LOCK = threading.Lock()  # guards "compare value, then replace it"
 RECORDING = threading.RLock()  # one op is recorded, or one step cut, at a time; no thread that runs programs or compiles takes it
-_PENDING: deque[ref] = deque()
+PENDING: deque[ref] = deque()
 _VIEWED: deque[ref] = deque()  # storages with cached view values
 FILLED: list[tuple[ref, Out]] = []  # storages that began as one number everywhere in this step, and that value (see optimizer_state.py)
 
@@ -90,7 +90,7 @@ class Storage:
         self.sharding = None
         self.traced = TRACES
         if type(value) is Out:
-            _PENDING.append(ref(self))
+            PENDING.append(ref(self))
         else:
             value.owners += (ref(self),)
 
@@ -100,7 +100,7 @@ class Storage:
             if type(value) is Array:
                 value.owners += (ref(self),)
             elif type(self.value) is not Out:
-                _PENDING.append(ref(self))
+                PENDING.append(ref(self))
             self.value = value
             self.views = None
             self.version += 1
@@ -152,14 +152,14 @@ def pending() -> list[tuple[Storage, Out, ref]]:
     """Live storages with a pending value, that value, and a reference to the storage, in the order in which they became pending. They stay
     registered until bound."""
     found: dict[int, tuple[Storage, Out, ref]] = {}
-    take = _PENDING.popleft
-    for _ in range(len(_PENDING)):
+    take = PENDING.popleft
+    for _ in range(len(PENDING)):
         reference = take()
         storage = reference()
         if storage is not None and type(value := storage.value) is Out and id(storage) not in found:
             found[id(storage)] = (storage, value, reference)
     result = list(found.values())
-    _PENDING.extend([reference for _, _, reference in result])
+    PENDING.extend([reference for _, _, reference in result])
     return result
 
 
@@ -170,11 +170,11 @@ def pending_storages() -> list[Storage]:
 
 def forget_bound() -> None:
     """Storages whose value has been computed are no longer pending."""
-    for _ in range(len(_PENDING)):
-        owner = _PENDING.popleft()
+    for _ in range(len(PENDING)):
+        owner = PENDING.popleft()
         storage = owner()
         if storage is not None and type(storage.value) is Out:
-            _PENDING.append(owner)
+            PENDING.append(owner)
 
 
 def forget_views() -> None:
@@ -230,7 +230,7 @@ def write_all(tensors: Sequence, values: Sequence[Out]) -> None:
                 continue
             storage = tensor._storage
             if type(storage.value) is not Out:
-                _PENDING.append(ref(storage))
+                PENDING.append(ref(storage))
             storage.value = value
             storage.views = None
             storage.version += 1

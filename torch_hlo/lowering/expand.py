@@ -13,7 +13,7 @@ from torch_hlo.lowering.registry import LOWERINGS, LoweringError
 hop = torch.ops.higher_order
 
 
-def _existing(*names: str) -> set[HigherOrderOperator]:
+def existing(*names: str) -> set[HigherOrderOperator]:
     return {op for name in names if (op := getattr(hop, name, None)) is not None}
 
 
@@ -22,8 +22,8 @@ import torch._higher_order_ops.flex_attention  # noqa: E402
 import torch._higher_order_ops.invoke_subgraph  # noqa: E402
 import torch._prims.rng_prims  # noqa: E402, F401
 
-EXPANDED = _existing("flex_attention", "flex_attention_backward", "associative_scan", "invoke_subgraph")
-RANDOM = _existing("run_and_save_rng_state")  # draw from the generator
+EXPANDED = existing("flex_attention", "flex_attention_backward", "associative_scan", "invoke_subgraph")
+RANDOM = existing("run_and_save_rng_state")  # draw from the generator
 
 
 def node_arguments(n: fx.Node) -> list[fx.Node]:

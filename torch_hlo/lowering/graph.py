@@ -15,7 +15,7 @@ from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding import Mesh, Sharding
 from torch_hlo.lowering import registry
 from torch_hlo.lowering.registry import LOWERINGS, LoweringError, Weak
-from torch_hlo.lowering.tape import INDEX_BITS, LIFTS, TAPE, _serials
+from torch_hlo.lowering.tape import INDEX_BITS, LIFTS, SERIALS, TAPE
 
 
 class Node:
@@ -38,7 +38,7 @@ class Node:
         if words is None:
             base = TAPE.base
             words = TAPE.describe(self)
-        self.serial = serial = next(_serials)
+        self.serial = serial = next(SERIALS)
         if base != TAPE.base:  # another thread has cut the graph meanwhile
             TAPE.exact = False
         words[0] = (serial << INDEX_BITS) - base
@@ -163,7 +163,7 @@ def _lower_node(node: Node, args: list, kwargs: dict) -> tuple[Instruction | Non
         def fn(*args, **kwargs):
             return opaque(node.target, args, kwargs, node.outs)
 
-    registry._EXPECTED.append(node.outs)
+    registry.EXPECTED.append(node.outs)
     try:
         flat = tuple(_flatten(fn(*args, **kwargs)))
     except LoweringError:
@@ -172,7 +172,7 @@ def _lower_node(node: Node, args: list, kwargs: dict) -> tuple[Instruction | Non
         error.add_note(f"while lowering {node.target} on {_shapes(args)}{_at(node)}")
         raise
     finally:
-        registry._EXPECTED.pop()
+        registry.EXPECTED.pop()
     if len(flat) != len(node.outs):
         raise LoweringError(f"{node.target}: the lowering gave {len(flat)} results, PyTorch {len(node.outs)}")
     for got, want in zip(flat, node.outs, strict=True):

@@ -14,7 +14,7 @@ from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.shape import Shape, literal
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.control import elements, loop, scan_loop, tupled
-from torch_hlo.lowering.expand import _existing
+from torch_hlo.lowering.expand import existing
 from torch_hlo.lowering.fx import FxGraph, from_fx
 from torch_hlo.lowering.graph import Leaf, apply
 from torch_hlo.lowering.promote import reshape
@@ -25,7 +25,7 @@ HIGHER_ORDER: dict[object, Callable] = {}
 
 def _lowers(*names: str):
     def register(fn: Callable) -> Callable:
-        HIGHER_ORDER.update(dict.fromkeys(_existing(*names), fn))
+        HIGHER_ORDER.update(dict.fromkeys(existing(*names), fn))
         return fn
 
     return register

@@ -84,13 +84,13 @@ def is_random(op: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
-_EXPECTED: list[tuple[Shape | None, ...]] = [()]
+EXPECTED: list[tuple[Shape | None, ...]] = [()]
 
 
 def expected() -> tuple[Shape | None, ...]:
     """Shapes (flat) that PyTorch gave the results of the op being lowered. Use it for the result dtype and for sizes
     that the arguments do not determine."""
-    return _EXPECTED[-1]
+    return EXPECTED[-1]
 
 
 _CHANNELS: list[Iterator[int]] = [itertools.count(1)]
@@ -113,8 +113,8 @@ def numbering_channels() -> Iterator[None]:
 
 def nested(shapes: tuple[Shape | None, ...], fn: Callable, *args, **kwargs):
     """Call the lowering `fn` of one part of an op (an element of a foreach list), whose results have `shapes`."""
-    _EXPECTED.append(shapes)
+    EXPECTED.append(shapes)
     try:
         return fn(*args, **kwargs)
     finally:
-        _EXPECTED.pop()
+        EXPECTED.pop()

@@ -17,7 +17,7 @@ import torch
 INDEX_BITS = 20  # of a place: which result of the node
 FORMS_KEPT = 1 << 18  # integers that change from step to step would fill any table
 
-_serials = itertools.count()
+SERIALS = itertools.count()
 _forms = itertools.count()
 _FORMS: dict[object, int] = {}
 _ALIVE: dict[int, object] = {}  # ops whose id is in a form
@@ -58,7 +58,7 @@ class Tape:
 
     def restart(self) -> None:
         """The graph has been cut."""
-        self.base = next(_serials) << INDEX_BITS
+        self.base = next(SERIALS) << INDEX_BITS
         self.words: list[int] = []
         self.inputs: dict[int, object] = {}
         self.exact = True
@@ -81,7 +81,7 @@ class Tape:
                     x = x.array
                 place = x.place - base
                 if place < 0:
-                    x.place = next(_serials) << INDEX_BITS
+                    x.place = next(SERIALS) << INDEX_BITS
                     place = x.place - base
                     if x.form < 0:
                         x.form = form_of(x.shape)

@@ -158,7 +158,7 @@ def _sin_or_cos(target: Target, name: str) -> str:
     d, i = c.d, c.i
 
     def value(r: str, number: str) -> str:
-        sine, cosine, own = functions._sin_cos(d, r)
+        sine, cosine, own = functions.sin_cos(d, r)
         q = i.add(i.add(number, own), i.const(name == "cos"))
         odd = i.cmp("ne", i.bin("and", q, i.const(1)), i.const(0))
         sign = i.bin("shl", i.bin("and", q, i.const(2)), i.const(62))
@@ -175,7 +175,7 @@ def _tan(target: Target, name: str) -> str:
     d, i = c.d, c.i
 
     def value(r: str, number: str) -> str:
-        sine, cosine, own = functions._sin_cos(d, r)
+        sine, cosine, own = functions.sin_cos(d, r)
         odd = i.cmp("ne", i.bin("and", i.add(number, own), i.const(1)), i.const(0))
         result = d.div(d.select(odd, d.neg(cosine), sine), d.select(odd, sine, cosine))
         return d.select(d.cmp("oeq", "%x", d.const(0.0)), "%x", result)

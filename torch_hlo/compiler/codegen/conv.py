@@ -64,7 +64,7 @@ def convolution(program, x: Instruction) -> None:
         return emit_amx_gradient(program, x)
     if _has_phases(x) and program.target.has("amx-bf16") and all(o.shape.dtype == "bf16" for o in x.operands):
         return _emit_phases(program, x)  # while they are bf16
-    rewritten = _typed(x)
+    rewritten = with_kernel_types(x)
     if rewritten is None and any(o.shape.dtype != x.shape.dtype for o in x.operands):
         operands = tuple(o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype) for o in x.operands)
         rewritten = instr("convolution", operands, x.shape, **dict(x.attrs))
@@ -84,7 +84,7 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
     if outer.shape.size == 0:
         return
     amx = is_amx(program, outer)
-    direct = not program.target.grid and is_direct(outer) and _typed(outer) is None and all(o.shape.size != 0 for o in outer.operands)
+    direct = not program.target.grid and is_direct(outer) and with_kernel_types(outer) is None and all(o.shape.size != 0 for o in outer.operands)
     found = epilogue(program, body, inner, 1, "f32" if amx else outer.shape.dtype) if amx or direct else None
     if found is None:
         return emit_apart(program, body, inner, outer, operands, results)
@@ -94,7 +94,7 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
     (emit_winograd if is_winograd(outer) else emit_direct)(program, outer, ACCUMULATORS[outer.shape.dtype][0], finish)
 
 
-def _typed(x: Instruction) -> Instruction | None:
+def with_kernel_types(x: Instruction) -> Instruction | None:
     """The convolution on element types that have kernels, or None when it is already."""
     dtype = x.shape.dtype
     if x.shape.kind == "c":

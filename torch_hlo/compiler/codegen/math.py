@@ -268,7 +268,7 @@ def _half_pi(t: Typed) -> tuple[float, ...]:
     return _HALF_PI if t.e.unit.fuses else _HALF_PI_SHORT
 
 
-def _sin_cos(t: Typed, x: str) -> tuple[str, str, str]:
+def sin_cos(t: Typed, x: str) -> tuple[str, str, str]:
     """sin and cos of x minus the nearest multiple of pi/2, and the multiple's number as an integer.
 
     Accurate for |x| below about 1e15, without a fused multiply-add below 1e6.
@@ -286,7 +286,7 @@ def _sin_cos(t: Typed, x: str) -> tuple[str, str, str]:
 
 
 def _circular(t: Typed, x: str, shift: int) -> str:
-    sine, cosine, quadrant = _sin_cos(t, x)
+    sine, cosine, quadrant = sin_cos(t, x)
     i = t.ints()
     q = i.add(quadrant, i.const(shift)) if shift else quadrant
     odd = i.cmp("ne", i.bin("and", q, i.const(1)), i.const(0))
@@ -391,7 +391,7 @@ def tan(t: Typed, x: str) -> str:
         z = t.mul(v, v)
         sine, cosine = t.fma(t.mul(t.poly(z, _TAN32), z), v, v), t.const(1.0)
     else:
-        sine, cosine, quadrant = _sin_cos(t, x)
+        sine, cosine, quadrant = sin_cos(t, x)
     odd = i.cmp("ne", i.bin("and", quadrant, i.const(1)), i.const(0))
     r = t.div(t.select(odd, t.neg(cosine), sine), t.select(odd, sine, cosine))
     r = t.select(t.cmp("oeq", x, t.const(0.0)), x, r)

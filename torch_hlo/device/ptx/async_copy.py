@@ -35,11 +35,11 @@ class Queue:
     pending: list[Copies] = field(default_factory=list)
 
 
-def _queue(frame, kind: str) -> Queue:
+def queue_of(frame, kind: str) -> Queue:
     return frame.run.queues.setdefault(kind, Queue(np.zeros(frame.run.groups_here * frame.run.threads, np.int64)))
 
 
-def _finish(frame, queue: Queue, before: np.ndarray, finish) -> None:
+def complete(frame, queue: Queue, before: np.ndarray, finish) -> None:
     """Completes the copies of the frame's threads in groups below `before` (one number per thread of the run; 0: none)."""
     left = []
     for c in queue.pending:
@@ -66,19 +66,19 @@ def copy(code: Code, x: Instruction) -> Run | None:
     if rest[:2] == ["async", "commit_group"]:
 
         def commit(frame):
-            _queue(frame, "cp.async").committed[frame.threads] += 1
+            queue_of(frame, "cp.async").committed[frame.threads] += 1
 
         return commit
     if rest[:2] in (["async", "wait_group"], ["async", "wait_all"]):
         keep = x.operands[0].value if rest[1] == "wait_group" else 0
 
         def wait(frame):
-            queue = _queue(frame, "cp.async")
+            queue = queue_of(frame, "cp.async")
             if rest[1] == "wait_all":
                 queue.committed[frame.threads] += 1
             before = np.zeros(len(queue.committed), np.int64)
             before[frame.threads] = queue.committed[frame.threads] - keep
-            _finish(frame, queue, before, _land)
+            complete(frame, queue, before, _land)
 
         return wait
     if rest[:2] == ["async", "mbarrier"]:
@@ -114,7 +114,7 @@ def copy(code: Code, x: Instruction) -> Run | None:
                 for i in range(int(n)):
                     raw[which, i] = run.memory.load(frame, where[which] + i, 1, 1)[0]
         run.races.start_write(frame, place, size)
-        queue = _queue(frame, "cp.async")
+        queue = queue_of(frame, "cp.async")
         queue.pending.append(Copies(frame, queue.committed[frame.threads], place, size, data))
 
     return start
@@ -293,10 +293,10 @@ def _arrive_after_copies(code: Code, x: Instruction) -> Run:
     address, extra = code.address(x, 0), "noinc" not in x.modifiers
 
     def run(frame):
-        queue = _queue(frame, "cp.async")
+        queue = queue_of(frame, "cp.async")
         before = np.zeros(len(queue.committed), np.int64)
         before[frame.threads] = np.iinfo(np.int64).max
-        _finish(frame, queue, before, _land)
+        complete(frame, queue, before, _land)
         for barrier, part, _ in barriers(frame, address(frame)):
             if extra:
                 np.add.at(barrier.pending, part.group, 1)
@@ -311,7 +311,7 @@ def bulk(code: Code, x: Instruction, rest: list[str]) -> Run | None:
     if rest[2:3] == ["commit_group"]:
 
         def commit(frame):
-            _queue(frame, "bulk").committed[frame.threads] += 1
+            queue_of(frame, "bulk").committed[frame.threads] += 1
 
         return commit
     if rest[2:3] == ["wait_group"]:
@@ -322,10 +322,10 @@ def bulk(code: Code, x: Instruction, rest: list[str]) -> Run | None:
                 part.run.races.finish_read(int(frame_group), int(tid) >> 5, place)
 
         def wait(frame):
-            queue = _queue(frame, "bulk")
+            queue = queue_of(frame, "bulk")
             before = np.zeros(len(queue.committed), np.int64)
             before[frame.threads] = queue.committed[frame.threads] - keep
-            _finish(frame, queue, before, finish)
+            complete(frame, queue, before, finish)
 
         return wait
     if rest[2:3] == ["prefetch"]:
@@ -427,7 +427,7 @@ def _bulk_store(code: Code, x: Instruction, tensor: bool) -> Run:
         target, size = code.address(x, 0), code.read(x, 2, "u32")
 
     def store(frame):
-        run, queue = frame.run, _queue(frame, "bulk")
+        run, queue = frame.run, queue_of(frame, "bulk")
         start = frame.spread(source(frame))
         maps = boxes(frame) if tensor else None
         for i in range(len(frame)):

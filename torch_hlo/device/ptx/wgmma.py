@@ -18,7 +18,7 @@ import re
 import numpy as np
 
 from torch_hlo.device.ptx import matrix
-from torch_hlo.device.ptx.async_copy import Copies, _finish, _queue
+from torch_hlo.device.ptx.async_copy import Copies, complete, queue_of
 from torch_hlo.device.ptx.memory import Fault
 from torch_hlo.device.ptx.syntax import Instruction, Vec
 from torch_hlo.device.ptx.table import RENDEZVOUS, Code, Run, instruction
@@ -64,17 +64,17 @@ def wgmma(code: Code, x: Instruction) -> Run | None:
     if what == "commit_group":
 
         def commit(frame):
-            _queue(frame, "wgmma").committed[frame.threads] += 1
+            queue_of(frame, "wgmma").committed[frame.threads] += 1
 
         return commit
     if what == "wait_group":
         keep = x.operands[0].value
 
         def wait(frame):
-            queue = _queue(frame, "wgmma")
+            queue = queue_of(frame, "wgmma")
             before = np.zeros(len(queue.committed), np.int64)
             before[frame.threads] = queue.committed[frame.threads] - keep
-            _finish(frame, queue, before, _read)
+            complete(frame, queue, before, _read)
 
         return wait
     return _multiply(code, x)
@@ -140,7 +140,7 @@ def _multiply(code: Code, x: Instruction) -> Run:
         with np.errstate(all="ignore"):
             total = np.where(keep, new + old.astype(work), new)
         matrix.store(frame, matrix.result(total, d_kind, "satfinite" in x.modifiers), writes)
-        queue = _queue(frame, "wgmma")
+        queue = queue_of(frame, "wgmma")
         place = np.empty(count, object)
         for i, u in enumerate(units):
             place[i] = np.concatenate(u)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_hlo.hlo.parse_literal import _elements, literal_of
+from torch_hlo.hlo.parse_literal import literal_elements, literal_of
 from torch_hlo.hlo.scan import Scanner
 from torch_hlo.hlo.shape import DTYPES, Literal, Shape
 from torch_hlo.hlo.stablehlo.types import MAX_DEPTH, Type, angle_group, parse_type
@@ -194,7 +194,7 @@ def dense_literal(s: Scanner, value: Dense) -> tuple[Literal, bool]:
     if splat:
         elements = [text]
     else:
-        elements = _elements(s, text.replace("[", "{").replace("]", "}"), inner, value.position)
+        elements = literal_elements(s, text.replace("[", "{").replace("]", "}"), inner, value.position)
         if len(elements) != inner.size:
             raise s.error(f"{shape} has {shape.size} elements, the constant {len(elements)}", value.position)
     return _from_elements(s, elements, inner, value.position), splat

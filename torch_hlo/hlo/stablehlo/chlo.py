@@ -87,9 +87,9 @@ def _broadcast_select(c: Context):
 
 @rule("chlo.ragged_dot")
 def _ragged_dot(c: Context):
-    from torch_hlo.hlo.stablehlo.ops import _numbers
+    from torch_hlo.hlo.stablehlo.ops import dimension_numbers
 
-    n = _numbers(c, "ragged_dot_dimension_numbers")
+    n = dimension_numbers(c, "ragged_dot_dimension_numbers")
     return b.ragged_dot(
         *c.x, lhs_contract=n.get("lhs_contracting_dimensions", ()), rhs_contract=n.get("rhs_contracting_dimensions", ()),
         lhs_ragged=n.get("lhs_ragged_dimensions", ()), rhs_group=n.get("rhs_group_dimensions", ()),

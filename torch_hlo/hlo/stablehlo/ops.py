@@ -192,7 +192,7 @@ def _set_dimension_size(c: Context):
     return instr("set-dimension-size", tuple(c.x), dimensions=(c.int("dimension", "dim"),))
 
 
-def _numbers(c: Context, name: str) -> dict:
+def dimension_numbers(c: Context, name: str) -> dict:
     found = c.attr(name)
     if not isinstance(found, dict):
         raise c.error(f"attribute {name} is missing")
@@ -200,7 +200,7 @@ def _numbers(c: Context, name: str) -> dict:
 
 
 def gather_attributes(c: Context) -> dict:
-    n = _numbers(c, "dimension_numbers")
+    n = dimension_numbers(c, "dimension_numbers")
     return dict(
         offset_dims=n.get("offset_dims", ()), collapsed_slice_dims=n.get("collapsed_slice_dims", ()),
         start_index_map=n.get("start_index_map", ()), operand_batching_dims=n.get("operand_batching_dims", ()),
@@ -216,7 +216,7 @@ def _gather(c: Context):
 
 @rule("scatter")
 def _scatter(c: Context):
-    n, count = _numbers(c, "scatter_dimension_numbers"), (len(c.x) - 1) // 2
+    n, count = dimension_numbers(c, "scatter_dimension_numbers"), (len(c.x) - 1) // 2
     x = b.scatter(
         c.x[:count], c.x[count], c.x[count + 1:], c.region(0), update_window_dims=n.get("update_window_dims", ()),
         inserted_window_dims=n.get("inserted_window_dims", ()), scatter_dims_to_operand_dims=n.get("scatter_dims_to_operand_dims", ()),
@@ -249,7 +249,7 @@ def _precision(c: Context) -> tuple[str, ...] | None:
 @rule("dot_general")
 def _dot_general(c: Context):
     if c.attr("dot_dimension_numbers") is not None:
-        n = _numbers(c, "dot_dimension_numbers")
+        n = dimension_numbers(c, "dot_dimension_numbers")
         batch = n.get("lhs_batching_dimensions", ()), n.get("rhs_batching_dimensions", ())
         contract = n.get("lhs_contracting_dimensions", ()), n.get("rhs_contracting_dimensions", ())
     else:
@@ -307,7 +307,7 @@ def dim_labels(c: Context) -> str:
     if isinstance(found, str):
         left, right, out = (re.sub(r"[\[\],\s]", "", part) for part in re.split(r"\]\s*x\s*\[|->", found))
         return f"{left}_{right}->{out}"
-    n = _numbers(c, "dimension_numbers")
+    n = dimension_numbers(c, "dimension_numbers")
 
     def labels(names: str, letters: str, spatial: str) -> str:
         places = dict(zip((n[name][0] for name in names.split()), letters)) | {d: str(i) for i, d in enumerate(n[spatial])}

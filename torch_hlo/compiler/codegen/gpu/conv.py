@@ -6,7 +6,7 @@ Groups of few output features (depthwise) would leave blocks almost empty: a thr
 """
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.conv import Labels, _typed
+from torch_hlo.compiler.codegen.conv import Labels, with_kernel_types
 from torch_hlo.compiler.codegen.dot import ACCUMULATORS, emit_tree
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import conv_matrix, fma
@@ -27,7 +27,7 @@ FEW_FEATURES = 8  # of a group, that are computed by a thread each
 def convolution(program, x: Instruction) -> None:
     if x.shape.size == 0 or conv_matrix.emit(program, x):
         return
-    rewritten = _typed(x)
+    rewritten = with_kernel_types(x)
     if rewritten is not None:
         return emit_tree(program, rewritten, x.operands, x)
     dtype = x.shape.dtype
