@@ -1,6 +1,7 @@
 """Several Python threads that record and cut steps at the same time."""
 from __future__ import annotations
 
+import math
 import sys
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import torch_hlo
+from torch_hlo.lazy import storage
 
 STEPS, THREADS, ROUNDS = 20, 2, 2
 
@@ -48,3 +50,63 @@ def test_training_loops_in_threads_do_not_disturb_each_other(restless) -> None:
         assert sorted(found) == list(range(THREADS)), "a thread raised, or waits for ever"
         for seed, w in found.items():
             torch.testing.assert_close(w, alone[seed])
+
+
+def captured(seed: int) -> torch.Tensor:
+    """A training loop whose step is captured; it computes with numbers in Python and steps a schedule."""
+    generator = torch.Generator().manual_seed(seed)
+    model = torch.nn.Linear(8, 3, dtype=torch.float64)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    model.to("hlo")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+    losses = []
+
+    @torch_hlo.compile
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        losses.append(max(math.sqrt(loss.item()), 0.0))
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+    for _ in range(STEPS):
+        step(torch.randn(5, 8, generator=generator, dtype=torch.float64).to("hlo"))
+    return torch.cat([torch.tensor(losses, dtype=torch.float64), *[p.detach().cpu().flatten() for p in model.parameters()]])
+
+
+def test_a_step_is_captured_while_other_threads_record(restless) -> None:
+    """What they record is not part of it, and neither are their modules, optimizers and schedules."""
+    functions = math.sqrt, max, min
+    jobs = [lambda: captured(0), lambda: captured(1), lambda: train(2)]
+    alone = [job() for job in jobs]
+    for _ in range(ROUNDS):
+        found: dict[int, torch.Tensor] = {}
+        threads = [threading.Thread(target=lambda i=i, found=found: found.__setitem__(i, jobs[i]())) for i in range(len(jobs))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(120)
+        assert sorted(found) == list(range(len(jobs))), "a thread raised, or waits for ever"
+        for i, result in found.items():
+            torch.testing.assert_close(result, alone[i])
+    assert (math.sqrt, max, min) == functions
+
+
+def test_a_captured_function_may_wait_for_a_thread_that_records(monkeypatch) -> None:
+    monkeypatch.setattr(storage.Tracing, "PATIENCE", 0.1)
+    weight = torch.ones(3, device="hlo")
+
+    @torch_hlo.compile(full_graph=False)
+    def step(x):
+        given: list[torch.Tensor] = []
+        other = threading.Thread(target=lambda: given.append(weight * 2))
+        other.start()
+        other.join(60)
+        return x + given[0]
+
+    for i in range(4):
+        assert step(torch.full((3,), float(i)).to("hlo")).tolist() == [i + 2.0] * 3

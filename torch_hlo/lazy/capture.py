@@ -142,7 +142,14 @@ class Captured:
             self.different.add(key)
         return count
 
-    def _trace(self, flat: Sequence, form, numbers: Sequence[int], args: tuple, kwargs: dict, before: list[Trace] | None) -> tuple[object, Trace | None]:
+    def _trace(self, *call) -> tuple[object, Trace | None]:
+        with storage.tracing() as tracing:
+            result, trace = self._trace_alone(*call)
+        if trace is not None and tracing.disturbed:
+            trace.surroundings.inside = "another thread recorded operations while it was traced"
+        return result, trace
+
+    def _trace_alone(self, flat: Sequence, form, numbers: Sequence[int], args: tuple, kwargs: dict, before: list[Trace] | None) -> tuple[object, Trace | None]:
         current = engine.current()
         current.mark_step()
         for t in before or ():
@@ -159,7 +166,7 @@ class Captured:
                 args, kwargs = (given, {}) if type(form) is int else pytree.tree_unflatten(given, form)
             del given
             try:
-                with engine.use(guard), watching(surroundings):
+                with engine.use(guard, everywhere=False), watching(surroundings):
                     surroundings.variables.begin(log)
                     result = self.fn(*args, **kwargs)
                     guard.cut(last=True)

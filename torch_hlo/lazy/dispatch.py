@@ -42,6 +42,8 @@ class Foreign(Exception):
 def handle(func: OpOverload, args: tuple, kwargs: dict | None):
     """Record (or run) one op. Raises what PyTorch raises for bad arguments."""
     handler = _FOUND.get(id(func)) or find(func)
+    if storage.TRACING is not None:
+        storage.after_traces()
     with RECORDING:
         if len(_PENDING) >= LIMIT:
             cut()

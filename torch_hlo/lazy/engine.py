@@ -12,25 +12,44 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import threading
 from collections.abc import Iterator
 
 _current = None
 
 
+class _Here(threading.local):
+    """What a thread uses for itself."""
+
+    engine = None
+
+
+_here = _Here()
+
+
 def current():
     """The engine in use."""
     global _current
+    if _here.engine is not None:
+        return _here.engine
     if _current is None:
         _current = importlib.import_module("torch_hlo.lazy.step")
     return _current
 
 
 @contextlib.contextmanager
-def use(engine) -> Iterator[None]:
-    """Evaluate with `engine` within a `with` block. Tensors made inside must not be used outside."""
+def use(engine, everywhere: bool = True) -> Iterator[None]:
+    """Evaluate with `engine` within a `with` block, in all threads or in this one. Tensors made inside must not be used outside."""
     global _current
-    before, _current = _current, engine
+    before = _current if everywhere else _here.engine
+    if everywhere:
+        _current = engine
+    else:
+        _here.engine = engine
     try:
         yield
     finally:
-        _current = before
+        if everywhere:
+            _current = before
+        else:
+            _here.engine = before

@@ -291,6 +291,7 @@ class Trace:
         """Compute again on present values, and give storages their new ones. `storages` (changed), `options`: see the methods that make them;
         `sources`: numbers given to the call (changed). Raises Different, and changes nothing, where Python would have taken another way."""
         current = engine.current()
+        memory.after_traces()
         if pending():
             current.mark_step()
         first, seed = generator.default.get_offset(), generator.default.initial_seed()

@@ -30,7 +30,18 @@ from torch_hlo.lazy import conditions, dump, exchange, executor, explain, genera
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
 from torch_hlo.lazy.launch import IN_FLIGHT, Binding, Compiled, launch, leaf_buffer, number_buffers, stream
-from torch_hlo.lazy.storage import RECORDING, Array, Effect, Number, Storage, must_run, pending, pending_storages, take_effects
+from torch_hlo.lazy.storage import (
+    RECORDING,
+    Array,
+    Effect,
+    Number,
+    Storage,
+    after_traces,
+    must_run,
+    pending,
+    pending_storages,
+    take_effects,
+)
 from torch_hlo.lazy.views import on_host
 from torch_hlo.lowering.graph import Leaf, Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
@@ -153,6 +164,7 @@ def cache_size() -> int:
 def _evaluate(only: Sequence[Storage] | None = None) -> None:
     """Run the pending graph: all of it, or what the storages `only` need."""
     executor.throttle()
+    after_traces()
     with RECORDING:
         _surface()
         found = pending() if only is None else [(s, s.value, ref(s)) for s in only if type(s.value) is Out]

@@ -13,9 +13,10 @@ For the step (lazy/step.py):
 """
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from weakref import ref
 
 import torch
@@ -26,6 +27,8 @@ from torch_hlo.lowering.graph import Leaf, Lift, Out
 from torch_hlo.lowering.tape import LIFTS
 
 TRACES = 0  # calls of captured functions that were traced, the present one included (capture.py counts them)
+TRACING: Tracing | None = None  # while one of them is under way
+_TRACED = threading.Lock()
 LOCK = threading.Lock()  # guards "compare value, then replace it"
 RECORDING = threading.RLock()  # one op is recorded, or one step cut, at a time; no thread that runs programs or compiles takes it
 PENDING: deque[ref] = deque()
@@ -116,6 +119,46 @@ class Storage:
             self.value = array
             self.views = None
             return True
+
+
+class Tracing:
+    """A captured function is being traced: what is pending belongs to its call. So other threads wait before they record or cut a step, until it is over; if that takes
+    longer than PATIENCE (it may be waiting for them), they go on and the trace is `disturbed`."""
+
+    PATIENCE = 10.0  # seconds
+
+    def __init__(self) -> None:
+        self.thread, self.over, self.disturbed = threading.get_ident(), threading.Event(), False
+
+    def wait(self) -> None:
+        if threading.get_ident() == self.thread or self.disturbed or RECORDING._is_owned():  # in the middle of an op that began before
+            return
+        self.disturbed = not self.over.wait(self.PATIENCE)
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[Tracing]:
+    """A captured function is traced in the block: one at a time."""
+    global TRACING
+    mine = Tracing()
+    alone = _TRACED.acquire(timeout=mine.PATIENCE)
+    mine.disturbed = not alone
+    if alone:
+        TRACING = mine
+    try:
+        yield mine
+    finally:
+        if alone:
+            TRACING = None
+            mine.over.set()
+            _TRACED.release()
+
+
+def after_traces() -> None:
+    """Wait while another thread traces a captured function."""
+    tracing = TRACING
+    if tracing is not None:
+        tracing.wait()
 
 
 class Effect:

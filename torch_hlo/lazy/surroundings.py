@@ -6,6 +6,8 @@ Done again by a replay: gradients made, variables and options set, schedules ste
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from weakref import ref
 
@@ -32,15 +34,20 @@ class Surroundings:
         self.assumed: Assumed | None = None  # known when the call is over
         self.inside = ""
         self._guard = Guard()
+        self._thread = threading.get_ident()
         self._before = known.settings.present() if known is not None else None
 
     def see(self, module: torch.nn.Module, args: tuple) -> None:
         """A module is about to run."""
+        if threading.get_ident() != self._thread:
+            return
         self.variables.meet(module)
         self.gradients.see(p for p in module._parameters.values() if p is not None)
 
     def stepping(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
+        if threading.get_ident() != self._thread:
+            return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not all(isinstance(p, HloTensor) and p._storage.traced == storage.TRACES for p in parameters):  # else the call made it for itself
             self.settings.add(optimizer)
@@ -93,36 +100,48 @@ def watching(surroundings: Surroundings) -> Iterator[None]:
         surroundings.end()
 
 
+class _Here(threading.local):
+    """What a thread does: whom it tells of schedules' steps (None: nobody), and how many of them it is in."""
+
+    report, depth = None, 0
+
+
+_here = _Here()
+_watched: dict[type, Callable] = {}  # schedules whose `step` is told of
+
+
 @contextlib.contextmanager
 def _schedules(report: Callable) -> Iterator[None]:
-    """Call `report(schedule, args, kwargs)` for each step of a schedule, but not for those that it steps itself."""
-    inner = [0]
-
-    def watched(step: Callable) -> Callable:
-        def call(self, *args, **kwargs):
-            if not inner[0]:
-                report(self, args, kwargs)
-            inner[0] += 1
-            try:
-                return step(self, *map(tracked.plain, args), **{k: tracked.plain(v) for k, v in kwargs.items()})
-            finally:
-                inner[0] -= 1
-
-        return call
-
-    kinds, left = [], [lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau]
+    """Call `report(schedule, args, kwargs)` for each step of a schedule by this thread, but not for those that it steps itself."""
+    left = [lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau]
     while left:
         kind = left.pop()
-        if "step" in vars(kind) and kind not in [k for k, _ in kinds]:
-            kinds.append((kind, vars(kind)["step"]))
+        if "step" in vars(kind) and _watched.get(kind) is not kind.step:
+            kind.step = _watched[kind] = _telling(kind.step)
         left += kind.__subclasses__()
-    for kind, step in kinds:
-        kind.step = watched(step)
+    before, _here.report = _here.report, report
     try:
         yield
     finally:
-        for kind, step in kinds:
-            kind.step = step
+        _here.report = before
+
+
+def _telling(step: Callable) -> Callable:
+    """A schedule's `step` that tells of itself."""
+
+    @functools.wraps(step)
+    def call(self, *args, **kwargs):
+        if _here.report is None:
+            return step(self, *args, **kwargs)
+        if not _here.depth:
+            _here.report(self, args, kwargs)
+        _here.depth += 1
+        try:
+            return step(self, *map(tracked.plain, args), **{k: tracked.plain(v) for k, v in kwargs.items()})
+        finally:
+            _here.depth -= 1
+
+    return call
 
 
 class Gradients:

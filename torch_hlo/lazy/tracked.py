@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import gc
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from weakref import ref
 
@@ -177,31 +179,38 @@ TRACKED = frozenset({TrackedFloat, TrackedInt})
 @contextlib.contextmanager
 def logging() -> Iterator[Log]:
     """Numbers are tracked in the block. Functions of `math` take part, as they look into a float without asking it, and
-    max and min, so that what they choose is no question of its own."""
-    log, before = Log(), {}
-
-    def tracked(function: Callable) -> Callable:
-        def call(*args, **kwargs):
-            if len(args) > 1 and not kwargs and function in _CHOICES and all(isinstance(a, int | float) for a in args) or function not in _CHOICES:
-                mine = next((a.log for a in args if type(a) in TRACKED), None)
-                if mine is not None:
-                    return mine.result(function(*map(_plain, args), **kwargs), function, args)
-            return function(*args, **kwargs)
-
-        return call
-
-    for module, name in _FUNCTIONS:
-        before[module, name] = getattr(module, name)
-        setattr(module, name, tracked(before[module, name]))
+    max and min, so that what they choose is no question of its own. Other threads have no tracked numbers, so nothing changes for them."""
+    global _blocks
+    with _LOCK:
+        _blocks += 1
+        if _blocks == 1:
+            for module, name, function in _FUNCTIONS:
+                setattr(module, name, _following(function))
     try:
-        yield log
+        yield Log()
     finally:
-        for (module, name), function in before.items():
-            setattr(module, name, function)
+        with _LOCK:
+            _blocks -= 1
+            if not _blocks:
+                for module, name, function in _FUNCTIONS:
+                    setattr(module, name, function)
 
 
+def _following(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        if len(args) > 1 and not kwargs and function in _CHOICES and all(isinstance(a, int | float) for a in args) or function not in _CHOICES:
+            mine = next((a.log for a in args if type(a) in TRACKED), None)
+            if mine is not None:
+                return mine.result(function(*map(_plain, args), **kwargs), function, args)
+        return function(*args, **kwargs)
+
+    return call
+
+
+_LOCK, _blocks = threading.Lock(), 0
 _CHOICES = (max, min)
-_FUNCTIONS = [(builtins, "max"), (builtins, "min"), *((math, name) for name in (
+_FUNCTIONS = [(builtins, "max", max), (builtins, "min", min), *((math, name, getattr(math, name)) for name in (
     "acos", "asin", "atan", "atan2", "ceil", "copysign", "cos", "cosh", "degrees", "erf", "erfc", "exp", "expm1", "fabs", "floor", "fmod", "hypot", "isfinite", "isinf",
     "isnan", "log", "log10", "log1p", "log2", "pow", "radians", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 ) if hasattr(math, name))]  # fmt: skip
