@@ -24,7 +24,8 @@ def check_module(m: Module, seed: int = 0, rtol: float = 2e-5) -> None:
 
 
 @pytest.mark.parametrize(("dims", "axis"), [((64, 100), 1), ((7, 1000), 1), ((3, 5000), 1), ((40, 9000), 1), ((1, 300), 1), ((2, 70000), 1), ((300,), 0),
-                                            ((3, 20, 50), 1), ((20, 50), 0), ((4, 300, 70), 1), ((5, 6, 7, 8), 2), ((16, 1), 1), ((9, 3), 1)])
+                                            ((3, 20, 50), 1), ((20, 50), 0), ((4, 300, 70), 1), ((5, 6, 7, 8), 2), ((16, 1), 1), ((9, 3), 1),
+                                            ((3, 20, 5), 2), ((37, 8), 1), ((300, 9), 1)])
 def test_softmax(dims, axis):
     check_module(programs.softmax(dims, axis))
 
@@ -42,6 +43,20 @@ def test_layernorm_backward(dims):
 @pytest.mark.parametrize("dims", [(32, 200), (64, 5000), (3, 7), (500, 10)])
 def test_cross_entropy(dims):
     check_module(programs.cross_entropy(dims))
+
+
+@pytest.mark.parametrize("dims", [(4, 20, 3), (1, 17, 8), (5, 16, 2), (2, 9, 4)])
+@pytest.mark.parametrize("whole", [False, True])
+def test_distances(dims, whole):
+    """Neighbouring short rows are lanes: of differences of all pairs of points, which are results or are not."""
+    pairs = (dims[0], dims[1], dims[1], dims[2])
+
+    def fn(x):
+        d = b.subtract(b.broadcast(x, pairs, (0, 1, 3)), b.broadcast(x, pairs, (0, 2, 3)))
+        kernel = b.exponential(b.negate(b.reduce(b.multiply(d, d), b.constant(0.0, "f32"), (3,), "add")))
+        return [kernel, d] if whole else [kernel]
+
+    check(fn, np.random.default_rng(0).standard_normal(dims).astype(np.float32), optimize=True)
 
 
 @pytest.mark.parametrize("dims", [(4, 8, 6, 6), (2, 3, 40, 40), (16, 5)])

@@ -23,7 +23,8 @@ from torch_hlo.hlo.ir import Computation, Instruction, postorder
 STRIDED_ITEMS = 16  # blocks of columns that make a strided reduction worth its short bursts
 STRIDED_LENGTH = 2048
 SHORT_ROW = 16  # rows up to this length are one lane each: a vector along them would be mostly empty, and folding its lanes the most work
-MANY_ROWS = 256
+SHORTER_ROW = 8  # the same where a result has an element per point, which lanes write apart from each other
+FEW_ROWS, MANY_ROWS = 16, 256  # neighbouring rows that shorter ones take, and short ones
 LONG_ROW = 8192  # elements of a row for which saving a pass is worth more than keeping its exponentials between passes
 # Chunks of rows with partial results: (at most, items in all, points that make one worth it). On a grid an item is a group of threads, and hundreds keep it busy.
 CHUNKS = {False: (32, 64, 16384), True: (256, 512, 4096)}
@@ -90,7 +91,7 @@ def plan(computation: Computation, lanes: int = 1, grid: bool = False) -> RowPla
     p = RowPlan(size, dims, "rows", (), (), [r for r in reduces if kept[r] == rows], late, order=order)
     p.late_kept = {r: _positions(dims, kept[r]) for r in late}
     _divide(p, rows)
-    if p.style == "rows" and lanes > 1 and _is_short(p.inner_sizes(), p.outer_sizes()):
+    if p.style == "rows" and lanes > 1 and _is_short(p.inner_sizes(), p.outer_sizes(), any(map(is_full, results))):
         p.style = "strided"
     _levels(p, is_full)
     length = _product(p.inner_sizes())
@@ -108,9 +109,12 @@ def plan(computation: Computation, lanes: int = 1, grid: bool = False) -> RowPla
     return p
 
 
-def _is_short(row: tuple[Size, ...], rows: tuple[Size, ...]) -> bool:
+def _is_short(row: tuple[Size, ...], rows: tuple[Size, ...], written: bool) -> bool:
+    """Whether neighbouring rows are lanes. `written`: a result has an element per point."""
     length = _product(row)
-    return isinstance(length, int) and length <= SHORT_ROW and bool(rows) and isinstance(rows[-1], int) and rows[-1] >= MANY_ROWS
+    if not isinstance(length, int) or length > (SHORTER_ROW if written else SHORT_ROW) or not rows:
+        return False
+    return isinstance(rows[-1], int) and rows[-1] >= (FEW_ROWS if length <= SHORTER_ROW else MANY_ROWS)
 
 
 def _dependencies(order: list[Instruction]) -> dict[Instruction, set[Instruction]]:
