@@ -1,21 +1,18 @@
-"""Imports of torch._dynamo that only others need: half of its modules come for a test helper, a comparison and the other backends.
+"""Imports of torch._dynamo that only others need: AOTAutograd, its partitioner and parts of Inductor come for a test helper and the other backends.
 
     defer()         # before torch._dynamo is imported; nothing happens afterwards
 
-While a module of `DEFERRED` is imported, what it imports from another one is a stand-in, and the other one is not imported: 0.3 s and 22 MB of a
+While a module of `DEFERRED` is imported, what it imports from another one is a stand-in, and the other one is not imported: 0.25 s and 18 MB of a
 process that compiles an inference graph. Whoever uses the stand-in, or imports that module himself, gets the real one.
 """
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import types
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint
-
-import torch
 
 
 def _called(module: str, name: str) -> Callable:
@@ -27,28 +24,10 @@ def _called(module: str, name: str) -> Callable:
     return function
 
 
-class _Compared:
-    """In place of an object of `module` whose attributes are compared with others by `is`: nothing is equal to them before the module is there."""
-
-    def __init__(self, module: str, path: tuple[str, ...] = ()) -> None:
-        self._module, self._path = module, path
-
-    def __getattr__(self, name: str):
-        path = (*self._path, name)
-        if (found := sys.modules.get(self._module)) is None:
-            return _Compared(self._module, path)
-        for part in path:
-            found = getattr(found, part)
-        return found
-
-
-_TESTING, _FSDP = "torch._dynamo.testing", "torch.distributed.fsdp._fully_shard"
-_GROUP = {"_fsdp_param_group": _Compared(f"{_FSDP}._fsdp_param_group")}
+TESTING = "torch._dynamo.testing"
 # importing module: (imported module, what it takes of that)
 DEFERRED: dict[str, tuple[str, dict[str, object]]] = {
-    "torch._dynamo.debug_utils": (_TESTING, {"rand_strided": _called(_TESTING, "rand_strided")}),  # imports all of AOTAutograd
-    "torch._dynamo.variables.functions": (_FSDP, _GROUP),
-    "torch._dynamo.variables.torch": (_FSDP, _GROUP),
+    "torch._dynamo.debug_utils": (TESTING, {"rand_strided": _called(TESTING, "rand_strided")}),  # imports all of AOTAutograd
 }
 REGISTRY = "torch._dynamo.backends.registry"  # looks for names that it does not know in all backends, whose modules it imports
 
@@ -59,9 +38,6 @@ class _StandIn(types.ModuleType):
     def __init__(self, module: str, names: dict[str, object]) -> None:
         super().__init__(module)
         vars(self).update(names)
-        folder = os.path.join(*torch.__path__, *module.split(".")[1:])
-        if os.path.isdir(folder):
-            self.__path__ = [folder]  # a package: parts of it can be imported
 
     def remove(self) -> None:
         if sys.modules.get(self.__name__) is self:
