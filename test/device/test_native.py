@@ -136,6 +136,24 @@ def test_blocks_are_reused():
     assert runtime.allocate(Shape("f32", (1000,))).memory.address == address
 
 
+def test_make_room_gives_back_what_fits():
+    pool = runtime.Pool()
+    blocks = [pool.take(n << 20) for n in (2, 4, 8)]
+    for block in blocks:
+        pool.give(*block)
+    assert pool.cached == 14 << 20
+    assert pool.make_room(7 << 20) == 6 << 20  # 2 and 4; 8 is more than what is wanted
+    assert pool.cached == 8 << 20
+    block = pool.take(8 << 20)
+    pool.give(*block)
+    assert pool.cached == 8 << 20 and pool.make_room(1 << 20) == 0
+    blocks = pool.take(4 << 20), pool.take(2 << 20)
+    pool.give(*blocks[0])
+    assert pool.make_room(4 << 20) == 4 << 20
+    pool.give(*blocks[1])  # not kept: others need the memory now
+    assert pool.cached == 8 << 20
+
+
 def test_impossible_sizes_are_memory_errors():
     with pytest.raises(MemoryError, match=r"f32\[1099511627776\].*Free tensors"):
         runtime.allocate(Shape("f32", (1 << 40,)))

@@ -104,3 +104,15 @@ class Arena:
 
     def give_back(self) -> None:
         self._free.append(self)
+
+    @classmethod
+    def release(cls, nbytes: int) -> None:
+        """Return idle arenas to the system, at most `nbytes`."""
+        kept = []
+        while cls._free:
+            arena = cls._free.pop()
+            if arena.nbytes <= nbytes:
+                nbytes -= arena.nbytes
+            else:
+                kept.append(arena)
+        cls._free += kept

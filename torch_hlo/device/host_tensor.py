@@ -10,7 +10,9 @@ import math
 import torch
 
 from torch_hlo.device.buffer import HUGE
-from torch_hlo.device.runtime import Memory
+from torch_hlo.device.runtime import Memory, make_room
+
+__all__ = ["LARGE", "empty_strided", "make_room"]
 
 LARGE = HUGE  # bytes; below that PyTorch's allocator has blocks that are warm
 

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from torch_hlo import config, metrics
-from torch_hlo.device.buffer import ALIGNMENT, HUGE, map_pages, populate
+from torch_hlo.device.buffer import ALIGNMENT, HUGE, Arena, map_pages, populate
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
 
@@ -182,6 +182,7 @@ class Pool:
         self.lock = threading.RLock()
         self.free: OrderedDict[int, list[_Block]] = OrderedDict()  # the size freed last comes last
         self.cached = self.used = self.peak = self.blocks = 0
+        self.keeps = True  # what is given back
 
     def take(self, nbytes: int, zeros: bool = False) -> tuple[int, _Block]:
         """A block of at least `nbytes`, and its size. `zeros`, for blocks of the CPU's memory: filled with zeros, as fresh pages are."""
@@ -194,6 +195,7 @@ class Pool:
                 self.cached -= size
             else:
                 block = self._new(size)
+            self.keeps = True
             self.used += size
             self.blocks += 1
             self.peak = max(self.peak, self.used)
@@ -205,7 +207,7 @@ class Pool:
         with self.lock:
             self.used -= size
             self.blocks -= 1
-            limit = max(_KEEP, self.peak - self.used)
+            limit = max(_KEEP, self.peak - self.used) if self.keeps else 0
             if size > limit:
                 self._release(block)
                 return
@@ -219,6 +221,19 @@ class Pool:
                     self.cached -= oldest
                 if not blocks:
                     del self.free[oldest]
+
+    def make_room(self, nbytes: int) -> int:
+        """Give blocks that nobody uses back to the system, at most `nbytes`; returns how many. If there were any, what is freed is not kept either
+        until something is taken again."""
+        with self.lock:
+            left = nbytes
+            for size, blocks in [*self.free.items()]:
+                while blocks and size <= left:
+                    self._release(blocks.pop())
+                    self.cached -= size
+                    left -= size
+            self.keeps = left == nbytes
+            return nbytes - left
 
     def _new(self, size: int) -> _Block:
         try:
@@ -286,6 +301,11 @@ def reset_peak() -> None:
     """Start to measure the peak anew."""
     pool = memory_pool()
     pool.peak = pool.used
+
+
+def make_room(nbytes: int) -> None:
+    """Of the CPU's memory that is kept for reuse, give back to the system what is about to be allocated by others, at most `nbytes`."""
+    Arena.release(nbytes - _POOL.make_room(nbytes))
 
 
 def empty_cache() -> None:

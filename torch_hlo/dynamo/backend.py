@@ -22,7 +22,7 @@ from torch_hlo import collector, config, metrics
 from torch_hlo.device import runtime
 from torch_hlo.dynamo import trace
 from torch_hlo.dynamo.call import Caller
-from torch_hlo.dynamo.direct import Graphs
+from torch_hlo.dynamo.direct import LOSSES, Graphs
 from torch_hlo.dynamo.partition import partition
 from torch_hlo.dynamo.place import Gpu, Host, place_of
 from torch_hlo.lazy import backend, dump, encoder, executor, log, progress, recurrent, traceable
@@ -177,11 +177,11 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
 def _function(graph_module: fx.GraphModule, settings: dict) -> Callable:
     graph = from_fx(graph_module)
     report_fallbacks(graph, settings["fallback"])
-    return _compiled(graph, settings, place_of(graph_module))
+    return _compiled(graph, settings, place_of(graph_module), graph_module.meta.get(LOSSES, 0))
 
 
-def _compiled(graph: FxGraph, settings: dict, place: Host | Gpu) -> Callable:
-    caller = Caller(graph, settings["name"], place)
+def _compiled(graph: FxGraph, settings: dict, place: Host | Gpu, losses: int = 0) -> Callable:
+    caller = Caller(graph, settings["name"], place, losses)
     return caller.bind(executor.call_compiler(lambda: _compile(caller)))
 
 

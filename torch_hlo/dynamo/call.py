@@ -60,8 +60,9 @@ class _Result:
 class Caller:
     """Decides the program's parameters, roots and aliases, and writes the function that calls it."""
 
-    def __init__(self, graph: FxGraph, name: str, place: Host | Gpu) -> None:
-        self.graph, self.name, self.place = graph, name, place
+    def __init__(self, graph: FxGraph, name: str, place: Host | Gpu, losses: int = 0) -> None:
+        """`losses`: of a forward graph whose backward graph follows, the number of the first outputs, from which PyTorch computes a loss."""
+        self.graph, self.name, self.place, self.losses = graph, name, place, losses
         self.nodes: list[Node] = list(graph.nodes)
         self.results: list[_Result] = []
         self._index: dict[tuple, int] = {}
@@ -147,7 +148,7 @@ class Caller:
         """The function that runs the loaded program."""
         self.scope: dict[str, object] = {
             "empty": self.place.empty, "large": self.place.large, "aligned": self._aligned, "bring": self.place.bring, "dense": _dense, "rebuilt": _rebuilt, "draw": _draw, "floordiv": int.__floordiv__, "mod": int.__mod__,
-            "math": math, "torch": torch, "Foreign": Foreign, "Shape": Shape, "number": _number,
+            "make_room": self.place.make_room, "math": math, "torch": torch, "Foreign": Foreign, "Shape": Shape, "number": _number,
         }  # fmt: skip
         fast = self.place.starter(program)
         self.scope["run"] = fast or program.run
@@ -182,6 +183,8 @@ class Caller:
         else:
             inputs, results = (", ".join(f"Foreign({_shape_text(s)}, {p})" for p, s in side) for side in (pointers, outs))
             lines.append(f"run([{inputs}], [{results}])")
+        if nbytes := self._loss_bytes():
+            lines.append(f"make_room({nbytes})")
         for value, check in self.checks:
             lines.append(f"{self._constant(check)}({self._returned(value)})")
         for position, i in self.writes:
@@ -193,6 +196,12 @@ class Caller:
         lines.append("return [" + ", ".join(self._returned(x) + (".cpu()" if self.place.leaves(i) and isinstance(x, tuple) else "")
                                             for i, x in enumerate(self.outputs)) + "]")
         return [line for line in lines if line]
+
+    def _loss_bytes(self) -> int:
+        """What PyTorch takes for a loss between this program and that of the backward graph, where a training step needs most memory: a
+        cross-entropy keeps as much as it is given, and makes two gradients of that size. 0 where that is little, or sizes vary."""
+        sizes = [self.results[x[1]].shape.nbytes for x in self.outputs[: self.losses] if isinstance(x, tuple) and x[0] == "result"]
+        return 3 * sum(n for n in sizes if isinstance(n, int) and n >= LARGE)
 
     def _size_lines(self) -> list[str]:
         lines = [f"{name} = a{position}" for name, position in (*self.graph.sizes.items(), *self.graph.numbers.items())]

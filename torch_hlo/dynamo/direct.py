@@ -30,6 +30,8 @@ _PLAIN: dict[str, object] = {
     "num_graphsafe_rng_states": 0, "is_rng_op_functionalized": False, "grad_enabled_mutation": None,
 }  # fmt: skip
 
+LOSSES = "torch_hlo_losses"  # in a forward graph's `meta`: the number of its outputs that are not kept for the backward graph
+
 
 class Graphs:
     """The compiled graphs of one Dynamo graph: an inference graph, or a forward and (from its first use on) a backward graph."""
@@ -51,6 +53,8 @@ class Graphs:
         """The compiler, whose result is noted as the graph of this kind."""
 
         def compile(graph_module: fx.GraphModule, example_inputs: Sequence) -> Callable:
+            if kind == "forward":
+                graph_module.meta[LOSSES] = backend.graph_metadata().num_forward_returns
             run = compiler(graph_module, example_inputs)
             if kind == "backward":
                 (output,) = (n for n in graph_module.graph.nodes if n.op == "output")
