@@ -92,8 +92,18 @@ def test_errors_have_exit_codes(tmp_path, capsys):
     assert "line 3, column 26" in capsys.readouterr().err
     assert cli.main(["run", str(tmp_path / "missing.hlo")]) == cli.USAGE
     assert cli.main(["opt", str(SAMPLES / "tf_hlo.txt"), "--passes", "nope"]) == cli.USAGE
+    capsys.readouterr()
+    assert cli.main(["diff", str(SAMPLES / "tf_hlo.txt"), str(bad)]) == cli.USAGE
+    assert f"{bad}: " in capsys.readouterr().err  # not the other file
+    bad.write_bytes(b"HloModule \xf8")
+    assert cli.main(["run", str(bad)]) == cli.USAGE
+    assert f"{bad}: neither text nor StableHLO bytecode: byte 10 is 0xf8" in capsys.readouterr().err
     bad.write_text('ROOT x = f32[2] custom-call(), custom_call_target="nobody"')
     assert cli.main(["run", str(bad)]) == cli.FAILED
+    bad.write_text("ROOT x = f32[400000000000] parameter(0)")
+    capsys.readouterr()
+    assert cli.main(["run", str(bad)]) == cli.FAILED
+    assert "400000000000" in capsys.readouterr().err
 
 
 def test_diff_ignores_names(tmp_path, capsys):

@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.run(args)
     except (ParseError, VerifyError) as error:
-        return _complain(f"{args.file}: {error}", USAGE)
-    except (OSError, EvaluateError, UnicodeDecodeError, UsageError) as error:
+        return _complain(f"{getattr(error, 'filename', args.file)}: {error}", USAGE)
+    except (OSError, EvaluateError, UsageError) as error:
         return _complain(str(error), USAGE)
-    except (ValueError, RuntimeError, NotImplementedError) as error:
+    except (ValueError, RuntimeError, NotImplementedError, MemoryError) as error:
         notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
         return _complain(f"{type(error).__name__}: {error}{notes}", FAILED)
 

@@ -14,10 +14,11 @@ import torch
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.numeric import round_to
 from torch_hlo.hlo.parse import parse_module
+from torch_hlo.hlo.scan import ParseError
 from torch_hlo.hlo.shape import DTYPES, numpy_dtype
 from torch_hlo.hlo.stablehlo import parse_stablehlo
 from torch_hlo.hlo.text import module_text
-from torch_hlo.hlo.verify import verify
+from torch_hlo.hlo.verify import VerifyError, verify
 from torch_hlo.tools import UsageError
 from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.artifact import artifact_text, is_artifact
@@ -102,7 +103,15 @@ def load(path: str) -> Module:
     """The program in a file of text or StableHLO bytecode, see adopt.py and artifact.py. Raises OSError, ParseError, UsageError."""
     with open(path, "rb") as file:
         data = file.read()
-    return adopted(parse_text(artifact_text(data) if is_artifact(data) else data.decode("utf-8")))
+    try:
+        text = artifact_text(data) if is_artifact(data) else data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: neither text nor StableHLO bytecode: byte {error.start} is {data[error.start]:#04x}") from None
+    try:
+        return adopted(parse_text(text))
+    except (ParseError, VerifyError) as error:
+        error.filename = path  # a command may read two
+        raise
 
 
 def load_inputs(path: str, count: int) -> Sequence[np.ndarray]:
