@@ -56,14 +56,20 @@ class Guard:
         self._again.append(again)
         self._terms.append(f"{expression} == {name}")
 
+    def function(self, parameter: str, expression: str) -> Callable:
+        """A function that returns the value of an expression."""
+        return eval(f"lambda {parameter}: {expression}", self._names)
+
     def holds(self) -> bool:
         """Whether all terms are true."""
-        fast = self._compiled
-        if fast is None:
-            text = "\n and ".join(self._terms) or "True"
-            exec(f"def fast():\n try:\n  return ({text})\n except (LookupError, ValueError, AttributeError):\n  return False", self._names)
-            fast = self._compiled = self._names["fast"]
-        return fast() or self._refresh() and fast()
+        if self._compiled is None:
+            self._compiled = self.function("", "(" + ("\n and ".join(self._terms) or "True") + ")")
+        try:
+            if self._compiled():
+                return True
+        except (LookupError, ValueError, AttributeError):
+            return False
+        return self._refresh() and self._compiled()
 
     def _refresh(self) -> bool:
         try:

@@ -15,6 +15,7 @@ from torch_hlo.lazy import engine, explain, generator, tracked
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy import storage as memory
 from torch_hlo.lazy.fingerprint import Graph, collect
+from torch_hlo.lazy.guard import Guard
 from torch_hlo.lazy.storage import LOCK, Array, Number, Storage, pending, pending_storages
 from torch_hlo.lazy.surroundings import Surroundings
 from torch_hlo.lazy.tensor import HloTensor, make, to_cpu
@@ -87,6 +88,7 @@ class Trace:
         self.metas = {r: meta for s in segments for r, meta in s.written}
         self.made = surroundings.gradients.place(self.metas)  # reference to a storage -> place
         self.count = len(flat)
+        self._find: Callable | None = None
         flat = [*flat, *surroundings.variables.left]
         surroundings.variables.left = []
         self.returned = list(dict.fromkeys(reference(r._storage) for r in flat if isinstance(r, HloTensor)))
@@ -170,35 +172,35 @@ class Trace:
 
     def storages(self, inputs: Sequence[Storage]) -> list[Storage | None] | None:
         """The storages of `places` (None for one that a replay makes); None if a tensor that the call read or wrote is gone."""
-        found: list[Storage | None] = []
-        for kind, x in self.places:
-            if kind == "argument":
-                storage = inputs[x]
-            elif kind == "new":
-                found.append(None)
-                continue
-            elif kind == "storage":
-                storage = x()
-            elif kind == "variable":
-                storage = self.surroundings.variables.held(x)
-            else:
-                parameter = x()
-                gradient = None if parameter is None else parameter.grad
-                storage = None if gradient is None else gradient._storage
-                if kind == "made":
-                    if storage is not None and (gradient._view is not None or storage.meta is not self.new_metas[len(found)]):
-                        storage = None
-                    found.append(storage)
-                    continue
-            if storage is None:
-                return None
-            found.append(storage)
-        if len({id(s) for s in found if s is not None}) + found.count(None) < len(found):
+        if self._find is None:
+            self._find = self._finder()
+        try:
+            found = self._find(inputs)
+        except AttributeError:  # a parameter, or its gradient, is gone
+            return None
+        missing = found.count(None)
+        if missing != [found[at] for at in self.new_metas].count(None) or len(set(map(id, found))) < len(found) - max(missing - 1, 0):
             return None
         for first, *others in self.shared:
             if any(found[at].value is not found[first].value for at in others):
                 return None
         return found
+
+    def _finder(self) -> Callable[[Sequence[Storage]], list[Storage | None]]:
+        """A function that looks into all places: one list of Python, as guard.py's conditions are one expression."""
+        guard = Guard()
+        held = guard.name(self.surroundings.variables.held)
+        texts = {
+            "argument": lambda at, x: f"inputs[{x}]",
+            "new": lambda at, x: "None",
+            "storage": lambda at, x: f"{guard.name(x)}()",
+            "variable": lambda at, x: f"{held}({guard.name(x)})",
+            "gradient": lambda at, x: f"{guard.name(ref(x()))}().grad._storage",
+            # a gradient that the replay makes may overwrite the present one
+            "made": lambda at, x: f"(g._storage if (g := {guard.name(ref(x()))}().grad) is not None and g._view is None "
+            f"and g._storage.meta is {guard.name(self.new_metas.get(at))} else None)",
+        }
+        return guard.function("inputs", f"[{', '.join([texts[kind](at, x) for at, (kind, x) in enumerate(self.places)])}]")
 
     def prune(self) -> None:
         """Let arrays forget the storages that have another value by now."""

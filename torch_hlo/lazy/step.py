@@ -343,6 +343,9 @@ def evaluate(storages: Sequence[Storage]) -> None:
     _evaluate(storages)
 
 
+_ARRAYS = frozenset({Array})
+
+
 def run_again(
     graph: Graph, leaves: Sequence[Array], numbers: Sequence[Number], storages: Sequence[Storage], places: Sequence[int], known: dict[tuple[int, ...], Compiled],
     ending: Sequence[Storage] | None = (),
@@ -353,7 +356,7 @@ def run_again(
     executor.throttle()
     with RECORDING:
         _surface()
-        if spmd.active or any(type(leaf) is not Array for leaf in leaves):  # another thread has just recorded a new value
+        if spmd.active or not _ARRAYS.issuperset(map(type, leaves)):  # another thread has just recorded a new value
             return False
         given = {*map(id, storages), *map(id, ending or ())}
         dead = []
@@ -374,7 +377,8 @@ def run_again(
             if compiled is None:
                 return False
             known[died] = compiled
-        if not stream(compiled, leaves, [leaf_buffer(leaf) for leaf in leaves], numbers, bindings, places):
+        inputs = [buffer if type(buffer := leaf.data) is Buffer else leaf_buffer(leaf) for leaf in leaves]
+        if not stream(compiled, leaves, inputs, numbers, bindings, places):
             return False
         metrics.count("MarkStep")
         metrics.count("CachedCompile")

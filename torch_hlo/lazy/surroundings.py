@@ -74,7 +74,9 @@ class Surroundings:
 
     def hold(self, inputs: Sequence[Storage]) -> bool:
         """Whether everything is as it was."""
-        return self._guard.holds() and self.gradients.hold() and self.assumed.hold(inputs)
+        if self.gradients.unguarded:
+            self.gradients.conditions(self._guard)
+        return self._guard.holds() and self.assumed.hold(inputs)
 
     def settle(self, sources: list, left: Sequence) -> None:
         """The call has been computed again: do what else it did. `sources`: its numbers; `left`: what it leaves in variables."""
@@ -154,6 +156,7 @@ class Gradients:
         self.see(p for p in (r() for r in known) if p is not None)
         self.start = {r: p.grad is not None for r in self.before if (p := r()) is not None}
         self.emptied: list[WeakIdRef] = []
+        self.unguarded = True
         self.after: dict[WeakIdRef, ref] = {}
 
     def see(self, parameters) -> None:
@@ -185,12 +188,13 @@ class Gradients:
         if other.start:
             self.start = {p: had for p, had in self.start.items() if other.start.get(p, had) is had}
 
-    def hold(self) -> bool:
+    def conditions(self, guard: Guard) -> None:
+        """Those under which the call may be replayed."""
+        self.unguarded = False
         for r, wanted in self.parameters.items():
             p = r()
-            if p is None or p.requires_grad is not wanted:
-                return False
-        return all((r().grad is not None) is had for r, had in self.start.items())
+            had = "" if r not in self.start else f" and p.grad is {'not ' * self.start[r]}None"
+            guard.term("False" if p is None else f"(p := {guard.name(ref(p))}()).requires_grad is {wanted}{had}")
 
     def settle(self) -> None:
         for r in self.emptied:
