@@ -75,6 +75,12 @@ class ConvLayout(HloTestCase):
         after = conv_layout.run(self.program(before))
         self.assertNotIn("convolution", ops(after.entry.root))
         self.assertSameValue(self.program(before), after)
+        for depth in (1, 2, 6):  # three groups of channels; a row of pixels becomes an image
+            x, k = p(0, 2, 3 * depth, 1, 4), p(1, 6, depth, 5, 1)
+            before = h.convolution(x, k, [WindowDim(5, 1, 4, 4), WindowDim(1)], "bf01_oi01->bf01", 3)
+            after = conv_layout.run(self.program(before))
+            self.assertNotIn("convolution", ops(after.entry.root))
+            self.assertSameValue(self.program(before), after)
         x, k = p(0, 2, 3, 4, 4), p(1, 3, 5, 3, 2)  # windows that overlap
         overlap = h.convolution(x, k, [WindowDim(3, 1, 2, 2, 2), WindowDim(2, 1, 1, 1, 2)], "bf01_io01->bf01")
         self.assertIn("convolution", ops(conv_layout.run(self.program(overlap)).entry.root))

@@ -166,13 +166,33 @@ def patches_product(out: Instruction) -> Instruction | None:
     return h.transpose(found, [f"b{digits}f".index(c) for c in to])
 
 
+FEW_TERMS = 4  # products per element that are cheaper written out than as a dot per group, whose result has the groups outermost
+
+
+def _products(pixels: Instruction, kernel: Instruction, dtype: str) -> Instruction:
+    """[pixels, taps, groups, features] from [pixels, groups, depth] and [depth, taps, groups, features], summed over depth."""
+    depth, *rest = kernel.shape.dims
+    dims = (pixels.shape.dims[0], *rest)
+    if dims[2] == 1 or depth > FEW_TERMS:
+        return h.transpose(h.dot(pixels, kernel, (2,), (0,), (1,), (2,), dtype=dtype), (1, 2, 0, 3))
+    wide = "f32" if dtype in ("bf16", "f16") else dtype
+    sums = None
+    for i in range(depth):
+        x = h.reshape(h.slice_(pixels, (0, 0, i), (*dims[:1], dims[2], i + 1)), (dims[0], dims[2]))
+        k = h.reshape(h.slice_(kernel, (i, 0, 0, 0), (i + 1, *rest)), rest)
+        term = h.multiply(h.broadcast(h.convert(x, wide), dims, (0, 2)), h.broadcast(h.convert(k, wide), dims, (1, 2, 3)))
+        sums = term if sums is None else h.add(sums, term)
+    return h.convert(sums, dtype)
+
+
 def spread_product(out: Instruction) -> Instruction | None:
-    """A convolution in which every element of the result meets at most one tap -> the pieces that dot(pixels, kernel) gives, next to each other. So are
-    upsampling by transposed windows that do not overlap, gradients of patches, and everything computed from an image of one pixel."""
+    """A convolution in which every element of the result meets at most one tap of its group -> the pieces that dot(pixels, kernel) gives, next to
+    each other. So are upsampling by transposed windows that do not overlap, gradients of patches, and everything computed from an image of one
+    pixel, or of a window as high as the image."""
     lhs, rhs, to = sides(out)
     x, k = out.operands
     window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
-    if out["feature_group_count"] * out["batch_group_count"] > 1 or not digits or not all(o.shape.is_static and o.shape.size for o in (x, k, out)):
+    if out["batch_group_count"] > 1 or not digits or not all(o.shape.is_static and o.shape.size for o in (x, k, out)):
         return None
     sizes = [x.shape.dims[lhs.index(d)] for d in digits]
     if all(w.size == 1 for w in window) or any(w.stride != 1 or w.window_dilation != 1 or w.size > w.base_dilation and n != 1 for w, n in zip(window, sizes)):
@@ -180,9 +200,10 @@ def spread_product(out: Instruction) -> Instruction | None:
     flipped = [rhs.index(d) for d, w in zip(digits, window) if not w.reversal and w.size > 1]
     kernel = h.transpose(h.reverse(k, flipped) if flipped else k, [rhs.index(c) for c in f"i{digits}o"])
     batch, features, depth = (o.shape.dims[labels.index(c)] for o, labels, c in ((x, lhs, "b"), (out, to, "f"), (x, lhs, "f")))
-    pixels = h.reshape(h.transpose(x, [lhs.index(c) for c in f"b{digits}f"]), (batch * product(sizes), depth))
-    taps = [w.size for w in window]
-    pieces = h.dot(pixels, h.reshape(kernel, (depth, product(taps) * features)), (1,), (0,), dtype=out.shape.dtype)
+    taps, groups = [w.size for w in window], out["feature_group_count"]
+    pixels = h.reshape(h.transpose(x, [lhs.index(c) for c in f"b{digits}f"]), (batch * product(sizes), groups, depth // groups))
+    kernel = h.reshape(kernel, (depth // groups, product(taps), groups, features // groups))
+    pieces = _products(pixels, kernel, out.shape.dtype)
     n = len(digits)
     apart = h.reshape(pieces, (batch, *sizes, *taps, features))
     order = [0, *(at for i in range(n) for at in (1 + i, 1 + n + i)), 1 + 2 * n]
