@@ -1073,3 +1073,35 @@ def test_whole_numbers_that_floats_compute_with():
         x = torch.tensor([1.0] * i + [-1.0] * (4 - i))
         counts.append(fn(x.to("hlo") + 0).cpu().tolist() == (x * min(0.5 * i, 1.0)).tolist())
     assert all(counts)
+
+
+def test_why_a_call_is_traced_again(monkeypatch, capsys):
+    from torch_hlo import config
+
+    model, options = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).to("hlo"), {"scale": 1.0}
+
+    @torch_hlo.compile
+    def step(x):
+        y = model(x) * options["scale"]
+        return y * 2 if y.isnan().any() else y
+
+    x = torch.ones(2, 4)
+
+    def said() -> str:
+        capsys.readouterr()
+        with monkeypatch.context() as m:
+            m.setattr(config, "get", lambda name, get=config.get: 1 if name == "LOG" else get(name))
+            step(x.to("hlo"))
+        return capsys.readouterr().err
+
+    for _ in range(3):
+        step(x.to("hlo"))
+    assert "traced" not in said()
+    options["scale"] = 2.0
+    assert "step is traced again: options['scale'] has changed" in said()
+    options["scale"] = 1.0
+    model.eval()
+    assert "traced again: model.training has changed" in said()
+    model.train()
+    x[0] = float("nan")
+    assert "traced again: a comparison of numbers came out otherwise" in said()

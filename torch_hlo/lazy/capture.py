@@ -18,7 +18,8 @@ computed again (tracked.py). Where a comparison comes out otherwise than when it
 What the call leaves in variables (`self.hidden = h.detach()`, `losses.append(loss.item())`, `self.steps += 1`), a replay leaves there, too.
 
 What cannot be replayed: a number that comes from elsewhere, or is printed; data uploaded inside; other changes to Python's variables; tensors read as a whole. With
-`full_graph=True` that is an error which names the line, with `full_graph=False` such a function is simply traced at each call.
+`full_graph=True` that is an error which names the line, with `full_graph=False` such a function is simply traced at each call. TORCH_HLO_LOG=1 says why a call that could
+have been replayed is traced again.
 
 Gradients are taken inside the function: its results have values only, and a backward pass from one of them is an error.
 """
@@ -35,6 +36,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_hlo.lazy import conditions, dispatch, engine, generator, storage, tracked, visible
+from torch_hlo.lazy.log import level, say
 from torch_hlo.lazy.replay import Different, Segment, Trace
 from torch_hlo.lazy.storage import pending
 from torch_hlo.lazy.surroundings import Assumed, Surroundings, watching
@@ -97,14 +99,17 @@ class Captured:
         key = (form, described, torch.is_grad_enabled(), torch.is_autocast_enabled("hlo"), torch.get_default_dtype())
         inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
         ready = self.ready.get(key, ())
+        reasons: list[str] = []
         for trace in ready:
             if len({id(s) for s in inputs}) == len(inputs) and trace.surroundings.hold(inputs):
                 options, storages = trace.surroundings.settings.followable(), trace.storages(inputs)
                 if options is None or storages is None:
+                    reasons.append("an option of an optimizer has changed" if options is None else "a tensor that it used is gone, or two of them share memory")
                     continue
                 try:
                     result = trace.replay(storages, options, [flat[i] for i in numbers] + trace.surroundings.variables.sources())
                 except Different:
+                    reasons.append("a comparison of numbers came out otherwise")
                     continue
                 if trace is not ready[0]:
                     ready.remove(trace)
@@ -123,6 +128,9 @@ class Captured:
                 self.different.add(key)
         if key in self.different:
             return self._leave_alone(args, kwargs)
+        if ready and level():
+            reasons = list(filter(None, (trace.surroundings.reason(inputs) for trace in ready))) + reasons
+            say(1, f"{self.name} is traced again: {'; '.join(dict.fromkeys(reasons)) or 'an argument is given twice'}")
         result, trace = self._trace(flat, form, numbers, args, kwargs, self.last.get(key))
         if trace is None:
             self._differs(key)

@@ -78,6 +78,10 @@ class Surroundings:
             self.gradients.conditions(self._guard)
         return self._guard.holds() and self.assumed.hold(inputs)
 
+    def reason(self, inputs: Sequence[Storage]) -> str:
+        """Why `hold` is false, as a part of a sentence; "" if it is true."""
+        return self._guard.reason() or ("" if self.assumed.hold(inputs) else "what Python asked of data from the CPU has another answer")
+
     def settle(self, sources: list, left: Sequence) -> None:
         """The call has been computed again: do what else it did. `sources`: its numbers; `left`: what it leaves in variables."""
         self.gradients.settle()
@@ -194,7 +198,7 @@ class Gradients:
         for r, wanted in self.parameters.items():
             p = r()
             had = "" if r not in self.start else f" and p.grad is {'not ' * self.start[r]}None"
-            guard.term("False" if p is None else f"(p := {guard.name(ref(p))}()).requires_grad is {wanted}{had}")
+            guard.term("False" if p is None else f"(p := {guard.name(ref(p))}()).requires_grad is {wanted}{had}", "whether a parameter takes gradients, or has one,")
 
     def settle(self) -> None:
         for r in self.emptied:

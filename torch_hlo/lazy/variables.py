@@ -100,7 +100,7 @@ class Variables:
         self._writes: list[Callable] = []
         self._constants: list[tuple[Slot, object]] = []  # variables that are set to what does not follow from numbers, and what they were
         self._seen: dict[int, object] = {}
-        self._lengths: list[tuple[object, int]] = []
+        self._lengths: list[tuple[object, int, str]] = []
         self._visit(fn, "", DEPTH, root=True)
 
     # ---- what there is
@@ -247,7 +247,7 @@ class Variables:
     def end(self) -> None:
         """It has returned, or raised: tracked numbers in variables become plain, and what has changed is noted."""
         grown = [c for c, before, element in self._containers if self._grown(c, before, element)]
-        self._lengths = [(c, len(c)) for c, _, _ in self._containers if not any(c is g for g in grown)]
+        self._lengths = [(c, len(c), _container_name(element)) for c, _, element in self._containers if not any(c is g for g in grown)]
         for where, slot in self._slots.items():
             now = slot.read()
             if any(slot.owner is g for g in grown):
@@ -288,7 +288,7 @@ class Variables:
                 slot = self._slots[id(container), key] = Slot(container, key, element(key))
                 slot.before = _MISSING
             return False
-        new, name = list(container)[len(before) :], element("").removesuffix("['']")
+        new, name = list(container)[len(before) :], _container_name(element)
         if len(container) == len(before) or len(container) > len(before) and not all(map(_same, before, container)):
             return False
         if len(container) < len(before) or not visible.appended(self._functions, name):
@@ -360,9 +360,9 @@ class Variables:
         """Those under which the call may be replayed."""
         for where, slot in self._slots.items():
             if where not in self.moving and type(now := slot.read()) in _SIMPLE:
-                guard.value(slot.expression(guard), now)
+                guard.value(slot.expression(guard), now, slot.name)
         for slot, before in self._constants:
-            guard.value(slot.expression(guard), before)
+            guard.value(slot.expression(guard), before, slot.name)
         by_storage: dict[ref, list[tuple]] = {}
         for where, slot in self._slots.items():
             now = slot.read()
@@ -372,23 +372,23 @@ class Variables:
                 continue
             expression = slot.expression(guard)
             if isinstance(now, HloTensor):
-                guard.term(f"(t := {expression}) is {guard.name(ref(now))}() and t._storage is {guard.name(reference(now._storage))}()")
+                guard.term(f"(t := {expression}) is {guard.name(ref(now))}() and t._storage is {guard.name(reference(now._storage))}()", slot.name)
             else:
                 weak = _weakly(now)
-                guard.term(f"{expression} is {guard.name(weak)}{'()' if weak is not now else ''}")
+                guard.term(f"{expression} is {guard.name(weak)}{'()' if weak is not now else ''}", slot.name)
         for first, *others in by_storage.values():
             if any(where in self.moving for where in (first, *others)):
                 for where in others:
-                    guard.term(f"{self._slots[where].expression(guard)}._storage is {self._slots[first].expression(guard)}._storage")
-        for container, length in self._lengths:
-            guard.term(f"len({guard.name(container)}) == {length}")
-        for tensor, version, _ in self._versions:
+                    guard.term(f"{self._slots[where].expression(guard)}._storage is {self._slots[first].expression(guard)}._storage", self._slots[where].name)
+        for container, length, name in self._lengths:
+            guard.term(f"len({guard.name(container)}) == {length}", f"how many elements {name} has")
+        for tensor, version, name in self._versions:
             if tensor() is not None:
-                guard.term(f"{guard.name(tensor)}()._version == {version}")
+                guard.term(f"{guard.name(tensor)}()._version == {version}", f"{name}, a tensor of the CPU,")
         for x, n in self._hooked:
             if n and isinstance(x(), torch.Tensor):
-                guard.term(f"{guard.name(_hooks)}({guard.name(x)}()) == {n}")
-        guard.changing(f"{guard.name(RemovableHandle)}.next_id", lambda: all(x() is None or _hooks(x()) == n for x, n in self._hooked))
+                guard.term(f"{guard.name(_hooks)}({guard.name(x)}()) == {n}", "hooks of a parameter")
+        guard.changing(f"{guard.name(RemovableHandle)}.next_id", lambda: all(x() is None or _hooks(x()) == n for x, n in self._hooked), "hooks")
 
 
 _LEAF = pytree.tree_flatten(0)[1]
@@ -437,6 +437,10 @@ def _kind(value) -> object:
         return like(value)
     leaves, form = pytree.tree_flatten(value)
     return form, tuple([like(x) if isinstance(x, HloTensor) else x for x in leaves])
+
+
+def _container_name(element: Callable[[object], str]) -> str:
+    return element("").removesuffix("['']").removesuffix(".")
 
 
 def _plain_tensor(x) -> bool:
