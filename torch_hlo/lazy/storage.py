@@ -133,6 +133,8 @@ class Tracing:
     def wait(self) -> None:
         if threading.get_ident() == self.thread or self.disturbed or RECORDING._is_owned():  # in the middle of an op that began before
             return
+        if isinstance(threading.current_thread(), threading._DummyThread):  # not of Python: autograd's, which runs functorch's backward passes for the call
+            return
         self.disturbed = not self.over.wait(self.PATIENCE)
 
 
