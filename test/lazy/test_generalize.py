@@ -75,6 +75,25 @@ def test_a_size_that_meets_a_constant():
     assert counts(fn, [(16,), (12,), (16,), (32,), (17,)], lambda n: (torch.randn(n, 16),)) == [1, 1, 0, 0, 0]
 
 
+def tokens(n, k):
+    """Batches, the same tokens in one row, and some of their numbers."""
+    return torch.randn(4, n, 8), torch.randn(1, 4 * n, 8), torch.randint(4 * n, (k,))
+
+
+def test_inputs_whose_sizes_belong_together():
+    def fn(x, w, i):
+        return x.exp() + (w * w.cumsum(2)).reshape(x.shape) + x.reshape(w.shape)[0][i].amax()
+
+    assert counts(fn, [(6, 5), (6, 7), (5, 9), (5, 11), (13, 30), (6, 3)], tokens) == [1, 1, 1, 0, 0, 0]
+
+
+def test_the_likest_instance_is_generalised_where_all_together_are_not():
+    def fn(x, w, i):  # sizes of w come first: x's do not follow from them
+        return (w * w.cumsum(2)).reshape(x.shape) + x.exp() + x.reshape(w.shape)[0][i].amax()
+
+    assert counts(fn, [(6, 5), (6, 7), (5, 9), (5, 11), (5, 13), (5, 8)], tokens) == [1, 1, 1, 1, 0, 0]
+
+
 def test_integers_that_happen_to_follow_a_size():
     """The slice's length is 2 n for the first two sizes and something else later: the program's check notices."""
     length = {4: 8, 5: 10, 6: 7, 7: 9}

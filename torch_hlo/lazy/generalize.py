@@ -3,7 +3,7 @@
     bones, ints = split(graph)                       # structure, and every integer of the graph in a fixed order
     family = FAMILIES.get(bones)                     # what was seen with this structure
     family.find(ints) -> (Generalized, values)       # a symbolic program whose expressions give exactly these integers
-    family.propose(graph, ints) -> Proposal | str    # a new one that explains the instances seen, or why there is none
+    family.proposals(graph, ints)                    # new ones that explain instances seen, or why there is none: to be tried in this order
 
 Sound whatever the guess: before each use every integer of the recorded graph (sizes of inputs and results, static arguments) is
 compared with what the program's expressions predict for it. Integers that vary must be at least 2, in every instance and at every use,
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import count
-from operator import add, mul
+from operator import add, mul, ne
 
 import torch
 
@@ -297,27 +297,36 @@ class Family:
         while len(self.instances) > INSTANCES:
             self.instances.popitem(last=False)
 
-    def propose(self, graph: Graph, ints: tuple[int, ...]) -> Proposal | str:
-        """A symbolic graph that explains this instance and the earlier ones; or the reason why there is none."""
+    def proposals(self, graph: Graph, ints: tuple[int, ...]) -> Iterator[Proposal | str]:
+        """Symbolic graphs that explain this instance and the earlier ones, or the reason why there is none: with input sizes that have nothing to do with each
+        other; with some computed from others (an array of all tokens, and the batches that they come in); and one for the likest earlier instance alone."""
         if len(self.programs) >= PROGRAMS or self.attempts >= ATTEMPTS:
-            return f"{self.attempts} symbolic programs were tried for this graph, no more are"
+            yield f"{self.attempts} symbolic programs were tried for this graph, no more are"
+            return
         if ints in self.instances:
-            return "it differs from earlier graphs in more than sizes"
+            yield "it differs from earlier graphs in more than sizes"
+            return
         chosen = [ints]
         for earlier in reversed(self.instances):
             if _compatible([*chosen, earlier]):
                 chosen.append(earlier)
         if len(chosen) < 2:
-            return "it differs from earlier graphs in sizes 0 or 1, which are never generalised"
+            yield "it differs from earlier graphs in sizes 0 or 1, which are never generalised"
+            return
         self.attempts += 1
-        return _explain(graph, ints, chosen)
+        yield _explain(graph, ints, chosen)
+        yield _explain(graph, ints, chosen, related=True)
+        if len(chosen) > 2:
+            likest = min(chosen[1:], key=lambda earlier: sum(map(ne, ints, earlier)))
+            yield _explain(graph, ints, [ints, likest])
 
 
 def _compatible(instances: list[tuple[int, ...]]) -> bool:
     return all(min(column) >= 2 for column in zip(*instances) if any(v != column[0] for v in column))
 
 
-def _explain(graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...]]) -> Proposal | str:
+def _explain(graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...]], related: bool = False) -> Proposal | str:
+    """`related`: sizes of inputs may be computed from those before them."""
     solver = _Solver(len(instances))
     origins: dict[str, int] = {}
     names = (f"s{i}" for i in count())
@@ -329,7 +338,7 @@ def _explain(graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...
         if all(v == column[0] for v in column):
             sizes.append(column[0])
             continue
-        size = solver.known.get(column) if position < leaf_sizes else solver.solve(column)
+        size = solver.known.get(column) if position < leaf_sizes and not related else solver.solve(column)
         if size is None:
             if position >= leaf_sizes:
                 where = where or list(_positions(graph))

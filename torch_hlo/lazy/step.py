@@ -551,9 +551,22 @@ def _generalized(
     graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, name: str, family: generalize.Family, ints: tuple[int, ...]
 ) -> tuple[Compiled | None, str]:
     """A program for all sizes, and a note for the compile's reason; None where the integers have no explanation or a lowering needs them."""
-    proposal = family.propose(graph, ints)
-    if isinstance(proposal, str):
-        return None, f"for these sizes only: {proposal}"
+    note = ""
+    for proposal in family.proposals(graph, ints):
+        if isinstance(proposal, str):
+            note = note or f"for these sizes only: {proposal}"
+            continue
+        found, why = _symbolic(graph, aliases, key, name, family, ints, proposal)
+        if found is not None:
+            return found, why
+        note = note or why
+    return None, note
+
+
+def _symbolic(
+    graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, name: str, family: generalize.Family, ints: tuple[int, ...], proposal: generalize.Proposal
+) -> tuple[Compiled | None, str]:
+    """The program of a proposal and a note; None and the reason where it cannot be compiled."""
     note = f"for all sizes, here {proposal.text}"
     with progress.compiling(name, len(graph.nodes)), metrics.timed("CompileTime"), dump.recording(name, note) as observe:
         try:
