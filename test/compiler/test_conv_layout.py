@@ -85,6 +85,16 @@ class ConvLayout(HloTestCase):
         overlap = h.convolution(x, k, [WindowDim(3, 1, 2, 2, 2), WindowDim(2, 1, 1, 1, 2)], "bf01_io01->bf01")
         self.assertIn("convolution", ops(conv_layout.run(self.program(overlap)).entry.root))
 
+    def test_windows_of_several_rows_over_one(self):
+        for groups, low, high, reversal in ((1, 4, 4, False), (2, 4, 4, True), (1, 2, 2, False), (2, 6, 3, False)):
+            x, k = p(0, 2, 4, 1, 9), p(1, 6, 4 // groups, 5, 3)
+            before = h.convolution(x, k, [WindowDim(5, 1, low, high, 1, 1, reversal), WindowDim(3, 2, 1, 1)], "bf01_oi01->bf01", groups)
+            with self.subTest((groups, low, high, reversal)):
+                after = conv_layout.run(self.program(before))
+                (inner,) = (y for y in postorder((after.entry.root,)) if y.op == "convolution")
+                self.assertEqual([w.size for w in inner["window"]], [1, 3])
+                self.assertSameValue(self.program(before), after)
+
     def test_few_channels_are_padded(self):
         x, k = p(0, 2, 8, 8, 3), p(1, 4, 3, 7, 7)
         before = h.convolution(x, k, [WindowDim(7, 2, 3, 3)] * 2, "b01f_oi01->b01f")

@@ -19,6 +19,7 @@ from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.infer import product
 from torch_hlo.hlo.ir import Instruction, Module, instr
 from torch_hlo.hlo.match import op, rewrite, rules
+from torch_hlo.hlo.window import WindowDim
 
 
 def sides(x: Instruction) -> tuple[str, str, str]:
@@ -216,6 +217,39 @@ def spread_product(out: Instruction) -> Instruction | None:
     return h.transpose(h.pad(joined, zero, [(0, 0, 0), *edges, (0, 0, 0)]), [f"b{digits}f".index(c) for c in to])
 
 
+def taps_as_features(out: Instruction) -> Instruction | None:
+    """A convolution of an image of one row (or column) by a window of several -> one by windows of one row, whose features are pairs of feature and tap: each
+    row of the result meets one tap. So is the gradient of a window as high as the image (spectrograms), and rows of padding meet nothing."""
+    lhs, rhs, to = sides(out)
+    x, k = out.operands
+    window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
+    if out["batch_group_count"] > 1 or contracts_pixels(out) or not all(o.shape.is_static and o.shape.size for o in (x, k, out)):
+        return None
+    d = next((i for i, w in enumerate(window) if w.size > 1 and w.stride == w.window_dilation == 1 and x.shape.dims[lhs.index(str(i))] == 1), None)
+    if d is None:
+        return None
+    w, count, at = window[d], out.shape.dims[to.index(str(d))], rhs.index(str(d))
+    first = w.size - 1 - w.pad_low  # which tap, from the last one, the first row of the result meets
+    low, high = max(first, 0), min(first + count, w.size)
+    if low >= high:
+        return None
+    taps, edge = high - low, low - first
+    kernel = k if w.reversal else h.reverse(k, [at])
+    kernel = h.slice_(kernel, [low if i == at else 0 for i in range(k.shape.rank)], [high if i == at else n for i, n in enumerate(k.shape.dims)])
+    others = [c for c in rhs if c not in ("o", str(d))]
+    kernel = h.transpose(kernel, [rhs.index("o"), at, *(rhs.index(c) for c in others)])
+    kernel = h.reshape(kernel, (kernel.shape.dims[0] * taps, *kernel.shape.dims[2:], 1))
+    plain = f"b{digits}f"
+    attrs = dict(out.attrs) | {"window": (*window[:d], WindowDim(1), *window[d + 1:]), "dim_labels": f"{lhs}_o{''.join(others)}{d}->{plain}"}
+    rows = instr("convolution", (x, kernel), **attrs)
+    rows = instr("convolution", rows.operands, rows.shape.with_dtype(out.shape.dtype), **attrs)
+    dims = [*rows.shape.dims[:1 + d], *rows.shape.dims[2 + d:-1], rows.shape.dims[-1] // taps, taps]
+    last = len(dims) - 1
+    found = h.transpose(h.reshape(rows, dims), [*range(1 + d), last, *range(1 + d, last)])
+    edges = [(edge, count - taps - edge, 0) if i == 1 + d else (0, 0, 0) for i in range(found.shape.rank)]
+    return h.transpose(h.pad(found, h.full(0, out.shape.dtype, ()), edges), [plain.index(c) for c in to])
+
+
 def padded_rows(out: Instruction) -> Instruction | None:
     """convolution of few channels -> convolution(pad) without padding along rows: the taps of a row are one run in memory. The transpose pads, too."""
     lhs, _, _ = sides(out)
@@ -255,6 +289,7 @@ RULES = rules(
     (op("reduce-window"), window_channels_last),
     (op("convolution"), patches_product),
     (op("convolution"), spread_product),
+    (op("convolution"), taps_as_features),
     (op("convolution"), channels_last),
     (op("convolution"), pointwise_product),
     (op("convolution"), padded_rows),
