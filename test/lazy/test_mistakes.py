@@ -131,6 +131,19 @@ def test_scalars_of_the_cpu_may_take_part():
     assert x.tolist() == [5, 1, 5] and x[torch.tensor(1)].item() == 1
 
 
+@pytest.mark.parametrize("lengths", [torch.Tensor.clone, lambda n: n.to("hlo"), torch.Tensor.tolist])
+def test_lengths_of_the_cpu_may_take_part(lengths):
+    x, targets = torch.randn(12, 2, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([[1, 2, 3], [4, 1, 2]])
+    found = []
+    for device in ("cpu", "hlo"):
+        y = x.detach().to(device).requires_grad_()
+        numbers = (torch.tensor([12, 9]), torch.tensor([3, 2]))
+        loss = F.ctc_loss(y.log_softmax(-1), targets.to(device), *(numbers if device == "cpu" else map(lengths, numbers)))
+        loss.backward()
+        found.append((loss.detach().cpu(), y.grad.cpu()))
+    torch.testing.assert_close(*found)
+
+
 def test_data_assignment_between_devices():
     x = torch.ones(3)
     with pytest.raises(RuntimeError):

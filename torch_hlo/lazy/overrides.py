@@ -15,7 +15,7 @@ from torch_hlo.lazy import autocast, backend, checks, dispatch, recurrent
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import handles
 from torch_hlo.lazy.meta import aten
-from torch_hlo.lazy.tensor import HloTensor
+from torch_hlo.lazy.tensor import HloTensor, from_cpu
 from torch_hlo.lowering.registry import LOWERINGS
 
 _LIBRARIES: list[torch.library.Library] = []
@@ -43,6 +43,7 @@ def register() -> None:
     for op, kernel in recurrent.NETWORKS.items():
         library.impl(op.name().removeprefix("aten::"), kernel, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("one_hot", one_hot, backend.AUTOGRAD_PRIVATE_USE)
+    library.impl("ctc_loss.Tensor", ctc_loss, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("_fused_rms_norm", _kernel(aten._fused_rms_norm.default), backend.PRIVATE_USE)  # instead of its decomposition
     library.impl("rms_norm", rms_norm, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("lstm_cell", recurrent.lstm_cell, backend.AUTOGRAD_PRIVATE_USE)
@@ -159,6 +160,12 @@ def _second_argument_metas(grad, x, *rest, **options):
 
 for _op in (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor, aten.fractional_max_pool3d_backward.default):
     dispatch.INFER[_op] = _second_argument_metas
+
+
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
+    """`ctc_loss` whose lengths may live on the CPU, as with CUDA."""
+    here = [from_cpu(n) if type(n) is torch.Tensor and n.device.type == "cpu" else n for n in (input_lengths, target_lengths)]
+    return backend.call_kernel(aten.ctc_loss.Tensor, Key.CompositeImplicitAutograd, log_probs, targets, *here, blank, reduction, zero_infinity)
 
 
 # ---- attention
