@@ -1105,3 +1105,23 @@ def test_why_a_call_is_traced_again(monkeypatch, capsys):
     model.train()
     x[0] = float("nan")
     assert "traced again: a comparison of numbers came out otherwise" in said()
+
+
+class Makes(dict):
+    """As Hugging Face's ACT2FN: what is read is made."""
+
+    def __getitem__(self, key):
+        return dict.__getitem__(self, key)()
+
+
+def test_containers_that_make_what_is_read():
+    activations, calls = Makes(relu=nn.ReLU), array("b")
+
+    @torch_hlo.compile
+    def step(x):
+        calls.append(1)
+        return activations["relu"](x)
+
+    for i in range(4):
+        assert step(torch.full((2,), i - 1.0).to("hlo")).tolist() == [max(i - 1.0, 0.0)] * 2
+    assert len(calls) == 2

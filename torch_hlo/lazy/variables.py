@@ -30,6 +30,7 @@ ELEMENTS = 64  # containers that hold more are not looked into; appending to the
 _SIMPLE = frozenset({int, float, bool, str, type(None)})
 _WORDS = frozenset({bool, str, type(None)})
 _CONTAINERS = (list, dict, deque)
+_READS = frozenset(kind.__getitem__ for kind in _CONTAINERS)  # other ways to read may make what they return (Hugging Face's ACT2FN)
 _NO_VARIABLES = (types.ModuleType, type, types.BuiltinFunctionType)  # nobody is expected to replace these
 _PARTS = ("_parameters", "_buffers", "_modules")
 _INTERNAL = frozenset(vars(torch.nn.Module())) - {"training", *_PARTS}
@@ -148,7 +149,8 @@ class Variables:
         elif isinstance(value, torch.optim.Optimizer):
             self._optimizer(value, name, depth)
         elif isinstance(value, _CONTAINERS):
-            self._container(value, name, depth)
+            if type(value).__getitem__ in _READS:
+                self._container(value, name, depth)
         elif isinstance(value, tuple):
             for i, x in enumerate(value[:ELEMENTS]):
                 self._visit(x, f"{name}[{i}]", depth)
