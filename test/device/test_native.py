@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-import torch_hlo  # noqa: F401
+import torch_hlo
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
 from torch_hlo.device import native, runtime
@@ -76,6 +76,21 @@ def test_programs_are_cut_for_torchs_threads_and_run_on_any_number(on_cpu):
                 assert torch.equal(torch.frombuffer(bytearray(out.bytes.tobytes()), dtype=torch.float32).view(512, 512), a @ b)
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_compilers_thread_hears_of_torchs_threads(on_cpu, monkeypatch):
+    cores, before = [], torch.get_num_threads()
+    compile_module = native.compile_module
+    monkeypatch.setattr(native, "compile_module", lambda module, target, **kwargs: (cores.append(target.cores), compile_module(module, target, **kwargs))[1])
+    try:
+        for n in (1, 3, 2, 1):
+            torch.set_num_threads(n)
+            y = torch.ones(4321).to("hlo") + 0.5
+            torch_hlo.sync()
+            assert y.cpu().sum() == 4321 * 1.5
+    finally:
+        torch.set_num_threads(before)
+    assert cores == [1, 3, 2]  # the first of them is still there
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"torch_hlo executable\0" + bytes(200)])

@@ -318,10 +318,24 @@ if hasattr(os, "register_at_fork"):
 
 def threads() -> int:
     """Threads that one compiled program uses: TORCH_HLO_THREADS, else as many as PyTorch's own kernels; less when several devices share them."""
-    torch = sys.modules.get("torch")
-    return max(1, (config.get("THREADS") or (torch.get_num_threads() if torch else os.cpu_count() or 1)) // _sharing)
+    return max(1, (config.get("THREADS") or _torch_threads()) // _sharing)
 
 
+def _torch_threads() -> int:
+    global _latest
+    if not (_latest and getattr(_thread, "follows", False)):
+        torch = sys.modules.get("torch")
+        _latest = torch.get_num_threads() if torch else os.cpu_count() or 1
+    return _latest
+
+
+def follow() -> None:
+    """This thread works for others and has as many threads as the last of them. (PyTorch keeps a number per thread: it would not hear of a change.)"""
+    _thread.follows = True
+
+
+_thread = threading.local()
+_latest = 0  # what `threads` last found on a thread that does not follow
 _sharing = 1
 
 

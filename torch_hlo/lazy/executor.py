@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from torch_hlo import collector, config, metrics
+from torch_hlo.device import cpu
 from torch_hlo.device.buffer import Arena
 from torch_hlo.device.runtime import Buffer, Program
 from torch_hlo.device.stream import Stream
@@ -154,6 +155,7 @@ class _Executor:
                 self.thread.start()
 
     def _loop(self) -> None:
+        cpu.follow()
         while True:
             job = self.queue.get()
             if not job.closed:  # else submitted twice, after Ctrl-C
@@ -313,6 +315,7 @@ class _Compiler:
                     threading.stack_size(before)
 
     def _loop(self) -> None:
+        cpu.follow()
         while True:
             function, future = self.queue.get()
             try:

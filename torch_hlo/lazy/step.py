@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from torch_hlo import config, metrics
-from torch_hlo.device import runtime, trim
+from torch_hlo.device import cpu, runtime, trim
 from torch_hlo.device.runtime import Buffer
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
@@ -450,7 +450,7 @@ def _key(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> tuple:
 
 def _variant() -> tuple:
     """What a program depends on besides its graph: the back end, the passes left out, and how many threads its work is cut for."""
-    return runtime.backend_name(), config.get("DISABLE"), config.get("THREADS") or torch.get_num_threads()
+    return runtime.backend_name(), config.get("DISABLE"), cpu.threads()
 
 
 def _program(graph: Graph, aliases: tuple[tuple[int, int], ...], dead: tuple[int, ...], where: spmd.Placement | None) -> Compiled:
