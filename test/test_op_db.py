@@ -52,7 +52,7 @@ DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16,
 def cases(dtype: torch.dtype, quick: bool):
     seen = set()
     for op in op_db:
-        if op.name in SKIP or op.name in KNOWN or (op.name, dtype) in KNOWN_IN or dtype not in op.supported_dtypes("cpu"):
+        if op.name in SKIP or op.name in KNOWN or op.formatted_name in KNOWN or (op.name, dtype) in KNOWN_IN or dtype not in op.supported_dtypes("cpu"):
             continue
         if not quick or (op.name in QUICK and op.name not in seen):
             seen.add(op.name)

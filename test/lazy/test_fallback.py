@@ -34,6 +34,12 @@ def test_functional():
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_kernels_that_conjugate_inside():
+    a, b = torch.randn(4, 3, dtype=torch.complex64), torch.randn(4, 3, dtype=torch.complex64)
+    residuals = torch.linalg.lstsq(a.to("hlo"), b.to("hlo")).residuals
+    torch.testing.assert_close(residuals.cpu(), torch.linalg.lstsq(a, b).residuals)
+
+
 def test_in_place_also_through_views():
     x = torch.zeros(3, 4).to("hlo")
     row = x[1]

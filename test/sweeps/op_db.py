@@ -37,6 +37,8 @@ TOLERANCE = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.bfloat16: 2e-2, 
 
 # Where CPU and device differ, both are compared with the operator in this type: the device must not be much less exact.
 WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64, torch.complex64: torch.complex128}
+# PyTorch's own results in a given tensor are others than without (and other numbers in it the next time).
+WRONG_OUT = {"fft.ihfftn"}
 # Which of several equal elements they name is not defined; small integers, booleans and short floats often are equal.
 TIES = {"sort", "argsort", "msort", "topk", "kthvalue", "mode", "median", "nanmedian"}
 
@@ -149,25 +151,27 @@ def weighted(x: torch.Tensor) -> torch.Tensor:
 
 def check(op, samples: int, dtype: torch.dtype = torch.float32) -> None:
     name = op.name
-    values = not UNDEFINED_VALUES.match(name)
+    defined = not UNDEFINED_VALUES.match(name)
     made = []
     differentiable = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex) and dtype in op.supported_backward_dtypes("cpu")
     for s in op.sample_inputs("cpu", dtype, requires_grad=differentiable):
         made.append(s)
         if len(made) >= samples:
             break
-    options = {"values": values, "ties": name in TIES and dtype not in (torch.float32, torch.float64)}
+    options = {"ties": name in TIES and dtype not in (torch.float32, torch.float64)}
     for s in made:
+        options["values"] = values = defined and not s.kwargs.get("dropout_p")
         for variant, fn in variants(op, s):
             if variant == "out":
-                check_out(op, s, options)
+                if name not in WRONG_OUT:
+                    check_out(op, s, options)
                 continue
             try:
                 want = fn(*arguments(op, s, "cpu"))
             except Exception:  # the sample does not suit this variant on the CPU either
                 continue
             compare(fn(*arguments(op, s, "hlo")), want, lambda s=s, fn=fn: fn(*arguments(op, s, "cpu", WIDER)), **options)
-        if differentiable and values:
+        if differentiable and values and not options["ties"]:  # whose gradient it is follows from which element was taken
             try:
                 want = grads(op, s, "cpu")
             except Exception:

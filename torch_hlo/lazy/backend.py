@@ -32,11 +32,19 @@ disabled_torch_function = torch._C._disabled_torch_function_impl
 Key = torch._C.DispatchKey
 PRIVATE_USE, AUTOGRAD_PRIVATE_USE = "PrivateUse1", "AutogradPrivateUse1"
 _AUTOCAST = torch._C.DispatchKeySet(Key.AutocastPrivateUse1)
+_LAZY_BITS = torch._C.DispatchKeySet(Key.Conjugate) | torch._C.DispatchKeySet(Key.Negative) | torch._C.DispatchKeySet(Key.ZeroTensor)
 
 
 def without_autocast():
     """Context manager: autocast does not see the ops called inside."""
     return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)
+
+
+def on_the_host():
+    """Context manager: ops of CPU tensors work as everywhere else. On the way into `__torch_dispatch__` the dispatcher has excluded what makes conjugated
+    and negated views (and tensors known to be zero) mean what they say, and kernels that use such views inside would compute without."""
+    tls = torch._C
+    return tls._ForceDispatchKeyGuard(tls._dispatch_tls_local_include_set(), tls._dispatch_tls_local_exclude_set() - _LAZY_BITS)
 
 
 def has_kernel(op: OpOverload, key: torch._C.DispatchKey) -> bool:

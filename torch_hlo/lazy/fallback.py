@@ -8,7 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_hlo import config, metrics
-from torch_hlo.lazy import generator, log
+from torch_hlo.lazy import backend, generator, log
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.storage import write
 from torch_hlo.lazy.tensor import HloTensor, adopt, from_cpu, to_cpu, upload
@@ -38,11 +38,12 @@ def execute(op: OpOverload, args: tuple, kwargs: dict):
     host_kwargs = {k: to_host(v, on_cpu) for k, v in kwargs.items()}
     if generator.is_random(op) and any(a.name == "generator" for a in op._schema.arguments):
         host_kwargs["generator"] = generator.cpu_generator(kwargs)
-    result = op(*host_args, **host_kwargs)
-    back = {id(on_cpu[id(t)]): t for t in mutated(op, args, kwargs)}
-    for t in back.values():
-        write_back(t, on_cpu[id(t)])
-    return _to_device(result, back)
+    with backend.on_the_host():
+        result = op(*host_args, **host_kwargs)
+        back = {id(on_cpu[id(t)]): t for t in mutated(op, args, kwargs)}
+        for t in back.values():
+            write_back(t, on_cpu[id(t)])
+        return _to_device(result, back)
 
 
 def copies(tensors: list[HloTensor]) -> dict[int, torch.Tensor]:

@@ -631,6 +631,16 @@ def native_batch_norm(args: tuple, kwargs: dict):
     return results[:3]
 
 
+@handles(aten.native_batch_norm.out, aten._native_batch_norm_legit.out)
+def native_batch_norm_out(args: tuple, kwargs: dict):
+    outs = tuple(kwargs[name] for name in ("out", "save_mean", "save_invstd"))
+    for target, value in zip(outs, native_batch_norm(args, {})):
+        if target._meta.size != value._meta.size:  # the statistics, which are empty in evaluation
+            resize(target, value._meta.size)
+        assign(target, value)
+    return outs
+
+
 def _eval_batch_norm_metas(x, weight, bias, mean, var, momentum, eps):
     # PyTorch's meta kernel gives sizes to the statistics that the kernels leave empty.
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -84,7 +84,7 @@ def _need(condition: bool) -> None:
 def _is(x: Instruction, opcode: str, number: float) -> bool:
     """Whether `x` is `opcode`, of something and this number."""
     found = splat(x.operands[1]) if x.op == opcode else None
-    return found is not None and math.isclose(found, number, rel_tol=1e-6)
+    return isinstance(found, (int, float)) and math.isclose(found, number, rel_tol=1e-6)
 
 
 @dataclass(slots=True)
