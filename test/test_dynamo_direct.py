@@ -7,22 +7,26 @@ from torch import nn
 from torch.nn import functional as F
 
 from torch_hlo.device import runtime
-from torch_hlo.dynamo import direct
+from torch_hlo.dynamo import backend, direct
 
 CALLS = 3  # the first goes through AOTAutograd, later ones do not
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
+@pytest.fixture(autouse=True, params=["recorded", "AOTAutograd"])
+def _way(request, monkeypatch):
+    """Every test twice: with graphs that are recorded (trace.py), and with AOTAutograd's."""
     torch._dynamo.reset()
+    if request.param == "AOTAutograd":
+        monkeypatch.setattr(backend, "without_autograd", lambda *args: None)
 
 
 @pytest.fixture
 def functions(monkeypatch) -> list:
-    """Of each training graph that is called directly, AOTAutograd's function."""
+    """One entry for each training graph that is called directly."""
     found = []
-    make = direct.Graphs._function
+    make, trained = direct.Graphs._function, direct.Graphs.trained
     monkeypatch.setattr(direct.Graphs, "_function", lambda self, aot: (found.append(aot), make(self, aot))[1])
+    monkeypatch.setattr(direct.Graphs, "trained", lambda self, *args: (found.append(args), trained(self, *args))[1])
     return found
 
 

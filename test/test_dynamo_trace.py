@@ -162,9 +162,84 @@ def test_model(decisions):
     with torch.inference_mode():
         assert compiled(tokens)[0].is_inference()
     assert decisions == [None] * len(decisions)
-    loss = compiled(tokens)[0].square().mean()
-    loss.backward()
-    assert model.head.weight.grad is not None and decisions[-1] == "gradients"
+
+
+class _Trained(nn.Module):
+    """Convolutions, norms with statistics, attention, dropout of nothing, an embedding, tied weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(20, 8), nn.LayerNorm(8)
+        self.conv, self.batch = nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8)
+        self.qkv, self.head = nn.Linear(8, 24), nn.Linear(8, 20)
+        self.head.weight = self.embed.weight
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, tokens, target):
+        x = self.norm(self.embed(tokens))
+        x = F.gelu(self.batch(self.conv(x.mT))).mT
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        y = self.head(x + F.dropout(y, 0.0, self.training) + self.unused.detach().sum())
+        with torch.no_grad():
+            best = y.argmax(-1)
+        return F.cross_entropy(y.flatten(0, 1), target.flatten()), best, y.mT
+
+
+def test_training(decisions):
+    models = _Trained(), _Trained()
+    models[1].load_state_dict(models[0].state_dict())
+    step = torch.compile(models[0], backend="hlo"), models[1]
+    for _ in range(3):
+        tokens, target = torch.randint(20, (2, 5)), torch.randint(20, (2, 5))
+        results = [s(tokens, target) for s in step]
+        for loss, _, y in results:
+            (loss + y.square().mean()).backward()
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+        assert results[0][2].stride() == results[1][2].stride() and not results[0][1].requires_grad
+    torch.testing.assert_close(*[[p.grad for p in m.parameters()] for m in models], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(*[m.state_dict() for m in models], rtol=1e-4, atol=1e-5)
+    assert decisions == [None]
+
+
+GRADIENTS = {
+    "permuted": (lambda x, y: (x.t() * 2 + y).sin(), [torch.randn(4, 3), torch.randn(3, 1)]),
+    "gaps": (lambda x, y: (x * y).sum(1), [torch.randn(4, 6)[:, ::2], torch.randn(4, 3)]),
+    "written inside": (lambda x, y: (z := x * 2, z.mul_(y), z[:, :1].neg_(), z)[3], [torch.randn(4, 3), torch.randn(4, 3)]),
+    "the gradient itself": (lambda x, y: x + y, [torch.randn(3), torch.randn(3)]),
+    "constants": (lambda x, y: x * torch.tensor([1.0, 2.0]) + y * torch.arange(2), [torch.randn(3, 2), torch.randn(3, 2)]),
+    "max pooling": (lambda x, y: F.max_pool2d(F.conv2d(x, y), 2), [torch.randn(2, 3, 7, 7).to(memory_format=torch.channels_last), torch.randn(4, 3, 2, 2)]),
+    "several": (lambda x, y: (x.softmax(0), (x @ y).relu(), y.cumsum(0)), [torch.randn(4, 3), torch.randn(3, 2)]),
+    "linear algebra": (lambda x, y: torch.linalg.norm(x @ x.mT, dim=0) + y.prod(), [torch.randn(3, 3), torch.randn(2)]),
+    "complex": (lambda x, y: torch.fft.rfft(x * y).abs(), [torch.randn(3, 8), torch.randn(8)]),
+    "indices": (lambda x, y: x[[0, 2, 0]] + y.index_select(0, torch.tensor([1, 1, 0])), [torch.randn(3, 2), torch.randn(2, 2)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients(decisions, case):
+    fn, inputs = GRADIENTS[case]
+    compiled = torch.compile(fn, backend="hlo", dynamic=False)
+    given = [[x.requires_grad_() for x in map(_copy, inputs)] for _ in range(2)]
+    got, want = compiled(*given[0]), fn(*given[1])
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    flat = [[r for r in torch.utils._pytree.tree_leaves(results)] for results in (got, want)]
+    tangents = [torch.randn_like(r) for r in flat[1]]
+    found = [torch.autograd.grad(results, xs, tangents) for results, xs in zip(flat, given)]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    assert decisions == [None]
+
+
+def test_masks_are_kept_for_the_backward_pass(decisions):
+    compiled = torch.compile(lambda x: F.dropout(x, 0.5) + F.scaled_dot_product_attention(x, x, x, dropout_p=0.0), backend="hlo")
+    x = torch.zeros(1, 1, 64, 8, requires_grad=True)
+    torch.manual_seed(3)
+    got = torch.autograd.grad(torch.compile(lambda x: F.dropout(x, 0.5) * 2, backend="hlo")(x + 1), x, retain_graph=True, grad_outputs=torch.ones_like(x))[0]
+    torch.manual_seed(3)
+    value = torch.compile(lambda x: F.dropout(x, 0.5) * 2, backend="hlo")(x.detach() + 1)
+    assert torch.equal(got, value) and {*got.unique().tolist()} == {0.0, 4.0}
+    compiled(x).sum().backward()
+    assert x.grad is not None and None in decisions
 
 
 def test_written_inputs_count_as_written(decisions):

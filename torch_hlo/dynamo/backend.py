@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_hlo import collector, config, metrics
 from torch_hlo.device import runtime
-from torch_hlo.dynamo import trace
+from torch_hlo.dynamo import cut, trace
 from torch_hlo.dynamo.call import Caller
 from torch_hlo.dynamo.direct import LOSSES, Graphs
 from torch_hlo.dynamo.partition import partition
@@ -77,18 +77,25 @@ def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict
 
 
 def without_autograd(graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict) -> Callable | None:
-    """The compiled function of a graph that needs nothing of AOTAutograd (trace.py); None for others."""
+    """The compiled function of a graph that needs nothing of AOTAutograd (trace.py), with its gradients (cut.py, direct.py); None for others."""
     start = time.perf_counter()
     try:
         with unset_fake_temporarily():
             late.register()
             graph = trace.record(graph_module, example_inputs)
             with torch.no_grad():
-                run = _compiled(graph, settings, Host())
+                if isinstance(graph, cut.Joint):
+                    forward, saved, backward_graph = cut.cut(graph)
+                    programs = [_compiled(forward, settings, Host(), len(graph.outputs)), _compiled(backward_graph, settings, Host())]
+                else:
+                    programs = [_compiled(graph, settings, Host())]
     except Exception as reason:  # PyTorch's errors come back, in the words that users know, on the other way
         log.say(1, f"{settings['name']} goes through AOTAutograd: {reason or type(reason).__name__}")
         return None
     metrics.record("CompileTime", time.perf_counter() - start)
+    if isinstance(graph, cut.Joint):
+        return Graphs(graph_module, example_inputs).trained(graph, saved, *programs)
+    (run,) = programs
     written = [position for position, _ in graph.writes]
     mark = torch.autograd.graph.increment_version
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import fx
 
+from torch_hlo.dynamo.cut import Joint
 from torch_hlo.lazy import backend
 from torch_hlo.lowering.registry import is_random
 
@@ -102,7 +103,8 @@ class Graphs:
                 function = node._forward_cls
                 if self.repeatable:
                     self._remember(node, args)
-                    function.backward = staticmethod(self._differentiable(function))
+                    if not hasattr(function.backward, "repeats"):
+                        function.backward = staticmethod(self._differentiable(function.backward, getattr(function, "boxed_grads_call", False)))
                 if "backward" in self.run:
                     apply = self._function(function)
             return results
@@ -113,11 +115,8 @@ class Graphs:
         """Keep at the node of the backward graph what a call was given."""
         node.inputs, node.versions = args, [a._version for a in args if isinstance(a, torch.Tensor)]
 
-    def _differentiable(self, aot: type[torch.autograd.Function]) -> Callable:
-        """AOTAutograd's `backward`, but that with create_graph=True the graph is computed again, by PyTorch."""
-        boxed, compiled = getattr(aot, "boxed_grads_call", False), aot.backward
-        if hasattr(compiled, "repeats"):
-            return compiled
+    def _differentiable(self, compiled: Callable, boxed: bool) -> Callable:
+        """The `backward` of a function, but that with create_graph=True the graph is computed again, by PyTorch. `boxed`: it takes a list of gradients."""
 
         def backward(ctx, *args):
             inputs = getattr(ctx, "inputs", None)
@@ -145,6 +144,57 @@ class Graphs:
 
         backward.repeats = True
         return torch.compiler.disable(backward, reason="PyTorch runs the graph")
+
+    def trained(self, joint: Joint, saved: Sequence[int | None], forward: Callable, backward: Callable) -> Callable:
+        """A function of a graph that was recorded with its gradients (trace.py, cut.py)."""
+        self.repeatable = not joint.writes and not any("seed" in node.kwargs for node in joint.nodes)
+        returned, tangents, kept, positions = len(joint.outputs), [i for i, _, _ in joint.tangents], self.repeatable, self.tensors
+        constant = [i for i in range(returned) if i not in tangents]
+        written = [position for position, _ in joint.writes]
+        unread = [i for i, (g, _) in enumerate(joint.gradients) if g is None]
+        keeps_graph, in_transform, mark = backend.keeps_graph, backend.in_transform, torch.autograd.graph.increment_version
+
+        class Trained(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, *args):
+                if kept:
+                    ctx.inputs, ctx.versions = args, [args[i]._version for i in positions]
+                results = forward(list(args))
+                more = iter(results[returned:])
+                ctx.save_for_backward(*[next(more) if i is None else args[i] for i in saved])
+                if constant:
+                    ctx.mark_non_differentiable(*[results[i] for i in constant])
+                    ctx._materialize_non_diff_grads = False
+                return tuple(results[:returned])
+
+            @staticmethod
+            def backward(ctx, *given):
+                if kept and not keeps_graph():
+                    ctx.inputs = None
+                values = [*ctx.saved_tensors, *[given[i] for i in tangents]]
+                del given
+                if not torch.is_grad_enabled():
+                    return tuple(backward(values))
+                with torch.no_grad():
+                    found = backward(values)
+                return torch._C._functions.DelayedError(_NO_DOUBLE_BACKWARD, len(found))(*[g if g is None else g.detach().requires_grad_() for g in found])
+
+        if kept:
+            Trained.backward = staticmethod(self._differentiable(Trained.backward, False))
+        else:
+            Trained.backward = staticmethod(torch.compiler.disable(Trained.backward, reason="a compiled graph"))
+        apply = super(torch.autograd.Function, Trained).apply  # without the questions that `in_transform` has answered
+
+        def call(*args) -> Sequence:
+            if self.twice or in_transform():
+                return self.eager(*args)
+            if written:
+                mark([args[i] for i in written])
+            if unread:
+                args = [a.detach() if i in unread and a.requires_grad and not a.is_leaf else a for i, a in enumerate(args)]
+            return apply(*args)
+
+        return call
 
     def _function(self, aot: type[torch.autograd.Function]) -> Callable:
         """`apply` of a function like AOTAutograd's for this graph."""
@@ -216,6 +266,9 @@ class Graphs:
             return results
 
         return prepared
+
+
+_NO_DOUBLE_BACKWARD = b"torch.compile(backend='hlo') has no double backward of graphs that draw random numbers or write to their inputs"
 
 
 def _is_plain(metadata) -> bool:

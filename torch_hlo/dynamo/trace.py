@@ -3,8 +3,8 @@
     graph = record(graph_module, example_inputs)      # raises Unsuitable, and whatever running the graph raises
 
 AOTAutograd runs a graph twice on fake tensors and proxies, at about a millisecond per op, to get rid of gradients, views and in-place writes. Tensors of the
-lazy device do that at ten microseconds. What is known to come out the same is recorded: graphs on the CPU, of fixed sizes, for which no gradient is wanted,
-that call functions of PyTorch alone. A value that Python asks for, a result that is a view of an input, results that share memory, autocast, other operators than
+lazy device do that at ten microseconds. What is known to come out the same is recorded: graphs on the CPU, of fixed sizes,
+that call functions of PyTorch alone. Their gradients are recorded by PyTorch's autograd; cut.py makes two programs of both. A value that Python asks for, a result that is a view of an input, results that share memory, autocast, other operators than
 PyTorch's: such graphs are `Unsuitable`, and AOTAutograd has them. Results get the strides that Dynamo has found for them, and their sizes and types are compared with its.
 """
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
-from torch_hlo.lazy import engine, generator
+from torch_hlo.dynamo.cut import Joint
+from torch_hlo.lazy import backend, engine, generator
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.storage import RECORDING, Array, Number, read
 from torch_hlo.lazy.tensor import DEVICE, HloTensor, fresh
@@ -54,9 +55,9 @@ class _Recording:
 
 
 @contextlib.contextmanager
-def _recording() -> Iterator[None]:
+def _recording(gradients: bool) -> Iterator[None]:
     """Record here. The random numbers of the lazy device go on as if nothing had been drawn."""
-    with RECORDING, engine.use(_Recording()), torch.no_grad(), torch.device(DEVICE):
+    with RECORDING, engine.use(_Recording()), torch.set_grad_enabled(gradients), torch.device(DEVICE):
         drawn = generator.default.get_state()
         try:
             yield
@@ -65,10 +66,11 @@ def _recording() -> Iterator[None]:
 
 
 def record(graph_module: fx.GraphModule, example_inputs: Sequence) -> FxGraph:
-    """The graph of ops, for inputs like `example_inputs` (real tensors). Raises Unsuitable, and PyTorch's errors."""
+    """The graph of ops, for inputs like `example_inputs` (real tensors); a Joint with its gradients, if it has any. Raises Unsuitable, and PyTorch's errors."""
     _suit(graph_module, example_inputs)
-    with _recording():
-        return _Recorder(graph_module, example_inputs).graph()
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in example_inputs)
+    with _recording(gradients):
+        return _Recorder(graph_module, example_inputs, gradients).graph()
 
 
 # ---- what is left to AOTAutograd
@@ -91,13 +93,13 @@ def _suit(graph_module: fx.GraphModule, example_inputs: Sequence) -> None:
         raise Unsuitable("autocast")
     if [*graph_module.parameters(), *graph_module.buffers()]:
         raise Unsuitable("parameters that are no inputs")
-    differentiable = any(x.requires_grad for x in example_inputs)
-    if differentiable and torch.is_grad_enabled():
-        raise Unsuitable("gradients")
+    without = any(x.requires_grad for x in example_inputs) and not torch.is_grad_enabled()
+    if backend.saved_tensors_hooks() is not None:
+        raise Unsuitable("hooks for saved tensors")
     for n in graph_module.graph.nodes:
         if n.op == "call_module" or n.op == "call_method" and n.target in _METHODS:
             raise Unsuitable(f"a call of {n.target}")
-        if n.op == "call_function" and not _is_known(n) and (n.target is not torch._C._set_grad_enabled or differentiable):
+        if n.op == "call_function" and not _is_known(n) and (n.target is not torch._C._set_grad_enabled or without):
             raise Unsuitable(f"a call of {n.target}")
         value = n.meta.get("example_value")
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) or isinstance(value, torch.Tensor) and any(type(s) is not int for s in value.shape):
@@ -109,6 +111,8 @@ def _is_known(n: fx.Node) -> bool:
     target = n.target
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return (target.namespace if isinstance(target, OpOverload) else target._qualified_op_name.split("::")[0]) in ("aten", "prims")
+    if target is torch._C._log_api_usage_once:
+        return True
     if target is getattr:
         return n.args[1] in _ATTRIBUTES
     module = getattr(target, "__module__", None)
@@ -121,8 +125,8 @@ def _is_known(n: fx.Node) -> bool:
 class _Recorder:
     """State of one run."""
 
-    def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> None:
-        self.module, self.examples = graph_module, example_inputs
+    def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], gradients: bool) -> None:
+        self.module, self.examples, self.gradients = graph_module, example_inputs, gradients
         self.leaves: dict[int, Input] = {}
         self.given: list[HloTensor] = []
         self.before: list[tuple] = []  # of each input: metadata, storage, value
@@ -151,6 +155,8 @@ class _Recorder:
         self.leaves[id(leaf)] = Input(leaf, position, layout)
         value = leaf if layout.plain else Out(Node(aten.permute.default, (leaf, [layout.order.index(d) for d in range(len(size))]), {}, (meta.hlo,)))
         tensor = fresh(meta, value)
+        if self.gradients and example.requires_grad:
+            tensor.requires_grad_()
         self.given.append(tensor)
         self.before.append((meta, tensor._storage, value))
         return tensor
@@ -173,7 +179,7 @@ class _Recorder:
 
     def call_function(self, n: fx.Node):
         if n.target is torch._C._set_grad_enabled:
-            return None
+            return torch._C._set_grad_enabled(n.args[0] and self.gradients)
         return self._call(n, n.target)
 
     def call_method(self, n: fx.Node):
@@ -228,7 +234,7 @@ class _Recorder:
 
     def _finish(self, results: list) -> FxGraph:
         self._compare_views()
-        g = FxGraph(placeholders=len(self.given))
+        g = Joint(placeholders=len(self.given)) if self.gradients else FxGraph(placeholders=len(self.given))
         used: set[tuple] = set()
 
         def apart(value: Out | Array) -> Out:
@@ -257,7 +263,7 @@ class _Recorder:
                 if isinstance(node, fx.Node) or not isinstance(node, (int, float, bool, type(None))):
                     raise Unsuitable("a result that is no tensor")
                 g.outputs.append((result, None))
-            elif id(result) in inputs:
+            elif id(result) in inputs and not self.gradients:
                 g.outputs.append((("input", inputs[id(result)]), None))
             elif id(result._storage) in storages:
                 raise Unsuitable("a result is a view of an input")
@@ -265,11 +271,44 @@ class _Recorder:
                 raise Unsuitable("results share memory")
             else:
                 g.outputs.append((apart(read(result)), _layout(node, result)))
+        if self.gradients:
+            g = self._differentiate(g, results)
         self._collect(g)
+        return g
+
+    def _differentiate(self, g: Joint, results: list) -> FxGraph:
+        """Record the gradients of the results that have any."""
+        ends, tangents = [], []
+        for i, (node, (_, layout)) in enumerate(zip(results, g.outputs)):
+            result = self._value(node)
+            if not isinstance(result, HloTensor) or not result.requires_grad:
+                continue
+            if not layout.dense or layout.repeated:
+                layout = Layout(tuple(range(result.dim())), (), True, ())
+            meta = metas.contiguous(tuple(result.shape), result.dtype) if layout.plain else metas.intern(tuple(result.shape), node.meta["example_value"].stride(), result.dtype)
+            leaf = Array(meta.hlo, None)
+            ends.append(result)
+            tangents.append(fresh(meta, leaf))
+            g.tangents.append((i, leaf, layout))
+        if not ends:
+            return FxGraph(g.placeholders, outputs=g.outputs, writes=g.writes)
+        starts = [t for t in self.given if t.requires_grad]
+        found = iter(torch.autograd.grad(ends, starts, tangents, allow_unused=True))
+        for tensor, example in zip(self.given, self.examples):
+            gradient = next(found) if tensor.requires_grad else None
+            if gradient is None:
+                g.gradients.append((None, None))
+                continue
+            if gradient.shape != example.shape or gradient.dtype != example.dtype:
+                raise Unsuitable(f"a gradient of {gradient.dtype}{list(gradient.shape)} for {example.dtype}{list(example.shape)}")
+            layout = layout_of(example)
+            g.gradients.append((read(gradient), layout if layout.dense and not layout.repeated else Layout(tuple(range(example.dim())), (), True, ())))
         return g
 
     def _check_writes(self, written: list[int]) -> None:
         """Raises Unsuitable if a write is seen by another input, or goes to a tensor with gaps."""
+        if any(self.given[position].requires_grad for position in written):
+            raise Unsuitable("an input that takes a gradient is written to")
         if not written:
             return
         memory = [x.untyped_storage()._cdata for x in self.examples]
@@ -283,6 +322,9 @@ class _Recorder:
         values = [value for value, _ in g.outputs if type(value) is Out] + [value for _, value in g.writes]
         found: dict[Node, None] = {}
         leaves: dict[int, Array] = {}
+        if isinstance(g, Joint):
+            values += [value for value, _ in g.gradients if value is not None]
+        tangents = {id(leaf) for _, leaf, _ in getattr(g, "tangents", ())}
         stack: list = list(values)
         while stack:
             x = stack.pop()
@@ -292,7 +334,8 @@ class _Recorder:
                     found[x.node] = None
                     stack += [*x.node.args, *x.node.kwargs.values()]
             elif kind is Array:
-                leaves[id(x)] = x
+                if id(x) not in tangents:
+                    leaves[id(x)] = x
             elif kind is list or kind is tuple:
                 stack += x
         g.nodes = sorted(found, key=lambda n: n.serial)
@@ -303,6 +346,8 @@ class _Recorder:
         for node in g.nodes:
             if node.target not in LOWERINGS:
                 raise Unsuitable(f"{node.target} has no lowering")
+            if node.target is aten._softmax_backward_data.default and node.outs[0].rank > 2:
+                raise Unsuitable("attention that is written out")  # partition.py keeps two numbers per row of it
             node.args, node.kwargs = _plain(node.args), _plain(node.kwargs)
             if "seed" in node.kwargs:
                 seed = seed or Leaf(metas.contiguous((), torch.int64).hlo)
