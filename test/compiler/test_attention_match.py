@@ -92,3 +92,15 @@ def test_recognized(mask, number) -> None:
 
 def test_weights_that_are_read() -> None:
     assert not fused(parse_module(text("none", "%w")))
+
+
+def test_powers_of_two_of_complex_numbers() -> None:
+    m = parse_module("""HloModule m
+ENTRY %main (x: c64[4]) -> c64[4] {
+ %x = c64[4] parameter(0)
+ %c = c64[] constant((0.693147182, 0))
+ %d = c64[4] broadcast(%c), dimensions={}
+ %y = c64[4] multiply(%x, %d)
+ ROOT %z = c64[4] exponential(%y)
+}""")
+    assert not fused(m)
