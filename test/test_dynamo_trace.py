@@ -6,7 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torch_hlo import config
 from torch_hlo.dynamo import trace
+from torch_hlo.lazy import dispatch
 
 
 @pytest.fixture
@@ -284,3 +286,16 @@ def test_errors_are_pytorchs(decisions):
     with pytest.raises(torch.linalg.LinAlgError):
         torch.compile(fn, backend="hlo")(-torch.eye(3))
     assert decisions and decisions[0] is not None
+
+
+def test_graphs_longer_than_steps_may_be(decisions, monkeypatch) -> None:
+    def chain(x):
+        values = [x]
+        for _ in range(30):
+            values.append((values[-1] + 1).relu())
+        return torch.stack(values)
+
+    monkeypatch.setattr(dispatch, "LIMIT", 10)
+    with config.override(MAX_NODES=10):
+        _same(chain, torch.randn(3))
+    assert decisions == [None] and dispatch.LIMIT == 10

@@ -18,7 +18,7 @@ from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
 from torch_hlo.dynamo.cut import Joint
-from torch_hlo.lazy import backend, engine, generator
+from torch_hlo.lazy import backend, dispatch, engine, generator
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.storage import RECORDING, Array, Number, read
 from torch_hlo.lazy.tensor import DEVICE, HloTensor, fresh
@@ -57,7 +57,7 @@ class _Recording:
 @contextlib.contextmanager
 def _recording(gradients: bool) -> Iterator[None]:
     """Record here. The random numbers of the lazy device go on as if nothing had been drawn."""
-    with RECORDING, engine.use(_Recording()), torch.set_grad_enabled(gradients), torch.device(DEVICE):
+    with RECORDING, engine.use(_Recording()), dispatch.uncut(), torch.set_grad_enabled(gradients), torch.device(DEVICE):
         drawn = generator.default.get_state()
         try:
             yield

@@ -9,8 +9,10 @@
 """
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch._ops import OpOverload
@@ -78,6 +80,17 @@ def cut() -> None:
     if len(_PENDING) >= LIMIT:
         storage.pending_storages()  # forgets storages that died
         engine.current().mark_step()
+
+
+@contextlib.contextmanager
+def uncut() -> Iterator[None]:
+    """Inside, the graph may grow beyond MAX_NODES: one program is made of all of it."""
+    global LIMIT
+    before, LIMIT = LIMIT, sys.maxsize
+    try:
+        yield
+    finally:
+        LIMIT = before
 
 
 def set_eager(on: bool) -> None:
