@@ -57,7 +57,7 @@ class _Recording:
 @contextlib.contextmanager
 def _recording(gradients: bool) -> Iterator[None]:
     """Record here. The random numbers of the lazy device go on as if nothing had been drawn."""
-    with RECORDING, engine.use(_Recording()), dispatch.uncut(), torch.set_grad_enabled(gradients), torch.device(DEVICE):
+    with RECORDING, engine.use(_Recording(), everywhere=False), dispatch.uncut(), torch.set_grad_enabled(gradients), torch.device(DEVICE):
         drawn = generator.default.get_state()
         try:
             yield
