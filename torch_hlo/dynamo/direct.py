@@ -1,4 +1,4 @@
-"""Calls of compiled graphs without AOTAutograd's Python, for graphs that need none of it.
+"""Calls of compiled graphs: of those recorded with their gradients (`trained`), and of AOTAutograd's without its Python where they need none of it.
 
     graphs = Graphs(graph_module, example_inputs)
     aot = aot_autograd(fw_compiler=graphs.keep("forward", compile), …)(graph_module, example_inputs)

@@ -16,6 +16,7 @@ from torch_hlo.compiler.passes.fusion_table import FREE, HEAVY, LIGHT, STEP
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import META, Instruction, instr, postorder, replace, rewrite_bottom_up, users
+from torch_hlo.hlo.match import substituted
 
 FEWER = 8  # a move that picks at most one in this many elements is small
 MAX_OPS = 16
@@ -39,7 +40,7 @@ def prepare(root: Instruction) -> Instruction:
             found = _push(x, x.operands[0], [MAX_OPS])
             if found is not None:
                 moved[x] = found
-    root = _with_rows(_replace(root, moved) if moved else root)
+    root = _with_rows(substituted(root, moved) if moved else root)
     return rewrite_bottom_up(root, lambda x: one_hot_sum(x) or narrow_compare(x) or widen_columns(x) or x)
 
 
@@ -103,24 +104,6 @@ def _without_views(x: Instruction) -> Instruction:
 def _are_last(dims: tuple[int, ...], x: Instruction) -> bool:
     return sorted(dims) == list(range(x.shape.rank - len(dims), x.shape.rank))
 
-
-def _replace(root: Instruction, table_: dict[Instruction, Instruction]) -> Instruction:
-    """`root` with every key of the table replaced by its value, also in what values are computed from: products between two picks would be there twice."""
-    done: dict[Instruction, Instruction] = {}
-    stack = [root]
-    while stack:
-        x = stack[-1]
-        sources = (table_[x],) if x in table_ else x.operands
-        missing = [o for o in sources if o not in done]
-        if missing:
-            stack.extend(reversed(missing))
-            continue
-        stack.pop()
-        new = tuple(done[o] for o in sources)
-        done[x] = new[0] if x in table_ else x if new == x.operands else replace(x, new)
-        if x not in table_ and done[x] is not x and x in META:
-            META.setdefault(done[x], META[x])
-    return done[root]
 
 
 def _is_small(x: Instruction) -> bool:
