@@ -101,13 +101,23 @@ def test_flags_are_documented():
         assert flag.doc and flag.name == flag.name.upper()
 
 
-def test_config_rejects_nonsense(monkeypatch):
+@pytest.mark.parametrize("name, text", [("THREADS", "many"), ("THREADS", "-1"), ("PROFILE", "1"), ("FALLBACK", "eror"), ("WINOGRAD", "maybe"), ("TUNE", "nan")])
+def test_config_rejects_nonsense(name, text, monkeypatch):
     from torch_hlo import config
 
-    monkeypatch.setenv("TORCH_HLO_THREADS", "many")
+    monkeypatch.setenv(f"TORCH_HLO_{name}", text)
     monkeypatch.setattr(config, "_values", {})
-    with pytest.raises(ValueError, match="TORCH_HLO_THREADS='many'"):
-        config.get("THREADS")
+    with pytest.raises(ValueError, match=f"TORCH_HLO_{name}='{text}'"):
+        config.get(name)
+
+
+def test_config_reads_the_environment(monkeypatch):
+    from torch_hlo import config
+
+    monkeypatch.setattr(config, "_values", {})
+    for name, text, value in (("WINOGRAD", "off", False), ("EAGER", "1", True), ("THREADS", "3", 3), ("TUNE", "0.5", 0.5), ("PROFILE", "wall", "wall")):
+        monkeypatch.setenv(f"TORCH_HLO_{name}", text)
+        assert config.get(name) == value
     with pytest.raises(KeyError):
         config.get("NOPE")
 
