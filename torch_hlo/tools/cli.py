@@ -53,7 +53,7 @@ EXAMPLES = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         return args.run(args)
     except (ParseError, VerifyError) as error:
@@ -70,7 +70,7 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_hlo", description=__doc__.partition("\n\n")[0], epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,0 +1,74 @@
+"""What the documentation says exists: links, files, flags, commands. Its Python blocks run."""
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_hlo
+from torch_hlo import config
+from torch_hlo.distributed import sharding_of
+from torch_hlo.tools import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = {path.name: path for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))}
+PRESENT = sorted(PAGES.keys() - {"CHANGELOG.md"})  # history may name what is gone
+SOURCES = [path.relative_to(ROOT) for folder in ("torch_hlo", "test", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"`[^`]*`", "", PAGES[page].read_text())
+    links = re.findall(r"\[[^\]\n]+\]\(([^)\s#]+)", prose)
+    assert not [link for link in links if "://" not in link and not (PAGES[page].parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", PRESENT)
+def test_files_and_flags_exist(page):
+    text = PAGES[page].read_text()
+    files = set(re.findall(r"(?:\.\./)?([\w*/]*[\w*]\.py)\b", text)) - {"train.py"}  # the reader's
+    assert not [name for name in files if not any(source.match(name) for source in SOURCES)]
+    assert set(re.findall(r"TORCH_HLO_([A-Z_\d]*[A-Z\d])", text)) <= config.FLAGS.keys()
+
+
+def commands() -> list[tuple[str, ...]]:
+    """Arguments of every `python -m torch_hlo …` that is written out on a page or in the command's own help."""
+    texts = [cli.EXAMPLES, *(PAGES[page].read_text() for page in PRESENT)]
+    lines = [line for text in texts for line in re.findall(r"python -m torch_hlo (\w[^\n`|]*)", text)]
+    return sorted({tuple(shlex.split(re.split(r"  |\s#", line)[0])) for line in lines})
+
+
+@pytest.mark.parametrize("arguments", commands(), ids=" ".join)
+def test_commands_parse(arguments):
+    assert callable(cli.parser().parse_args(arguments).run)
+
+
+def run_blocks(page: str, names: dict) -> None:
+    """Run the Python blocks of a page, one after another; `names`: what the page leaves out."""
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGES[page].read_text(), re.MULTILINE | re.DOTALL):
+        exec(block, names)
+
+
+def test_readme_trains(capsys):
+    run_blocks("README.md", {})
+    loss, compiles = capsys.readouterr().out.split()[:2]
+    assert float(loss) < 5 and int(compiles) < 5
+
+
+def test_distributed(capsys):
+    class Perceptron(torch.nn.Sequential):
+        def __init__(self, *_):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(16, 64), torch.nn.Linear(64, 16)
+
+    model, batch = Perceptron().to("hlo"), torch.randn(8, 16, device="hlo")
+    given = {"model": model, "batch": batch, "optimizer": torch.optim.SGD(model.parameters(), lr=1e-2), "torch": torch, "torch_hlo": torch_hlo, "GPT": Perceptron}
+    given |= {"x": torch.empty(64, 16, device="meta"), "y": torch.empty(64, 16, device="meta")}
+    with config.override(CPU_DEVICES=8):
+        run_blocks("distributed.md", given)
+        assert sharding_of(model.up.weight) and sharding_of(batch)
+    rows = capsys.readouterr().out
+    assert "+ data_parallel('data')" in rows and "+ megatron('model')" in rows
