@@ -108,6 +108,7 @@ def run(opaque_text: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             return tensors[value].item()
         return _DECODE[kind](value)
 
+    torch.get_num_threads()  # tells OpenMP and MKL on this thread, which may be ours, what torch.set_num_threads said on another
     with torch.no_grad(), _seeded([decode_argument(x) for x in spec["random"] or ()]):
         result = op(*[decode_argument(a) for a in spec["args"]], **{k: decode_argument(v) for k, v in spec["kwargs"].items()})
     return [r for r in pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
