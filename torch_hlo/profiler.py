@@ -20,7 +20,8 @@ from functools import lru_cache
 
 from torch_hlo import config
 from torch_hlo.compiler.codegen.profile import Step
-from torch_hlo.device import native, runtime
+from torch_hlo.device import runtime
+from torch_hlo.device.programs import PROFILED
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.ir import Computation, Module
 from torch_hlo.hlo.shape import Shape
@@ -91,20 +92,20 @@ def profile(clock: str = "wall") -> Iterator[Report]:
     report.clock = clock
     step.synchronize()
     step.clear_cache()
-    native.PROFILED.clear()
+    PROFILED.clear()
     with config.override(PROFILE=clock):
         try:
             yield report
         finally:
             step.synchronize()
             report.lines = collect(clock)
-            native.PROFILED.clear()
+            PROFILED.clear()
             step.clear_cache()
 
 
 def collect(clock: str) -> list[Line]:
     """Lines of the programs compiled under TORCH_HLO_PROFILE that have run."""
-    found = [p for p in native.PROFILED if any(calls for calls, _, _ in p.counts())]
+    found = [p for p in PROFILED if any(calls for calls, _, _ in p.counts())]
     limits = measured_limits(clock)
     lines = []
     for program in found:
@@ -145,10 +146,10 @@ def _product(x, y):
 def _best(clock: str, shapes: tuple[Shape, ...], build: Callable) -> float:
     params = tuple(b.parameter(i, s) for i, s in enumerate(shapes))
     module = Module("limit", Computation("main", params, b.tuple_(build(*params))))
-    kept = native.PROFILED[:]
+    kept = PROFILED[:]
     with config.override(PROFILE=clock):
         program = runtime.compile_program(module)
-    native.PROFILED[:] = kept
+    PROFILED[:] = kept
     inputs = [runtime.allocate(s) for s in shapes]
     for x in inputs:
         x.bytes[:] = 0
@@ -164,7 +165,7 @@ def report_at_exit() -> None:
 
 
 def _print_report() -> None:
-    if native.PROFILED:  # empty when `profile` has shown them
+    if PROFILED:  # empty when `profile` has shown them
         report = Report()
         report.clock = config.get("PROFILE")
         report.lines = collect(report.clock)

@@ -115,10 +115,10 @@ def test_the_pass_runs_with_a_budget_only():
 
 def test_training_under_a_budget_gives_the_same_numbers(monkeypatch):
     """Six layers whose activations take 3 MB: the peak falls by a third and more, losses do not change in a bit."""
-    from torch_hlo.device import native
+    from torch_hlo.device import programs
     from torch_hlo.lazy import step
 
-    compile_module = native.compile_module
+    compile_module = programs.compile_module
     found = {}
     for budget in (0.0, 1.5):
         peaks = []
@@ -127,7 +127,7 @@ def test_training_under_a_budget_gives_the_same_numbers(monkeypatch):
             peaks.append(peak(optimize(module)))
             return compile_module(module, *args, **kwargs)
 
-        monkeypatch.setattr(native, "compile_module", seen)
+        monkeypatch.setattr(programs, "compile_module", seen)
         step.clear_cache()
         with config.override(MEMORY_BUDGET=budget, CACHE=""):
             losses = _train()

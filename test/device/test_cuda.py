@@ -9,7 +9,7 @@ from torch import nn
 import torch_hlo
 from test.device.stub_cuda import StubCuda
 from torch_hlo import config
-from torch_hlo.device import cuda, cuda_program, native, runtime
+from torch_hlo.device import cuda, cuda_program, programs, runtime
 from torch_hlo.device.cuda import Cuda, CudaPool, LaunchError
 from torch_hlo.device.gpu import DriverError
 from torch_hlo.hlo.evaluate import evaluate
@@ -263,7 +263,7 @@ def test_programs_run_on_the_stream_and_memory_of_others(stub):
 def test_steps_are_timed_by_events(stub, monkeypatch):
     with config.override(PROFILE="wall"):
         run = Run(stub, BRANCHES)
-    monkeypatch.setattr(native, "PROFILED", [])
+    monkeypatch.setattr(programs, "PROFILED", [])
     for _ in range(2):
         run(*[run.buffer(p.shape, np.ones(p.shape.size, np.float32)) for p in run.module.entry.params])
     steps, counts = run.program.profile.steps, run.program.counts()

@@ -10,7 +10,7 @@ import torch
 import torch_hlo
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
-from torch_hlo.device import native, runtime
+from torch_hlo.device import native, programs, runtime
 from torch_hlo.hlo.parse import parse_module
 from torch_hlo.hlo.shape import Shape
 
@@ -49,7 +49,7 @@ def test_second_compile_comes_from_disk(on_cpu, monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(native, "compile_module", never)
+    monkeypatch.setattr(programs, "compile_module", never)
     assert run(native.compile_program(module)) == [11, 22, 33, 44]
     assert metrics.counter_value("DiskCacheHit") == 1
 
@@ -58,19 +58,19 @@ def test_programs_are_cut_for_torchs_threads_and_run_on_any_number(on_cpu):
     product = "ENTRY main { %a = f32[512,256] parameter(0)\n %b = f32[256,512] parameter(1)\n ROOT %c = f32[512,512] dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0} }"
     module = parse_module("HloModule product\n" + product)
     a, b = (torch.arange(256 * 512).reshape(s).remainder(7).float() for s in ((512, 256), (256, 512)))
-    programs, items, before = [], [], torch.get_num_threads()
+    made, items, before = [], [], torch.get_num_threads()
     try:
         for n in (1, 3):
             torch.set_num_threads(n)
             texts = []
             native.compile_program(module, lambda stage, value, texts=texts: texts.append(value) if stage == "llvm" else None)
             items.append(re.findall(r"@torch_hlo_parallel\(.*i64 (\d+), i64 \d+, i64 \d+\)", "".join(texts)))
-            programs.append(native.compile_program(module))
-            assert programs[-1].from_disk and len(list(on_cpu.iterdir())) == n // 2 + 1
+            made.append(native.compile_program(module))
+            assert made[-1].from_disk and len(list(on_cpu.iterdir())) == n // 2 + 1
         assert items[0] != items[1]
         for n in (1, 2, 3):
             torch.set_num_threads(n)
-            for program in programs:
+            for program in made:
                 inputs = [runtime.from_bytes(p.shape, v.numpy().tobytes()) for p, v in zip(module.entry.params, (a, b), strict=True)]
                 out = runtime.allocate(module.entry.root.shape)
                 program.run(inputs, [out])
@@ -81,8 +81,8 @@ def test_programs_are_cut_for_torchs_threads_and_run_on_any_number(on_cpu):
 
 def test_the_compilers_thread_hears_of_torchs_threads(on_cpu, monkeypatch):
     cores, before = [], torch.get_num_threads()
-    compile_module = native.compile_module
-    monkeypatch.setattr(native, "compile_module", lambda module, target, **kwargs: (cores.append(target.cores), compile_module(module, target, **kwargs))[1])
+    compile_module = programs.compile_module
+    monkeypatch.setattr(programs, "compile_module", lambda module, target, **kwargs: (cores.append(target.cores), compile_module(module, target, **kwargs))[1])
     try:
         for n in (1, 3, 2, 1):
             torch.set_num_threads(n)

@@ -17,24 +17,20 @@ from typing import Protocol
 
 import numpy as np
 
-from torch_hlo import config, metrics
-from torch_hlo.compiler import cache
 from torch_hlo.compiler.codegen.gpu.program import CALLS, GpuProfile, Kernel, TensorMap
 from torch_hlo.compiler.codegen.gpu.target import GpuTarget
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.program import FAILED, HostCall
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, load_emitters
 from torch_hlo.compiler.codegen.target import host
-from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.device import collective, cpu, runtime
-from torch_hlo.device.native import PROFILED
+from torch_hlo.device.programs import compiled
 from torch_hlo.device.runtime import Buffer, Observe, exiting
 from torch_hlo.hlo.collective import current
 from torch_hlo.hlo.dim import function, substitute
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.text import module_text
 
 
 class DriverError(RuntimeError):
@@ -215,6 +211,7 @@ class GpuProgram:
     def __init__(self, executable: Executable, pool: DevicePool, profile: Profile | None = None) -> None:
         driver = pool.driver
         self.profile = profile
+        self.from_disk = False  # another process has compiled it
         self.info: collective.Info | None = None  # of a program that speaks to other devices
         self._counts = [[0, 0, 0] for _ in profile.steps] if profile is not None else []
         self._stamps: list[tuple[int, object]] = []
@@ -418,40 +415,14 @@ class Block:
 
 
 def compile_program(pool: DevicePool, module: Module, observe: Observe | None = None, program: type[GpuProgram] = GpuProgram) -> GpuProgram:
-    """Compile `module` for the pool's device, or load it from the disk cache. What is observed or checked is always compiled anew."""
-    target = pool.driver.target
-    if config.get("PROFILE"):
-        profile = GpuProfile(config.get("PROFILE"))
-        made = program(compile_module(module, target, profile=profile), pool, profile)
-        made.name = f"{made.name}.{len(PROFILED)}"
-        PROFILED.append(made)
-        return made
-    text = module_text(module)
-    tuned = config.get("TUNE") > 0
-    key = cache.fingerprint(text, target.cache_key, config.code_flags() + " tuned" * tuned)
-    made = _stored(key, pool, program) if observe is None and not config.get("CHECK") else None
-    if made is None:
-        complete = True
-        if tuned:
-            from torch_hlo.device import tuning
+    """Compile `module` for the pool's device, or load it from the disk cache."""
 
-            complete = tuning.measure(pool.driver, lambda e: program(e, pool), module)
-        executable = compile_module(module, target, dump=observe)
-        if complete:
-            cache.store(key, executable.to_bytes())
-        made = program(executable, pool)
-    if any(call.name.startswith("collective") for call in made.executable.host_calls):
-        made.info = collective.Info(module, text)
-    return made
+    def load(executable: Executable, profile: Profile | None = None) -> GpuProgram:
+        return program(executable, pool, profile)
 
+    def measure() -> bool:
+        from torch_hlo.device import tuning
 
-def _stored(key: str, pool: DevicePool, program: type[GpuProgram]) -> GpuProgram | None:
-    """The program in the disk cache; None if there is none that this process can use."""
-    data = cache.load(key)
-    if data is None:
-        return None
-    try:
-        return program(Executable.from_bytes(data), pool)
-    except (ValueError, OSError):
-        metrics.count("DiskCacheUnreadable")
-        return None
+        return tuning.measure(pool.driver, load, module)
+
+    return compiled(module, pool.driver.target, load, measure, observe, GpuProfile)

@@ -9,18 +9,15 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from torch_hlo import config, metrics
-from torch_hlo.compiler import cache
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.target import Target, host
-from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.device import collective, cpu, packed, runtime, stream
 from torch_hlo.device.buffer import Arena
+from torch_hlo.device.programs import compiled
 from torch_hlo.device.runtime import Buffer, Memory, Observe
 from torch_hlo.hlo.collective import current
 from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.text import module_text
 
 TRIAL_SECONDS = 0.1
 
@@ -43,9 +40,9 @@ def _warm_up() -> threading.Thread:
 class NativeProgram:
     """A loaded Executable, see runtime.Program. `sizes` of symbolic programs are read off the inputs' shapes."""
 
-    def __init__(self, executable: Executable, profile: Profile | None = None, from_disk: bool = False) -> None:
+    def __init__(self, executable: Executable, profile: Profile | None = None) -> None:
         self.profile = profile
-        self.from_disk = from_disk  # another process has compiled it
+        self.from_disk = False  # another process has compiled it
         self.name = executable.name
         self.executable = executable
         self.aliases = executable.aliases
@@ -125,39 +122,10 @@ def compile_program(module: Module, observe: Observe | None = None) -> NativePro
     """Compile `module` for this machine, or load it from the disk cache. What is observed or checked is always compiled anew."""
     warm_up = _warm_up()
     try:
-        return _program(module, observe)
+        target = replace(host(), cores=cpu.threads())
+        return compiled(module, target, NativeProgram, lambda: _measured(module, target), observe)
     finally:
         warm_up.join()  # a process forks and ends between compiles, when no thread is inside LLVM
-
-
-def _program(module: Module, observe: Observe | None) -> NativeProgram:
-    target = replace(host(), cores=cpu.threads())
-    if config.get("PROFILE"):
-        return _profiled(module, target)
-    text = module_text(module)
-    tuned = config.get("TUNE") > 0
-    key = cache.fingerprint(text, target.cache_key, config.code_flags() + " tuned" * tuned)
-    program = _stored(key) if observe is None and not config.get("CHECK") else None
-    if program is None:
-        complete = not tuned or _measured(module, target)
-        executable = compile_module(module, target, dump=observe)
-        if complete:
-            cache.store(key, executable.to_bytes())
-        program = NativeProgram(executable)
-    if any(call.name in ("collective", "collective-start") for call in program.executable.host_calls):
-        program.info = collective.Info(module, text)
-    return program
-
-
-PROFILED: list[NativeProgram] = []  # what was compiled with the PROFILE flag
-
-
-def _profiled(module: Module, target: Target) -> NativeProgram:
-    profile = Profile(config.get("PROFILE"))
-    program = NativeProgram(compile_module(module, target, profile=profile), profile)
-    program.name = f"{program.name}.{len(PROFILED)}"
-    PROFILED.append(program)
-    return program
 
 
 def _measured(module: Module, target: Target) -> bool:
@@ -184,15 +152,3 @@ def _seconds(_: _Host, program: NativeProgram, module: Module) -> float:
         program.run(inputs, results)
         best = min(best, time.perf_counter() - start)
     return best
-
-
-def _stored(key: str) -> NativeProgram | None:
-    """The program in the disk cache; None if there is none that this process can use."""
-    data = cache.load(key)
-    if data is None:
-        return None
-    try:
-        return NativeProgram(Executable.from_bytes(data), from_disk=True)
-    except (ValueError, RuntimeError, OSError):  # another version, or a library that the code needs is not here
-        metrics.count("DiskCacheUnreadable")
-        return None
