@@ -240,6 +240,14 @@ def test_mistakes_are_found(body, threads, message):
         run(body, [of(U32, np.zeros(64))], threads=threads, declarations=SHARED, groups=2 if "ctaid" in body else 1)
 
 
+def test_clusters_have_one_group():
+    kernel = ".version 8.6\n.target sm_90\n.address_size 64\n.visible .entry k() .reqntid 32, 2 .reqnctapercluster {} {{ ret; }}"
+    Image(kernel.format("1, 1")).launch("k", 1, 32, [], GlobalMemory(), 0)
+    with pytest.raises(PtxError, match="clusters of more than one group are not evaluated"):
+        Image(kernel.format("2"))
+
+
+
 @pytest.mark.parametrize("body", [WRITE + "bar.sync 0;" + READ.format(32), WRITE + READ.format(0), WRITE + "bar.warp.sync -1;" + READ.format(1),
                                   WRITE + "bar.sync 0;" + READ.format(32) + "bar.sync 0;" + WRITE, GLOBAL_WRITE + "bar.sync 0;" + GLOBAL_READ,
                                   GLOBAL_READ + "bar.sync 0;" + GLOBAL_WRITE, GLOBAL_WRITE + GLOBAL_WRITE + "ld.global.b32 %r1, [%rd1];",

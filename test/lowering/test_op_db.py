@@ -23,10 +23,9 @@ QUICK = re.compile(
 )
 
 
-def cases(dtype: torch.dtype, quick: bool):
-    for op in op_db:
-        if op.name not in NOT_RUN and dtype in op.supported_dtypes("cpu") and (not quick or QUICK.match(op.name)):
-            yield pytest.param(op, dtype, id=f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}-{str(dtype)[6:]}")
+def cases(dtype: torch.dtype, quick: bool) -> list:
+    wanted = [op for op in op_db if op.name not in NOT_RUN and dtype in op.supported_dtypes("cpu") and (not quick or QUICK.match(op.name))]
+    return [pytest.param(op, dtype, id=f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}-{str(dtype)[6:]}") for op in wanted]
 
 
 def run(op, dtype: torch.dtype, samples: int) -> Checker:

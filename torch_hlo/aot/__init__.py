@@ -100,7 +100,7 @@ def _named(output: str | os.PathLike | None, name: str | None, triple: str) -> t
         output = f"{name or 'model'}.{'wasm' if kind == 'wasm' else 'so'}"
     output = Path(output)
     if _SUFFIXES.get(output.suffix, "?") not in ("", kind):
-        raise ValueError(f"output {output.name!r}: for {triple} it must end in {'.wasm' if kind == 'wasm' else '.so'} or .o")
+        raise ValueError(f"output {output.name!r}: for {triple} it must end in {'.wasm' if kind == 'wasm' else '.so'} or .o (.wasm is for target wasm32, .so for the others)")
     name = name if name is not None else abi.identifier(output.stem)
     if name != abi.identifier(name):
         raise ValueError(f"name={name!r} is no C identifier")

@@ -5,6 +5,7 @@
 """
 from __future__ import annotations
 
+import math
 import re
 import struct
 from dataclasses import dataclass, field
@@ -91,7 +92,6 @@ class Function:
     body: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     max_threads: int = 1024
-    cluster: tuple[int, ...] = ()  # .reqnctapercluster
 
 
 @dataclass(slots=True)
@@ -185,6 +185,12 @@ class _Parser:
         line, self.at = self.text[self.at:end].strip(), end
         return line
 
+    def integers(self) -> list[int]:
+        found = [self.integer()]
+        while self.accept(","):
+            found.append(self.integer())
+        return found
+
     def integer(self) -> int:
         sign = -1 if self.accept("-") else 1
         found = self.token()
@@ -277,15 +283,10 @@ class _Parser:
         made = Function(name, entry, self.parameters() if self.peek() == "(" else [], results)
         while word := self.directive():
             if word in ("maxntid", "reqntid"):
-                sizes = [self.integer()]
-                while self.accept(","):
-                    sizes.append(self.integer())
-                made.max_threads = sizes[0] * (sizes[1] if len(sizes) > 1 else 1) * (sizes[2] if len(sizes) > 2 else 1)
+                made.max_threads = math.prod(self.integers())
             elif word == "reqnctapercluster":
-                sizes = [self.integer()]
-                while self.accept(","):
-                    sizes.append(self.integer())
-                made.cluster = tuple(sizes)
+                if math.prod(self.integers()) != 1:
+                    raise self.fail("clusters of more than one group are not evaluated")
             elif word in ("minnctapersm", "maxnreg", "maxclusterrank"):
                 self.integer()
             elif word in ("noreturn", "explicitcluster"):
