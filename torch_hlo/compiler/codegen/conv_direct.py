@@ -305,7 +305,7 @@ def emit_direct(program, x: Instruction, kind: str, finish: Finish | None = None
         shape, numbers = spatial, [pixels, steps[0]]
         for i, (w, n, out) in enumerate(zip(window, sizes, outs, strict=True)):
             count = w.size
-            if i == spatial - 1 and groups == 1 and not size and w.window_dilation == 1 and w.pad_low == 0 and w.pad_high <= 0 and w.size != 1:
+            if i == spatial - 1 and feature_groups == 1 and not size and w.window_dilation == 1 and w.pad_low == 0 and w.pad_high <= 0 and w.size != 1:
                 # Neighbouring taps of a row meet neighbouring runs of channels: one longer run.
                 runs, run, n, count = runs // w.size, run * w.size, n - w.size + 1, 1
             numbers += [out, n, w.stride, w.pad_low, count, w.window_dilation, steps[1 + i]]

@@ -1,6 +1,7 @@
 """conv_narrow: convolutions with fewer output features than a vector has lanes compute neighbouring pixels as features.
 
     f32[n,28,28,6] = convolution(x, 5x5)   ->  reshape(f32[n,28,14,12] = convolution(x, 5x6 with stride 2)),  features (pixel of a pair, feature)
+    f32[n,28,28,3] = convolution(x, 5x5), feature_group_count=3  ->  the same of f32[3 * n,28,28,1], batch_group_count=3: filters of images
 
 The kernel of pixel i of a run is the old one moved by i strides, zeros elsewhere: r pixels take (size + (r - 1) * stride) / r products per pixel instead
 of size, in r times as many lanes. What a dilated base gives (a transposed convolution, sub-pixel convolution in Shi et al., 2016) has one such kernel per
@@ -20,15 +21,17 @@ from torch_hlo.hlo.match import op, rewrite, rules
 from torch_hlo.hlo.window import WindowDim
 
 LANES = 16  # of f32 in a vector of 512 bits
+PER_TAP = 3  # what one tap of the kernel whose lanes are channels costs, in multiply-adds of one whose lanes are pixels
 
 
 def _is_narrow(out: Instruction) -> bool:
-    """Whether a convolution has its channels last, one group, and few features."""
+    """Whether a convolution has its channels last, and few features (of each group of images)."""
     digits = "".join(map(str, range(len(out["window"]))))
     lhs, _, to = sides(out)
     known = all(o.shape.is_static and o.shape.size for o in (*out.operands, out))
-    return (digits != "" and lhs == to == f"b{digits}f" and out["feature_group_count"] * out["batch_group_count"] == 1 and known
-            and 2 * out.shape.dims[-1] <= LANES and not contracts_pixels(out) and all(w.window_dilation == 1 for w in out["window"]))  # fmt: skip
+    return (digits != "" and lhs == to == f"b{digits}f" and out["feature_group_count"] == 1 and known
+            and 2 * out.shape.dims[-1] <= LANES * out["batch_group_count"] and not contracts_pixels(out)
+            and all(w.window_dilation == 1 for w in out["window"]))  # fmt: skip
 
 
 def _plain(out: Instruction) -> tuple[Instruction, str]:
@@ -44,6 +47,15 @@ def _with(out: Instruction, kernel: Instruction, window: tuple[WindowDim, ...]) 
     return instr("convolution", made.operands, made.shape.with_dtype(out.shape.dtype), **dict(made.attrs))
 
 
+def _run(wide: int, features: int, last: WindowDim) -> int:
+    """How many neighbouring pixels of `wide` should be features: fewest products per row; what a last run computes too much is cut off, in a pass of its own."""
+
+    def products(run: int) -> float:
+        return -(-wide // run) * (last.size + (run - 1) * last.stride) * (1.25 if wide % run else 1)
+
+    return min(range(min(LANES // features, wide), 0, -1), key=products)
+
+
 def runs_of_pixels(out: Instruction) -> Instruction | None:
     """convolution -> reshape(convolution): pixels next to each other in a row are features"""
     if not _is_narrow(out):
@@ -51,23 +63,53 @@ def runs_of_pixels(out: Instruction) -> Instruction | None:
     *rows, last = out["window"]
     if last.size <= last.stride or any(w.base_dilation != 1 for w in out["window"]):
         return None
-    wide, features = out.shape.dims[-2:]
-    run = next(r for r in range(LANES // features, 0, -1) if wide % r == 0)
+    groups, dims = out["batch_group_count"], out.shape.dims
+    wide, features = dims[-2], dims[-1] // groups
+    run = _run(wide, features, last)
     if run == 1:
         return None
     kernel, labels = _plain(out)
-    at, zero = labels.index(str(len(rows))), h.full(0, kernel.shape.dtype, ())
-    reach = (run - 1) * last.stride
+    at, to, zero = labels.index(str(len(rows))), labels.index("o"), h.full(0, kernel.shape.dtype, ())
+    reach, runs = (run - 1) * last.stride, -(-wide // run)
     moved = [h.pad(kernel, zero, [(i * last.stride, reach - i * last.stride, 0) if d == at else (0, 0, 0) for d in range(kernel.shape.rank)]) for i in range(run)]
-    window = (*(replace(w, reversal=False) for w in rows), replace(last, size=last.size + reach, stride=last.stride * run, reversal=False))
-    return h.reshape(_with(out, h.concatenate(moved, labels.index("o")), window), out.shape.dims)
+    apart = [h.reshape(m, (*m.shape.dims[:to], groups, 1, features, *m.shape.dims[to + 1:])) for m in moved]
+    joined = h.concatenate(apart, to + 1)
+    joined = h.reshape(joined, (*joined.shape.dims[:to], groups * run * features, *joined.shape.dims[to + 3:]))
+    beyond = (runs * run - wide) * last.stride  # what the last run reads after what the last pixel does
+    window = (*(replace(w, reversal=False) for w in rows),
+              replace(last, size=last.size + reach, stride=last.stride * run, reversal=False, pad_high=last.pad_high + beyond))  # fmt: skip
+    found = h.reshape(_with(out, joined, window), (*dims[:-2], runs, groups, run, features))
+    order = [*range(len(dims) - 1), len(dims), len(dims) - 1, len(dims) + 1]  # pixels before groups
+    whole = h.reshape(h.transpose(found, order), (*dims[:-2], runs * run, dims[-1]))
+    return h.slice_(whole, (0,) * len(dims), dims)
+
+
+def images_of_channels(out: Instruction) -> Instruction | None:
+    """A convolution of few channels, each on its own (filters of images) -> one of as many groups of images of one channel: lanes are pixels"""
+    digits = "".join(map(str, range(len(out["window"]))))
+    lhs, _, to = sides(out)
+    x, groups = out.operands[0], out["feature_group_count"]
+    if groups == 1 or out["batch_group_count"] > 1 or not digits or not lhs == to == f"b{digits}f" or not all(o.shape.is_static and o.shape.size for o in (x, out)):
+        return None
+    if x.shape.dims[-1] != groups or any(w.base_dilation != 1 or w.window_dilation != 1 for w in out["window"]) or 2 * out.shape.dims[-1] > LANES:
+        return None
+    last, features = out["window"][-1], out.shape.dims[-1] // groups
+    run = _run(out.shape.dims[-2], features, last)
+    if last.size <= last.stride or groups * (last.size + (run - 1) * last.stride) > PER_TAP * run * last.size:
+        return None
+    rank = x.shape.rank
+    images = h.reshape(h.transpose(x, [rank - 1, *range(rank - 1)]), (groups * x.shape.dims[0], *x.shape.dims[1:-1], 1))
+    low, high = max(last.pad_low, 0), max(last.pad_high, 0)
+    images = h.pad(images, h.full(0, x.shape.dtype, ()), [(low, high, 0) if d == rank - 2 else (0, 0, 0) for d in range(rank)])  # taps of a row are a run
+    window = (*out["window"][:-1], replace(last, pad_low=last.pad_low - low, pad_high=last.pad_high - high))
+    return instr("convolution", (images, out.operands[1]), out.shape, **dict(out.attrs) | {"window": window, "feature_group_count": 1, "batch_group_count": groups})
 
 
 def remainders(out: Instruction) -> Instruction | None:
     """convolution of a dilated base -> the pixels of each remainder, from a convolution without holes, next to each other"""
     window = out["window"]
     steps = [w.base_dilation for w in window]
-    if not _is_narrow(out) or product(steps) == 1 or out.shape.dims[-1] * product(steps) > LANES or any(w.stride != 1 or w.size < w.base_dilation for w in window):
+    if not _is_narrow(out) or out["batch_group_count"] > 1 or product(steps) == 1 or out.shape.dims[-1] * product(steps) > LANES or any(w.stride != 1 or w.size < w.base_dilation for w in window):
         return None
     kernel, labels = _plain(out)
     sizes = out.operands[0].shape.dims[1:-1]
@@ -93,7 +135,7 @@ def remainders(out: Instruction) -> Instruction | None:
     return h.slice_(joined, (0,) * out.shape.rank, out.shape.dims)
 
 
-RULES = rules((op("convolution"), remainders), (op("convolution"), runs_of_pixels))
+RULES = rules((op("convolution"), images_of_channels), (op("convolution"), remainders), (op("convolution"), runs_of_pixels))
 
 
 @hlo_pass
