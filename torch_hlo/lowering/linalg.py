@@ -5,10 +5,11 @@ The loops work on whole arrays with masks, so that any number of leading batch d
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
-from torch_hlo.compiler.passes.linalg import CONFIG as LU
+from torch_hlo.compiler.passes.linalg import LU, QR, qr_memory
 from torch_hlo.hlo import build
 from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.shape import tuple_shape
@@ -125,10 +126,15 @@ def lu_factor(a: Instruction) -> tuple[Expr, Expr, Expr]:
     """(L and U in one matrix, s64 pivots from 0, s64 permutation: row i of P^T A is row perm[i] of A), as a call that says what it is (passes/linalg.py)."""
     if _is_empty(a):
         return _lu_loops(a)
+    return _named("lu", LU, a, _lu_loops)
+
+
+def _named(name: str, config: str, a: Instruction, meaning: Callable) -> tuple[Expr, ...]:
+    """The results of `meaning` as a call that a kernel may stand for."""
     x = instr("parameter", (), a.shape, index=0)
-    results = tuple(r.x for r in _lu_loops(x))
+    results = tuple(r.x for r in meaning(x))
     root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
-    call = instr("call", (a,), to_apply=Computation("lu", (x,), root), backend_config=LU)
+    call = instr("call", (a,), to_apply=Computation(name, (x,), root), backend_config=config)
     return tuple(Expr(instr("get-tuple-element", (call,), r.shape, index=i)) for i, r in enumerate(results))
 
 
@@ -339,6 +345,18 @@ def linalg_qr(a, mode="reduced"):
     """By Householder reflections; LAPACK's routine for complex matrices."""
     if promote.is_complex(a.shape.dtype):
         return opaque(aten.linalg_qr.default, (a, mode), {}, expected(), library=True)
+    *_, m, n = a.shape.dims
+    width = m if mode == "complete" else min(m, n)
+    q, r = _qr_loops(a, width)[:2] if _is_empty(a) else _named("qr", QR, a, lambda x: _qr_loops(x, width))[:2]
+    upper = _triangle(r.x, False)
+    if mode == "r":
+        empty = expected()[0]
+        return promote.full(0, empty.dtype, empty.dims), slice_dim(upper, -2, 0, width)
+    return q.x, slice_dim(upper, -2, 0, width)
+
+
+def _qr_loops(a: Instruction, width: int) -> tuple[Expr, Expr, Expr]:
+    """(Q [..., m, width], R [..., m, n], memory for the kernel)."""
     *batch, m, n = a.shape.dims
     steps = min(m, n)
     last = len(batch)
@@ -349,7 +367,7 @@ def linalg_qr(a, mode="reduced"):
         head = fold(where(rows.eq(k), x, 0), (last,))
         below = fold(where(rows > k, x * x, 0), (last,))
         norm = sqrt(head * head + below)
-        target = where(below.eq(0), head, where(head > 0, -norm, norm))
+        target = where(below.eq(0), head, where(head >= 0, -norm, norm))
         v = x - where(rows.eq(k), _repeat(target, x.dims), 0)
         size = fold(v * v, (last,))
         v = v / _repeat(sqrt(where(size.eq(0), 1, size)), v.dims)
@@ -360,13 +378,7 @@ def linalg_qr(a, mode="reduced"):
 
     start = (Expr(promote.constant(0, "s64")), Expr(_identity((*batch, m, m), a.shape.dtype)), Expr(a))
     q, r = start[1:] if _is_empty(a) else while_loop(lambda k, *rest: k < steps, body, start)[1:]
-    upper = _triangle(r.x, False)
-    if mode == "r":
-        empty = expected()[0]
-        return promote.full(0, empty.dtype, empty.dims), slice_dim(upper, -2, 0, steps)
-    if mode == "complete":
-        return q.x, upper
-    return slice_dim(q.x, -1, 0, steps), slice_dim(upper, -2, 0, steps)
+    return Expr(slice_dim(q.x, -1, 0, width)), r, Expr(promote.full(0, a.shape.dtype, (*batch, qr_memory(m, n))))
 
 
 @lowers(aten.linalg_householder_product)

@@ -1,14 +1,18 @@
-"""cholesky and triangular-solve, real and complex, batched."""
+"""cholesky and triangular-solve, real and complex, batched; LU and QR."""
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from test.compiler.codegen.steps import check, module_of
+from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import compile_module
+from torch_hlo.device import cpu
 from torch_hlo.hlo import build
 from torch_hlo.hlo.ir import Computation
 from torch_hlo.hlo.shape import Shape
+from torch_hlo.lowering.linalg import linalg_qr, lu_factor
 
 
 def matrices(dtype, batch, n):
@@ -37,6 +41,55 @@ def test_triangular_solve(dtype, left, lower, unit, transpose):
     a = matrices(dtype, 3, n) / n if unit else matrices(dtype, 3, n) + 2 * n * np.eye(n)
     b = matrices(dtype, 3, 9)[:, :n, :] if left else matrices(dtype, 3, 9)[:, :, :n]
     check(lambda x, y: build.triangular_solve(x, y, left_side=left, lower=lower, unit_diagonal=unit, transpose_a=transpose), a.astype(dtype), b, rtol=1e-3)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("n,columns", [(21, 37), (50, 1), (33, 70)])
+def test_blocks_that_are_not_whole(lower, n, columns):
+    """One triangle is read alone, whatever the other holds."""
+    a = matrices("float64", 2, n)
+    a = a @ np.swapaxes(a, -1, -2) + n * np.eye(n)
+    a[np.broadcast_to(np.triu(np.ones((n, n)), 1) if lower else np.tril(np.ones((n, n)), -1), a.shape) > 0] = np.nan
+    check(lambda x: build.cholesky(x, lower), a)
+    b = np.random.default_rng(0).standard_normal((2, n, columns))
+    for transpose in ("NO_TRANSPOSE", "TRANSPOSE"):
+        check(lambda x, y, t=transpose: build.triangular_solve(x, y, lower=lower, unit_diagonal=False, transpose_a=t), a, b)
+
+
+def qr(a):
+    return [r for r in linalg_qr(a, "complete" if a.shape.dims[-2] == 9 else "reduced")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dims", [(3, 5), (2, 5, 3), (16, 16), (40, 33), (33, 50), (9, 4), (1, 1), (70, 1)])
+@pytest.mark.parametrize("factors", [qr, lambda a: [r.x for r in lu_factor(a)]], ids=["qr", "lu"])
+def test_factors_are_what_the_loops_say(factors, dims, dtype):
+    a = np.random.default_rng(1).standard_normal(dims).astype(dtype)
+    check(factors, a, optimize=True, rtol=2e-4 if dtype == "float32" else 1e-11)
+
+
+def test_qr_of_columns_that_are_done():
+    """Zeros below the diagonal are left as they are, with R's sign."""
+    check(qr, np.triu(np.arange(-8.0, 17.0).reshape(5, 5)), optimize=True)
+    check(qr, np.zeros((4, 3)), optimize=True)
+
+
+@pytest.mark.skipif(not host().has("avx2"), reason="needs a machine with AVX2 at least")
+@pytest.mark.parametrize("vector_bytes", [16, 32])
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_lesser_machines(vector_bytes, dtype):
+    features = ",".join(f"-{f[1:]}" if f[1:].startswith(("amx", "avx512", "avx10")) else f for f in host().features.split(","))
+    target = replace(host(), features=features, cpu="haswell", vector_bytes=vector_bytes)
+    n = 37
+    a = matrices("float32" if dtype == "f32" else "float64", 1, n)
+    a = a @ np.swapaxes(a, -1, -2) + n * np.eye(n, dtype=a.dtype)
+    module = module_of(lambda x: [build.cholesky(x, True), build.triangular_solve(x, x), *linalg_qr(x)], [Shape(dtype, a.shape)])
+    program = cpu.load(compile_module(module, target), target)
+    factor, solution, q, r = (np.zeros_like(a) for _ in range(4))
+    program.call([a.ctypes.data], [x.ctypes.data for x in (factor, solution, q, r)])
+    close = {"rtol": 1e-4, "atol": 1e-3} if dtype == "f32" else {"rtol": 1e-10, "atol": 1e-10}
+    for found, expected in ((factor @ np.swapaxes(factor, -1, -2), a), (np.tril(a) @ solution, a), (q @ r, a), (q @ np.swapaxes(q, -1, -2), np.eye(n)[None])):
+        np.testing.assert_allclose(found, expected, **close)
 
 
 def test_empty():

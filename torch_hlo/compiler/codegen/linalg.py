@@ -104,14 +104,14 @@ def cholesky(program, x: Instruction) -> None:
 def _cholesky_in_blocks(f: Writer, dtype: str, base: Int, rows: Int, lower: bool) -> None:
     kernel, x = Kernel(f, dtype), Matrix("%l", base, rows)
     if lower:
-        kernel.map_rows(lambda own, v: [v], f.mul(rows, rows), Matrix("%l", base, 1), Matrix("%a", base, 1))
+        kernel.mirror(Matrix("%a", base, rows), x, rows, lower=False)
     else:
-        source = Matrix("%a", base, rows).turned
-        with f.loop(0, rows) as i, f.loop(0, f.add(i, 1)) as j:
-            kernel.put(kernel.get(source, i, j), x, i, j)
+        kernel.map_rows(lambda own, v: [v], f.mul(rows, rows), Matrix("%l", base, 1), Matrix("%a", base, 1))
     kernel.cholesky(x, rows)
     last = kernel.get(x, f.sub(rows, 1), f.sub(rows, 1))
     bad = f.op(f"fcmp uno {kernel.kind} {last}, {last}")  # one bad pivot makes the whole factor NaN
+    if lower:
+        kernel.mirror(x, x, rows, lower=True)
     with f.loop(0, rows) as i:
         with f.when(bad), f.loop(0, rows) as j:
             kernel.put(kernel.t.const(float("nan")), x, i, j)

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.emit import BITS
+from torch_hlo.compiler.codegen.emit import BITS, transposed
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gemm import KIND_SUFFIX, lane_mask, splat
 from torch_hlo.compiler.codegen.indexing import Sizes
 from torch_hlo.compiler.codegen.inline import Writer, load, store
+from torch_hlo.compiler.passes.linalg import BLOCK
 from torch_hlo.hlo.ir import Instruction
 
 KINDS = {"f32": "float", "f64": "double"}
-BLOCK = 16  # columns of a panel
-TILE_ROWS, TILE_VECTORS = 6, 2
+TILE_VECTORS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class Kernel:
         self.f, self.dtype, self.kind, self.lanes = f, dtype, KINDS[dtype], f.program.target.lanes(BITS[KINDS[dtype]])
         self.vector = f"<{self.lanes} x {self.kind}>"
         self.t = f.emit().typed(self.kind)
+        self.tile_rows = 8 if f.program.target.vector_bytes == 64 else 4  # sums of two vectors per row in registers; a block is a number of such rows
 
     def get(self, m: Matrix, i: Int, j: Int) -> str:
         return load(self.f, self.dtype, m.pointer, m.at(self.f, i, j))
@@ -73,84 +74,116 @@ class Kernel:
 
     def subtract_product(self, c: Matrix, a: Matrix, b: Matrix, rows: Int, columns: Int, depth: Int) -> None:
         """c -= a b; rows of b and c are contiguous."""
+        for width, strip in self.column_strips(columns):
+            with strip as j, self.f.loop(0, rows, self.tile_rows) as i:
+                numbers = self._numbers(i, self.f.sub(self.f.sub(rows, i), 1))
+                sums = self._sums(a, b.part(self.f, 0, j), numbers, depth, self._masks(width, j, columns))
+                self._subtracted(c.part(self.f, 0, j), sums, numbers, self._masks(width, j, columns))
+
+    def column_strips(self, columns: Int) -> list:
+        """(vectors, loop over first columns) of strips: as many wide ones as fit, then vectors, of which the last may have fewer columns."""
         f, width = self.f, TILE_VECTORS * self.lanes
         whole = f.mul(f.div(columns, width), width)
-        with f.loop(0, whole, width) as j:
-            self._column_strip(c, a, b, rows, j, depth, [None] * TILE_VECTORS)
-        with f.loop(whole, columns, self.lanes) as j:
-            self._column_strip(c, a, b, rows, j, depth, [lane_mask(f, self.lanes, j, columns)])
+        return [(TILE_VECTORS, f.loop(0, whole, width)), (1, f.loop(whole, columns, self.lanes))]
 
-    def _column_strip(self, c: Matrix, a: Matrix, b: Matrix, rows: Int, j: Int, depth: Int, masks: list) -> None:
+    def _masks(self, width: int, j: Int, columns: Int) -> list:
+        return [None] * width if width > 1 else [lane_mask(self.f, self.lanes, j, columns)]
+
+    def _numbers(self, first: Int, last: Int, step: int = 1) -> list[Int]:
+        """`tile_rows` rows from `first` on, or as many as there are up to `last` rows further, which is repeated: as results are stored last rows first, those of
+        the repetitions are overwritten."""
         f = self.f
-        whole = f.mul(f.div(rows, TILE_ROWS), TILE_ROWS)
-        with f.loop(0, whole, TILE_ROWS) as i:
-            self._tile(c.part(f, i, j), a.part(f, i, 0), b.part(f, 0, j), TILE_ROWS, depth, masks)
-        with f.loop(whole, rows) as i:
-            self._tile(c.part(f, i, j), a.part(f, i, 0), b.part(f, 0, j), 1, depth, masks)
+        return [f.add(first, f.mul(f.min(r, last), step)) if r else first for r in range(self.tile_rows)]
 
-    def _tile(self, c: Matrix, a: Matrix, b: Matrix, rows: int, depth: Int, masks: list) -> None:
+    def _sums(self, a: Matrix, b: Matrix, numbers: list[Int], depth: Int, masks: list) -> list[list[str]]:
+        """Vectors of the rows `numbers` of a b: one list per row."""
         f, v, n = self.f, self.vector, len(masks)
         suffix = f"v{self.lanes}{KIND_SUFFIX[self.kind]}"
-        with f.loop(0, depth, carry=[(v, "zeroinitializer")] * (rows * n)) as k:
+        rows = [a.part(f, i, 0) for i in numbers]
+        with f.loop(0, depth, carry=[(v, "zeroinitializer")] * (len(rows) * n)) as k:
             right = [load(f, self.dtype, b.pointer, b.at(f, k.index, s * self.lanes), self.lanes, mask) for s, mask in enumerate(masks)]
             k.next = []
-            for i in range(rows):
-                left = splat(f, self.kind, self.lanes, self.get(a, i, k.index))
+            for i, row in enumerate(rows):
+                left = splat(f, self.kind, self.lanes, self.get(row, 0, k.index))
                 k.next += [f.op(f"call {v} @llvm.fma.{suffix}({v} {left}, {v} {x}, {v} {k.vars[i * n + s]})") for s, x in enumerate(right)]
-        for i in range(rows):
-            for s, mask in enumerate(masks):
-                at = c.at(f, i, s * self.lanes)
-                old = load(f, self.dtype, c.pointer, at, self.lanes, mask)
-                store(f, self.dtype, f.op(f"fsub {v} {old}, {k.vars[i * n + s]}"), c.pointer, at, self.lanes, mask)
+        return [k.vars[i * n : (i + 1) * n] for i in range(len(rows))]
 
-    def divide_row(self, row: Matrix, columns: Int, by: str) -> None:
-        divisor = splat(self.f, self.kind, self.lanes, by)
-        self.map_rows(lambda v: [self.f.op(f"fdiv {self.vector} {v}, {divisor}")], columns, row)
+    def _subtracted(self, c: Matrix, sums: list[list[str]], numbers: list[Int], masks: list, after: Callable = lambda rows: rows) -> None:
+        """Rows of c, less the sums, become what `after` makes of them."""
+        f = self.f
+        places = [[c.at(f, i, s * self.lanes) for s in range(len(masks))] for i in numbers]
+        rows = [[f.op(f"fsub {self.vector} {load(f, self.dtype, c.pointer, at, self.lanes, mask)}, {x}") for at, x, mask in zip(spots, row, masks, strict=True)]
+                for spots, row in zip(places, sums, strict=True)]
+        for spots, row in reversed(list(zip(places, after(rows), strict=True))):
+            for at, x, mask in zip(spots, row, masks, strict=True):
+                store(f, self.dtype, x, c.pointer, at, self.lanes, mask)
 
     def substitute(self, a: Matrix, x: Matrix, rows: Int, columns: Int, lower: bool, unit: bool) -> None:
-        """x := a^-1 x, a triangular: forward when it is lower, else from the last row on."""
+        """x := a^-1 x, a triangular: forward when it is lower, else from the last row on. What the rows of a tile owe each other is settled in registers."""
         f = self.f
-        with f.loop(0, rows, BLOCK) as start:
-            count = f.min(BLOCK, f.sub(rows, start))
-            first = start if lower else f.sub(f.sub(rows, start), count)
-            solved, many = (0, start) if lower else (f.add(first, count), start)
-            self.subtract_product(x.part(f, first, 0), a.part(f, first, solved), x.part(f, solved, 0), count, columns, many)
-            with f.loop(0, count) as step:
-                i = f.add(first, step if lower else f.sub(f.sub(count, 1), step))
-                near = first if lower else f.add(i, 1)
-                self.subtract_product(x.part(f, i, 0), a.part(f, i, near), x.part(f, near, 0), 1, columns, step)
-                if not unit:
-                    self.divide_row(x.part(f, i, 0), columns, self.get(a, i, i))
+        with f.loop(0, rows, self.tile_rows) as many:
+            left = f.sub(f.sub(rows, many), 1)
+            numbers = self._numbers(many, left) if lower else self._numbers(left, left, -1)
+            solved = 0 if lower else f.sub(rows, many)
+            inverses = [] if unit else [f.op(f"fdiv {self.kind} {self.t.const(1.0)}, {self.get(a, i, i)}") for i in numbers]
+
+            def settle(tile: list[list[str]]) -> list[list[str]]:
+                for s, i in enumerate(numbers):
+                    if inverses:
+                        by = splat(f, self.kind, self.lanes, inverses[s])
+                        tile[s] = [f.op(f"fmul {self.vector} {x}, {by}") for x in tile[s]]
+                    for t in range(s + 1, len(numbers)):
+                        minus = splat(f, self.kind, self.lanes, f.op(f"fneg {self.kind} {self.get(a, numbers[t], i)}"))
+                        tile[t] = [self.fma(minus, p, q) for p, q in zip(tile[s], tile[t], strict=True)]
+                return tile
+
+            for width, strip in self.column_strips(columns):
+                with strip as j:
+                    masks = self._masks(width, j, columns)
+                    sums = self._sums(a.part(f, 0, solved), x.part(f, solved, j), numbers, many, masks)
+                    self._subtracted(x.part(f, 0, j), sums, numbers, masks, settle)
+
+    def fma(self, a: str, b: str, c: str) -> str:
+        v = self.vector
+        return self.f.op(f"call {v} @llvm.fma.v{self.lanes}{KIND_SUFFIX[self.kind]}({v} {a}, {v} {b}, {v} {c})")
 
     def cholesky(self, x: Matrix, n: Int) -> None:
-        """The lower triangle of x := its factor. Above the diagonal is what is already known of the factor's transpose, row by row as products want it."""
+        """The upper triangle of x := U with U^T U = x, of which the upper triangle is read; anything may be left in the blocks of the diagonal below it."""
         f = self.f
         with f.loop(0, n, BLOCK) as start:
-            end = f.min(f.add(start, BLOCK), n)
-            with f.loop(start, end) as k:
-                below = f.add(k, 1)
-                square = self.get(x, k, k)
+            count = f.min(BLOCK, f.sub(n, start))
+            end, diagonal = f.add(start, count), x.part(f, start, start)
+            with f.loop(0, count) as k:
+                square = self.get(diagonal, k, k)
                 # sqrt(0) would divide by zero: XLA's answer for a singular matrix is nan too
                 valid = f.op(f"fcmp ogt {self.kind} {square}, 0.0")
                 pivot = f.select(valid, self.kind, self.t.sqrt(square), self.t.const(float("nan")))
-                self.put(pivot, x, k, k)
-                with f.loop(below, n) as i:
-                    value = f.op(f"fdiv {self.kind} {self.get(x, i, k)}, {pivot}")
-                    self.put(value, x, i, k)
-                    self.put(value, x, k, i)
-                with f.loop(below, n) as i:
-                    self._eliminate(x, i, k, f.min(f.sub(end, below), f.sub(i, k)), self.get(x, i, k))
-            with f.loop(end, n, BLOCK) as i:  # no further right than the block that holds the diagonal
-                rows = f.min(BLOCK, f.sub(n, i))
-                self.subtract_product(x.part(f, i, end), x.part(f, i, start), x.part(f, start, end), rows, f.sub(f.add(i, rows), end), f.sub(end, start))
+                inverse = splat(f, self.kind, self.lanes, f.op(f"fdiv {self.kind} {self.t.const(1.0)}, {pivot}"))
+                self.map_rows(lambda v: [f.op(f"fmul {self.vector} {v}, {inverse}")], count, diagonal.part(f, k, 0))  # noqa: B023
+                self.put(pivot, diagonal, k, k)
+                with f.loop(f.add(k, 1), count) as i:
+                    self._eliminate(diagonal, i, k, count, self.get(diagonal, k, i))
+            self.substitute(diagonal.turned, x.part(f, start, end), count, f.sub(n, end), True, False)
+            with f.loop(end, n, BLOCK) as i:  # no further left than the block that holds the diagonal
+                above = x.part(f, start, i)
+                self.subtract_product(x.part(f, i, i), above.turned, above, f.min(BLOCK, f.sub(n, i)), f.sub(n, i), count)
 
-    def _eliminate(self, x: Matrix, i: Int, k: Int, columns: Int, factor: str) -> None:
-        """Row i, from column k + 1 on, loses `factor` times row k."""
-        f, v = self.f, self.vector
-        minus = splat(f, self.kind, self.lanes, f.op(f"fneg {self.kind} {factor}"))
-        fma = f"@llvm.fma.v{self.lanes}{KIND_SUFFIX[self.kind]}"
-        self.map_rows(lambda own, by: [f.op(f"call {v} {fma}({v} {minus}, {v} {by}, {v} {own})")], columns,
-                      x.part(f, i, f.add(k, 1)), x.part(f, k, f.add(k, 1)))  # fmt: skip
+    def _eliminate(self, x: Matrix, i: Int, k: Int, end: Int, factor: str) -> None:
+        """Row i, from column k + 1 to `end`, loses `factor` times row k."""
+        minus = splat(self.f, self.kind, self.lanes, f"{self.f.op(f'fneg {self.kind} {factor}')}")
+        first = self.f.add(k, 1)
+        self.map_rows(lambda own, by: [self.fma(minus, by, own)], self.f.sub(end, first), x.part(self.f, i, first), x.part(self.f, k, first))
+
+    def mirror(self, source: Matrix, target: Matrix, n: Int, lower: bool) -> None:
+        """The lower (upper) triangle of target := the other one of source, turned, and as much as the blocks of the diagonal hold besides."""
+        f, width = self.f, self.lanes
+        with f.loop(0, n, width) as i, f.loop(0, f.add(i, 1), width) as j:
+            first, other = (j, i) if lower else (i, j)  # of the block's rows in source
+            rows, columns = ([f.add(b, f.min(r, f.sub(f.sub(n, b), 1))) for r in range(width)] for b in (first, other))
+            masks = [lane_mask(f, width, b, n) for b in (other, first)]
+            block = [load(f, self.dtype, source.pointer, source.at(f, r, other), width, masks[0]) for r in rows]
+            for r, value in reversed(list(zip(columns, transposed(f.op, self.kind, width, block), strict=True))):
+                store(f, self.dtype, value, target.pointer, target.at(f, r, first), width, masks[1])
 
     def lu(self, x: Matrix, m: Int, n: Int, steps: Int, pivots: str, order: str) -> None:
         """x := L below and U on and above the diagonal, with LAPACK's pivots: `pivots` as s64 from 0, `order` the rows' numbers, which they permute."""
@@ -173,11 +206,10 @@ class Kernel:
                 with f.loop(f.add(k, 1), m) as i:
                     factor = f.op(f"fdiv {self.kind} {self.get(x, i, k)}, {divisor}")
                     self.put(factor, x, i, k)
-                    self._eliminate(x, i, k, f.sub(f.sub(end, 1), k), factor)
+                    self._eliminate(x, i, k, end, factor)
             right = f.sub(n, end)
-            diagonal, above = x.part(f, start, start), x.part(f, start, end)
-            with f.loop(1, f.sub(end, start)) as i:
-                self.subtract_product(above.part(f, i, 0), diagonal.part(f, i, 0), above, 1, right, i)
+            above = x.part(f, start, end)
+            self.substitute(x.part(f, start, start), above, f.sub(end, start), right, True, True)
             self.subtract_product(x.part(f, end, end), x.part(f, end, start), above, f.sub(m, end), right, f.sub(end, start))
 
     def _pivot(self, x: Matrix, k: Int, m: Int) -> str:

@@ -17,7 +17,7 @@ from torch_hlo.compiler.codegen.row_strided import StridedEmitter
 from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.compiler.passes.attention import attention_of
 from torch_hlo.compiler.passes.fourier import across
-from torch_hlo.compiler.passes.linalg import is_lu
+from torch_hlo.compiler.passes.linalg import is_lu, is_qr
 from torch_hlo.compiler.passes.partial_sort import selection_of
 from torch_hlo.compiler.passes.scatter_fusion import is_fused_scatter
 from torch_hlo.hlo.dim import Size
@@ -50,6 +50,7 @@ class _Code:
 # What fusions of kind=custom may be: (how they are recognized, module, emitter).
 _CUSTOM = (
     (attention_of, "attention", "emit_attention"), (selection_of, "first", "emit_selection"), (across, "fft", "emit_across"), (is_lu, "linalg_blocked", "emit_lu"),
+    (is_qr, "linalg_qr", "emit_qr"),
 )  # fmt: skip
 
 
