@@ -1,0 +1,20 @@
+"""What tests of captured steps share."""
+import torch
+from torch import nn
+
+from torch_hlo.lowering.graph import Node
+
+
+def no_recording(monkeypatch):
+    """From here on, recording an op is an error."""
+
+    def refuse(self, *args, **kwargs):
+        raise AssertionError(f"recorded {args[0]}")
+
+    monkeypatch.setattr(Node, "__init__", refuse)
+
+
+def network(device, optimizer="AdamW", **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).to(device)
+    return model, getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2, **options)

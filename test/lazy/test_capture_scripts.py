@@ -1,0 +1,362 @@
+"""torch_hlo.compile: whole training scripts, beside the same on the CPU."""
+import copy
+import math
+from array import array
+
+import pytest
+import torch
+from torch import nn
+
+import torch_hlo
+
+from .support import network, no_recording
+
+
+@pytest.mark.parametrize("name, options", [("SGD", {}), ("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {"weight_decay": 0.1}), ("AdamW", {"foreach": False}), ("RMSprop", {})])
+@pytest.mark.parametrize("period", [1, 3])
+def test_schedules_outside_are_followed(name, options, period):
+    def losses(device, wrap):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3).to(device)
+        x = torch.ones(2, 4).to(device)
+        groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.02}]
+        optimizer = getattr(torch.optim, name)(groups, lr=0.1, **options)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, period, gamma=0.5)
+
+        @wrap
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        found = []
+        for i in range(12):
+            found.append(step(x).cpu())
+            schedule.step()
+            if i == 8:
+                optimizer.param_groups[0]["lr"] = 0.3
+        return torch.stack(found)
+
+    torch.testing.assert_close(losses("hlo", torch_hlo.compile(full_graph=False)), losses("cpu", lambda f: f), rtol=1e-4, atol=1e-6)
+
+
+def test_schedules_outside_are_no_reason_to_record():
+    w = torch.nn.Parameter(torch.ones(4).to("hlo"))
+    optimizer = torch.optim.Adam([w], lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)  # the betas, too
+    calls = array("b")
+
+    @torch_hlo.compile(full_graph=True)
+    def step():
+        calls.append(1)
+        optimizer.zero_grad()
+        w.square().sum().backward()
+        optimizer.step()
+
+    for _ in range(12):
+        step()
+        schedule.step()
+    assert len(calls) < 5
+
+
+SCRIPTS = {}
+
+
+def script(make):
+    """A training script: make(device) -> (step, extra arguments per call, tensors to compare)."""
+    SCRIPTS[make.__name__] = make
+    return make
+
+
+def stepping(model, optimizer, before=lambda loss: None, after=lambda: None):
+    """The usual step; `before` sees the loss, `after` the gradients."""
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        if before(loss):
+            return loss.detach()
+        loss.backward()
+        if not after():
+            optimizer.step()
+        return loss.detach()
+
+    return step, None, model.parameters()
+
+
+@script
+def skips_what_is_not_finite(device):
+    return stepping(*network(device), before=lambda loss: not torch.isfinite(loss))
+
+
+@script
+def clips_and_checks(device):
+    model, optimizer = network(device)
+    return stepping(model, optimizer, after=lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True) is None)
+
+
+@script
+def adafactor(device):
+    return stepping(*network(device, "Adafactor"))
+
+
+@script
+def foreach(device):
+    return stepping(*network(device, foreach=True))
+
+
+@script
+def scales(device):
+    model, optimizer = network(device, "SGD")
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**127, growth_interval=3)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return step, None, model.parameters()
+
+
+@script
+def schedules(device):
+    model, optimizer = network(device)
+    schedule = torch.optim.lr_scheduler.SequentialLR(
+        optimizer, [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)], [4])  # fmt: skip
+    train = stepping(model, optimizer)[0]
+
+    def step(x, y):
+        loss = train(x, y)
+        schedule.step()
+        return loss
+
+    return step, None, model.parameters()
+
+
+@script
+def sets_learning_rates(device):
+    model, optimizer = network(device)
+    train = stepping(model, optimizer)[0]
+
+    def step(x, y, lr):
+        optimizer.param_groups[0]["lr"] = max(lr * 0.5, 1e-4)
+        return train(x, y)
+
+    return step, lambda i: 0.01 * 0.8**i, model.parameters()
+
+
+@script
+def accumulates(device):
+    model, optimizer = network(device)
+
+    def step(x, y, i):
+        loss = nn.functional.cross_entropy(model(x), y) / 3
+        loss.backward()
+        if (i + 1) % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    return step, lambda i: i, model.parameters()
+
+
+@script
+def averages(device):
+    model, optimizer = network(device, "SGD")
+    average = torch.optim.swa_utils.AveragedModel(model).to(device)
+    train = stepping(model, optimizer)[0]
+
+    def step(x, y):
+        loss = train(x, y)
+        average.update_parameters(model)
+        return loss
+
+    return step, None, average.parameters()
+
+
+class Trainer:
+    def __init__(self, device):
+        self.model, self.optimizer = network(device, "SGD")
+        self.target, self.steps, self.total = copy.deepcopy(self.model), 0, 0.0
+
+    def step(self, x, y):
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(x), y) + (self.model(x) - self.target(x).detach()).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.steps += 1
+        self.total += loss.item()
+        if self.steps % 4 == 0:
+            self.target.load_state_dict(self.model.state_dict())
+        return self.total
+
+
+@script
+def counts_and_copies(device):
+    trainer = Trainer(device)
+    return trainer.step, None, trainer.target.parameters()
+
+
+def test_gradients_made_outside(monkeypatch):
+    """`zero_grad()` and the optimizer may be outside: gradients are slots of the parameters."""
+    model, optimizer = network("hlo")
+    twin, other = network("cpu")
+    backward = torch_hlo.compile(lambda x, y: nn.functional.cross_entropy(model(x), y).backward())
+    update = torch_hlo.compile(lambda: optimizer.step())
+    for i in range(6):
+        x, y = torch.randn(5, 8), torch.randint(3, (5,))
+        given = x.to("hlo"), y.to("hlo")
+        for o in (optimizer, other):
+            o.zero_grad()
+        with monkeypatch.context() as m:
+            if i > 2:
+                no_recording(m)
+            backward(*given)
+            update()
+        nn.functional.cross_entropy(twin(x), y).backward()
+        other.step()
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(p.grad.cpu(), q.grad, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(p.detach().cpu(), q.detach(), rtol=1e-3, atol=1e-5)
+
+
+class CountingAdam(torch.optim.Optimizer):
+    """As optimizers of one's own are written: whole numbers and tensors in the state, some of them replaced."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-2, "betas": (0.9, 0.99)})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["step"], state["m"], state["v"] = 0, torch.zeros_like(p), torch.zeros_like(p)
+                state["step"] += 1
+                one, two = group["betas"]
+                state["m"] = one * state["m"] + (1 - one) * p.grad
+                state["v"].mul_(two).addcmul_(p.grad, p.grad, value=1 - two)
+                p.addcdiv_(state["m"] / (1 - one ** state["step"]), (state["v"] / (1 - two ** state["step"])).sqrt() + 1e-8, value=-group["lr"])
+
+
+@script
+def an_optimizer_of_its_own(device):
+    model, _ = network(device)
+    return stepping(model, CountingAdam(model.parameters()))
+
+
+@script
+def plateaus(device):
+    model, optimizer = network(device)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2)
+    train = stepping(model, optimizer)[0]
+
+    def step(x, y):
+        loss = train(x, y)
+        schedule.step(loss.item())
+        return loss
+
+    return step, None, model.parameters()
+
+
+@script
+def learning_rates_of_a_counter(device):
+    model, optimizer = network(device)
+    train, count = stepping(model, optimizer)[0], [0]
+
+    def rate(i):
+        return 0.5e-2 * (1 + math.cos(math.pi * i / 50))
+
+    def step(x, y):
+        count[0] += 1
+        optimizer.param_groups[0]["lr"] = rate(count[0])
+        return train(x, y)
+
+    return step, None, model.parameters()
+
+
+@script
+def steps_away_and_back(device):
+    """Sharpness-aware minimization: the data of parameters is put back."""
+    model, optimizer = network(device, "SGD")
+
+    def step(x, y):
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        old = [p.data.clone() for p in model.parameters()]
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(p.grad, alpha=0.05)
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        for p, data in zip(model.parameters(), old):
+            p.data = data
+        optimizer.step()
+        model.zero_grad()
+        return loss.detach()
+
+    return step, None, model.parameters()
+
+
+@script
+def trains_a_copy(device):
+    model, _ = network(device)
+
+    def step(x, y):
+        twin = copy.deepcopy(model)
+        train = stepping(twin, torch.optim.SGD(twin.parameters(), 0.1))[0]
+        train(x, y)
+        loss = train(x, y)
+        with torch.no_grad():
+            for p, q in zip(model.parameters(), twin.parameters()):
+                p.lerp_(q, 0.5)
+        return loss
+
+    return step, None, model.parameters()
+
+
+@script
+def solves(device):
+    model, optimizer = network(device)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        gram = x @ x.T + torch.eye(len(x), device=x.device)
+        loss = torch.linalg.solve(gram, model(x)).square().mean() + torch.linalg.cholesky(gram).diagonal().log().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, None, model.parameters()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts(name, monkeypatch):
+    """What training scripts do besides computing: the same losses and parameters as on the CPU, and in the end nothing is recorded."""
+    generator = torch.Generator().manual_seed(1)
+    batches = [(torch.randn(5, 8, generator=generator), torch.randint(3, (5,), generator=generator)) for _ in range(16)]
+    if name == "skips_what_is_not_finite":
+        batches[6] = batches[7] = batches[14] = (batches[6][0] * float("nan"), batches[6][1])
+    found = []
+    for device in ("cpu", "hlo"):
+        step, extra, tensors = SCRIPTS[name](device)
+        if device == "hlo":
+            step = torch_hlo.compile(step)
+        losses = []
+        for i, (x, y) in enumerate(batches):
+            given = (x.to(device), y.to(device), *([extra(i)] if extra else ()))
+            with monkeypatch.context() as m:
+                if device == "hlo" and i >= 13:
+                    no_recording(m)
+                losses.append(step(*given))
+        found.append([torch.as_tensor(loss).cpu() for loss in losses] + [t.detach().cpu() for t in tensors])
+    for a, b in zip(*found):
+        torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4, equal_nan=True)

@@ -1,0 +1,246 @@
+"""torch_hlo.compile: values that Python reads inside a captured step, and what it does with them."""
+import contextlib
+import copy
+import math
+from array import array
+
+import pytest
+import torch
+
+import torch_hlo
+
+KEPT = []
+
+
+def test_values_of_a_tensor_are_needed():
+    @torch_hlo.compile(full_graph=True)
+    def fn(x):
+        return x * x.tolist()[0]
+
+    with pytest.raises(RuntimeError, match="needs the values of a tensor at .*test_capture_values.py"):
+        fn(torch.ones(3).to("hlo") + 1)  # the device computes it
+
+
+def test_truth_values_are_compared():
+    calls = array("b")
+
+    @torch_hlo.compile
+    def fn(x):
+        calls.append(1)
+        return x * 2 if x.sum() > 0 else x
+
+    for sign in (1, 1, -1, -1, 1, -1, 1, -1):
+        x = torch.ones(3) * sign
+        torch.testing.assert_close(fn(x.to("hlo") + 0).cpu(), x * 2 if sign > 0 else x)
+    assert len(calls) == 4
+
+
+def test_numbers_may_be_returned():
+    model = torch.nn.Linear(4, 3).to("hlo")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    calls = array("b")
+
+    @torch_hlo.compile
+    def step(x, y):
+        calls.append(1)
+        optimizer.zero_grad()
+        out = model(x)
+        loss = torch.nn.functional.cross_entropy(out, y)
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.item(), "right": [(out.argmax(1) == y).sum().item()]}, loss
+
+    twin = copy.deepcopy(model).cpu()
+    other = torch.optim.SGD(twin.parameters(), 0.1)
+    for _ in range(6):
+        x, y = torch.randn(5, 4), torch.randint(3, (5,))
+        found, loss = step(x.to("hlo"), y.to("hlo"))
+        other.zero_grad()
+        out = twin(x)
+        want = torch.nn.functional.cross_entropy(out, y)
+        want.backward()
+        other.step()
+        assert type(found["loss"]) is float and type(found["right"][0]) is int
+        assert found["loss"] == pytest.approx(want.item(), rel=1e-4) == loss.item()
+        assert found["right"] == [(out.argmax(1) == y).sum().item()]
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("use", [lambda n: n > 2, lambda n: 2 * n, lambda n: n * 2, lambda n: math.sqrt(n), lambda n: math.isfinite(n), lambda n: max(n, 7.0),
+                                 lambda n: n.is_integer(), lambda n: -n, lambda n: round(n, 1), lambda n: divmod(n, 2.0)[0] * 0, lambda n: min(1.0, n / 4) ** 2])  # fmt: skip
+def test_numbers_that_python_computes_with(use):
+    calls = array("b")
+
+    @torch_hlo.compile
+    def fn(x):
+        calls.append(1)
+        n = (x * 2).sum().item()
+        return use(n), x * use(n)
+
+    for i in (1, 2, 3, 4):
+        x = torch.ones(3) * i + 0.05
+        number, y = fn(x.to("hlo") + 0)
+        want = use((x * 2).sum().item())
+        assert number == want and type(number) is type(want)
+        torch.testing.assert_close(y.cpu(), x * want)
+
+
+@pytest.mark.parametrize("use, message", [(lambda n: f"{n:.3f}", "is shown"), (KEPT.append, "is kept"), (lambda n: [0] * int(n), "keep changing"), (float, "keep changing")])
+def test_numbers_that_leave_unseen(use, message):
+    def fn(x):
+        return use((x * 2).sum().item())
+
+    strict, loose = torch_hlo.compile(fn), torch_hlo.compile(fn, full_graph=False)
+    with pytest.raises(RuntimeError, match=message):
+        for i in range(12):
+            strict(torch.ones(3).to("hlo") + i)
+    for i in range(8):
+        x = torch.ones(3) * i
+        assert loose(x.to("hlo") + 0) == fn(x)
+    assert all(type(n) is float for n in KEPT[-3:])
+
+
+def test_truth_values_of_data_are_looked_at_by_replays(monkeypatch):
+    weight = torch.randn(4, 4).to("hlo")
+    calls = array("b")
+
+    @torch_hlo.compile
+    def fn(x, mask):
+        calls.append(1)
+        y = x @ weight
+        return y if mask.bool().all() else y * mask[:, None]
+
+    def check(given):
+        x, mask = torch.randn(3, 4), torch.tensor(given)
+        torch.testing.assert_close(fn(x.to("hlo"), mask.to("hlo")).cpu(), x @ weight.cpu() * mask[:, None])
+
+    for given in ([1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 1]):
+        check(given)
+    assert len(calls) == 4
+    for given in ([1, 1, 1], [0, 0, 1], [1, 1, 1], [0, 0, 0]):
+        check(given)
+    assert len(calls) == 4
+
+
+def test_numbers_of_data_are_looked_at_by_replays():
+    """Audio models pad by buffers of whole numbers."""
+    total, calls = torch.tensor(3).to("hlo"), array("b")
+
+    @torch_hlo.compile
+    def fn(x, extra):
+        calls.append(1)
+        return torch.nn.functional.pad(x, (total - total // 2, total // 2 + extra)) * int(total)
+
+    def check(extra):
+        y = fn(torch.ones(2, 4).to("hlo"), torch.tensor(extra).to("hlo"))
+        assert y.tolist() == [[0.0] * (size - size // 2) + [size] * 4 + [0.0] * (size // 2 + extra)] * 2
+
+    size = 3
+    for extra in (1, 1, 1, 0, 0, 0, 1):
+        check(extra)
+    assert len(calls) == 4
+    size = 5
+    total.copy_(torch.tensor(size))
+    check(1)
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize("full_graph", [False, True])
+def test_truth_values_that_keep_changing(full_graph):
+    calls = array("b")
+
+    @torch_hlo.compile(full_graph=full_graph)
+    def fn(x, bits):
+        calls.append(1)
+        for b in bits:
+            x = x + 1 if b > 0 else x - 1
+        return x
+
+    def call(i):
+        bits = torch.tensor([i >> n & 1 for n in range(5)])
+        assert fn(torch.zeros(2).to("hlo"), bits.to("hlo")).tolist() == [2 * bits.sum().item() - 5] * 2
+
+    with pytest.raises(RuntimeError, match="keep changing") if full_graph else contextlib.nullcontext():
+        for i in range(16):
+            call(i)
+    assert len(calls) == (9 if full_graph else 16)
+
+
+def test_truth_values_of_a_buffer_that_is_written_are_not_assumed():
+    flag = torch.ones(()).to("hlo")
+
+    @torch_hlo.compile(full_graph=False)
+    def fn(x):
+        return x + 1 if flag > 0 else x - 1
+
+    x = torch.zeros(2).to("hlo")
+    assert [fn(x).tolist() for _ in range(4)] == [[1, 1]] * 4
+    flag.fill_(-1)
+    assert fn(x).tolist() == [-1, -1]
+    flag.copy_(torch.tensor(2.0))
+    assert [fn(x).tolist() for _ in range(3)] == [[1, 1]] * 3
+
+
+def test_numbers_that_change():
+    count, power = [0.0], [0]
+
+    @torch_hlo.compile
+    def fn(x):
+        count[0] += 0.5
+        return x * count[0]
+
+    for i in range(8):
+        assert fn(torch.ones(3).to("hlo")).tolist() == [(i + 1) / 2] * 3
+    assert count == [4.0]
+
+    @torch_hlo.compile
+    def table(x):
+        power[0] += 1
+        return x * [1, 1, 1, 1, 1, 2, 3, 4, 5][power[0]]
+
+    with pytest.raises(RuntimeError, match=r"changes power\[0\] \(from .* to .*\), which a replay does not do"):
+        for _ in range(8):
+            table(torch.ones(3).to("hlo"))
+
+    numbers = iter(range(8))
+    with pytest.raises(RuntimeError, match="computed in Python.*"):
+        other = torch_hlo.compile(lambda x: x * (0.5 + next(numbers)))
+        for _ in range(8):
+            other(torch.ones(3).to("hlo"))
+
+
+def test_lengths_that_are_looked_at():
+    seen = []
+
+    @torch_hlo.compile
+    def fn(x):
+        seen.append(x.sum())
+        return x * len(seen)
+
+    with pytest.raises(RuntimeError, match="changes how many elements seen has"):
+        for _ in range(8):
+            fn(torch.ones(2).to("hlo"))
+
+
+def test_errors_of_linear_algebra_are_raised_by_replays():
+    solve = torch_hlo.compile(torch.linalg.inv)
+    for i in range(5):
+        torch.testing.assert_close(solve((torch.eye(3) * (i + 1)).to("hlo") + 0).cpu(), torch.eye(3) / (i + 1))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        solve(torch.zeros(3, 3).to("hlo") + 0)
+
+
+def test_whole_numbers_that_floats_compute_with():
+    """Python's floats do not ask a whole number on their right."""
+    counts = []
+
+    @torch_hlo.compile
+    def fn(x):
+        n = (x > 0).sum().item()
+        return x * min(0.5 * n, 1.0)
+
+    for i in (1, 1, 1, 4, 1, 4, 3):
+        x = torch.tensor([1.0] * i + [-1.0] * (4 - i))
+        counts.append(fn(x.to("hlo") + 0).cpu().tolist() == (x * min(0.5 * i, 1.0)).tolist())
+    assert all(counts)
