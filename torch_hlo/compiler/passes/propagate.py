@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from torch_hlo.compiler.passes.base import hlo_pass
 from torch_hlo.compiler.passes.propagate_factors import ManualRule, Reason, Rule, State, clear, identity, transfer
@@ -223,26 +224,23 @@ class _Graph:
         for i in members:
             active[i] = 1
         dirty = bytearray(active)
-        edges, slots = self.edges, self.slots
         while any(dirty):
-            for order in (members, members[::-1]):
-                for i in order:
-                    if not dirty[i]:
-                        continue
+            for i in chain(members, reversed(members)):
+                if dirty[i]:
                     dirty[i] = 0
-                    edge = edges[i]
-                    states = tuple([slots[s].state for s in edge.slots])
-                    new, reasons = transfer(edge.rule, states)
-                    if not reasons:
-                        continue
-                    for reason in reasons:
-                        self.why.setdefault(edge.slots[reason.target], []).append((edge, reason))
-                    for s, old, state in zip(edge.slots, states, new):
-                        if state is not old:
-                            slots[s].state = state
-                            for j in slots[s].edges:
-                                if active[j]:
-                                    dirty[j] = 1
+                    for j in self._apply(self.edges[i]):
+                        dirty[j] = active[j]
+
+    def _apply(self, edge: _Edge) -> list[int]:
+        """Carry shardings along an edge; numbers of the edges of every slot that changed."""
+        states = tuple([self.slots[s].state for s in edge.slots])
+        new, reasons = transfer(edge.rule, states)
+        for reason in reasons:
+            self.why.setdefault(edge.slots[reason.target], []).append((edge, reason))
+        changed = [(self.slots[s], state) for s, old, state in zip(edge.slots, states, new) if state is not old] if reasons else []
+        for slot, state in changed:
+            slot.state = state
+        return [j for slot, _ in changed for j in slot.edges]
 
     # The result
 
