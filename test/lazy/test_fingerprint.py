@@ -38,7 +38,7 @@ def test_same_structure_same_key():
 
 
 @pytest.mark.parametrize(
-    "other", [pair(aten.sub.Tensor), pair(shape=Shape("f32", (5,))), pair(shape=Shape("f64", (4,))), pair(alpha=2)], ids=str
+    "other", [pair(aten.sub.Tensor), pair(shape=Shape("f32", (5,))), pair(shape=Shape("f64", (4,))), pair(alpha=2)], ids=["op", "shape", "dtype", "keyword"]
 )
 def test_op_shape_dtype_keyword_differ(other):
     assert key(pair()) != key(other)
