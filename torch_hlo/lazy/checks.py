@@ -206,11 +206,17 @@ def _checked(indices: Callable) -> Callable:
     def check(op: OpOverload, args: tuple, kwargs: dict) -> None:
         for index, low, high in indices(args, kwargs):
             known = bounds(index) if isinstance(index, HloTensor) else None
-            if known is not None and (known[0] < low or known[1] >= high):
+            if known is not None and (known[0] < low or known[1] >= high) and _outside(index, low, high):
                 _run_on_cpu(op, args, kwargs)
                 return
 
     return check
+
+
+def _outside(index: HloTensor, low: int, high: int) -> bool:
+    """Whether a value lies outside; of a view, other values of its storage do not count (rows and columns that `nonzero` found together)."""
+    value = peek(index) if index._view is not None else None
+    return value is None or bool(((value < low) | (value >= high)).any())
 
 
 def _run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> None:

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from torch_hlo import config
 from torch_hlo.device import collective as collective_devices
-from torch_hlo.lazy import backend, engine, plain_sizes, storage, tensor
+from torch_hlo.lazy import backend, engine, plain_sizes, sizes, storage, tensor
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import Meta, Result, aten
 from torch_hlo.lazy.storage import RECORDING, Number, Storage, read
@@ -412,6 +412,9 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
         found = own(*checks.admit_all(args), **checks.admit_all(kwargs))
         return found if type(found) is Result else Result.of(found, len(op._schema.returns) == 1)
     args, kwargs = checks.admit_all(args), checks.admit_all(kwargs)
+    meta = sizes.predict(op, args, kwargs, _dtypes)
+    if meta is not None:
+        return Result.of([meta], single=True)
     try:
         result = metas.infer(op, args, kwargs, HloTensor)
     except (RuntimeError, IndexError):
@@ -426,7 +429,11 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
         if strides is not None and strides != result.metas[0].stride:
             meta = result.metas[0]
             return Result.of([metas.intern(meta.size, strides, meta.dtype)], single=True)
+    sizes.learn(op, args, kwargs, result, _dtypes)
     return result
+
+
+_dtypes: dict[tuple, torch.dtype] = remembered({})
 
 
 def build(form, metadata: tuple[Meta | None, ...], node: Node):
