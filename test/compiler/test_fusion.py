@@ -363,3 +363,42 @@ def test_groups_of_channels_are_rows_of_one_kernel():
     f = fusion(m)
     assert kernels(f) == ["reshape f32[4,8,60]", "row f32[4,16,5,6]"]  # the reshape is a view
     assert_same_value(m, f)
+
+
+def test_samples_of_rows_are_summed_as_rows():
+    """Two taps of channels that lie first: the array is turned once, the taps are read as rows, and the sum is turned back."""
+    m = parse_module("""HloModule samples
+
+ENTRY %main (x: f32[32,200], i: s32[300], j: s32[300], w: f32[300]) -> f32[32,300] {
+  %x = f32[32,200] parameter(0)
+  %i = s32[300] parameter(1)
+  %j = s32[300] parameter(2)
+  %w = f32[300] parameter(3)
+  %rows = f32[200,32] transpose(%x), dimensions={1,0}
+  %weights = f32[300,32] broadcast(%w), dimensions={0}
+  %a = f32[300,32] gather(%rows, %i), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,32}
+  %b = f32[300,32] gather(%rows, %j), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,32}
+  %left = f32[300,32] multiply(%a, %weights)
+  %sum = f32[300,32] add(%left, %b)
+  ROOT %y = f32[32,300] transpose(%sum), dimensions={1,0}
+}
+""")
+    f = fusion(m)
+    assert kernels(f) == ["loop f32[200,32]", "loop f32[300,32]", "loop f32[32,300]"]
+    assert_same_value(m, f)
+
+
+def test_rows_that_are_read_once_are_turned_where_they_are_picked():
+    m = parse_module("""HloModule picked
+
+ENTRY %main (x: f32[32,200], i: s32[300]) -> f32[32,300] {
+  %x = f32[32,200] parameter(0)
+  %i = s32[300] parameter(1)
+  %rows = f32[200,32] transpose(%x), dimensions={1,0}
+  %a = f32[300,32] gather(%rows, %i), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,32}
+  ROOT %y = f32[32,300] transpose(%a), dimensions={1,0}
+}
+""")
+    f = fusion(m)
+    assert kernels(f) == ["loop f32[32,300]"]
+    assert_same_value(m, f)

@@ -10,6 +10,7 @@ import itertools
 import torch
 
 from torch_hlo.hlo import build
+from torch_hlo.hlo.infer import product
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import row_major_strides
 from torch_hlo.lowering import promote
@@ -108,6 +109,8 @@ class Sampler:
         for d in self.out:
             points = points * d
         self.points = (self.batch, points)
+        places = (self.batch, *self.sizes)  # known to be few, twice as many indices fit a vector
+        self.index = "s32" if all(isinstance(d, int) for d in places) and product(places) < 1 << 31 else "s64"
         flat = compute(reshape(grid, (*self.points, self.n)))
         # The last grid coordinate belongs to the first spatial axis.
         axes = [Expr(select_dim(flat.x, 2, self.n - 1 - i)) for i in range(self.n)]
@@ -122,7 +125,7 @@ class Sampler:
                 top = position.like(Expr(promote.count_elements((size,), position.dtype))) - 1
                 within = (position >= 0) & (position <= top)
                 inside = within if inside is None else inside & within
-                step = where(within, position, 0).cast("s64") * stride
+                step = where(within, position, 0).cast(self.index) * stride
                 index = step if index is None else index + step
             yield index, inside, taps
 
@@ -135,7 +138,7 @@ class Sampler:
         return reshape(move_dim(reshape(x, (self.batch, self.channels, pixels)), 1, 2), (self.batch * pixels, self.channels))
 
     def place(self, index: Expr) -> Instruction:
-        return (index + Expr(iota(self.points, 0)) * self.pixels).x
+        return (index + Expr(iota(self.points, 0, self.index)) * self.pixels).x
 
     def spread(self, v: Expr) -> Expr:
         """[N, points] repeated over channels."""

@@ -17,15 +17,19 @@ MAX_SITES = 4  # places in the program that compute an inlined value
 MAX_CHAIN = 24  # cost of what is inlined in one place
 SAME_WORK = 1.25  # evaluations per element that count as "once"
 CHEAP_WORK = 4
+ROW = 8  # elements of a gathered run that are worth reading as vectors
 
 
 def inlined(order: Sequence[Instruction], kinds: Sequence[int], users: Sequence[Sequence[int]], root: int) -> list[int]:
     """Numbers of the instructions to compute in place of their uses. `kinds` as in fusion_table.classify."""
     chosen: dict[int, tuple[int, float, float]] = {}  # number -> (sites, evaluations, cost of everything up to the uses)
+    picked = _picked_rows(order, kinds)
     for i in range(len(order) - 1, -1, -1):
         x = order[i]
         if kinds[i] not in (LIGHT, HEAVY, MOVE) or i == root or x.op == "get-tuple-element":
             continue
+        if picked[i] > 1 and _is_turned(i, order, users):
+            continue  # along another dimension every element of every row would be looked up by itself
         found = _uses(i, order, kinds, users, root, chosen)
         if found is None:
             continue
@@ -33,10 +37,45 @@ def inlined(order: Sequence[Instruction], kinds: Sequence[int], users: Sequence[
         own = table.cost(x)
         size = x.shape.size
         work = evaluations / size if isinstance(size, int) and size else 1.0
+        if work > 1 and x.op == "transpose" and x["dimensions"][-1] != x.shape.rank - 1 and _makes_rows(i, order, users, chosen):
+            continue
         affordable = work <= SAME_WORK or own <= 4 and work <= CHEAP_WORK
         if 0 < sites <= MAX_SITES and chain + own <= MAX_CHAIN and affordable:
             chosen[i] = (sites, evaluations, chain + own)
     return list(chosen)
+
+
+def _is_row(x: Instruction) -> bool:
+    """Whether a gather takes whole rows, and leaves them rows."""
+    return x.shape.rank - 1 in x["offset_dims"] and x["slice_sizes"][-1] == x.operands[0].shape.dims[-1] and x.shape.dims[-1] >= ROW
+
+
+def _makes_rows(i: int, order: Sequence[Instruction], users: Sequence[Sequence[int]], chosen) -> bool:
+    """Whether `i` is read by gathers of rows that are computed as rows."""
+    return any(
+        y.op == "gather" and u not in chosen and _is_row(y) or y.op == "reshape" and _makes_rows(u, order, users, chosen)
+        for u in users[i] for y in (order[u],)
+    )  # fmt: skip
+
+
+def _picked_rows(order: Sequence[Instruction], kinds: Sequence[int]) -> list[int]:
+    """Per instruction: how many gathers of whole rows its elements are computed from, in place (samples of images are weighted sums of some)."""
+    at = {x: i for i, x in enumerate(order)}
+    found = [0] * len(order)
+    for i, x in enumerate(order):
+        if x.op == "gather":
+            found[i] = int(_is_row(x))
+        elif kinds[i] in (LIGHT, HEAVY):
+            found[i] = sum(found[at[o]] for o in x.operands if o.shape.dims == x.shape.dims)
+    return found
+
+
+def _is_turned(i: int, order: Sequence[Instruction], users: Sequence[Sequence[int]]) -> bool:
+    """Whether a transpose that reads `i` has another dimension innermost."""
+    return any(
+        y.op == "transpose" and y["dimensions"][-1] != y.shape.rank - 1 or y.op == "reshape" and _is_turned(u, order, users)
+        for u in users[i] for y in (order[u],)
+    )  # fmt: skip
 
 
 def _uses(i: int, order, kinds, users, root: int, chosen) -> tuple[int, float, float] | None:
