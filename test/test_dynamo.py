@@ -1,6 +1,8 @@
 """torch.compile(backend="hlo") on CPU tensors: values, gradients, strides and mutations like eager; one program for all sizes."""
+import gc
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from torch_hlo import metrics
 from torch_hlo.dynamo import backend
+from torch_hlo.lazy import executor
 
 hop = torch.ops.higher_order
 
@@ -27,6 +30,7 @@ def compiled(fn, **kwargs):
 def compiles(fn) -> int:
     before = metrics.counter_value("UncachedCompile") or 0
     fn()
+    executor.drain_compiler()
     return (metrics.counter_value("UncachedCompile") or 0) - before
 
 
@@ -513,3 +517,51 @@ def test_large_results_take_pages_that_tensors_have_left():
     y.add_(1)  # no view of something that autograd would have to follow
     y.sum().backward()
     assert (x.grad == 2).all()
+
+
+def test_who_calls_first_gets_the_error_of_compiling(monkeypatch):
+    def fails(caller, module):
+        raise ArithmeticError("no such luck")
+
+    monkeypatch.setattr(backend, "_compile", fails)
+    f = compiled(lambda x: x * 2)
+    for _ in range(2):
+        with pytest.raises(ArithmeticError, match="no such luck"):
+            f(torch.ones(3))
+
+
+def test_forward_runs_while_backward_is_compiled(monkeypatch):
+    done, compile = threading.Event(), backend._compile
+    programs = []
+
+    def after_forward(caller, module):
+        programs.append(caller)
+        assert len(programs) == 1 or done.wait(100)
+        return compile(caller, module)
+
+    monkeypatch.setattr(backend, "_compile", after_forward)
+    x = torch.ones(3, requires_grad=True)
+    y = compiled(lambda x: x.exp())(x)
+    assert x.grad is None
+    same(y.detach(), x.detach().exp())
+    done.set()
+    y.sum().backward()
+    same(x.grad, x.detach().exp())
+    assert len(programs) == 2
+
+
+def test_no_garbage_collection_while_dynamo_traces(monkeypatch):
+    seen, record = [], backend.trace.record
+
+    def recorded(*args):
+        seen.append(gc.isenabled())
+        return record(*args)
+
+    monkeypatch.setattr(backend.trace, "record", recorded)
+    compiled(lambda x: x + 1)(torch.ones(3))
+    assert seen.pop() is True and gc.isenabled()  # `reset` has made Dynamo forget; this graph reminds it
+    compiled(lambda x: x + 2)(torch.ones(3))
+    assert seen.pop() is False and gc.isenabled()
+    with pytest.raises(Exception, match="unknown option"):
+        compiled(lambda x: x + 3, options={"no": 1})(torch.ones(3))
+    assert gc.isenabled()

@@ -3,16 +3,38 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
+
+_lock = threading.RLock()  # a finalizer may ask, too
+_pauses = 0  # under way, of all threads
+_enabled = False  # before the first of them
+
+
+def pause() -> None:
+    """No garbage collection until `resume`."""
+    global _pauses, _enabled
+    with _lock:
+        if not _pauses:
+            _enabled = gc.isenabled()
+            gc.disable()
+        _pauses += 1
+
+
+def resume() -> None:
+    """The end of a `pause`: after the last one collections go on, if there were any."""
+    global _pauses
+    with _lock:
+        _pauses -= 1
+        if not _pauses and _enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
     """No garbage collection in the block: a third of the compiler's time, half of the time of importing this package after PyTorch."""
-    enabled = gc.isenabled()
-    gc.disable()
+    pause()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        resume()

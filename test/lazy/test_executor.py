@@ -1,6 +1,9 @@
 """The two background threads."""
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
 from torch_hlo.lazy import executor, log
@@ -21,3 +24,11 @@ def test_an_error_of_the_function_is_raised_in_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         executor.call_compiler(lambda: 1 // 0)
     assert executor.call_compiler(lambda: 3) == 3
+
+
+def test_a_promise_is_kept_before_the_process_forks() -> None:
+    promise = executor.submit_compiler(lambda: time.sleep(0.2) or 4)
+    child = os.fork()
+    if child == 0:
+        os._exit(promise.result(0) if promise.done() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4

@@ -9,13 +9,15 @@ at each call of a graph with random ops, so `torch.manual_seed` makes runs repea
 from __future__ import annotations
 
 import functools
-import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch._dynamo.callback import callback_handler
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_hlo import collector, config, metrics
@@ -24,7 +26,8 @@ from torch_hlo.dynamo import cut, trace
 from torch_hlo.dynamo.call import Caller
 from torch_hlo.dynamo.direct import LOSSES, Graphs
 from torch_hlo.dynamo.partition import partition
-from torch_hlo.dynamo.place import Gpu, Host, place_of
+from torch_hlo.dynamo.place import Host, place_of
+from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import backend, dump, encoder, executor, log, progress, recurrent, traceable
 from torch_hlo.lowering import late
 from torch_hlo.lowering.fx import CHECKS, FxGraph, from_fx
@@ -61,6 +64,7 @@ def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict
     if mode not in MODES:
         raise ValueError(f"torch.compile(backend='hlo'): unknown mode {mode!r}; there are {', '.join(map(str, MODES[1:]))}")
     settings = checked(options)
+    _Tracing.without_collections()
     recorded = without_autograd(graph_module, example_inputs, settings)
     if recorded is not None:
         return recorded
@@ -78,7 +82,6 @@ def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict
 
 def without_autograd(graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict) -> Callable | None:
     """The compiled function of a graph that needs nothing of AOTAutograd (trace.py), with its gradients (cut.py, direct.py); None for others."""
-    start = time.perf_counter()
     try:
         with unset_fake_temporarily():
             late.register()
@@ -86,13 +89,13 @@ def without_autograd(graph_module: fx.GraphModule, example_inputs: Sequence, set
             with torch.no_grad():
                 if isinstance(graph, cut.Joint):
                     forward, saved, backward_graph = cut.cut(graph)
-                    programs = [_compiled(forward, settings, Host(), len(graph.outputs)), _compiled(backward_graph, settings, Host())]
+                    callers = [Caller(forward, settings["name"], Host(), len(graph.outputs)), Caller(backward_graph, settings["name"], Host())]
                 else:
-                    programs = [_compiled(graph, settings, Host())]
+                    callers = [Caller(graph, settings["name"], Host())]
+                programs = _compiled(*callers)
     except Exception as reason:  # PyTorch's errors come back, in the words that users know, on the other way
-        log.say(1, f"{settings['name']} goes through AOTAutograd: {reason or type(reason).__name__}")
+        _say_why(settings["name"], reason)
         return None
-    metrics.record("CompileTime", time.perf_counter() - start)
     if isinstance(graph, cut.Joint):
         return Graphs(graph_module, example_inputs).trained(graph, saved, *programs)
     (run,) = programs
@@ -105,6 +108,18 @@ def without_autograd(graph_module: fx.GraphModule, example_inputs: Sequence, set
         return run(list(args))
 
     return call
+
+
+def _say_why(name: str, reason: Exception) -> None:
+    """Why a graph goes through AOTAutograd is with the reasons of compiles (`torch_hlo.metrics.explain()`), and counted. What neither this package nor PyTorch
+    has refused in words is a mistake here: that is a warning."""
+    text = f"{name} goes through AOTAutograd: {reason or type(reason).__name__}"
+    metrics.count("AOTAutograd")
+    metrics.add_compile_reason(text)
+    log.say(1, text)
+    if not isinstance(reason, (trace.Unsuitable, LoweringError, RuntimeError)):
+        where = traceback.extract_tb(reason.__traceback__)[-1]
+        log.warn_once("AOTAutograd", f"torch.compile(backend='hlo'): {text} ({type(reason).__name__} at {where.filename}:{where.lineno}); please report it")
 
 
 def differentiated(graph_module: fx.GraphModule, example_inputs: Sequence, **options) -> Callable:
@@ -137,6 +152,33 @@ def checked(options: dict | None) -> dict[str, object]:
     return settings
 
 
+class _Tracing:
+    """Dynamo makes many objects that stay, at which Python's garbage collector looks together with all that PyTorch has imported: 0.2 of the 1.0 s in which it
+    traces a ResNet-18. None runs meanwhile."""
+
+    under_way = False
+
+    @classmethod
+    def without_collections(cls) -> None:
+        """From the next graph on, as `torch._dynamo.reset()` forgets who wants to know."""
+        handler = callback_handler
+        if cls.begin not in handler.start_callbacks:
+            handler.register_start_callback(cls.begin)
+            handler.register_end_callback(cls.end)
+
+    @classmethod
+    def begin(cls, _) -> None:
+        cls.under_way = True
+        collector.pause()
+
+    @classmethod
+    def end(cls, _) -> None:
+        if cls.under_way:  # it was not, if this one has asked
+            cls.under_way = False
+            collector.resume()
+
+
+_Tracing.without_collections()
 backend.trace_networks(hlo)
 
 
@@ -162,7 +204,6 @@ def _is_composite(op) -> bool:
 
 def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict) -> Callable:
     """Compile one FX graph of aten ops into a function of a list of inputs, which it clears (AOTAutograd's boxed convention)."""
-    start = time.perf_counter()
     if any(isinstance(x, torch.Tensor) and x.device.type == "hlo" for x in example_inputs):
         return on_device(graph_module)
     with unset_fake_temporarily(), torch.no_grad():
@@ -176,7 +217,6 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
                 if not fixed:
                     raise
                 log.say(1, f"{settings['name']} is compiled for {', '.join(fixed)} alone: {error}")
-    metrics.record("CompileTime", time.perf_counter() - start)
     run._boxed_call = True
     return run
 
@@ -184,12 +224,22 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
 def _function(graph_module: fx.GraphModule, settings: dict) -> Callable:
     graph = from_fx(graph_module)
     report_fallbacks(graph, settings["fallback"])
-    return _compiled(graph, settings, place_of(graph_module), graph_module.meta.get(LOSSES, 0))
+    (run,) = _compiled(Caller(graph, settings["name"], place_of(graph_module), graph_module.meta.get(LOSSES, 0)))
+    return run
 
 
-def _compiled(graph: FxGraph, settings: dict, place: Host | Gpu, losses: int = 0) -> Callable:
-    caller = Caller(graph, settings["name"], place, losses)
-    return caller.bind(executor.call_compiler(lambda: _compile(caller)))
+def _compiled(*callers: Caller) -> list[Callable]:
+    """The functions of graphs. They are lowered now. Dynamo writes its guards, and a training step runs forward, while they are compiled: who calls first waits."""
+
+    def lower() -> list[Future]:
+        modules = [caller.module() for caller in callers]
+        return [executor.submit_compiler(functools.partial(_compile, caller, module)) for caller, module in zip(callers, modules)]
+
+    programs = executor.call_compiler(lower)
+    for caller, program in zip(callers, programs):
+        if caller.symbols:
+            program.result()  # raises what is answered by other sizes
+    return [caller.bind(program) for caller, program in zip(callers, programs)]
 
 
 def fix_sizes(graph_module: fx.GraphModule) -> list[str]:
@@ -214,13 +264,12 @@ def _fix(sizes: Iterable) -> list[str]:
     return fixed
 
 
-def _compile(caller: Caller) -> runtime.Program:
+def _compile(caller: Caller, module: Module) -> runtime.Program:
     sizes = f", for all {', '.join(name for name, _, _ in caller.symbols)}" if caller.symbols else ""
     reason = f"torch.compile: {len(caller.nodes)} ops{sizes}"
     metrics.add_compile_reason(f"{caller.name}: {reason}")
     log.say(1, f"compiling {caller.name}: {reason}")
-    with progress.compiling(caller.name, len(caller.nodes)), dump.recording(caller.name, reason) as observe:
-        module = caller.module()
+    with progress.compiling(caller.name, len(caller.nodes)), metrics.timed("CompileTime"), dump.recording(caller.name, reason) as observe:
         if observe is not None:
             observe("hlo:input", module)
         return caller.place.compile(module, observe)

@@ -1,6 +1,6 @@
 """From PyTorch's calling convention to a program's: a Python function written for each graph.
 
-    caller = Caller(graph, "graph"); program = compile_program(caller.module()); run = caller.bind(program)
+    caller = Caller(graph, "graph", Host()); run = caller.bind(promise of compile_program(caller.module()))
     results = run([tensor, size, ...])                 # clears the list
 
 The function reads addresses, makes the outputs and calls the program; everything that can be decided before is.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import linecache
 import math
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import torch
 
@@ -144,8 +145,19 @@ class Caller:
 
     # ---- the function
 
-    def bind(self, program: Program) -> Callable[[list], list]:
-        """The function that runs the loaded program."""
+    def bind(self, program: Future[Program]) -> Callable[[list], list]:
+        """A function that runs the program, once there is one: it waits for that, and raises what compiling it has raised."""
+        bound: Callable[[list], list] | None = None
+
+        def call(args: list) -> list:
+            nonlocal bound
+            if bound is None:
+                bound = self._bound(program.result())
+            return bound(args)
+
+        return call
+
+    def _bound(self, program: Program) -> Callable[[list], list]:
         self.scope: dict[str, object] = {
             "empty": self.place.empty, "large": self.place.large, "aligned": self._aligned, "bring": self.place.bring, "dense": _dense, "rebuilt": _rebuilt, "draw": _draw, "floordiv": int.__floordiv__, "mod": int.__mod__,
             "make_room": self.place.make_room, "math": math, "torch": torch, "Foreign": Foreign, "Shape": Shape, "number": _number,

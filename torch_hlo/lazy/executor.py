@@ -316,10 +316,12 @@ class _Compiler:
 
     def _loop(self) -> None:
         cpu.follow()
+        rested = True
         while True:
             function, future = self.queue.get()
             try:
-                release_code()  # PyTorch's makes room for the compiler's
+                if rested:
+                    release_code()  # PyTorch's makes room for the compiler's
                 with collector.paused():
                     result = function()
                 future.set_result(result)
@@ -327,13 +329,14 @@ class _Compiler:
             except BaseException as error:  # noqa: B036 - raised where the result is wanted
                 future.set_exception(error)
             del function, future
-            self._rest()
+            rested = self.queue.empty()
+            if rested:
+                self._rest()
 
     def _rest(self) -> None:
         """Nobody waits for this: a failure must not end the thread, for which the next caller would wait without end."""
         try:
-            if self.queue.empty():
-                release_compiler()
+            release_compiler()
         except Exception as error:
             log.warn_once("release_compiler", f"torch_hlo: memory of the compiler could not be given back: {error!r}")
 
@@ -343,14 +346,18 @@ _COMPILER = _Compiler()
 
 def call_compiler(function: Callable[[], T]) -> T:
     """`function()` on the compiler's thread. Interrupted, it still runs to its end. Calls from that thread itself run here."""
-    compiler = _COMPILER
-    if compiler.thread is None:
-        compiler.start()
-    if threading.current_thread() is compiler.thread:
+    if threading.current_thread() is _COMPILER.thread:
         return function()
+    return submit_compiler(function).result()
+
+
+def submit_compiler(function: Callable[[], T]) -> Future[T]:
+    """`function()` on the compiler's thread, after what it has been given before; its result later."""
+    if _COMPILER.thread is None:
+        _COMPILER.start()
     future: Future = Future()
-    compiler.queue.put((function, future))
-    return future.result()
+    _COMPILER.queue.put((function, future))
+    return future
 
 
 def _restart_in_child() -> None:
@@ -374,5 +381,5 @@ def _close() -> None:
     drain_compiler()  # a thread that is inside LLVM while the process takes itself apart would crash
 
 
-os.register_at_fork(after_in_child=_restart_in_child)
+os.register_at_fork(before=drain_compiler, after_in_child=_restart_in_child)  # a child has no thread that would keep a promise of its parent's
 atexit.register(_close)
