@@ -16,9 +16,10 @@ from torch_hlo.compiler.codegen.conv_direct import emit_direct, is_direct
 from torch_hlo.compiler.codegen.conv_gradient import emit_gradient, is_gradient
 from torch_hlo.compiler.codegen.conv_winograd import emit_winograd, is_winograd
 from torch_hlo.compiler.codegen.conv_winograd_gradient import emit_winograd_gradient, is_winograd_gradient
-from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, Finish, arguments_of, emit_apart, emit_tree, parts_of_output
+from torch_hlo.compiler.codegen.dot import Finish, arguments_of, emit_apart, emit_tree, parts_of_output
 from torch_hlo.compiler.codegen.epilogue import epilogue
 from torch_hlo.compiler.codegen.loop import emit_instruction
+from torch_hlo.compiler.codegen.product import ACCUMULATORS, SOURCES
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.compiler.passes.conv_layout import preferred, relabeled, sides
 from torch_hlo.hlo import build

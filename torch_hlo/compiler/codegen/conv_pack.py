@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.dot import SOURCES
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gemm import KIND_SUFFIX, Source, Tile, converted, lane_mask, masked_load, pack_transpose, splat
+from torch_hlo.compiler.codegen.product import SOURCES
 from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import row_major_strides

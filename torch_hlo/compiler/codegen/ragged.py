@@ -5,7 +5,8 @@ that reads its number of rows when it is called, in a loop over the groups.
 """
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, Product, emit_product, emit_tree
+from torch_hlo.compiler.codegen.dot import emit_product, emit_tree
+from torch_hlo.compiler.codegen.product import ACCUMULATORS, SOURCES, Product
 from torch_hlo.compiler.codegen.program import CodegenError, Place
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.compiler.passes.legalize import expand_ragged_dot

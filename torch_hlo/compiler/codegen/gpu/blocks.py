@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import scalar
-from torch_hlo.compiler.codegen.dot import Product
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu.words import Words
 from torch_hlo.compiler.codegen.index import exact
 from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen.product import Product
 from torch_hlo.compiler.codegen.scalar import STORAGE
 from torch_hlo.hlo.dim import Size, ceildiv
 

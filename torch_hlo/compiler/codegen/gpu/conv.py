@@ -7,12 +7,13 @@ Groups of few output features (depthwise) would leave blocks almost empty: a thr
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.conv import Labels, with_kernel_types
-from torch_hlo.compiler.codegen.dot import ACCUMULATORS, emit_tree
+from torch_hlo.compiler.codegen.dot import emit_tree
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import conv_matrix, fma
 from torch_hlo.compiler.codegen.gpu.dot import element
 from torch_hlo.compiler.codegen.indexing import Sizes, digits
 from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen.product import ACCUMULATORS
 from torch_hlo.compiler.codegen.registry import emits_step
 from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Size, ceildiv

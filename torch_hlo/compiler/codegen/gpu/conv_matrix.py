@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen.conv import Labels
-from torch_hlo.compiler.codegen.dot import Product
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import dot, gemm, matrix, wgmma
 from torch_hlo.compiler.codegen.gpu.blocks import Blocks, Place, Store
@@ -20,6 +19,7 @@ from torch_hlo.compiler.codegen.gpu.panel import CHUNK, LINE, Operand, Panel
 from torch_hlo.compiler.codegen.index import product
 from torch_hlo.compiler.codegen.indexing import digits
 from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen.product import Product
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.window import Window
 

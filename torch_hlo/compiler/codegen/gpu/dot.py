@@ -20,7 +20,6 @@ from typing import Protocol
 
 from torch_hlo.compiler import tune
 from torch_hlo.compiler.codegen import scalar
-from torch_hlo.compiler.codegen.dot import ACCUMULATORS, SOURCES, Product, product
 from torch_hlo.compiler.codegen.epilogue import expression
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import blocks, fma, gemv, matrix
@@ -29,6 +28,7 @@ from torch_hlo.compiler.codegen.gpu.finish import Fused, Plain
 from torch_hlo.compiler.codegen.gpu.program import MAP, LibraryProduct, TensorMap
 from torch_hlo.compiler.codegen.gpu.target import machine
 from torch_hlo.compiler.codegen.inline import Writer, load
+from torch_hlo.compiler.codegen.product import ACCUMULATORS, SOURCES, Product, product
 from torch_hlo.compiler.codegen.program import Place
 from torch_hlo.compiler.codegen.scalar import STORAGE
 from torch_hlo.hlo.dim import Size

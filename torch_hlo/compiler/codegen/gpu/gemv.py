@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.dot import Product
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu import blocks
 from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, Place, Store, divides
@@ -17,6 +16,7 @@ from torch_hlo.compiler.codegen.gpu.exchange import Exchange
 from torch_hlo.compiler.codegen.gpu.program import TensorMap
 from torch_hlo.compiler.codegen.gpu.target import machine
 from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen.product import Product
 from torch_hlo.compiler.codegen.scalar import STORAGE
 
 MOST_ROWS = 8

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.dot import Product
 from torch_hlo.compiler.codegen.gpu import blocks, gemm, wgmma
 from torch_hlo.compiler.codegen.gpu.blocks import SPLITS, Blocks, Place, Store, divides
 from torch_hlo.compiler.codegen.gpu.gemm import Tile
@@ -23,6 +22,7 @@ from torch_hlo.compiler.codegen.gpu.program import TensorMap
 from torch_hlo.compiler.codegen.gpu.ptx import MATRIX_UNITS, WARPGROUP, MatrixUnit
 from torch_hlo.compiler.codegen.gpu.target import machine
 from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen.product import Product
 from torch_hlo.hlo.shape import DTYPES
 
 # (block, share of the matrix rate that its warps reach when nothing else is in the way: larger warps read less shared memory per product)
