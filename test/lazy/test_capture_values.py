@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torch_hlo
+from torch_hlo import metrics
 
 KEPT = []
 
@@ -244,3 +245,56 @@ def test_whole_numbers_that_floats_compute_with():
         x = torch.tensor([1.0] * i + [-1.0] * (4 - i))
         counts.append(fn(x.to("hlo") + 0).cpu().tolist() == (x * min(0.5 * i, 1.0)).tolist())
     assert all(counts)
+
+
+def test_comparisons_that_cut_a_call_do_not_cut_its_replays():
+    """Solvers look at errors, loops at residuals: segments that need no answer are one program, and another way is taken when an answer changes."""
+
+    def iterate(a, b, tolerance):
+        x, steps = torch.zeros_like(b), 0
+        scale = (a.abs().sum(1).max()).item()  # a number that is computed with: what follows waits for it
+        while True:
+            r = b - a @ x
+            if (r * r).sum().item() < tolerance:
+                return x * scale, steps
+            x, steps = x + torch.linalg.solve(a, r) * 0.9, steps + 1
+
+    torch.manual_seed(0)
+    a, b = torch.eye(4) + 0.1 * torch.randn(4, 4), torch.randn(4)
+    captured = torch_hlo.compile(iterate)
+    for k, tolerance in enumerate([1e-4] * 8 + [1e-2] * 2 + [1e-4] * 8):
+        scaled = a * (1 + 0.01 * k)
+        expected, steps = iterate(scaled, b, tolerance)
+        got, count = captured(scaled.to("hlo"), b.to("hlo"), tolerance)
+        assert count == steps
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
+        if k in (7, 17):
+            metrics.clear_counters()
+            captured(scaled.to("hlo"), b.to("hlo"), tolerance)
+            assert metrics.counter_value("MarkStep") <= 3  # of twice as many reads as steps
+    with pytest.raises(torch.linalg.LinAlgError):
+        captured((a * 0).to("hlo"), b.to("hlo"), 1e-4)
+
+
+def test_joined_segments_keep_what_a_call_may_have_to_undo():
+    total = torch.ones(3, device="hlo")
+
+    @torch_hlo.compile
+    def step(x):
+        for _ in range(3):
+            total.add_(torch.linalg.solve(x, total))
+        return total.sum()
+
+    expected = torch.ones(3)
+    for scale in [1.0] * 7 + [0.0] + [2.0] * 3:
+        x = torch.eye(3) * scale
+        if scale == 0:
+            before = total.cpu()
+            with pytest.raises(torch.linalg.LinAlgError):
+                step(x.to("hlo"))
+            torch.testing.assert_close(total.cpu(), before)
+            continue
+        for _ in range(3):
+            expected += torch.linalg.solve(x, expected)
+        torch.testing.assert_close(step(x.to("hlo")).cpu(), expected.sum())
+        torch.testing.assert_close(total.cpu(), expected)

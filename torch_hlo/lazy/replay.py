@@ -1,10 +1,11 @@
 """What a captured call recorded, and how it is computed again: see capture.py.
 
-A call is one graph, or several where Python asked for values between: `Segment`s, each a program. A replay launches them in turn, reads the values, and compares the answers that
-Python got from them. Until the last comparison nothing is overwritten, so a call that takes another way leaves everything as it was.
+A call is one graph, or several where Python asked for values between: `Segment`s, each a program, or fewer (joined.py). A replay launches them in turn, reads the values, and compares
+the answers that Python got from them. Until the last comparison nothing is overwritten, so a call that takes another way leaves everything as it was.
 """
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Sequence
 from weakref import ref
@@ -16,12 +17,15 @@ from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy import storage as memory
 from torch_hlo.lazy.fingerprint import Graph, collect
 from torch_hlo.lazy.guard import Guard
+from torch_hlo.lazy.joined import join
 from torch_hlo.lazy.storage import LOCK, Array, Number, Storage, pending, pending_storages
 from torch_hlo.lazy.surroundings import Surroundings
 from torch_hlo.lazy.tensor import HloTensor, make, to_cpu
 from torch_hlo.lazy.variables import ended, reference
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import HLO_TO_TORCH
+
+JOIN = 3  # replays of a trace after which its programs are joined: others compare numbers that change from call to call
 
 
 class Different(Exception):
@@ -70,6 +74,9 @@ class Segment:
         self.read_at: list[int] = []
         self.ending: list[int] = []  # places whose storages end with this segment
         self.keeps = False  # a later comparison may undo it
+        self.early = self.late = False  # whether it may be launched before earlier segments' values are read, and its own be read after later ones are launched
+        self.after: list = []  # checks of values that it reads itself
+        self.needs = -1  # the last source that its numbers follow from
 
 
 class Trace:
@@ -93,6 +100,7 @@ class Trace:
         surroundings.variables.left = []
         self.returned = list(dict.fromkeys(reference(r._storage) for r in flat if isinstance(r, HloTensor)))
         self.numbered: dict[ref, int] = {}
+        self.program, self.replays = segments, 0
         self.ends = [isinstance(r, HloTensor) and r.requires_grad and not r.is_leaf for r in flat]
         flat = [make(r._meta, r._storage, r._view) if end else r for r, end in zip(flat, self.ends)]  # the graph of autograd, and what it saved, goes
         self.flat = flat
@@ -135,8 +143,6 @@ class Trace:
                 if first is not s:
                     first.checks = [*first.checks, check]
             s.checks = [c for c in s.checks if not any(c[0].last() < x.sources for x in segments[:i])]
-        for i, s in enumerate(segments):
-            s.keeps = any(after.checks for after in segments[i + 1 :])
         self.gradients = [(at, p[1]) for at, p in enumerate(self.places) if p[0] == "made"]
         self.answers = (*self.surroundings.assumed.answers, *[a for _, a in self.log.answers])
         self.owned = {p for p in self.places if p[0] == "storage"}
@@ -225,7 +231,7 @@ class Trace:
             if s.graph.key != b.graph.key:
                 sources = [n.source for n in s.graph.nodes]
                 return "the graph differs between calls: " + explain.difference((s.graph.key, *rest), (b.graph.key, *rest), sources)
-            s.varying = dict(b.varying) if inherited else {}
+            s.varying, s.needs = (dict(b.varying), b.needs) if inherited else ({}, -1)
             s.checks = [c for c in s.checks if c[0].function is not _same]
             for i, (new, old) in enumerate(zip(s.numbers, b.numbers)):
                 if i not in s.random and not self._follows(s, i, old, new, before, before_values):
@@ -262,6 +268,10 @@ class Trace:
             s.keeps = any(after.checks for after in self.segments[i + 1 :])
         return None
 
+    def _overwritten(self, s: Segment) -> int:
+        """Bytes of what a segment gives new values, of what there was before the call."""
+        return sum({at: meta.hlo.nbytes for at, (_, meta) in zip(s.output_at, s.written) if self.places[at][0] != "new"}.values())
+
     def _follows(self, s: Segment, i: int, old, new, before: Trace, before_values: dict) -> bool:
         """Whether number i follows from what a replay knows: it is the same as before, an option of an optimizer (or its negative: alpha=-lr), or a number
         that Python computed from others."""
@@ -274,6 +284,7 @@ class Trace:
                     return True
                 s.checks += [(tracked.How(_same, (hows[0], how)), True) for how in hows[1:]]
                 s.varying[i] = lambda options, sources, how=hows[0], sign=sign: sign * how.value(sources)
+                s.needs = max(s.needs, hows[0].last())
                 return True
         if new == old:
             return True
@@ -302,19 +313,24 @@ class Trace:
         made = {at for at in self.new_metas if storages[at] is None}
         before: list[tuple[Storage, Array]] = []
         try:
-            for s in self.segments:
-                for how, answer in s.checks:
-                    if how.value(sources) != answer:
-                        raise Different
+            unread, unchecked = [], []
+            for s in self.program:
+                unchecked += s.checks
+                if unread and not (s.early and s.needs < len(sources)):
+                    self._read(unread, sources)
+                if not unread:
+                    self._compare(unchecked, sources)
                 numbers = s.graph.numbers
                 if s.random or s.varying:
                     numbers = self._numbers(s, options, sources, first, seed)
                 self._run(current, s, storages, numbers, before)
-                if s.reads:
-                    values = to_cpu([make(meta, storages[at], view) for at, (_, meta, view) in zip(s.read_at, s.reads)])
-                    sources += [v.item() for v in values]
+                unread += [make(meta, storages[at], view) for at, (_, meta, view) in zip(s.read_at, s.reads)]
+                if not s.late:
+                    self._read(unread, sources)
+                unchecked += s.after
                 for at in s.ending:
                     storages[at] = None
+            self._compare(unchecked, sources)
         except (Different, ArithmeticError, ValueError):
             for storage, array in reversed(before):
                 storage.replace(array)
@@ -333,7 +349,22 @@ class Trace:
         if True in self.ends:
             results = [ended(r, self.name) if end else r for r, end in zip(results, self.ends)]
         self.surroundings.settle(sources, results[self.count :])
+        self.replays += 1
+        if self.replays == JOIN and len(self.segments) > 1:
+            lasting = {at for at, p in enumerate(self.places) if p[0] != "new"} | {*self.result_at}
+            self.program = join([copy.copy(s) for s in self.segments], self._overwritten, lasting)
         return pytree.tree_unflatten(results[: self.count], self.form)
+
+    def _read(self, unread: list[HloTensor], sources: list) -> None:
+        if unread:
+            sources += [v.item() for v in to_cpu(unread)]
+            unread.clear()
+
+    def _compare(self, unchecked: list, sources: list) -> None:
+        for how, answer in unchecked:
+            if how.value(sources) != answer:
+                raise Different
+        unchecked.clear()
 
     def _numbers(self, s: Segment, options: list, sources: list, first: int, seed: int) -> list[Number]:
         """The numbers of a segment with the present options, sources and state of the generator."""
