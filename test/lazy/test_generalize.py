@@ -45,6 +45,12 @@ def test_third_and_later_sizes_compile_nothing():
     assert counts(fn, [(5,), (9,), (23,), (3,), (101,)], lambda n: (torch.randn(n, 4),)) == [1, 1, 0, 0, 0]
 
 
+def test_windows_that_a_size_decides():
+    """Adaptive pooling into 5: as long as the size, over 5, rounded up, and sometimes one more."""
+    found = counts(lambda x: F.adaptive_max_pool2d(x, 5), [(38,), (19,), (27,), (75,), (12,)], lambda n: (torch.randn(2, 3, n, n),))
+    assert found == [1, 1, 0, 0, 0]
+
+
 def test_sizes_zero_and_one_are_compiled_for_themselves():
     def fn(x):
         return (x + x.mean(0, keepdim=True)).exp(), x.sum()

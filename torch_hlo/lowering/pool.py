@@ -7,7 +7,7 @@ import math
 import torch
 
 from torch_hlo.hlo import build
-from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import Shape, row_major_strides
 from torch_hlo.hlo.window import WindowDim
@@ -295,13 +295,17 @@ def _apply_weights(x: Instruction, n: int, dims, backward: bool) -> Instruction:
 
 @lowers(aten.adaptive_max_pool2d, aten.adaptive_max_pool3d)
 def adaptive_max_pool(x, output_size):
-    """Gather each window (padded to the longest by repeating its first element) and take the first maximum."""
+    """Gather each window (padded to the longest by repeating its first element), unless all are equal, and take the first maximum."""
     n = len(output_size)
     shape = expected()[0]
     lead = x.shape.rank - n
     value = x
     for i in range(n):
-        value = gather_dim(value, _adaptive_windows(x.shape.dims[lead + i], shape.dims[lead + i]).x, lead + 2 * i)
+        d, size, out = lead + 2 * i, x.shape.dims[lead + i], shape.dims[lead + i]
+        if isinstance(size, int) and isinstance(out, int) and out and size % out == 0:
+            value = reshape(value, (*value.shape.dims[:d], out, size // out, *value.shape.dims[d + 1:]))
+        else:
+            value = gather_dim(value, _adaptive_windows(size, out).x, d)
     places = [_spread_index(x.shape.dims[lead + i], shape.dims[lead + i], value.shape.dims, lead + 2 * i) for i in range(n)]
     flat = _flat(places, row_major_strides(tuple(x.shape.dims[lead:])))
     order = [*range(lead), *(lead + 2 * i for i in range(n)), *(lead + 2 * i + 1 for i in range(n))]
@@ -315,7 +319,7 @@ def adaptive_max_pool(x, output_size):
 
 def _adaptive_windows(size: Size, out: Size) -> Expr:
     """s64[out, longest window]: positions, the first one repeated beyond the end."""
-    longest = -(-size // out) + (0 if isinstance(size, int) and isinstance(out, int) and size % out == 0 else 1)
+    longest = ceildiv(size, out) + (0 if isinstance(size, int) and isinstance(out, int) and size % out == 0 else 1)
     if isinstance(size, int):
         longest = min(longest, size)
     dims = (out, longest)

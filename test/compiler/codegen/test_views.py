@@ -106,3 +106,13 @@ def test_equal_layers_are_written_once():
         y = instr("tanh", (instr("add", (y, w)),))
     program, _ = emit(module([x, w], y), host())
     assert len([n for n in program.functions if n.startswith("loop_")]) <= 4
+
+
+@pytest.mark.parametrize("n", [1, 3, 7, 38])
+def test_sizes_are_rounded_down_as_in_python(n):
+    s = symbol("s0")
+    x, one = parameter(0, "f32", s), parameter(1, "f32")
+    up, rest = -(-s // 5), (2 - s) % 5 + 1
+    m = module([x, one], *(instr("broadcast", (one,), Shape("f32", (size,)), dimensions=()) for size in (up, rest)), symbols=(("s0", 0, 0),))
+    found = run(m, [np.zeros(n, np.float32), np.float32(1)])
+    assert [f.tolist() for f in found] == [[1.0] * -(-n // 5), [1.0] * ((2 - n) % 5 + 1)]

@@ -215,7 +215,7 @@ def c_expression(size: Size, names: dict[str, str]) -> str:
     """`size` in C; symbols by their C names."""
     if not isinstance(size, Dim):
         return str(size)
-    operators = {"floordiv": "({} / {})", "mod": "({} % {})", "max": "({0} > {1} ? {0} : {1})", "min": "({0} < {1} ? {0} : {1})"}
+    operators = {"floordiv": "({0} / {1} - ({0} % {1} < 0))", "mod": "(({0} % {1} + {1}) % {1})", "max": "({0} > {1} ? {0} : {1})", "min": "({0} < {1} ? {0} : {1})"}
     terms = []
     for monomial, coefficient in size.terms:
         factors = [names[a[1]] if a[0] == "sym" else operators[a[0]].format(f"({c_expression(a[1], names)})", f"({c_expression(a[2], names)})")

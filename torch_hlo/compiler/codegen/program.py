@@ -535,7 +535,17 @@ class Program:
         return b"".join(parts)
 
 
-_DIM_OPS = {"floordiv": "sdiv", "mod": "srem", "max": "llvm.smax.i64", "min": "llvm.smin.i64"}
+_DIM_OPS: dict[str, Callable[[str, str, Callable[[str], str]], str]] = {  # divisors are at least 1; quotients are rounded down, as in Python
+    "floordiv": lambda a, b, op: op(f"add i64 {op(f'sdiv i64 {a}, {b}')}, {_sign(op(f'srem i64 {a}, {b}'), op)}"),
+    "mod": lambda a, b, op: op(f"add i64 {(r := op(f'srem i64 {a}, {b}'))}, {op(f'and i64 {_sign(r, op)}, {b}')}"),
+    "max": lambda a, b, op: op(f"call i64 @llvm.smax.i64(i64 {a}, i64 {b})"),
+    "min": lambda a, b, op: op(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})"),
+}
+
+
+def _sign(x: str, op: Callable[[str], str]) -> str:
+    """-1 for negative numbers, else 0."""
+    return op(f"ashr i64 {x}, 63")
 
 
 def emit_size(size: Size, op: Callable[[str], str], symbol: Callable[[str], str]) -> str:
@@ -550,8 +560,7 @@ def emit_size(size: Size, op: Callable[[str], str], symbol: Callable[[str], str]
                 factor = symbol(atom[1])
             else:
                 a, b = emit_size(atom[1], op, symbol), emit_size(atom[2], op, symbol)
-                name = _DIM_OPS[atom[0]]
-                factor = op(f"call i64 @{name}(i64 {a}, i64 {b})" if name.startswith("llvm") else f"{name} i64 {a}, {b}")
+                factor = _DIM_OPS[atom[0]](a, b, op)
             product = op(f"mul i64 {product}, {factor}") if product else factor
         if not product:
             product = str(coefficient)

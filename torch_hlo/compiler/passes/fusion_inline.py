@@ -47,7 +47,8 @@ def inlined(order: Sequence[Instruction], kinds: Sequence[int], users: Sequence[
 
 def _is_row(x: Instruction) -> bool:
     """Whether a gather takes whole rows, and leaves them rows."""
-    return x.shape.rank - 1 in x["offset_dims"] and x["slice_sizes"][-1] == x.operands[0].shape.dims[-1] and x.shape.dims[-1] >= ROW
+    size = x.shape.dims[-1] if x.shape.rank else 0
+    return isinstance(size, int) and size >= ROW and x.shape.rank - 1 in x["offset_dims"] and size == x["slice_sizes"][-1] == x.operands[0].shape.dims[-1]
 
 
 def _makes_rows(i: int, order: Sequence[Instruction], users: Sequence[Sequence[int]], chosen) -> bool:
