@@ -147,7 +147,7 @@ class Graphs:
 
     def trained(self, joint: Joint, saved: Sequence[int | None], forward: Callable, backward: Callable) -> Callable:
         """A function of a graph that was recorded with its gradients (trace.py, cut.py)."""
-        self.repeatable = not joint.writes and not any("seed" in node.kwargs for node in joint.nodes)
+        self.repeatable = self.repeatable and not joint.writes and not any("seed" in node.kwargs for node in joint.nodes)
         returned, tangents, kept, positions = len(joint.outputs), [i for i, _, _ in joint.tangents], self.repeatable, self.tensors
         constant = [i for i in range(returned) if i not in tangents]
         written = [position for position, _ in joint.writes]
@@ -268,7 +268,7 @@ class Graphs:
         return prepared
 
 
-_NO_DOUBLE_BACKWARD = b"torch.compile(backend='hlo') has no double backward of graphs that draw random numbers or write to their inputs"
+_NO_DOUBLE_BACKWARD = b"torch.compile(backend='hlo') has no double backward of graphs that draw random numbers, write to their inputs or are called under autocast"
 
 
 def _is_plain(metadata) -> bool:

@@ -4,7 +4,7 @@
 
 AOTAutograd runs a graph twice on fake tensors and proxies, at about a millisecond per op, to get rid of gradients, views and in-place writes. Tensors of the
 lazy device do that at ten microseconds. What is known to come out the same is recorded: graphs on the CPU, of fixed sizes,
-that call functions of PyTorch alone. Their gradients are recorded by PyTorch's autograd; cut.py makes two programs of both. A value that Python asks for, a result that is a view of an input, results that share memory, autocast, other operators than
+that call functions of PyTorch alone. Autocast casts as on the CPU. Their gradients are recorded by PyTorch's autograd; cut.py makes two programs of both. A value that Python asks for, a result that is a view of an input, results that share memory, other operators than
 PyTorch's: such graphs are `Unsuitable`, and AOTAutograd has them. Results get the strides that Dynamo has found for them, and their sizes and types are compared with its.
 """
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
 from torch_hlo.dynamo.cut import Joint
-from torch_hlo.lazy import backend, dispatch, engine, generator
+from torch_hlo.lazy import autocast, backend, dispatch, engine, generator
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.storage import RECORDING, Array, Number, read
 from torch_hlo.lazy.tensor import DEVICE, HloTensor, fresh
@@ -29,6 +29,7 @@ from torch_hlo.lowering.registry import LOWERINGS
 from torch_hlo.lowering.tape import SERIALS
 
 aten = torch.ops.aten
+_enter_autocast, _exit_autocast = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 _CPU = torch.device("cpu")
 
 
@@ -57,7 +58,8 @@ class _Recording:
 @contextlib.contextmanager
 def _recording(gradients: bool) -> Iterator[None]:
     """Record here. The random numbers of the lazy device go on as if nothing had been drawn."""
-    with RECORDING, engine.use(_Recording(), everywhere=False), dispatch.uncut(), torch.set_grad_enabled(gradients), torch.device(DEVICE):
+    cast = autocast.as_on_the_cpu(torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+    with RECORDING, engine.use(_Recording(), everywhere=False), dispatch.uncut(), torch.set_grad_enabled(gradients), torch.device(DEVICE), cast:
         drawn = generator.default.get_state()
         try:
             yield
@@ -69,8 +71,8 @@ def record(graph_module: fx.GraphModule, example_inputs: Sequence) -> FxGraph:
     """The graph of ops, for inputs like `example_inputs` (real tensors); a Joint with its gradients, if it has any. Raises Unsuitable, and PyTorch's errors."""
     _suit(graph_module, example_inputs)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in example_inputs)
-    with _recording(gradients):
-        return _Recorder(graph_module, example_inputs, gradients).graph()
+    with _recording(gradients), contextlib.ExitStack() as casts:
+        return _Recorder(graph_module, example_inputs, gradients, casts).graph()
 
 
 # ---- what is left to AOTAutograd
@@ -89,8 +91,6 @@ def _suit(graph_module: fx.GraphModule, example_inputs: Sequence) -> None:
         raise Unsuitable("inputs that are no plain tensors, or sizes that are not fixed")
     if any(x.device != _CPU or x.layout is not torch.strided or x.is_conj() or x.is_neg() or x.is_quantized for x in example_inputs):
         raise Unsuitable("inputs that are not dense tensors of the CPU")
-    if torch.is_autocast_enabled("cpu"):
-        raise Unsuitable("autocast")
     if [*graph_module.parameters(), *graph_module.buffers()]:
         raise Unsuitable("parameters that are no inputs")
     without = any(x.requires_grad for x in example_inputs) and not torch.is_grad_enabled()
@@ -111,7 +111,7 @@ def _is_known(n: fx.Node) -> bool:
     target = n.target
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return (target.namespace if isinstance(target, OpOverload) else target._qualified_op_name.split("::")[0]) in ("aten", "prims")
-    if target is torch._C._log_api_usage_once:
+    if target in (torch._C._log_api_usage_once, _enter_autocast, _exit_autocast):
         return True
     if target is getattr:
         return n.args[1] in _ATTRIBUTES
@@ -125,8 +125,9 @@ def _is_known(n: fx.Node) -> bool:
 class _Recorder:
     """State of one run."""
 
-    def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], gradients: bool) -> None:
-        self.module, self.examples, self.gradients = graph_module, example_inputs, gradients
+    def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], gradients: bool, casts: contextlib.ExitStack) -> None:
+        """`casts` ends the blocks of autocast that an error has cut short."""
+        self.module, self.examples, self.gradients, self.casts = graph_module, example_inputs, gradients, casts
         self.leaves: dict[int, Input] = {}
         self.given: list[HloTensor] = []
         self.before: list[tuple] = []  # of each input: metadata, storage, value
@@ -180,6 +181,15 @@ class _Recorder:
     def call_function(self, n: fx.Node):
         if n.target is torch._C._set_grad_enabled:
             return torch._C._set_grad_enabled(n.args[0] and self.gradients)
+        if n.target is _enter_autocast:
+            device, dtype, enabled, cached = n.args
+            block = contextlib.ExitStack()
+            if device == "cpu":  # others have no tensors here
+                block.enter_context(torch.autocast(DEVICE.type, dtype or torch.get_autocast_dtype("cpu"), enabled, cached))
+            self.casts.push(block)
+            return block
+        if n.target is _exit_autocast:
+            return self.env[n.args[0]].close()
         return self._call(n, n.target)
 
     def call_method(self, n: fx.Node):
@@ -197,6 +207,9 @@ class _Recorder:
         else:
             result = function(*args, **kwargs)
         self.lines.append((next(SERIALS), n))
+        for ours, theirs in _tensors(result, n.meta.get("example_value")):
+            if ours.dtype != theirs.dtype:
+                raise Unsuitable(f"{n.target} gives {ours.dtype} instead of {theirs.dtype}")
         return result
 
     def _value(self, x):
@@ -293,7 +306,8 @@ class _Recorder:
         if not ends:
             return FxGraph(g.placeholders, outputs=g.outputs, writes=g.writes)
         starts = [t for t in self.given if t.requires_grad]
-        found = iter(torch.autograd.grad(ends, starts, tangents, allow_unused=True))
+        with torch.autocast(DEVICE.type, enabled=False):
+            found = iter(torch.autograd.grad(ends, starts, tangents, allow_unused=True))
         for tensor, example in zip(self.given, self.examples):
             gradient = next(found) if tensor.requires_grad else None
             if gradient is None:

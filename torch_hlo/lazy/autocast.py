@@ -1,7 +1,10 @@
-"""autocast("hlo"): which ops run in the lower precision, which in float32, which in the widest type given. The lists are CUDA's."""
+"""autocast("hlo"): which ops run in the lower precision, which in float32, which in the widest type given. The lists are CUDA's;
+graphs of CPU tensors that are recorded for torch.compile follow the CPU's (`as_on_the_cpu`)."""
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 
 import torch
 from torch._ops import OpOverload
@@ -27,6 +30,25 @@ FLOAT32_RESULT = "prod softmax log_softmax cumprod cumsum linalg_vector_norm lin
 
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
 
+# Of the ops above, what the CPU does (at/native: autocast_mode.cpp); it leaves the others as they are. Those that PyTorch takes apart into products are lowered there.
+CPU_LOWER = set("""_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm matmul einsum tensordot mm linalg_vecdot linear
+addbmm baddbmm bmm chain_matmul linalg_multi_dot scaled_dot_product_attention""".split())
+CPU_FLOAT32 = set("""grid_sampler prod cdist mse_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss poisson_nll_loss smooth_l1_loss l1_loss huber_loss
+margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss kl_div multilabel_margin_loss binary_cross_entropy_with_logits fft_fft fft_ifft fft_fft2 fft_ifft2
+fft_fftn fft_ifftn fft_rfft fft_irfft fft_rfft2 fft_irfft2 fft_rfftn fft_irfftn fft_hfft fft_ihfft""".split())
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def as_on_the_cpu(enabled: bool, dtype: torch.dtype) -> Iterator[None]:
+    """On this thread ops on hlo tensors are cast as autocast("cpu") casts those on CPU tensors, where it is enabled; autocast("hlo") inside turns that on and off."""
+    _here.cpu = True
+    try:
+        with torch.autocast(backend.NAME, dtype, enabled):
+            yield
+    finally:
+        _here.cpu = False
+
 
 def _overloads(name: str) -> list[OpOverload]:
     packet = getattr(aten, name, None)
@@ -47,9 +69,16 @@ def _cast(value, dtype: torch.dtype):
 
 
 def _casting(op: OpOverload, choose: Callable[[tuple], torch.dtype]) -> Callable:
+    name = op._schema.name.split("::")[1]
+
     def kernel(*args, **kwargs):
         with backend.without_autocast():
-            dtype = choose(args)
+            if getattr(_here, "cpu", False):
+                if name not in CPU_LOWER and name not in CPU_FLOAT32:
+                    return op(*args, **kwargs)
+                dtype = _lower(args) if name in CPU_LOWER else torch.float32
+            else:
+                dtype = choose(args)
             return op(*[_cast(a, dtype) for a in args], **{k: _cast(v, dtype) for k, v in kwargs.items()})
 
     return kernel
@@ -72,6 +101,8 @@ def _widest(args: tuple) -> torch.dtype:
 def _float32_result(op: OpOverload) -> Callable:
     def kernel(*args, **kwargs):
         with backend.without_autocast():
+            if getattr(_here, "cpu", False):
+                return op(*(_cast(a, torch.float32) for a in args), **kwargs) if op._schema.name == "aten::prod" else op(*args, **kwargs)
             given = dict(zip([a.name for a in op._schema.arguments], args)) | kwargs
             if given.get("dtype") is None and _eligible(args[0]):
                 position = next((i for i, a in enumerate(op._schema.arguments) if a.name == "dtype"), None)
