@@ -6,6 +6,7 @@ import torch
 
 import torch_hlo
 from torch_hlo.lazy import step
+from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.tape import TAPE
 
 
@@ -102,6 +103,23 @@ def test_values_from_before_a_failure_are_not_on_the_tape() -> None:
     w = z + 1
     assert not TAPE.exact
     assert w.cpu().tolist() == [5.0, 5.0, 5.0]
+
+
+def test_only_who_records_writes_on_the_tape() -> None:
+    x = torch.ones(3).to("hlo")
+    torch_hlo.sync()
+    written = [*TAPE.words]
+    node = Node(torch.ops.aten.neg.default, (x._storage.value,), {}, (x._meta.hlo,))  # as the compiler makes them, beside other threads that record
+    assert TAPE.words == written and Out(node).place < 0
+    y = x + 1
+    assert y._storage.value.place >= TAPE.base and len(TAPE.words) > len(written) and TAPE.exact
+
+
+def test_results_of_one_node_have_places_of_their_own() -> None:
+    values, places = torch.ones(3, 4).to("hlo").max(0)
+    after = values + 1
+    first, second, third = (t._storage.value.place for t in (values, places, after))
+    assert first < second < third
 
 
 def test_training_is_recognized_from_the_third_step_on() -> None:

@@ -9,7 +9,7 @@ from torch_hlo.device.sharded import ShardedBuffer
 from torch_hlo.distributed.mesh import Dim, Entry, Mesh, to_sharding
 from torch_hlo.hlo.sharding import Sharding
 from torch_hlo.lazy import engine, spmd, traceable
-from torch_hlo.lazy.storage import Array, read, write
+from torch_hlo.lazy.storage import RECORDING, Array, read, write
 from torch_hlo.lazy.tensor import HloTensor
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.sharding import SHARD, encode
@@ -47,7 +47,8 @@ def annotate(tensor: HloTensor, sharding: Sharding) -> None:
     if whole and type(value) is Array and value.data is not None and not any(dim.open for dim in sharding.dims):
         spmd.place(value, sharding.closed())
     else:
-        write(tensor, Out(Node(SHARD, (read(tensor), encode(sharding)), {}, (tensor._meta.hlo,))))
+        with RECORDING:
+            write(tensor, Out(Node(SHARD, (read(tensor), encode(sharding)), {}, (tensor._meta.hlo,))))
 
 
 def sharding_of(tensor: torch.Tensor) -> Sharding | None:

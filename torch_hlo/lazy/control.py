@@ -9,6 +9,7 @@ The functions get and return tensors (or tuples and dictionaries of them) and ma
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,11 +19,12 @@ from torch_hlo.lazy import engine
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import source
 from torch_hlo.lazy.fingerprint import Graph, operands
-from torch_hlo.lazy.storage import Array, Number, read
+from torch_hlo.lazy.storage import RECORDING, Array, Number, read
 from torch_hlo.lazy.tensor import HloTensor, fresh
 from torch_hlo.lowering.fx import FxGraph, Input
 from torch_hlo.lowering.graph import Node, Out, Subgraph
 from torch_hlo.lowering.registry import TORCH_TO_HLO
+from torch_hlo.lowering.tape import SERIALS
 
 hop = torch.ops.higher_order
 
@@ -54,7 +56,7 @@ class Recorded(FxGraph, Subgraph):
 def record(what: str, fn: Callable, shapes: Sequence[torch.Tensor], form) -> Recorded:
     """Call `fn` on stand-ins for tensors like `shapes`, nested as `form`. Raises RuntimeError when it needs a value."""
     stand_ins = [Array(metas.contiguous(tuple(t.shape), t.dtype).hlo, None) for t in shapes]
-    first = Node(None, (), {}, ()).serial
+    first = next(SERIALS)
     arguments = [fresh(metas.contiguous(tuple(t.shape), t.dtype), a) for t, a in zip(shapes, stand_ins)]
     with engine.use(_Refusing(what)), torch.no_grad():
         result = fn(*pytree.tree_unflatten(arguments, form))
@@ -137,6 +139,17 @@ def _node(op, args: tuple, outs: Sequence[torch.Tensor | tuple], form):
     return pytree.tree_unflatten([fresh(m, Out(node, i)) for i, m in enumerate(found)], form)
 
 
+def _alone(verb: Callable) -> Callable:
+    """The verb, while no other thread records."""
+
+    @functools.wraps(verb)
+    def run(*args, **kwargs):
+        with RECORDING:
+            return verb(*args, **kwargs)
+
+    return run
+
+
 def _described(g: Recorded) -> list[tuple[tuple[int, ...], torch.dtype]]:
     back = {v: k for k, v in TORCH_TO_HLO.items()}
     shapes = [r.node.outs[r.index] if type(r) is Out else r.shape for r, _ in g.outputs]
@@ -155,6 +168,7 @@ def _like(tensors: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.
     return [(tuple(t.shape), t.dtype) for t in tensors]
 
 
+@_alone
 def cond(predicate: torch.Tensor, true_fn: Callable, false_fn: Callable, operands: Sequence = ()):
     """`true_fn(*operands)` if the one-element tensor `predicate` is true, else `false_fn(*operands)`; only one of them runs."""
     (p,), _ = _inputs("cond", (predicate,))
@@ -180,6 +194,7 @@ def _share(graphs: Sequence[Recorded], own: int) -> list[Out | Array]:
     return values
 
 
+@_alone
 def while_loop(cond_fn: Callable, body_fn: Callable, carried: Sequence):
     """Repeat `carried = body_fn(*carried)` while `cond_fn(*carried)` (one element) is true. One loop in the program."""
     flat, form = _inputs("while_loop", tuple(carried))
@@ -198,6 +213,7 @@ def _tupled(form) -> tuple:
     return tuple(form.children()) if form.type in (list, tuple) else form
 
 
+@_alone
 def scan(fn: Callable, init, xs):
     """`carry, y = fn(carry, x)` for every slice x of `xs` along dimension 0. Returns the last carry and the ys, stacked."""
     carry, carry_form = _inputs("scan", init)

@@ -12,28 +12,29 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch._ops import OpOverload
 
 from torch_hlo import config
 from torch_hlo.device import collective as collective_devices
+from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import backend, engine, plain_sizes, sizes, storage, tensor
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import Meta, Result, aten
-from torch_hlo.lazy.storage import RECORDING, Number, Storage, read
+from torch_hlo.lazy.storage import RECORDING, Number, holding, read
 from torch_hlo.lazy.tensor import DEVICE, HloTensor, blank, fresh, in_inference_mode, make
 from torch_hlo.lazy.views import View, chain
-from torch_hlo.lowering.graph import Node, Out
+from torch_hlo.lowering.graph import NO_KWARGS, Node, Out, further, recorded
 from torch_hlo.lowering.registry import GUARDS, LOWERINGS
-from torch_hlo.lowering.tape import INDEX_BITS, TAPE
+from torch_hlo.lowering.tape import TAPE
 
 Handler = Callable[[tuple, dict], object]
 TABLE: dict[OpOverload, Handler] = {}
 _FOUND: dict[int, Handler] = {}  # TABLE by the op's id, which needs no call of OpOverload.__hash__
+_ENTRIES: dict[int, Handler] = {}  # the same for ops that arrive from outside: see `entry`
 WRITTEN_BY_HAND: set[OpOverload] = set()  # what `@handles` registered
-_NO_KWARGS: dict = {}
 _PENDING = storage.PENDING
 
 
@@ -41,23 +42,33 @@ class Foreign(Exception):
     """An argument is a tensor subclass that has to handle the op itself."""
 
 
-def handle(func: OpOverload, args: tuple, kwargs: dict | None):
-    """Record (or run) one op. Raises what PyTorch raises for bad arguments."""
-    handler = _FOUND.get(id(func)) or find(func)
-    if storage.TRACING is not None:
-        storage.after_traces()
-    with RECORDING:
-        if len(_PENDING) >= LIMIT:
-            cut()
-        try:
-            return handler(args, kwargs or _NO_KWARGS)
-        except Foreign:
-            return NotImplemented
+def handle(func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None):
+    """Record (or run) one op: HloTensor's `__torch_dispatch__`. Raises what PyTorch raises for bad arguments."""
+    return (_ENTRIES.get(id(func)) or entry(func))(args, kwargs or NO_KWARGS)
 
 
-def eager_handle(func: OpOverload, args: tuple, kwargs: dict | None):
+def entry(op: OpOverload) -> Handler:
+    """The handler of an op that arrives from outside. Those that touch the graph wait for their turn."""
+    handler = find(op)
+
+    def alone(args: tuple, kwargs: dict):
+        if storage.TRACING is not None:
+            storage.after_traces()
+        with RECORDING:
+            if len(_PENDING) >= LIMIT:
+                cut()
+            try:
+                return handler(args, kwargs)
+            except Foreign:
+                return NotImplemented
+
+    found = _ENTRIES[id(op)] = handler if op in VIEWS or handler is detach else alone
+    return found
+
+
+def eager_handle(func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None):
     """`handle` for TORCH_HLO_EAGER: evaluate before returning."""
-    result = handle(func, args, kwargs)
+    result = handle(func, types, args, kwargs)
     if not _state.nested:
         engine.current().mark_step(wait=True)
     return result
@@ -78,7 +89,7 @@ def cut() -> None:
     global LIMIT
     LIMIT = config.get("MAX_NODES")
     if len(_PENDING) >= LIMIT:
-        storage.pending_storages()  # forgets storages that died
+        storage.forget_bound()
         engine.current().mark_step()
 
 
@@ -97,7 +108,7 @@ def set_eager(on: bool) -> None:
     """Evaluate every op at once (True) or record (False)."""
     if on:
         engine.current().mark_step(wait=True)
-    tensor.handle = eager_handle if on else handle
+    tensor.install(eager_handle if on else handle)
 
 
 # ---- hand-written handlers and their helpers
@@ -166,6 +177,7 @@ def lower_or_fall_back(op: OpOverload) -> Handler:
     def decomposed(args: tuple, kwargs: dict):
         if op in _state.active:  # many of PyTorch's decompositions end in a primitive that is the op itself
             TABLE[op] = _FOUND[id(op)] = on_cpu
+            _ENTRIES.pop(id(op), None)
             return on_cpu(args, kwargs)
         _state.active.add(op)
         try:
@@ -259,7 +271,7 @@ def operand(a, key: list, words: list[int], lift: bool):
 
 
 def sequence(items: list | tuple, key: list, words: list[int], lift: bool) -> list:
-    """Operand for a list: sizes and dimensions at once, the hundreds of tensors of an optimizer in loops without calls, others one by one."""
+    """Operand for a list: sizes and dimensions at once, the hundreds of tensors of an optimizer in one loop, others one by one."""
     kinds = tuple(map(type, items))
     key.append(kinds)
     one_kind = _UNIFORM.get(kinds)
@@ -270,9 +282,14 @@ def sequence(items: list | tuple, key: list, words: list[int], lift: bool) -> li
         return list(items)
     if one_kind is object:
         return [operand(x, key, words, lift) for x in items]
-    key.extend([t._meta for t in items])
-    values = [t._storage.value if t._view is None else read(t) for t in items]
-    words.extend(TAPE.places(values))
+    values = []
+    base = TAPE.base
+    for t in items:
+        key.append(t._meta)
+        value = t._storage.value if t._view is None else read(t)
+        values.append(value)
+        place = value.place - base
+        words.append(place if place >= 0 else TAPE.put(value))
     return values
 
 
@@ -283,12 +300,10 @@ _DROPPED = ("device", "layout", "pin_memory", "generator")
 
 
 def operands(args: tuple, kwargs: dict, arguments: Arguments) -> tuple[list, dict, tuple, int, list[int]]:
-    """Node arguments, node keywords, metadata key; start of the tape, and the words for it (place and form are left open)."""
+    """Node arguments, node keywords, metadata key; start of the tape, and the words for it (the form is left open)."""
     key: list = []
-    words = [0, -1]
-    lift = arguments.lift
+    words = [-1]
     nodes = []
-    i = 0
     base = TAPE.base
     for a in args:
         kind = type(a)
@@ -296,23 +311,16 @@ def operands(args: tuple, kwargs: dict, arguments: Arguments) -> tuple[list, dic
             key.append(a._meta)
             value = a._storage.value if a._view is None else read(a)
             nodes.append(value)
-            # TAPE.place, inlined: this is the hot path.
-            if type(value) is Out:
-                place = (value.node.serial << INDEX_BITS | value.index) - base if value.array is None else -1
-            else:
-                place = value.place - base
-            words.append(place if place >= 0 else TAPE.place(value))
+            place = value.place - base
+            words.append(place if place >= 0 else TAPE.put(value))
         elif kind in _STATIC:
             key.append(kind)
             key.append(a)
             nodes.append(a)
-        elif kind is list:
-            nodes.append(sequence(a, key, words, lift[i]))
         else:
-            nodes.append(operand(a, key, words, lift[i]))
-        i += 1
+            nodes.append(operand(a, key, words, arguments.lift[len(nodes)]))
     if not kwargs:
-        return nodes, {}, tuple(key), base, words
+        return nodes, NO_KWARGS, tuple(key), base, words
     keywords = {}
     for name, a in kwargs.items():
         if name in _DROPPED:
@@ -364,19 +372,27 @@ def recorder(op: OpOverload, random: bool | None = None) -> Handler:
         if check is not None:
             check(op, args, kwargs)
         if random:
-            keywords["seed"], keywords["offset"] = generator.draw(kwargs)
-            node = Node(target, tuple(nodes), keywords, result.outs, SOURCE and source())
+            seed, offset = generator.draw(kwargs)
+            value = Out(Node(target, tuple(nodes), {**keywords, "seed": seed, "offset": offset}, result.outs, SOURCE and source()))
         else:
-            words[1] = result.taped
-            node = Node(target, tuple(nodes), keywords, result.outs, SOURCE and source(), base, words)
+            words[0] = result.taped
+            value = recorded(target, tuple(nodes), keywords, result.outs, SOURCE and source(), base, words)
         if result.form == 0:
             meta = result.metas[0]
             t = blank(meta)  # `fresh`, inlined: this is the hot path
-            t._storage = Storage(Out(node), meta)
+            t._storage = holding(value, meta)
             return t
+        node = value.node
         if result.flat is None:
             return build(result.form, result.metas, node)
-        return result.flat([None if meta is None else fresh(meta, Out(node, i)) for i, meta in enumerate(result.metas)])
+        results = []
+        for meta in result.metas:
+            t = None
+            if meta is not None:
+                t = blank(meta)
+                t._storage = holding(further(node, len(results)) if results else value, meta)
+            results.append(t)
+        return results if result.flat is list else tuple(results)
 
     return record
 
@@ -493,12 +509,13 @@ def aliasing(op: OpOverload) -> Handler:
 
 
 class ViewRule:
-    """What a view op does to tensors of one Meta: the resulting metas and, for each, the chain steps."""
+    """What a view op does to tensors of one Meta: the resulting metas and, for each, the step of the chain; `views` are those of tensors that are no views."""
 
-    __slots__ = ("metas", "steps", "many")
+    __slots__ = ("metas", "steps", "views", "many")
 
-    def __init__(self, metas: list[Meta], steps: list[tuple], many: bool) -> None:
-        self.metas, self.steps, self.many = metas, steps, many
+    def __init__(self, metas: list[Meta], steps: list[tuple | None], base: Shape, many: bool) -> None:
+        self.metas, self.steps, self.many = metas, [step and (*step, base) for step in steps], many
+        self.views = [step and View(None, *step) for step in self.steps]
 
 
 def viewer(op: OpOverload) -> Handler:
@@ -506,6 +523,7 @@ def viewer(op: OpOverload) -> Handler:
     names = [a.name for a in op._schema.arguments]
     cache: dict[tuple, ViewRule] = {}
     plan = VIEWS[op]
+    lists = sum("List" in str(a.type) for a in op._schema.arguments)  # come first
 
     def view(args: tuple, kwargs: dict):
         x = args[0]
@@ -513,19 +531,24 @@ def viewer(op: OpOverload) -> Handler:
             return outside_inference_mode(view, args, kwargs)
         if kwargs:
             args = (*args, *[kwargs[n] for n in names[len(args) :] if n in kwargs])
-        key = (x._meta, *[tuple(a) if type(a) is list else a for a in args[1:]])
+        meta = x._meta
+        key = (meta, *args[1:]) if not lists else (meta, tuple(args[1]), *args[2:]) if lists == 1 else (meta, *map(tuple, args[1:]))
         rule = cache.get(key)
         if rule is None:
-            rule = cache[key] = make_rule(op, plan, x._meta, args[1:])
-        base, parent, shape = x._storage, x._view, x._meta.hlo
+            rule = cache[key] = make_rule(op, plan, meta, args[1:])
+        base, parent = x._storage, x._view
         if not rule.many:
-            meta = rule.metas[0]
-            step = rule.steps[0]
-            t = blank(meta)
+            t = blank(rule.metas[0])
             t._storage = base
-            t._view = parent if step is None else View(parent, *step, shape)
+            if parent is None:
+                t._view = rule.views[0]
+            else:
+                step = rule.steps[0]
+                t._view = parent if step is None else View(parent, *step)
             return t
-        return [make(m, base, View(parent, *s, shape)) for m, s in zip(rule.metas, rule.steps)]
+        if parent is None:
+            return [make(m, base, v) for m, v in zip(rule.metas, rule.views)]
+        return [make(m, base, View(parent, *s)) for m, s in zip(rule.metas, rule.steps)]
 
     return view
 
@@ -539,7 +562,7 @@ def make_rule(op: OpOverload, plan, meta: Meta, args: tuple) -> ViewRule:
     steps = [step and (*step, TAPE.form_of_view(*step)) for step in plan(op, meta, args, found)]
     if not many and found[0].hlo == meta.hlo and op in _RESHAPES:
         steps = [None]  # nothing changes but strides
-    return ViewRule(found, steps, many)
+    return ViewRule(found, steps, meta.hlo, many)
 
 
 def _as_is(op, meta, args, found):
@@ -660,4 +683,4 @@ from torch_hlo.lazy import optimizer_state  # noqa: E402
 from torch_hlo.lazy import mutation  # noqa: E402
 from torch_hlo.lazy import sync  # noqa: E402, F401
 
-tensor.handle = eager_handle if config.get("EAGER") else handle
+tensor.install(eager_handle if config.get("EAGER") else handle)

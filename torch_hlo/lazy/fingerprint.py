@@ -17,8 +17,9 @@ from operator import attrgetter
 
 from torch_hlo.lazy.storage import Array, Number
 from torch_hlo.lowering.graph import Node, Out, Subgraph
-from torch_hlo.lowering.tape import INDEX_BITS, STATIC
+from torch_hlo.lowering.tape import STATIC
 
+INDEX_BITS = 20  # in keys: which result of a node
 OPS: dict[int, object] = {}  # id -> op of every op that occurs in a key; ops live as long as the process
 
 

@@ -19,14 +19,11 @@ from torch_hlo.device.runtime import Buffer, Memory
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import executor, spmd, storage
 from torch_hlo.lazy.executor import Job
-from torch_hlo.lazy.storage import Array, Number, Storage
+from torch_hlo.lazy.storage import Array, Binding, Number
 from torch_hlo.lowering.graph import Out
 from torch_hlo.lowering.tape import TAPE
 
 _NOTHING = Memory(0)
-# A pending value: its place in the order of recording, a number that differs between bindings, the storage, the value, and the storage's reference.
-Binding = tuple[int, int, Storage, "Out | Array", ref]
-
 
 class Compiled:
     """A program of the cache. Its inputs are the graph's leaves, its numbers, then `extra` arrays of no bytes whose sizes a symbolic

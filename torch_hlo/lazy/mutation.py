@@ -17,7 +17,7 @@ from torch_hlo.lazy.dispatch import Arguments, Handler, call, handles, in_infere
 from torch_hlo.lazy.meta import Meta, aten, meta_tensor
 from torch_hlo.lazy.storage import Array, read, write, write_all
 from torch_hlo.lazy.tensor import DEVICE, HloTensor, adopt, alias, fresh, make, to_cpu, upload
-from torch_hlo.lowering.graph import Node, Out
+from torch_hlo.lowering.graph import Node, Out, further, recorded
 
 IDEMPOTENT = frozenset("fill_ zero_".split())  # may write the same element twice
 
@@ -111,14 +111,13 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
             found = cache[key] = (result.outs, _conversion(result.metas[0], x._meta), result.taped)
         if check is not None:
             check(twin, args, kwargs)
-        if random:
-            keywords["seed"], keywords["offset"] = generator.draw(kwargs)
         outs, convert, taped = found
         if random:
-            words = None
+            seed, offset = generator.draw(kwargs)
+            value = Out(Node(twin, tuple(nodes), {**keywords, "seed": seed, "offset": offset}, outs, dispatch.SOURCE and dispatch.source()))
         else:
-            words[1] = taped
-        value = Out(Node(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source(), base, words))
+            words[0] = taped
+            value = recorded(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source(), base, words)
         if convert is not None:
             value = Out(Node(aten._to_copy.default, (value,), convert[0], convert[1]))
         write(x, value)
@@ -197,9 +196,9 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
             checks.judge(op, checks.admit_all(args), checks.admit_all(kwargs))
             found = cache[key] = (result.outs, [_conversion(m, t._meta) for m, t in zip(result.metas, tensors)], result.taped)
         outs, conversions, taped = found
-        words[1] = taped
-        node = Node(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source(), base, words)
-        values = [Out(node, i) for i in range(len(tensors))]
+        words[0] = taped
+        first = recorded(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source(), base, words)
+        values = [first, *[further(first.node, i) for i in range(1, len(tensors))]]
         if any(conversions):
             values = [c and Out(Node(aten._to_copy.default, (v,), *c)) or v for v, c in zip(values, conversions)]
         write_all(tensors, values)
@@ -552,7 +551,7 @@ def _grow(x: HloTensor, count: int) -> None:
     shape = shape.with_dims([have])
     value = Out(Node(aten.view.default, (value, [have]), {}, (shape,)))
     value = Out(Node(aten.constant_pad_nd.default, (value, [0, count - have]), {}, (flat.hlo,)))
-    storage.meta, storage.shape = flat, flat.hlo
+    storage.meta = flat
     storage.replace(value)
     for t in aliases:
         t._view = views.strided(flat, t._meta)

@@ -55,11 +55,11 @@ def register() -> None:
 
 def _backend_select(op, *args, **kwargs):
     """An op that reached the device's own dispatch key: factories, which have no tensor argument."""
-    return dispatch.handle(op, args, kwargs)
+    return dispatch.handle(op, (), args, kwargs)
 
 
 def _kernel(op):
-    return lambda *args, **kwargs: dispatch.handle(op, args, kwargs)
+    return lambda *args, **kwargs: dispatch.handle(op, (), args, kwargs)
 
 
 def _here(op, *args, **kwargs):

@@ -93,7 +93,7 @@ dispatch.INFER[aten._thnn_fused_gru_cell_backward.default] = _gru_backward_metas
 
 
 def _record(op, *args) -> list[Tensor]:
-    return dispatch.handle(op, args, None)
+    return dispatch.handle(op, (), args)
 
 
 def _trace(op, *args) -> list[Tensor]:

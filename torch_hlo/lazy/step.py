@@ -29,10 +29,11 @@ from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import conditions, dump, exchange, executor, explain, generalize, log, progress, spmd
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
-from torch_hlo.lazy.launch import IN_FLIGHT, Binding, Compiled, launch, leaf_buffer, number_buffers, stream
+from torch_hlo.lazy.launch import IN_FLIGHT, Compiled, launch, leaf_buffer, number_buffers, stream
 from torch_hlo.lazy.storage import (
     RECORDING,
     Array,
+    Binding,
     Effect,
     Number,
     Storage,
@@ -45,7 +46,7 @@ from torch_hlo.lazy.storage import (
 from torch_hlo.lazy.views import on_host
 from torch_hlo.lowering.graph import Leaf, Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
-from torch_hlo.lowering.tape import INDEX_BITS, TAPE
+from torch_hlo.lowering.tape import TAPE
 
 _CACHE: OrderedDict[tuple, Compiled] = OrderedDict()
 _compiles = 0
@@ -167,13 +168,11 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
     after_traces()
     with RECORDING:
         _surface()
-        found = pending() if only is None else [(s, s.value, ref(s)) for s in only if type(s.value) is Out]
-        bindings = []
-        for storage, out, reference in found:
-            if out.array is None:
-                bindings.append((out.node.serial << INDEX_BITS | out.index, len(bindings), storage, out, reference))
-            else:  # the value was read by another thread just before it was computed
+        bindings = pending() if only is None else [(s.value.place, i, s, s.value, ref(s)) for i, s in enumerate(only) if type(s.value) is Out]
+        for _, _, storage, out, _ in bindings:
+            if out.array is not None:  # the value was read by another thread just before it was computed
                 storage.bind(out, out.array)
+                bindings = [b for b in bindings if b[2] is not storage]
         if only is None and _REFUSED:
             bindings = [b for b in bindings if _REFUSED.get(b[2]) is not b[3]]
         effects = take_effects() if only is None else []
@@ -182,7 +181,7 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
             for out in effects:
                 if out.node not in reached:
                     effect = Effect(out)
-                    bindings.append((out.node.serial << INDEX_BITS | out.index, len(bindings), effect, out, ref(effect)))
+                    bindings.append((out.place, len(bindings), effect, out, ref(effect)))
         if bindings:
             bindings.sort()  # the same program results from the same operations, whichever tensor was written first
             try:
@@ -328,11 +327,11 @@ def _dead(leaves: Sequence[Array]) -> tuple[int, ...]:
 
 def _cut(bindings: list[Binding], donate: bool) -> tuple[Graph, list[int], tuple[int, ...], tuple[tuple[int, int], ...]]:
     """(the graph, which of its outputs each binding gets, leaves that die with the step, donations) of sorted bindings."""
-    distinct: dict[int, Out] = {}
-    for recorded, _, _, out, _ in bindings:
-        distinct.setdefault(recorded, out)
+    distinct: dict[tuple[int, int], Out] = {}
+    for _, _, _, out, _ in bindings:
+        distinct.setdefault((out.node.serial, out.index), out)
     order = {value: place for place, value in enumerate(distinct)}
-    places = [order[b[0]] for b in bindings]
+    places = [order[out.node.serial, out.index] for _, _, _, out, _ in bindings]
     graph = collect(list(distinct.values()))
     dead = _dead(graph.leaves) if donate else ()
     return graph, places, dead, _aliases(graph, graph.leaves, dead, bindings, places)
@@ -391,7 +390,7 @@ def pending_step() -> tuple[Module, list[Buffer]]:
     what was under way. Raises ValueError when nothing is pending."""
     _wait_all()
     with RECORDING:
-        bindings = sorted((out.node.serial << INDEX_BITS | out.index, i, s, out, r) for i, (s, out, r) in enumerate(pending()) if out.array is None)
+        bindings = sorted(b for b in pending() if b[3].array is None)
         if not bindings:
             raise ValueError("nothing is recorded")
         graph, _, _, aliases = _cut(bindings, donate=True)

@@ -24,13 +24,12 @@ import torch
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import views
 from torch_hlo.lowering.graph import Leaf, Lift, Out
-from torch_hlo.lowering.tape import LIFTS
+from torch_hlo.lowering.tape import LIFTS, RECORDING
 
 TRACES = 0  # calls of captured functions that were traced, the present one included (capture.py counts them)
 TRACING: Tracing | None = None  # while one of them is under way
 _TRACED = threading.Lock()
 LOCK = threading.Lock()  # guards "compare value, then replace it"
-RECORDING = threading.RLock()  # one op is recorded, or one step cut, at a time; no thread that runs programs or compiles takes it
 PENDING: deque[ref] = deque()
 _VIEWED: deque[ref] = deque()  # storages with cached view values
 FILLED: list[tuple[ref, Out]] = []  # storages that began as one number everywhere in this step, and that value (see optimizer_state.py)
@@ -76,17 +75,15 @@ class Storage:
     """What the tensors of one alias set share. `value` is the array of the tensor that was created with the storage
     (logically: `shape` in row-major order, whatever its strides); `meta` is that tensor's metadata.
 
-    `views` caches the values of views of the present value; `device` is the index of the device; `sharding` is where the value lives, and any value
-    that replaces it (None: on one device). `traced`: the captured call (see `TRACES`) in which it was made.
+    `views` caches the values of views of the present value; `sharding` is where the value lives, and any value that replaces it (None: on one device).
+    `traced`: the captured call (see `TRACES`) in which it was made.
     """
 
-    __slots__ = ("value", "shape", "meta", "device", "version", "views", "freed", "sharding", "traced", "__weakref__")
+    __slots__ = ("value", "meta", "version", "views", "freed", "sharding", "traced", "__weakref__")
 
-    def __init__(self, value: Out | Array, meta, device: int = 0) -> None:
+    def __init__(self, value: Out | Array, meta) -> None:
         self.value = value
         self.meta = meta
-        self.shape: Shape = meta.hlo
-        self.device = device
         self.version = 0
         self.views: dict | None = None
         self.freed = False
@@ -96,6 +93,10 @@ class Storage:
             PENDING.append(ref(self))
         else:
             value.owners += (ref(self),)
+
+    @property
+    def shape(self) -> Shape:
+        return self.meta.hlo
 
     def replace(self, value: Out | Array) -> None:
         """Give the storage another value, as an in-place operation does."""
@@ -119,6 +120,27 @@ class Storage:
             self.value = array
             self.views = None
             return True
+
+
+_new = object.__new__
+
+
+def holding(value: Out, meta) -> Storage:
+    """`Storage(value, meta)` of a pending value: one for every result, and Python takes long to call `__init__`."""
+    storage = _new(Storage)
+    storage.value = value
+    storage.meta = meta
+    storage.version = 0
+    storage.views = None
+    storage.freed = False
+    storage.sharding = None
+    storage.traced = TRACES
+    PENDING.append(ref(storage))
+    return storage
+
+
+# A pending value: its place in the order of recording, a number that differs between bindings, the storage, the value, and the storage's reference.
+Binding = tuple[int, int, Storage, Out | Array, ref]
 
 
 class Tracing:
@@ -193,28 +215,24 @@ def take_effects() -> list[Out]:
     return found
 
 
-def pending() -> list[tuple[Storage, Out, ref]]:
-    """Live storages with a pending value, that value, and a reference to the storage, in the order in which they became pending. They stay
-    registered until bound."""
-    found: dict[int, tuple[Storage, Out, ref]] = {}
-    take = PENDING.popleft
-    for _ in range(len(PENDING)):
-        reference = take()
+def pending() -> list[Binding]:
+    """Live storages with a pending value, in the order in which they became pending: place of the value, a number, storage, value, reference to the storage.
+    They stay registered until bound."""
+    found: dict[int, Binding] = {}
+    for reference in PENDING.copy():
         storage = reference()
         if storage is not None and type(value := storage.value) is Out and id(storage) not in found:
-            found[id(storage)] = (storage, value, reference)
-    result = list(found.values())
-    PENDING.extend([reference for _, _, reference in result])
-    return result
+            found[id(storage)] = (value.place, len(found), storage, value, reference)
+    return list(found.values())
 
 
 def pending_storages() -> list[Storage]:
     """The storages of `pending()`."""
-    return [storage for storage, _, _ in pending()]
+    return [binding[2] for binding in pending()]
 
 
 def forget_bound() -> None:
-    """Storages whose value has been computed are no longer pending."""
+    """Storages that died, or whose value has been computed, are no longer pending."""
     for _ in range(len(PENDING)):
         owner = PENDING.popleft()
         storage = owner()
@@ -232,7 +250,7 @@ def forget_views() -> None:
 
 
 def read(tensor) -> Out | Array:
-    """The value of an hlo tensor as an operand of a node. Never evaluates anything."""
+    """The value of an hlo tensor as an operand of a node, recorded by who holds RECORDING. Never evaluates anything."""
     storage = tensor._storage
     view = tensor._view
     if view is None:
@@ -250,6 +268,9 @@ def _replay(storage: Storage, view) -> Out | Array:
     if cached is None:
         cached = storage.views = {}
         _VIEWED.append(ref(storage))
+    if view.parent is None:
+        value = cached[view] = view.of(storage.value)
+        return value
     chain = []
     value = None
     while view is not None:

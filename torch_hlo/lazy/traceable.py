@@ -74,10 +74,10 @@ def _is_traced(values) -> bool:
     return False
 
 
-def _dispatch(cls, func, types, args=(), kwargs=None):
+def _dispatch(func, types, args=(), kwargs=None):
     if _is_traced(args) or kwargs and _is_traced(kwargs.values()):
         return _traced(func, args, kwargs or {})
-    return tensor.handle(func, args, kwargs)
+    return tensor.handle(func, types, args, kwargs)
 
 
 _through: list = []  # see `trace_through`
@@ -103,4 +103,4 @@ def enable() -> None:
     HloTensor.inner = _Inner()
     HloTensor.__tensor_flatten__ = _flatten
     HloTensor.__tensor_unflatten__ = staticmethod(_unflatten)
-    HloTensor.__torch_dispatch__ = classmethod(_dispatch)
+    HloTensor.__torch_dispatch__ = staticmethod(_dispatch)

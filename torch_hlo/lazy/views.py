@@ -10,7 +10,7 @@ import torch
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import Meta, aten
-from torch_hlo.lowering.graph import Node, Out
+from torch_hlo.lowering.graph import NO_KWARGS, Node, Out, recorded
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 from torch_hlo.lowering.tape import TAPE
 
@@ -25,7 +25,9 @@ class View:
 
     def of(self, value) -> Out:
         """The view of a value of the base."""
-        return Out(Node(self.op, (value, *self.args), {}, self.outs, "", TAPE.base, [0, self.form, TAPE.place(value)]))
+        base = TAPE.base
+        place = value.place - base
+        return recorded(self.op, (value, *self.args), NO_KWARGS, self.outs, "", base, [self.form, place if place >= 0 else TAPE.put(value)])
 
     def inverse(self, base, value):
         """Value of the base after `value` has been written to the view."""

@@ -15,48 +15,83 @@ from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding import Mesh, Sharding
 from torch_hlo.lowering import registry
 from torch_hlo.lowering.registry import LOWERINGS, LoweringError, Weak
-from torch_hlo.lowering.tape import INDEX_BITS, LIFTS, SERIALS, TAPE
+from torch_hlo.lowering.tape import LIFTS, RECORDING, SERIALS, TAPE
 
 
 class Node:
     """One recorded functional aten op. `args` and `kwargs` hold Out, Leaf, Lift, plain Python values and lists of them.
 
     `outs` are the shapes of the flat results (None for an undefined one); `source` is the Python line, or "". `serial` grows with
-    every node, so that operands come first in its order. `base` and `words`: what it writes on the tape (tape.py), where that is known.
+    every node, so that operands come first in its order. `place`: where it is on the tape (tape.py), on which only those write who record; else -1.
     """
 
-    __slots__ = ("target", "args", "kwargs", "outs", "source", "serial", "__weakref__")
+    __slots__ = ("target", "args", "kwargs", "outs", "source", "serial", "place", "__weakref__")
 
-    def __init__(
-        self, target, args: tuple, kwargs: dict, outs: tuple[Shape | None, ...], source: str = "", base: int = -1, words: list[int] | None = None
-    ) -> None:
+    def __init__(self, target, args: tuple, kwargs: dict, outs: tuple[Shape | None, ...], source: str = "") -> None:
         self.target = target
         self.args = args
         self.kwargs = kwargs
         self.outs = outs
         self.source = source
-        if words is None:
-            base = TAPE.base
+        self.serial = next(SERIALS)
+        self.place = -1
+        if RECORDING._is_owned():
             words = TAPE.describe(self)
-        self.serial = serial = next(SERIALS)
-        if base != TAPE.base:  # another thread has cut the graph meanwhile
-            TAPE.exact = False
-        words[0] = (serial << INDEX_BITS) - base
-        TAPE.words.extend(words)  # at once: other threads may record, too
+            self.place = TAPE.here()
+            TAPE.words += words + [0] * (len(outs) - 1)
 
 
 class Out:
-    """Result `index` (flat) of `node`. `array` is the Leaf that holds it once the node has been evaluated, else None."""
+    """Result `index` (flat) of `node`, and its place on the tape. `array` is the Leaf that holds it once the node has been evaluated, else None."""
 
-    __slots__ = ("node", "index", "array")
+    __slots__ = ("node", "index", "array", "place")
     is_result = True
 
     def __init__(self, node: Node, index: int = 0) -> None:
-        self.node, self.index, self.array = node, index, None
+        self.node, self.index, self.array, self.place = node, index, None, -1 if node.place < 0 else node.place + index
+
+
+NO_KWARGS: dict = {}  # of nodes without any: nobody writes to it
+_new = object.__new__
+
+
+def recorded(target, args: tuple, kwargs: dict, outs: tuple[Shape | None, ...], source: str, base: int, words: list[int]) -> Out:
+    """The first result of a new node, as `Out(Node(target, args, kwargs, outs, source))`, in half the time: its words for a tape that begins at `base` are
+    known, and Python takes long to call `__init__`. The caller holds RECORDING."""
+    node = _new(Node)
+    node.target = target
+    node.args = args
+    node.kwargs = kwargs
+    node.outs = outs
+    node.source = source
+    if base != TAPE.base:  # another thread has cut the graph meanwhile
+        TAPE.exact = False
+        base = TAPE.base
+    tape = TAPE.words
+    out = _new(Out)
+    out.node = node
+    out.index = 0
+    out.array = None
+    node.serial = next(SERIALS)
+    node.place = out.place = base + len(tape)
+    if len(outs) > 1:
+        words += [0] * (len(outs) - 1)
+    tape += words
+    return out
+
+
+def further(node: Node, index: int) -> Out:
+    """`Out(node, index)`, for the results of `recorded` nodes."""
+    out = _new(Out)
+    out.node = node
+    out.index = index
+    out.array = None
+    out.place = node.place + index
+    return out
 
 
 class Leaf:
-    """An array that the program takes as a parameter. `place`: where it is on the tape, if that is not in the past."""
+    """An array that the program takes as a parameter. `place`: where it is on the tape (tape.py), or was on an earlier one."""
 
     __slots__ = ("shape", "place", "form", "__weakref__")
     is_result = False

@@ -1,20 +1,22 @@
 """What has been recorded since the last cut, as a list of numbers: steps with equal tapes compute the same, so a step that comes back
 is recognized without looking at its graph.
 
-Every `graph.Node` writes `place, form, operand, …` when it is made. Its form numbers the op together with its static arguments and the
-positions of its operands; an operand is the place of the node or input that it comes from. Places count from the start of the tape. An input
-is put on the tape when it is used first, with the number of its shape. A value from before the tape's start has no place: then, and
-for arguments that have no form, the tape is not `exact`, and the graph itself has to be looked at.
+Every `graph.Node` of a recorded op writes `form, operand, …` when it is made (and zeros for several results). Its form numbers the op together with its static arguments
+and the positions of its operands, so the numbers can be read one way only; an operand is the place of the result or input that it comes from. The place
+of a node is where its words begin, and that of its first result; other results have the places that follow. An input is put on the tape when it is
+used first: the number of its shape. Values remember places counted over all tapes, `base` is where the present one begins. A value from
+before has none on it: then, and for arguments that have no form, the tape is not `exact`, and the graph itself has to be looked at.
 """
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from weakref import ref
 
 import torch
 
-INDEX_BITS = 20  # of a place: which result of the node
+RECORDING = threading.RLock()  # one op is recorded, or one step cut, at a time; no thread that runs programs or compiles takes it
 FORMS_KEPT = 1 << 18  # integers that change from step to step would fill any table
 
 SERIALS = itertools.count()
@@ -49,47 +51,47 @@ def form_of(key) -> int:
 
 
 class Tape:
-    """`words` as above, `inputs[place]`: a weak reference to a Leaf or Lift."""
+    """`words` as above, `inputs[place]`: a weak reference to a Leaf or Lift. Who writes on it holds RECORDING."""
 
     __slots__ = ("base", "words", "inputs", "exact")
 
     def __init__(self) -> None:
+        self.base = 0
+        self.words: list[int] = []
         self.restart()
 
     def restart(self) -> None:
         """The graph has been cut."""
-        self.base = next(SERIALS) << INDEX_BITS
-        self.words: list[int] = []
+        self.base = self.here()
+        self.words = []
         self.inputs: dict[int, object] = {}
         self.exact = True
 
-    def place(self, x) -> int:
-        """Place of an Out, Leaf or Lift."""
-        return self.places((x,))[0]
+    def here(self) -> int:
+        """The place of what is written next, counted over all tapes."""
+        return self.base + len(self.words)
 
-    def places(self, values: Sequence) -> list[int]:
-        """`place` of each; a loop without calls, for the hundreds of arrays that an optimizer reads for the first time in a step."""
-        base, inputs, words = self.base, self.inputs, self.words
-        found = []
-        for x in values:
-            if x.is_result and x.array is None:
-                place = (x.node.serial << INDEX_BITS | x.index) - base
-                if place < 0:
-                    self.exact = False
-            else:
-                if x.is_result:
-                    x = x.array
-                place = x.place - base
-                if place < 0:
-                    x.place = next(SERIALS) << INDEX_BITS
-                    place = x.place - base
-                    if x.form < 0:
-                        x.form = form_of(x.shape)
-                    inputs[place] = ref(x)
-                    words.append(place)
-                    words.append(x.form)
-            found.append(place)
-        return found
+    def place(self, x) -> int:
+        """Place of an Out, Leaf or Lift on the tape; what is not on it yet is put there."""
+        place = x.place - self.base
+        return place if place >= 0 else self.put(x)
+
+    def put(self, x) -> int:
+        """`place` of what is not on the tape."""
+        if x.is_result:
+            if x.array is None:  # recorded before the tape begins
+                self.exact = False
+                return x.place - self.base
+            x = x.array
+            if x.place >= self.base:
+                return x.place - self.base
+        place = len(self.words)
+        x.place = self.base + place
+        if x.form < 0:
+            x.form = form_of(x.shape)
+        self.inputs[place] = ref(x)
+        self.words.append(x.form)
+        return place
 
     def form_of_view(self, op, args: tuple, out) -> int:
         """Form of `op(base, *args)` where no argument is an operand."""
@@ -99,11 +101,11 @@ class Tape:
         return form_of((id(op), "view", *key, out.dtype))
 
     def describe(self, node) -> list[int]:
-        """Words of any node, its own place left open; where no form can be given the tape is no longer exact."""
+        """Words of any node; where no form can be given the tape is no longer exact."""
         target = node.target
         _ALIVE[id(target)] = target
         key: list = [id(target), len(node.args)]
-        words = [0, -1]
+        words = [-1]
         try:
             for x in node.args:
                 self._argument(x, key, words)
@@ -114,7 +116,7 @@ class Tape:
             self.exact = False
             return words
         key += [out and out.dtype for out in node.outs]  # may depend on global state (the default dtype)
-        words[1] = form_of(tuple(key))
+        words[0] = form_of(tuple(key))
         return words
 
     def _argument(self, x, key: list, words: list[int]) -> None:
