@@ -25,9 +25,9 @@ def test_train_gpt():
     assert "--- generated ---\ndef " in text
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
-def test_train_digits(model):
-    text = run("train_digits.py", "--model", model, "--epochs", "12")
+@pytest.mark.parametrize("model, epochs", [("mlp", 8), ("cnn", 4)])
+def test_train_digits(model, epochs):
+    text = run("train_digits.py", "--model", model, "--epochs", str(epochs))
     assert float(re.search(r"test accuracy ([\d.]+)%", text)[1]) > 94
     assert "fallbacks: none" in text
     assert int(re.search(r"(\d+) compiles", text)[1]) <= 3
