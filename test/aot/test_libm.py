@@ -29,7 +29,7 @@ def functions(request):
     engine.finalize_object()
 
     def get(name, count=1):
-        kind = F if name.endswith("f") and name not in ("erf",) else D
+        kind = F if name.endswith("f") else D
         return ctypes.CFUNCTYPE(kind, *[kind] * count)(engine.get_function_address(name))
 
     get.engine = engine
@@ -89,14 +89,6 @@ def test_fmod_is_exact(functions):
         assert math.isnan(f(x, y))
     assert same(f(-0.0, 2.0), -0.0) and f(3.0, math.inf) == 3.0
     assert functions("fmodf", 2)(1e30, 7.0) == math.fmod(float(np.float32(1e30)), 7.0)
-
-
-def test_erf(functions):
-    f, rng = functions("erf"), random.Random(0)
-    for _ in range(3000):
-        x = rng.choice((rng.uniform(-7, 7), rng.uniform(-1e-5, 1e-5)))
-        assert ulps(f(x), math.erf(x)) < 5, x
-    assert same(f(-0.0), -0.0) and f(math.inf) == 1 and f(-30.0) == -1 and math.isnan(f(math.nan))
 
 
 def test_rounding_and_extremes(functions):

@@ -1,6 +1,8 @@
 """Every pointwise opcode on every element type it takes, against the evaluator; every conversion; accuracy of the functions."""
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from compiled import check, module, parameter, run
@@ -95,6 +97,15 @@ def test_single_precision_error(op):
     error = np.abs(found - expected) / np.spacing(np.abs(expected).astype(np.float32))
     normal = np.abs(expected) > 1.2e-38
     assert error[normal].max() <= allowed
+
+
+def test_double_precision_error_of_erf():
+    x = np.concatenate([np.linspace(-7, 7, 4001), np.logspace(-320, 0, 300), [0.0, -0.0, np.inf, -np.inf, np.nan, 0.5, np.nextafter(0.5, 1), 1e300]])
+    (found,) = run(module([parameter(0, "f64", len(x))], instr("erf", (parameter(0, "f64", len(x)),))), [x])
+    expected = np.array([math.erf(v) for v in x])
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    np.testing.assert_array_equal(np.signbit(found[:-5]), np.signbit(expected[:-5]))
+    assert np.nanmax(np.abs(found - expected) / np.spacing(np.maximum(np.abs(expected), 1e-300))) <= 2
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])

@@ -306,34 +306,6 @@ def _pow(target: Target, name: str) -> str:
 _singles("pow", 2)
 
 
-# -- error function ------------------------------------------------------------------------------------------------------
-@_routine("erf")
-def _erf(target: Target, name: str) -> str:
-    """Up to 2.5 the series exp(-x^2) * sum of 2^n x^(2n+1) / (2n+1)!!; beyond, one minus the continued fraction of erfc."""
-    c = _Code(target)
-    d = c.d
-    a = d.abs("%x")
-    z = d.mul(a, a)
-    over_root_pi = 1 / math.sqrt(math.pi)
-    decay = functions.exp(d, d.neg(z))
-    term, coefficients = Fraction(1), []
-    for n in range(52):
-        coefficients.append(float(term))
-        term = term * 2 / (2 * n + 3)
-    small_z = d.select(d.cmp("olt", z, d.const(7.0)), z, d.const(7.0))
-    series = d.mul(d.mul(d.poly(small_z, coefficients[::-1]), a), d.mul(decay, d.const(2 * over_root_pi)))
-    large = d.select(d.cmp("ogt", a, d.const(2.0)), a, d.const(2.0))
-    fraction = large
-    for n in range(40, 0, -1):
-        fraction = d.add(large, d.div(d.const(n / 2), fraction))
-    rest = d.sub(d.const(1.0), d.mul(d.const(over_root_pi), d.div(decay, fraction)))
-    result = d.select(d.cmp("olt", a, d.const(2.5)), series, rest)
-    result = d.select(d.cmp("ogt", a, d.const(6.0)), d.const(1.0), result)
-    result = d.copysign(result, "%x")
-    c.e.do(f"ret double {d.select(d.cmp('uno', '%x', '%x'), '%x', result)}")
-    return c.text(name, "double", "double %x")
-
-
 # -- remainder, rounding, extremes ---------------------------------------------------------------------------------------
 @_routine("fmod")
 def _fmod(target: Target, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Elementary functions as straight-line code: polynomials on vectors, no calls (f64 erf, pow and lgamma-like rarities excepted).
+"""Elementary functions as straight-line code: polynomials on vectors, no calls (f64 pow and lgamma-like rarities excepted).
 
 Every function takes a `Typed` (float or double) and operands: `tanh(t, x)`. Single precision has its own short polynomials
 where speed matters (error below 1.4 ulp); the rarer functions run in double and are rounded once.
@@ -522,9 +522,36 @@ def power(t: Typed, x: str, y: str) -> str:
 _ERF_SMALL = (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
 
 
+# erf(x) / x in powers of x^2 up to x = 0.51, and (1 + 2 x) exp(x^2) erfc(x) in powers of (x - 4) / (x + 4) (M. Shepherd and J. Laframboise 1981), interpolated at
+# Chebyshev's points with 60 digits: relative errors 2e-17 and 6e-17.
+_ERF64_SMALL = (
+    -1.455468386942428e-07, 1.6364053271433157e-06, -1.49226800024831e-05, 0.0001205527837909284, -0.0008548326400895787, 0.005223977621115625,
+    -0.026866170644958408, 0.11283791670954775, -0.3761263890318375, 1.1283791670955126,
+)  # fmt: skip
+_ERFCX64 = (
+    -2.764120233734578e-10, 9.297625263709659e-10, 3.2323973445082033e-09, -1.2338731403798444e-08, -2.0725802488181963e-08, 1.0631817593818149e-07,
+    7.771943241086912e-08, -8.210647933297337e-07, 2.9173425573089733e-07, 5.70657829924074e-06, -1.1221135665965907e-05, -2.4397731143023292e-05,
+    0.00015062142608651945, -0.0001992571524726518, -0.0007577732435942576, 0.005031970069102256, -0.01619773406293477, 0.037167515526338006,
+    -0.06633036581186058, 0.09373283499911264, -0.10103906603631811, 0.06809705425466839, 0.015379652102619974, -0.13962111684056228, 1.2329951186255526,
+)  # fmt: skip
+
+
+def _erf64(t: Typed, x: str) -> str:
+    """One division serves both quotients. Errors below 2 ulp."""
+    a = t.abs(x)
+    a = t.select(t.cmp("ogt", a, t.const(6.0)), t.const(6.0), a)
+    z = t.mul(a, a)
+    under, low = t.add(a, t.const(4.0)), t.fma(a, t.const(2.0), t.const(1.0))
+    inverse = t.div(t.const(1.0), t.mul(under, low))
+    q = t.mul(t.mul(t.sub(a, t.const(4.0)), low), inverse)
+    rest = t.mul(t.mul(exp(t, t.neg(z)), t.mul(under, inverse)), t.poly(q, _ERFCX64))
+    big = t.copysign(t.sub(t.const(1.0), rest), x)
+    return t.select(t.cmp("ogt", a, t.const(0.5)), big, t.mul(x, t.poly(z, _ERF64_SMALL)))
+
+
 def erf(t: Typed, x: str) -> str:
     if t.kind == "double":
-        return t.external("erf", x)
+        return _erf64(t, x)
     a, z = t.abs(x), t.mul(x, x)
     r = t.fma(t.const(-1.72853470e-5), a, t.const(3.83197126e-4))
     r = t.fma(r, z, t.fma(t.const(-3.88396438e-3), a, t.const(2.42546219e-2)))
