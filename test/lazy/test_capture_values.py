@@ -9,6 +9,7 @@ import torch
 
 import torch_hlo
 from torch_hlo import metrics
+from torch_hlo.lazy import replay
 
 KEPT = []
 
@@ -230,6 +231,43 @@ def test_errors_of_linear_algebra_are_raised_by_replays():
         torch.testing.assert_close(solve((torch.eye(3) * (i + 1)).to("hlo") + 0).cpu(), torch.eye(3) / (i + 1))
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         solve(torch.zeros(3, 3).to("hlo") + 0)
+
+
+def test_errors_of_batched_linear_algebra_are_raised_by_replays():
+    """Whether one of the matrices is singular is one number, here of data from the CPU as well."""
+    solve = torch_hlo.compile(lambda a, b: torch.linalg.solve(a, b) + torch.linalg.solve(a + 0, b))
+    for device in (lambda x: x.to("hlo"), lambda x: x.to("hlo") + 0):
+        for i in range(4):
+            a, b = torch.eye(3).repeat(4, 1, 1) * (i + 1), torch.ones(4, 3, 1)
+            torch.testing.assert_close(solve(device(a), device(b)).cpu(), 2 * b / (i + 1))
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+            solve(device(torch.zeros(4, 3, 3)), device(torch.ones(4, 3, 1)))
+
+
+def test_turns_that_differ_in_an_index_are_launched_again(monkeypatch):
+    """They share a program that has the index as an input: replays neither record nor look for it."""
+    @torch_hlo.compile
+    def fn(x, gain):
+        total = x[0]
+        for t in range(1, 9):
+            total = total * 0.5 + x[t] * (gain if total.sum().item() > 0 else 1.0)
+        return total
+
+    def expected(x, gain):
+        total = x[0]
+        for t in range(1, 9):
+            total = total * 0.5 + x[t] * (gain if total.sum().item() > 0 else 1.0)
+        return total
+
+    x = torch.rand(9, 16, generator=torch.Generator().manual_seed(0))
+    for i in range(6):
+        torch.testing.assert_close(fn((x + i).to("hlo"), 2.0).cpu(), expected(x + i, 2.0))
+
+    def no_record(*args):
+        raise AssertionError("a replay recorded its graph")
+
+    monkeypatch.setattr(replay.Trace, "_record", no_record)
+    torch.testing.assert_close(fn((x + 9).to("hlo"), 2.0).cpu(), expected(x + 9, 2.0))
 
 
 def test_whole_numbers_that_floats_compute_with():

@@ -154,12 +154,11 @@ class Proposal:
                 places[at] = (i, d)
                 at += 1
         symbols = []
-        numbers = len(graph.numbers)
         for name, position in origins.items():
             if position in places:
                 symbols.append((name, *places[position]))
             else:
-                symbols.append((name, len(self.leaves) + numbers + len(self.extra), 0))
+                symbols.append((name, len(self.leaves) + len(self.extra), 0))
                 self.extra.append(Leaf(Shape("u8", (symbol(name), 0))))
         self.symbols = tuple(symbols)
         self.sizes = sizes

@@ -26,8 +26,8 @@ from torch_hlo.lowering.tape import TAPE
 _NOTHING = Memory(0)
 
 class Compiled:
-    """A program of the cache. Its inputs are the graph's leaves, its numbers, then `extra` arrays of no bytes whose sizes a symbolic
-    program reads; `aliases` are what the program wants shared, `overwrites[o]` the input whose memory output o takes, or -1."""
+    """A program of the cache. Its inputs are the graph's leaves, `extra` arrays of no bytes whose sizes a symbolic program reads, then the graph's
+    numbers; `aliases` are what the program wants shared, `overwrites[o]` the input whose memory output o takes, or -1."""
 
     __slots__ = ("name", "program", "key", "aliases", "outputs", "overwrites", "sources", "extra")
 
@@ -78,10 +78,10 @@ def launch(
     if where is not None:
         inputs = [spmd.place(leaf, sharding) for leaf, sharding in zip(leaves, compiled.program.in_shardings)]
     donated = [(leaves[i], inputs[i]) for _, i in compiled.aliases]
-    if numbers:
-        inputs += number_buffers(numbers)
     if compiled.extra:
         inputs += compiled.extra
+    if numbers:
+        inputs += number_buffers(numbers)
     job = Job(compiled.name, compiled.program, inputs, (), compiled.aliases)
     if where is None:
         outputs = [Buffer(s, inputs[i].memory, job) if i >= 0 else runtime.allocate(s, job) for s, i in zip(compiled.outputs, compiled.overwrites)]
@@ -111,11 +111,11 @@ def stream(
 ) -> bool:
     """Launch on the native stream, where nothing can fail, so nothing is kept to be undone: what a program updates in place keeps its Array and Buffer.
     False, and nothing done, for programs and moments that need the general way."""
-    if compiled.extra or not executor.streams(compiled.program, inputs, compiled.aliases):
+    if not executor.streams(compiled.program, inputs, compiled.aliases):
         return False
     overwrites = compiled.overwrites
     outputs = [inputs[i] if i >= 0 else runtime.allocate(s) for s, i in zip(compiled.outputs, overwrites)]
-    job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
+    job = Job(compiled.name, compiled.program, [*inputs, *compiled.extra] if compiled.extra else inputs, outputs, compiled.aliases)
     executor.prepare(job, pack_numbers(numbers))
     arrays: list[Array | None] = [None] * len(outputs)
     for (_, _, _, _, reference), place in zip(bindings, places):

@@ -569,7 +569,7 @@ def _symbolic(
     note = f"for all sizes, here {proposal.text}"
     with progress.compiling(name, len(graph.nodes)), metrics.timed("CompileTime"), dump.recording(name, note) as observe:
         try:
-            inputs = [*proposal.leaves, *graph.numbers, *proposal.extra]
+            inputs = [*proposal.leaves, *proposal.extra, *graph.numbers]
             shared = proposal.aliases(aliases)
             module = lower(proposal.nodes, proposal.outputs, inputs, shared, "step", proposal.symbols, constants=_constants(proposal.leaves, shared))
             if observe is not None:

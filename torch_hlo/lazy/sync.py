@@ -45,10 +45,15 @@ def _on_cpu(op):
 @handles(aten._linalg_check_errors.default)
 def _linalg_check_errors(args: tuple, kwargs: dict) -> None:
     """At the call, as torch.linalg documents: code that catches LinAlgError tries something else then."""
-    info = _known(args[0])
-    read = getattr(engine.current(), "number", None)  # a function that is being captured: its replays look at one number, and are traced again if there is an error
-    if info is None and read is not None and not read(call(aten.any.default, args[0])):
-        return
+    info = None
+    read = getattr(engine.current(), "number", None)
+    if read is None:
+        info = _known(args[0])
+    else:  # a function that is being captured: its replays look at one number, and are traced again if there is an error
+        failed = call(aten.any.default, args[0])
+        known = _known(failed)
+        if not (read(failed) if known is None else known):
+            return
     aten._linalg_check_errors.default(_values(args[0]) if info is None else info, *args[1:], **kwargs)
 
 
