@@ -229,17 +229,17 @@ def _function(graph_module: fx.GraphModule, settings: dict) -> Callable:
 
 
 def _compiled(*callers: Caller) -> list[Callable]:
-    """The functions of graphs. They are lowered now. Dynamo writes its guards, and a training step runs forward, while they are compiled: who calls first waits."""
+    """The functions of graphs. They are lowered now, and Dynamo writes its guards while they are compiled. Who calls first waits, for all of them: compiling backward while
+    forward runs gains nothing on two cores, and takes the compiler's memory on top of the step's."""
 
-    def lower() -> list[Future]:
+    def lower() -> Future[list[runtime.Program]]:
         modules = [caller.module() for caller in callers]
-        return [executor.submit_compiler(functools.partial(_compile, caller, module)) for caller, module in zip(callers, modules)]
+        return executor.submit_compiler(lambda: list(map(_compile, callers, modules)))
 
     programs = executor.call_compiler(lower)
-    for caller, program in zip(callers, programs):
-        if caller.symbols:
-            program.result()  # raises what is answered by other sizes
-    return [caller.bind(program) for caller, program in zip(callers, programs)]
+    if any(caller.symbols for caller in callers):
+        programs.result()  # raises what is answered by other sizes
+    return [caller.bind(programs, i) for i, caller in enumerate(callers)]
 
 
 def fix_sizes(graph_module: fx.GraphModule) -> list[str]:

@@ -1,6 +1,6 @@
 """From PyTorch's calling convention to a program's: a Python function written for each graph.
 
-    caller = Caller(graph, "graph", Host()); run = caller.bind(promise of compile_program(caller.module()))
+    caller = Caller(graph, "graph", Host()); run = caller.bind(promise of [compile_program(caller.module())], 0)
     results = run([tensor, size, ...])                 # clears the list
 
 The function reads addresses, makes the outputs and calls the program; everything that can be decided before is.
@@ -145,14 +145,14 @@ class Caller:
 
     # ---- the function
 
-    def bind(self, program: Future[Program]) -> Callable[[list], list]:
-        """A function that runs the program, once there is one: it waits for that, and raises what compiling it has raised."""
+    def bind(self, programs: Future[list[Program]], number: int) -> Callable[[list], list]:
+        """A function that runs the program of this number, once there is one: it waits for that, and raises what compiling has raised."""
         bound: Callable[[list], list] | None = None
 
         def call(args: list) -> list:
             nonlocal bound
             if bound is None:
-                bound = self._bound(program.result())
+                bound = self._bound(programs.result()[number])
             return bound(args)
 
         return call
