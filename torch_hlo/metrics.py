@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 SAMPLES = 1024  # samples kept per metric; totals count all of them
+_STEP = ("MarkStep", "CachedCompile")
 _PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 
 _lock = threading.Lock()
@@ -38,15 +39,27 @@ def count(name: str, value: int = 1) -> None:
         _counters[name] = _counters.get(name, 0) + value
 
 
+def launched(ops: int) -> None:
+    """A known step of so many ops has been started: `count` and `record` of what every step counts and records, at once."""
+    with _lock:
+        for name in _STEP:
+            _counters[name] = _counters.get(name, 0) + 1
+        _sample("TensorsGraphSize", ops, "")
+
+
 def record(name: str, value: float, unit: str = "s") -> None:
     """Add a sample to metric `name`; `unit` is "s" (seconds), "B" (bytes) or "" (a plain number)."""
     with _lock:
-        metric = _metrics.get(name)
-        if metric is None:
-            metric = _metrics[name] = _Metric(unit)
-        metric.count += 1
-        metric.total += value
-        metric.samples.append((time.time(), value))
+        _sample(name, value, unit)
+
+
+def _sample(name: str, value: float, unit: str) -> None:
+    metric = _metrics.get(name)
+    if metric is None:
+        metric = _metrics[name] = _Metric(unit)
+    metric.count += 1
+    metric.total += value
+    metric.samples.append((time.time(), value))
 
 
 @contextlib.contextmanager

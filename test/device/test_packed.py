@@ -112,6 +112,23 @@ class PackedTest(unittest.TestCase):
             layer.weight.copy_(torch.ones(300, 64))
             torch.testing.assert_close(step(x).cpu(), x.cpu().sum(1, keepdim=True) + layer.bias.cpu(), rtol=1e-4, atol=1e-4)
 
+    def test_captured_updates(self):
+        x, layer = torch.randn(40, 64, device="hlo"), torch.nn.Linear(64, 300, bias=False).to("hlo")
+
+        @torch_hlo.compile
+        def double():
+            layer.weight.mul_(2)
+
+        look = torch_hlo.compile(lambda x: layer(x))
+        with config.override(PACKED_WEIGHTS=64.0), torch.no_grad():
+            right = look(x).cpu()
+            for _ in range(6):
+                double()
+                right *= 2
+                for _ in range(3):
+                    self.assertTrue(torch.equal(look(x).cpu(), right))
+            self.assertGreater(self.kept(), 0)
+
     def test_programs_share_copies(self):
         w = torch.randn(304, 64, device="hlo")
         with config.override(PACKED_WEIGHTS=64.0, DYNAMIC=False):

@@ -43,8 +43,8 @@ class Affine:
         source, target = self.arrays if self.calls % 2 == 0 else self.arrays[::-1]
         self.calls += 1
         words = (source.ctypes.data, target.ctypes.data)
-        self.program.prepare(words)
-        self.blocks.append(self.program.block(words, self.arena))
+        cpu.ensure_pool()
+        self.blocks.append(self.program.block(words, self.arena.address))
         return self.blocks[-1]
 
     def check(self) -> None:

@@ -39,12 +39,6 @@ _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 
 
-class Block(array):
-    """The words of one run, which keep alive what only that run may need: packed `copies` that a later one has dropped."""
-
-    copies: list
-
-
 class Program:
     """A loaded Executable. `call` may be used by several threads at a time."""
 
@@ -77,7 +71,7 @@ class Program:
         words += tuple(copies) or self.no_copies
         arena = Arena.borrow(self.arena_bytes(words))
         try:
-            block = self.block(words, arena)
+            block = self.block(words, arena.address)
             at = block.buffer_info()[0]
             if self.parallel:
                 _POOL.call(self.address, at, self.callback is None)
@@ -88,20 +82,15 @@ class Program:
         if self.errors and (error := self.errors.pop(at, None)) is not None:
             raise error
 
-    def prepare(self, words: Sequence[int]) -> int:
-        """Before a run on another thread: have the workers it wants. Returns `arena_bytes`."""
-        _POOL.ensure(threads())
-        return self.arena_bytes(words)
-
     def arena_bytes(self, words: Sequence[int]) -> int:
         """The bytes of scratch memory that a run needs; `words` as for `launch`."""
         if self.static_arena is not None:
             return self.static_arena
         return self.symbolic_arena(*words[: len(self.executable.symbols)])[0]
 
-    def block(self, words: Sequence[int], arena: Arena) -> Block:
-        """What the entry takes the address of; `words` with those of the packed copies."""
-        return Block("Q", (arena.address, *self._head, 0, 0, *words))
+    def block(self, words: Sequence[int], arena: int = 0) -> array:
+        """What the entry takes the address of; `words` with those of the packed copies; `arena`: the address of its scratch memory."""
+        return array("Q", [arena, *self._head, 0, 0, *words])
 
     def _host_call(self, block: int, number: int, arguments: int) -> None:
         """Called from native code; an exception is kept until the program has returned."""
@@ -307,6 +296,11 @@ def _openmp() -> tuple[int | None, int | None]:
 _POOL = _Pool()
 
 
+def ensure_pool() -> None:
+    """Before a run on another thread: have the workers it wants."""
+    _POOL.ensure(threads())
+
+
 def load_pool() -> None:
     """Load the code that parallel loops run on, once per process."""
     _POOL.load()
@@ -323,7 +317,7 @@ def threads() -> int:
 
 def _torch_threads() -> int:
     global _latest
-    if not (_latest and getattr(_thread, "follows", False)):
+    if not (_latest and _thread.follows):
         torch = sys.modules.get("torch")
         _latest = torch.get_num_threads() if torch else os.cpu_count() or 1
     return _latest
@@ -334,7 +328,11 @@ def follow() -> None:
     _thread.follows = True
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    follows = False
+
+
+_thread = _Thread()
 _latest = 0  # what `threads` last found on a thread that does not follow
 _sharing = 1
 

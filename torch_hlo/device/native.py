@@ -6,14 +6,13 @@ import functools
 import threading
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.target import Target, host
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.device import collective, cpu, packed, runtime, stream
-from torch_hlo.device.buffer import Arena
 from torch_hlo.device.programs import compiled
 from torch_hlo.device.runtime import Buffer, Memory, Observe
 from torch_hlo.hlo.collective import current
@@ -48,6 +47,7 @@ class NativeProgram:
         self.aliases = executable.aliases
         self.brief = False  # it takes less time than waking a thread up
         self._loaded = cpu.load(executable)
+        self.streams = self._loaded.callback is None  # a thread without Python can run it
         self.info: collective.Info | None = None  # of a program that speaks to other devices
         self.launch = self._loaded.launch  # on addresses; a program whose host call raises may leave aliased inputs half written
 
@@ -70,34 +70,27 @@ class NativeProgram:
             inputs[i].memory.copies = None
         return packed.copies(self.executable.packings, inputs) if self.executable.packings else []
 
-    @property
-    def streams(self) -> bool:
-        """Whether a thread without Python can run it."""
-        return self._loaded.callback is None
-
-    def prepare(self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]) -> tuple[int, int, Callable[[Arena], array]]:
-        """The entry's address, the bytes of scratch memory it needs, and what makes its block. `numbers`: values of the last inputs, 16 bytes each."""
+    def prepare(self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]) -> tuple[int, int, array, object]:
+        """The entry's address, the bytes of scratch memory it needs, its block, whose word ARENA is still to be given, and what that refers to: packed
+        copies, which a later run may drop. `numbers`: values of the last inputs, 16 bytes each."""
         loaded = self._loaded
-        words = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
-        words += [b.memory.address for b in inputs]
-        first, count = len(words), len(numbers) // 16
-        words += [0] * count
-        words += [b.memory.address for b in outputs]
+        sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols] if self.executable.symbols else ()
         copies = self._copies(inputs)
-        words += [c.address for c in copies]
+        addresses = [b.memory.address for b in inputs]
+        count = len(numbers) // 16
+        block = loaded.block([*sizes, *addresses, *[0] * count, *[b.memory.address for b in outputs], *[c.address for c in copies]])
+        if count:
+            first, at = cpu.FIXED_WORDS + len(sizes) + len(addresses), len(block)
+            block.frombytes(numbers)
+            start = block.buffer_info()[0] + 8 * at
+            for i in range(count):
+                block[first + i] = start + 16 * i
+        cpu.ensure_pool()
+        return loaded.address, loaded.arena_bytes(sizes), block, copies
 
-        def block(arena: Arena) -> array:
-            made = loaded.block(words, arena)
-            made.copies = copies
-            if count:
-                at = len(made)
-                made.frombytes(numbers)
-                address = made.buffer_info()[0] + 8 * at
-                for i in range(count):
-                    made[cpu.FIXED_WORDS + first + i] = address + 16 * i
-            return made
-
-        return loaded.address, loaded.prepare(words), block
+    def bind(self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer], still: Sequence[int]) -> Bound | None:
+        """For more runs like this one, in which the inputs `still`, and what is written over them, are where they are. None where others write to the block."""
+        return None if self.executable.packings else Bound(self, inputs, numbers, outputs, still)
 
     def counts(self) -> list[tuple[int, int, int]]:
         """(calls, total ns, least ns) of each of `profile.steps`."""
@@ -116,6 +109,44 @@ class NativeProgram:
             for buffer, copy in saved:
                 buffer.bytes[:] = copy.array[: buffer.nbytes]
             raise
+
+
+class Bound:
+    """A program's block of words for runs of which most arguments stay where they are: it is copied, and written to where they do not."""
+
+    __slots__ = ("_block", "_entry", "_first", "_moving", "_nbytes", "_numbers", "_results", "_still", "_tail")
+
+    def __init__(self, program: NativeProgram, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer], still: Sequence[int]) -> None:
+        self._entry, self._nbytes, self._block, _ = program.prepare(inputs, numbers, outputs)
+        self._numbers = numbers
+        self._still = [(i, inputs[i].memory.address) for i in still]
+        first = cpu.FIXED_WORDS + len(program.executable.symbols)
+        self._moving = [(first + i, i) for i in range(len(inputs)) if i not in still]
+        self._first = first + len(inputs)
+        first = self._first + len(numbers) // 16
+        over = {o for o, i in program.aliases if i in still}
+        self._results = [(first + o, o) for o in range(len(outputs)) if o not in over]
+        self._tail = first + len(outputs)
+
+    def prepare(self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]) -> tuple[int, int, array, object] | None:
+        """As `NativeProgram.prepare`. None if something has moved that was to stay."""
+        for i, address in self._still:
+            memory = inputs[i].memory
+            if memory.address != address:
+                return None
+            memory.copies = None
+        block = self._block[:]
+        for word, i in self._moving:
+            block[word] = inputs[i].memory.address
+        for word, o in self._results:
+            block[word] = outputs[o].memory.address
+        if numbers != self._numbers:  # else they are read where the first run found them
+            block[self._tail :] = array("Q", numbers)
+            start = block.buffer_info()[0] + 8 * self._tail
+            for word in range(len(numbers) // 16):
+                block[self._first + word] = start + 16 * word
+        cpu.ensure_pool()
+        return self._entry, self._nbytes, block, self._block
 
 
 def compile_program(module: Module, observe: Observe | None = None) -> NativeProgram:

@@ -198,7 +198,8 @@ class Pool:
             self.keeps = True
             self.used += size
             self.blocks += 1
-            self.peak = max(self.peak, self.used)
+            if self.used > self.peak:
+                self.peak = self.used
         if zeros and not fresh:
             block[0][:] = 0
         return size, block
@@ -270,6 +271,7 @@ def exiting() -> bool:
     return bool(_exiting)
 
 
+@functools.lru_cache(maxsize=4096)
 def _size_class(nbytes: int) -> int:
     """Round up to a multiple of 64, and by at most 1/8 for large blocks, so that slightly different sizes share blocks."""
     step = max(ALIGNMENT, 1 << max(nbytes.bit_length() - 4, 0))
@@ -345,7 +347,13 @@ def _module(name: str):
 
 def _memory_type() -> type[Memory]:
     """What arrays live in: pages of this process, unless the back end has memory of its own."""
-    return getattr(_module(backend_name()), "Memory", Memory)
+    kind = _MEMORIES.get(config.get("DEVICE"))
+    if kind is None:
+        kind = _MEMORIES[config.get("DEVICE")] = getattr(_module(backend_name()), "Memory", Memory)
+    return kind
+
+
+_MEMORIES: dict[str, type[Memory]] = {}  # by back end
 
 
 def compile_program(module: Module, observe: Observe | None = None, compiler: Callable[[Module, Observe | None], Program] | None = None) -> Program:

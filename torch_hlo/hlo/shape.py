@@ -51,6 +51,9 @@ DTYPES: dict[str, DType] = {
 }
 
 
+_ITEMSIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Shape of an array (`dtype`, `dims`) or of a tuple (`dtype == "tuple"`, `elements`).
@@ -94,9 +97,9 @@ class Shape:
     @property
     def nbytes(self) -> Size:
         """Bytes of the dense row-major array; of a tuple, the sum over its elements."""
-        if self.is_tuple:
+        if self.dtype == "tuple":
             return sum((e.nbytes for e in self.elements), start=0)
-        return self.size * DTYPES[self.dtype].itemsize
+        return math.prod(self.dims) * _ITEMSIZES[self.dtype]
 
     def with_dims(self, dims) -> Shape:
         return Shape(self.dtype, tuple(dims))

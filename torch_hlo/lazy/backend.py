@@ -29,10 +29,16 @@ SUPPORTED = ((2, 11), (2, 13))
 make_wrapper = torch.Tensor._make_wrapper_subclass
 tensor_data = torch._C.TensorBase.data
 disabled_torch_function = torch._C._disabled_torch_function_impl
+plain_attributes = torch._C.DisableTorchFunctionSubclass  # context manager: PyTorch does not look for `__torch_function__`, which takes longer than an attribute
 Key = torch._C.DispatchKey
 PRIVATE_USE, AUTOGRAD_PRIVATE_USE = "PrivateUse1", "AutogradPrivateUse1"
 _AUTOCAST = torch._C.DispatchKeySet(Key.AutocastPrivateUse1)
 _LAZY_BITS = torch._C.DispatchKeySet(Key.Conjugate) | torch._C.DispatchKeySet(Key.Negative) | torch._C.DispatchKeySet(Key.ZeroTensor)
+
+
+def autocasts() -> bool:
+    """Whether autocast is on for this device."""
+    return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled("hlo")
 
 
 def without_autocast():

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_hlo.lazy import conditions, dispatch, engine, generator, storage, tracked, visible
+from torch_hlo.lazy import backend, conditions, dispatch, engine, generator, storage, tracked, visible
 from torch_hlo.lazy.log import level, say
 from torch_hlo.lazy.replay import Different, Segment, Trace
 from torch_hlo.lazy.storage import pending
@@ -55,7 +55,13 @@ def compile(fn: Callable | None = None, *, full_graph: bool = True) -> Callable:
     if fn is None:
         return functools.partial(compile, full_graph=full_graph)
     captured = Captured(fn, full_graph)
-    return functools.wraps(fn)(lambda *args, **kwargs: captured(args, kwargs))
+    call = captured.call
+
+    @functools.wraps(fn)
+    def replayed(*args, **kwargs):
+        return call(args, kwargs)
+
+    return replayed
 
 
 class Captured:
@@ -74,47 +80,59 @@ class Captured:
         self.different: set[object] = set()  # calls that are not worth watching any more
         self.constants: dict[object, set] = {}  # calls that are alike but for whole numbers -> those
 
-    def __call__(self, args: tuple, kwargs: dict):
-        if type(engine.current()) is _Watching:  # part of another function
+    def call(self, args: tuple, kwargs: dict):
+        """The function's result, or a replay of it."""
+        current = engine.current()
+        if type(current) is _Watching:  # part of another function
             return self.fn(*args, **kwargs)
+        followed = ()
         if kwargs or not _SIMPLE.issuperset(map(type, args)):
             flat, form = pytree.tree_flatten((args, kwargs))
             if any(dataclasses.is_dataclass(a) and not isinstance(a, type) for a in flat):
                 for kind in {type(a) for a in flat if dataclasses.is_dataclass(a)}:
                     pytree.register_dataclass(kind)
                 flat, form = pytree.tree_flatten((args, kwargs))
-            numbers = [i for i, a in enumerate(flat) if type(a) is float]
         else:
-            flat, form = args, len(args)
-            numbers = [i for i, a in enumerate(flat) if type(a) is float or type(a) is int and i in self.compared]
-        if any(isinstance(a, torch.Tensor) and not isinstance(a, HloTensor) for a in flat):
+            flat, form, followed = args, len(args), self.compared
+        if not _SIMPLE.issuperset(map(type, flat)) and any(isinstance(a, torch.Tensor) and not isinstance(a, HloTensor) for a in flat):
             flat = [from_cpu(a) if isinstance(a, torch.Tensor) and not isinstance(a, HloTensor) and a.device.type == "cpu" else a for a in flat]
             args, kwargs = (flat, {}) if type(form) is int else pytree.tree_unflatten(flat, form)
+        described, inputs, numbers = [], [], []
         try:
-            described = tuple([type(a) if i in numbers else _describe(a) for i, a in enumerate(flat)] if numbers else map(_describe, flat))
+            with backend.plain_attributes():
+                for i, a in enumerate(flat):
+                    if isinstance(a, HloTensor):
+                        described.append(like(a))
+                        inputs.append(a._storage)
+                    elif type(a) is float or type(a) is int and i in followed:
+                        described.append(type(a))
+                        numbers.append(i)
+                    else:
+                        described.append(_describe(a))
         except TypeError:
             if self.full_graph:
                 raise
             return self._leave_alone(args, kwargs)
-        key = (form, described, torch.is_grad_enabled(), torch.is_autocast_enabled("hlo"), torch.get_default_dtype())
-        inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
+        key = (form, tuple(described), torch.is_grad_enabled(), backend.autocasts(), torch.get_default_dtype())
         ready = self.ready.get(key, ())
         reasons: list[str] = []
         for trace in ready:
-            if len({id(s) for s in inputs}) == len(inputs) and trace.surroundings.hold(inputs):
+            with backend.plain_attributes():
+                if len(set(inputs)) < len(inputs) or not trace.surroundings.hold(inputs):
+                    continue
                 options, storages = trace.surroundings.settings.followable(), trace.storages(inputs)
-                if options is None or storages is None:
-                    reasons.append("an option of an optimizer has changed" if options is None else "a tensor that it used is gone, or two of them share memory")
-                    continue
-                try:
-                    result = trace.replay(storages, options, [flat[i] for i in numbers] + trace.surroundings.variables.sources())
-                except Different:
-                    reasons.append("a comparison of numbers came out otherwise")
-                    continue
-                if trace is not ready[0]:
-                    ready.remove(trace)
-                    ready.insert(0, trace)
-                return result
+            if options is None or storages is None:
+                reasons.append("an option of an optimizer has changed" if options is None else "a tensor that it used is gone, or two of them share memory")
+                continue
+            try:
+                result = trace.replay(current, storages, options, [flat[i] for i in numbers] + trace.surroundings.variables.sources())
+            except Different:
+                reasons.append("a comparison of numbers came out otherwise")
+                continue
+            if trace is not ready[0]:
+                ready.remove(trace)
+                ready.insert(0, trace)
+            return result
         if key not in self.last and any(type(a) is int for a in flat):
             alike = (form, tuple([int if type(a) is int else k for a, k in zip(flat, key[1])]), *key[2:])
             known = self.constants.setdefault(alike, set())
@@ -307,9 +325,7 @@ _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 
 
 def _describe(x) -> object:
-    """What a call's arguments must have in common with the traced one's."""
-    if isinstance(x, HloTensor):
-        return like(x)
+    """What an argument that is no tensor must have in common with the traced call's."""
     if isinstance(x, torch.Tensor):
         raise TypeError(f"torch_hlo.compile: arguments must be tensors on hlo or the CPU, or constants, not a tensor on {x.device}")
     try:

@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from torch_hlo import collector, config, metrics
+from torch_hlo.compiler.codegen.program import ARENA
 from torch_hlo.device import cpu
 from torch_hlo.device.buffer import Arena
 from torch_hlo.device.runtime import Buffer, Program
@@ -39,10 +40,10 @@ T = TypeVar("T")
 class Job:
     """One run of a program. `donated`: (output, input) pairs that share memory. `error` is set before it is done.
 
-    On the stream it has a `number` and a `block`; on the Python thread it waits for the job `after` it comes, and `ended` is locked until it is done.
+    On the stream it has a `number`, a `block` and what it refers to; on the Python thread it waits for the job `after` it comes, and `ended` is locked until it is done.
     """
 
-    __slots__ = ("name", "program", "inputs", "outputs", "donated", "error", "closed", "number", "block", "after", "ended")
+    __slots__ = ("name", "program", "inputs", "outputs", "donated", "error", "closed", "number", "block", "needed", "after", "ended")
 
     def __init__(
         self, name: str, program: Program, inputs: Sequence[Buffer], outputs: Sequence[Buffer], donated: Sequence[tuple[int, int]] = ()
@@ -52,6 +53,7 @@ class Job:
         self.closed = False
         self.number: int | None = None
         self.block: array | None = None
+        self.needed: object = None
         self.after: Job | None = None
         self.ended: threading.Lock | None = None
 
@@ -99,10 +101,10 @@ class Job:
                 for buffer in self.outputs:
                     if buffer.job is self:  # else a later job has it in hand
                         buffer.job = None
-            self.inputs = ()
+            self.inputs = self.outputs = ()
             if seconds < _BRIEF and self.number is not None:
                 self.program.brief = True
-            self.program = self.block = self.after = None
+            self.program = self.block = self.needed = self.after = None
             if self.number is not None:
                 executor.release()
             self.closed = True
@@ -164,9 +166,8 @@ class _Executor:
                 job.run()
             del job  # no reference while waiting for the next
 
-    def prepare(self, job: Job, numbers: bytes) -> None:
+    def prepare(self, job: Job, entry: int, nbytes: int) -> None:
         """See `prepare`."""
-        entry, nbytes, block = job.program.prepare(job.inputs, numbers, job.outputs)
         if self.stream is None:
             self.stream = Stream()
         with self.lock:
@@ -174,7 +175,7 @@ class _Executor:
                 drain()  # it is in use
             if self.arena is None:
                 self.arena = Arena.borrow(nbytes)
-            job.block = block(self.arena)
+            job.block[ARENA] = self.arena.address
             self.streaming += 1
             job.number = self.stream.add(entry, job.block)
 
@@ -201,23 +202,23 @@ def throttle() -> None:
         _forget_done(in_flight)
 
 
-def streams(program: Program, inputs: Sequence[Buffer], donated: Sequence[tuple[int, int]]) -> bool:
-    """Whether a job could run on the native stream now: it calls no Python, what is in flight runs there too, nobody reads what it overwrites, and
-    its inputs did not fail. Until something is submitted this stays so."""
+def streams(program: Program, inputs: Sequence[Buffer]) -> bool:
+    """Whether a job could run on the native stream now, if nobody reads what it overwrites: it calls no Python, what is in flight runs there too, and its
+    inputs did not fail. Until something is submitted this stays so."""
     if not config.get("ASYNC") or not getattr(program, "streams", False):
         return False
     in_flight = _EXECUTOR.in_flight
     _forget_done(in_flight)
-    if any(j.number is None for j in in_flight):
-        return False
-    if _FAILED and any(buffer.job is not None and buffer.job.error is not None for buffer in inputs):
-        return False
-    return not any([inputs[i].memory.readers for _, i in donated])
+    for job in in_flight:
+        if job.number is None:
+            return False
+    return not (_FAILED and any(buffer.job is not None and buffer.job.error is not None for buffer in inputs))
 
 
-def prepare(job: Job, numbers: bytes) -> None:
-    """Give a job that `streams` its place on the stream. `numbers`: rank-0 inputs that come after `job.inputs`, 16 bytes each."""
-    _EXECUTOR.prepare(job, numbers)
+def prepare(job: Job, entry: int, nbytes: int, block: array, needed: object) -> None:
+    """Give a job that `streams` its place on the stream: what NativeProgram.prepare returns."""
+    job.block, job.needed = block, needed
+    _EXECUTOR.prepare(job, entry, nbytes)
 
 
 def submit(job: Job) -> None:

@@ -12,6 +12,7 @@ import copy
 from collections.abc import Callable, Collection, Sequence
 
 from torch_hlo.lazy.fingerprint import Graph
+from torch_hlo.lazy.launch import Programs
 from torch_hlo.lowering.graph import Node, Out
 
 NODES = 500  # compiling takes a millisecond per operation
@@ -82,5 +83,5 @@ def _joined(a, b, wanted: Collection[int]):
         for mine, theirs in ((whole.random, s.random), (whole.varying, s.varying)):
             mine.update((position[id(s.graph.numbers[i])], x) for i, x in theirs.items())
     whole.held = (a, b)  # with their constants
-    whole.programs = {}
+    whole.programs = Programs()
     return whole

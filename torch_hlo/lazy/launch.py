@@ -10,6 +10,7 @@ import functools
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 from weakref import ref
 
 import numpy as np
@@ -19,17 +20,19 @@ from torch_hlo.device.runtime import Buffer, Memory
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import executor, spmd, storage
 from torch_hlo.lazy.executor import Job
-from torch_hlo.lazy.storage import Array, Binding, Number
+from torch_hlo.lazy.storage import Array, Binding, Number, Storage
 from torch_hlo.lowering.graph import Out
 from torch_hlo.lowering.tape import TAPE
 
 _NOTHING = Memory(0)
+_BINDS = 8  # a program that overwrites another array each time is not worth binding
+
 
 class Compiled:
     """A program of the cache. Its inputs are the graph's leaves, `extra` arrays of no bytes whose sizes a symbolic program reads, then the graph's
     numbers; `aliases` are what the program wants shared, `overwrites[o]` the input whose memory output o takes, or -1."""
 
-    __slots__ = ("name", "program", "key", "aliases", "outputs", "overwrites", "sources", "extra")
+    __slots__ = ("name", "program", "key", "aliases", "outputs", "overwrites", "sources", "extra", "_bound", "_binds")
 
     def __init__(
         self, name: str, program: runtime.Program, key: tuple, outputs: tuple[Shape, ...], sources: tuple[str, ...], extra: tuple[int, ...] = ()
@@ -39,6 +42,19 @@ class Compiled:
         given = dict(self.aliases)
         self.overwrites = [given.get(o, -1) for o in range(len(outputs))]
         self.extra = [Buffer(Shape("u8", (n, 0)), _NOTHING) for n in extra]
+        self._bound = None
+        self._binds = _BINDS  # times that it may still be bound
+
+    def prepare(self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]) -> tuple:
+        """NativeProgram.prepare, for runs in which what is overwritten is mostly where it was in the last."""
+        prepared = None if self._bound is None else self._bound.prepare(inputs, numbers, outputs)
+        if prepared is None:
+            prepared = self.program.prepare(inputs, numbers, outputs)
+            self._bound = None
+            if self._binds:
+                self._binds -= 1
+                self._bound = self.program.bind(inputs, numbers, outputs, [i for _, i in self.aliases])
+        return prepared
 
 
 class Run:
@@ -111,12 +127,12 @@ def stream(
 ) -> bool:
     """Launch on the native stream, where nothing can fail, so nothing is kept to be undone: what a program updates in place keeps its Array and Buffer.
     False, and nothing done, for programs and moments that need the general way."""
-    if not executor.streams(compiled.program, inputs, compiled.aliases):
+    if not executor.streams(compiled.program, inputs) or any([inputs[i].memory.readers for _, i in compiled.aliases]):
         return False
     overwrites = compiled.overwrites
     outputs = [inputs[i] if i >= 0 else runtime.allocate(s) for s, i in zip(compiled.outputs, overwrites)]
     job = Job(compiled.name, compiled.program, [*inputs, *compiled.extra] if compiled.extra else inputs, outputs, compiled.aliases)
-    executor.prepare(job, pack_numbers(numbers))
+    executor.prepare(job, *compiled.prepare(job.inputs, pack_numbers(numbers), outputs))
     arrays: list[Array | None] = [None] * len(outputs)
     for (_, _, _, _, reference), place in zip(bindings, places):
         i = overwrites[place]
@@ -139,6 +155,106 @@ def stream(
 
     _all_or_nothing(commit, job)
     return True
+
+
+class InPlace:
+    """How a step that comes back is launched while its program updates in place what its storages hold, and nobody else: those keep their Array and Buffer, so a launch is
+    about the other leaves and results.
+
+    `_updates`: (leaf, position of the storage) of what is overwritten, `_results`: (output, shape, positions of its storages) of the rest.
+    """
+
+    __slots__ = ("compiled", "_numbers", "_results", "_updates")
+
+    def __init__(self, compiled: Compiled, places: Sequence[int]) -> None:
+        self.compiled = compiled
+        positions: dict[int, list[int]] = {}
+        for position, place in enumerate(places):
+            positions.setdefault(place, []).append(position)
+        self._updates = [(i, positions[o][0]) for o, i in compiled.aliases]
+        self._numbers: tuple[Sequence[Number], bytes] = (), b""  # of the last launch
+        self._results = [(o, shape, positions[o]) for o, shape in enumerate(compiled.outputs) if compiled.overwrites[o] < 0]
+
+    def spares(self, leaves: Sequence[Array], storages: Sequence[Storage]) -> bool:
+        """Whether another program might overwrite more."""
+        read = set(map(id, leaves))
+        return any(id(storages[p].value) in read for _, _, positions in self._results for p in positions)
+
+    def launch(self, leaves: Sequence[Array], numbers: Sequence[Number], storages: Sequence[Storage]) -> bool:
+        """As `stream`, where what the program overwrites are values of the storages that get the results, and of no others; False, and nothing done, elsewhere."""
+        compiled = self.compiled
+        try:
+            inputs = [leaf.data for leaf in leaves]
+        except AttributeError:  # another thread has just recorded a new value
+            return False
+        memories = [buffer.memory for buffer in inputs if type(buffer) is Buffer]
+        if len(memories) < len(inputs) or not executor.streams(compiled.program, inputs):
+            return False
+        for i, position in self._updates:
+            leaf = leaves[i]
+            if storages[position].value is not leaf or len(leaf.owners) != 1 or memories[i].readers:
+                return False
+        outputs = [inputs[i] if i >= 0 else None for i in compiled.overwrites]
+        results = []
+        for o, shape, positions in self._results:
+            array, outputs[o] = _result(storages[positions[0]], shape)
+            results.append((array, outputs[o], positions))
+        if numbers is not self._numbers[0]:
+            self._numbers = numbers, pack_numbers(numbers)
+        job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
+        executor.prepare(job, *compiled.prepare(inputs, self._numbers[1], outputs))
+
+        def commit() -> None:
+            for buffer in outputs:
+                buffer.job = job
+            for i, _ in self._updates:
+                leaves[i].bounds = None
+            for array, buffer, positions in results:
+                array.data, array.bounds = buffer, None
+                for position in positions:
+                    s = storages[position]
+                    if s.value is not array:
+                        array.owners += (ref(s),)
+                        s.value = array
+
+        _all_or_nothing(commit, job)
+        return True
+
+
+class Programs:
+    """What is known of a graph that is run again and again: its programs by which leaves die, and the one to be launched where it fits, by whether it may overwrite."""
+
+    __slots__ = ("by_dead", "in_place")
+
+    def __init__(self) -> None:
+        self.by_dead: dict[tuple[int, ...], InPlace] = {}
+        self.in_place: dict[bool, InPlace | None] = {}
+
+
+class _Probe:
+    def __init__(self) -> None:
+        self.value = object()
+
+
+_probe = _Probe()
+_ALONE = getrefcount(_probe.value)  # of what only one attribute refers to
+
+
+def _result(storage: Storage, shape: Shape) -> tuple[Array, Buffer]:
+    """The array and buffer of a result that becomes the storage's value: those which it replaces, if nobody else has them. Programs on the stream run in order, so those that
+    read the old value may still be under way."""
+    if type(storage.value) is Array and getrefcount(storage.value) == _ALONE and len(storage.value.owners) == 1:
+        if storage.value.data is None:  # a replay has just made it
+            return storage.value, runtime.allocate(shape)
+        if type(storage.value.data) is Buffer and storage.value.data.shape is shape:
+            in_flight = storage.value.data.job is not None  # a job refers to its results until it is done
+            if getrefcount(storage.value.data) == _ALONE + in_flight and getrefcount(storage.value.data.memory) == _ALONE:
+                memory = storage.value.data.memory
+                if not memory.readers:
+                    memory.copies = None
+                    return storage.value, storage.value.data
+    buffer = runtime.allocate(shape)
+    return Array(shape, buffer), buffer
 
 
 def _bind(bindings: Sequence[Binding], places: Sequence[int], arrays: Sequence[Array]) -> None:

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from torch_hlo.lazy import engine, tracked
 from torch_hlo.lazy.dispatch import Handler
+from torch_hlo.lazy.guard import Guard
 from torch_hlo.lazy.meta import aten
 from torch_hlo.lazy.storage import FILLED, Array, Number, Storage
 from torch_hlo.lazy.tensor import HloTensor
@@ -78,6 +79,7 @@ class Settings:
         self.followed: set[int] = set()  # values of which it is known what they change
         self.groups: list[list[int]] = []  # values that one number of the graph is, as long as they agree
         self._owners: set[ref] = set()
+        self._read: tuple[int, Callable] = 0, list  # how many places there were, and what reads them: one list of Python
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to step."""
@@ -97,14 +99,14 @@ class Settings:
 
     def present(self) -> list | None:
         """What the options are now; None if one is gone."""
-        values = []
         try:
-            for owner, g, name, i in self.places:
-                value = owner().param_groups[g][name]
-                values.append(value if i is None else value[i])
+            if len(self.places) != self._read[0]:
+                guard = Guard()
+                terms = [f"{guard.name(owner)}().param_groups[{g}][{name!r}]" + ("" if i is None else f"[{i}]") for owner, g, name, i in self.places]
+                self._read = len(terms), guard.function("", f"[{', '.join(terms)}]")
+            return self._read[1]()
         except (AttributeError, LookupError, TypeError):
             return None
-        return values
 
     def end(self) -> None:
         """The function has returned: what it set are plain numbers from here on."""

@@ -18,10 +18,11 @@ from torch_hlo.lazy import storage as memory
 from torch_hlo.lazy.fingerprint import Graph, collect
 from torch_hlo.lazy.guard import Guard
 from torch_hlo.lazy.joined import join
+from torch_hlo.lazy.launch import Programs
 from torch_hlo.lazy.storage import LOCK, Array, Number, Storage, pending, pending_storages
 from torch_hlo.lazy.surroundings import Surroundings
 from torch_hlo.lazy.tensor import HloTensor, make, to_cpu
-from torch_hlo.lazy.variables import ended, reference
+from torch_hlo.lazy.variables import Ended, reference
 from torch_hlo.lowering.graph import Node, Out
 from torch_hlo.lowering.registry import HLO_TO_TORCH
 
@@ -68,7 +69,7 @@ class Segment:
         self.checks = log.answers[known:]
         self.sources = len(log.sources)  # numbers that are known when it is launched
         self.reads: list[tuple[ref, metas.Meta, object]] = []
-        self.programs: dict = {}
+        self.programs = Programs()
         self.leaf_at: list[int] = []
         self.output_at: list[int] = []
         self.read_at: list[int] = []
@@ -94,15 +95,15 @@ class Trace:
         self.variables = surroundings.variables.places  # reference to a storage -> variable that held it
         self.metas = {r: meta for s in segments for r, meta in s.written}
         self.made = surroundings.gradients.place(self.metas)  # reference to a storage -> place
-        self.count = len(flat)
+        self.count, self.single = len(flat), form.is_leaf()
         self._find: Callable | None = None
         flat = [*flat, *surroundings.variables.left]
         surroundings.variables.left = []
         self.returned = list(dict.fromkeys(reference(r._storage) for r in flat if isinstance(r, HloTensor)))
         self.numbered: dict[ref, int] = {}
         self.program, self.replays = segments, 0
-        self.ends = [isinstance(r, HloTensor) and r.requires_grad and not r.is_leaf for r in flat]
-        flat = [make(r._meta, r._storage, r._view) if end else r for r, end in zip(flat, self.ends)]  # the graph of autograd, and what it saved, goes
+        self.makers = [Ended(name) if isinstance(r, HloTensor) and r.requires_grad and not r.is_leaf else make for r in flat]
+        flat = [make(r._meta, r._storage, r._view) if type(maker) is Ended else r for r, maker in zip(flat, self.makers)]  # the graph of autograd, and what it saved, goes
         self.flat = flat
 
     def place(self) -> None:
@@ -180,12 +181,14 @@ class Trace:
         """The storages of `places` (None for one that a replay makes); None if a tensor that the call read or wrote is gone."""
         if self._find is None:
             self._find = self._finder()
+            self._fixed = frozenset([id(p[1]()) for p in self.places if p[0] == "storage"])
+            self._moving = [at for at, p in enumerate(self.places) if p[0] not in ("storage", "new")]
         try:
             found = self._find(inputs)
         except AttributeError:  # a parameter, or its gradient, is gone
             return None
-        missing = found.count(None)
-        if missing != [found[at] for at in self.new_metas].count(None) or len(set(map(id, found))) < len(found) - max(missing - 1, 0):
+        others = [id(s) for at in self._moving if (s := found[at]) is not None]
+        if not self._fixed.isdisjoint(others) or len(set(others)) < len(others):  # two are one
             return None
         for first, *others in self.shared:
             if any(found[at].value is not found[first].value for at in others):
@@ -195,12 +198,12 @@ class Trace:
     def _finder(self) -> Callable[[Sequence[Storage]], list[Storage | None]]:
         """A function that looks into all places: one list of Python, as guard.py's conditions are one expression."""
         guard = Guard()
-        held = guard.name(self.surroundings.variables.held)
+        held, gone = guard.name(self.surroundings.variables.held), guard.name(_gone)
         texts = {
             "argument": lambda at, x: f"inputs[{x}]",
             "new": lambda at, x: "None",
-            "storage": lambda at, x: f"{guard.name(x)}()",
-            "variable": lambda at, x: f"{held}({guard.name(x)})",
+            "storage": lambda at, x: f"({guard.name(x)}() or {gone}())",
+            "variable": lambda at, x: f"({held}({guard.name(x)}) or {gone}())",
             "gradient": lambda at, x: f"{guard.name(ref(x()))}().grad._storage",
             # a gradient that the replay makes may overwrite the present one
             "made": lambda at, x: f"(g._storage if (g := {guard.name(ref(x()))}().grad) is not None and g._view is None "
@@ -300,17 +303,16 @@ class Trace:
                 return f"{n.target} at {n.source or 'an unknown line'}"
         return "an operation"
 
-    def replay(self, storages: list[Storage | None], options: list, sources: list):
-        """Compute again on present values, and give storages their new ones. `storages` (changed), `options`: see the methods that make them;
-        `sources`: numbers given to the call (changed). Raises Different, and changes nothing, where Python would have taken another way."""
-        current = engine.current()
+    def replay(self, current, storages: list[Storage | None], options: list, sources: list):
+        """Compute again on present values with the `current` engine, and give storages their new ones. `storages` (changed), `options`: see the methods that
+        make them; `sources`: numbers given to the call (changed). Raises Different, and changes nothing, where Python would have taken another way."""
         memory.after_traces()
-        if pending():
+        if memory.PENDING and pending():
             current.mark_step()
         first, seed = generator.default.get_offset(), generator.default.initial_seed()
         if self.drawn:
             generator.default.set_offset(first + self.drawn)
-        made = {at for at in self.new_metas if storages[at] is None}
+        made = [(at, parameter) for at, parameter in self.gradients if storages[at] is None]
         before: list[tuple[Storage, Array]] = []
         try:
             unread, unchecked = [], []
@@ -336,24 +338,20 @@ class Trace:
                 storage.replace(array)
             generator.default.set_offset(first)
             raise
-        for at, parameter in self.gradients:
-            if at in made:
-                storage = storages[at]
-                parameter().grad = make(storage.meta, storage)
+        for at, parameter in made:
+            parameter().grad = make(storages[at].meta, storages[at])
         results = []
-        for (where, meta, view), at in zip(self.results, self.result_at):
+        for (where, meta, view), at, make_result in zip(self.results, self.result_at, self.makers):
             if at >= 0:
-                results.append(make(meta, storages[at], view))
+                results.append(make_result(meta, storages[at], view))
             else:
                 results.append(where[1].value(sources) if where[0] == "number" else where[1])
-        if True in self.ends:
-            results = [ended(r, self.name) if end else r for r, end in zip(results, self.ends)]
         self.surroundings.settle(sources, results[self.count :])
         self.replays += 1
         if self.replays == JOIN and len(self.segments) > 1:
             lasting = {at for at, p in enumerate(self.places) if p[0] != "new"} | {*self.result_at}
             self.program = join([copy.copy(s) for s in self.segments], self._overwritten, lasting)
-        return pytree.tree_unflatten(results[: self.count], self.form)
+        return results[0] if self.single else pytree.tree_unflatten(results[: self.count], self.form)
 
     def _read(self, unread: list[HloTensor], sources: list) -> None:
         if unread:
@@ -404,7 +402,7 @@ class Trace:
 
     def first(self):
         """The result of the call that was traced."""
-        flat = [ended(r, self.name) if end else tracked.plain(r) for r, end in zip(self.flat[: self.count], self.ends)]
+        flat = [maker(r._meta, r._storage, r._view) if type(maker) is Ended else tracked.plain(r) for r, maker in zip(self.flat[: self.count], self.makers)]
         return pytree.tree_unflatten(flat, self.form)
 
     def _record(self, s: Segment, leaves: list[Array], numbers: list[Number], outputs: list[Storage]) -> None:
@@ -428,6 +426,10 @@ class Trace:
         shared: dict[tuple[int, int], Out] = {}
         for out, storage in zip(s.outs, outputs):
             storage.replace(shared.setdefault((id(out.node), out.index), Out(made[id(out.node)], out.index)))
+
+
+def _gone() -> None:
+    raise AttributeError
 
 
 def _same(a, b) -> bool:

@@ -29,7 +29,7 @@ from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import conditions, dump, exchange, executor, explain, generalize, log, progress, spmd
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
-from torch_hlo.lazy.launch import IN_FLIGHT, Compiled, launch, leaf_buffer, number_buffers, stream
+from torch_hlo.lazy.launch import IN_FLIGHT, Compiled, InPlace, Programs, launch, leaf_buffer, number_buffers, stream
 from torch_hlo.lazy.storage import (
     RECORDING,
     Array,
@@ -346,43 +346,53 @@ _ARRAYS = frozenset({Array})
 
 
 def run_again(
-    graph: Graph, leaves: Sequence[Array], numbers: Sequence[Number], storages: Sequence[Storage], places: Sequence[int], known: dict[tuple[int, ...], Compiled],
+    graph: Graph, leaves: Sequence[Array], numbers: Sequence[Number], storages: Sequence[Storage], places: Sequence[int], known: Programs,
     ending: Sequence[Storage] | None = (),
 ) -> bool:  # fmt: skip
-    """Launch a graph that ran before on other arrays and numbers; storage i gets output `places[i]`. Nothing may be pending. `known`: the caller's memory
-    of the programs by which leaves die; `ending`: storages that end with this step, None if nothing may be overwritten. False, and nothing done, where the
-    step has to be recorded."""
+    """Launch a graph that ran before on other arrays and numbers; storage i gets output `places[i]`. Nothing may be pending. `ending`: storages that end
+    with this step, None if nothing may be overwritten. False, and nothing done, where the step has to be recorded."""
     executor.throttle()
     with RECORDING:
         _surface()
-        if spmd.active or not _ARRAYS.issuperset(map(type, leaves)):  # another thread has just recorded a new value
+        if spmd.active:
             return False
-        given = {*map(id, storages), *map(id, ending or ())}
-        dead = []
-        for i, leaf in enumerate(leaves if ending is not None else ()):
-            for owner in leaf.owners:
-                storage = owner()
-                if storage is not None and storage.value is leaf and id(storage) not in given:
-                    break
-            else:
-                if leaf.owners:
-                    dead.append(i)
-        if len(set(map(id, leaves))) < len(leaves):
-            return False  # one array in two places: donating one would overwrite the other
-        bindings = [(place, i, s, s.value, ref(s)) for i, (s, place) in enumerate(zip(storages, places))]
-        compiled = known.get(died := tuple(dead))
-        if compiled is None:  # a graph that has run cannot be compiled again: its values look like inputs
-            compiled = _CACHE.get(_key(graph, _aliases(graph, leaves, died, bindings, places)))
-            if compiled is None:
+        last = known.in_place.get(ending is not None)
+        if last is None or not last.launch(leaves, numbers, storages):
+            if not _run_again(graph, leaves, numbers, storages, places, known, ending):
                 return False
-            known[died] = compiled
-        inputs = [buffer if type(buffer := leaf.data) is Buffer else leaf_buffer(leaf) for leaf in leaves]
-        if not stream(compiled, leaves, inputs, numbers, bindings, places):
-            return False
-        metrics.count("MarkStep")
-        metrics.count("CachedCompile")
-        metrics.record("TensorsGraphSize", len(graph.nodes), "")
+        metrics.launched(len(graph.nodes))
     return True
+
+
+def _run_again(
+    graph: Graph, leaves: Sequence[Array], numbers: Sequence[Number], storages: Sequence[Storage], places: Sequence[int], known: Programs,
+    ending: Sequence[Storage] | None,
+) -> bool:  # fmt: skip
+    """`run_again`, for a launch that is not like the last one."""
+    if not _ARRAYS.issuperset(map(type, leaves)):
+        return False  # another thread has just recorded a new value
+    if len(set(map(id, leaves))) < len(leaves):
+        return False  # one array in two places: donating one would overwrite the other
+    given = {*map(id, storages), *map(id, ending or ())}
+    dead = []
+    for i, leaf in enumerate(leaves if ending is not None else ()):
+        for owner in leaf.owners:
+            storage = owner()
+            if storage is not None and storage.value is leaf and id(storage) not in given:
+                break
+        else:
+            if leaf.owners:
+                dead.append(i)
+    bindings = [(place, i, s, s.value, ref(s)) for i, (s, place) in enumerate(zip(storages, places))]
+    found = known.by_dead.get(died := tuple(dead))
+    if found is None:  # a graph that has run cannot be compiled again: its values look like inputs
+        compiled = _CACHE.get(_key(graph, _aliases(graph, leaves, died, bindings, places)))
+        if compiled is None:
+            return False
+        found = known.by_dead[died] = InPlace(compiled, places)
+    inputs = [buffer if type(buffer := leaf.data) is Buffer else leaf_buffer(leaf) for leaf in leaves]
+    known.in_place[ending is not None] = None if found.compiled.extra or ending is not None and found.spares(leaves, storages) else found
+    return stream(found.compiled, leaves, inputs, numbers, bindings, places)
 
 
 def pending_step() -> tuple[Module, list[Buffer]]:
@@ -605,6 +615,8 @@ def _wait_all() -> None:
 
 def _surface() -> None:
     """Forget runs that are done. If one failed, give its storages their graph back and raise its error."""
+    if not (IN_FLIGHT or _RECORDED or conditions.EXPECTED):
+        return
     with RECORDING:
         _forget_done()
         if not IN_FLIGHT or not IN_FLIGHT[0].job.is_done():

@@ -76,7 +76,7 @@ class Surroundings:
         """Whether everything is as it was."""
         if self.gradients.unguarded:
             self.gradients.conditions(self._guard)
-        return self._guard.holds() and self.assumed.hold(inputs)
+        return self._guard.holds() and (not self.assumed.asked or self.assumed.hold(inputs))
 
     def reason(self, inputs: Sequence[Storage]) -> str:
         """Why `hold` is false, as a part of a sentence; "" if it is true."""
@@ -84,9 +84,12 @@ class Surroundings:
 
     def settle(self, sources: list, left: Sequence) -> None:
         """The call has been computed again: do what else it did. `sources`: its numbers; `left`: what it leaves in variables."""
-        self.gradients.settle()
-        self.settings.assign(sources)
-        self.variables.assign(left)
+        if self.gradients.emptied:
+            self.gradients.settle()
+        if self.settings.assigned:
+            self.settings.assign(sources)
+        if self.variables.forms:
+            self.variables.assign(left)
         for schedule, args, kwargs in self.schedules:
             if schedule() is not None:
                 schedule().step(*(a.value(sources) if type(a) is tracked.How else a for a in args), **{k: v.value(sources) if type(v) is tracked.How else v for k, v in kwargs.items()})
