@@ -48,7 +48,7 @@ def handle(func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: di
 
 
 def entry(op: OpOverload) -> Handler:
-    """The handler of an op that arrives from outside. Those that touch the graph wait for their turn."""
+    """The handler of an op that arrives from outside: it waits for its turn."""
     handler = find(op)
 
     def alone(args: tuple, kwargs: dict):
@@ -62,8 +62,8 @@ def entry(op: OpOverload) -> Handler:
             except Foreign:
                 return NotImplemented
 
-    found = _ENTRIES[id(op)] = handler if op in VIEWS or handler is detach else alone
-    return found
+    _ENTRIES[id(op)] = alone
+    return alone
 
 
 def eager_handle(func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None):

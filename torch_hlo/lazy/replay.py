@@ -50,7 +50,7 @@ class Segment:
     def __init__(self, log: tracked.Log, known: int, uploads: list) -> None:
         storages = [s for s in pending_storages() if type(s.value) is Out and s.value.array is None]
         outs = {(id(s.value.node), s.value.index): s.value for s in storages}
-        self.graph: Graph = collect(sorted(outs.values(), key=lambda out: out.place))  # as a step orders its results
+        self.graph: Graph = collect(sorted(outs.values(), key=lambda out: (out.node.serial, out.index)))  # as a step orders its results
         order = {(id(o.node), o.index): i for i, o in enumerate(self.graph.outputs)}
         self.written = [(reference(s), s.meta) for s in storages]
         self.outs = [s.value for s in storages]
