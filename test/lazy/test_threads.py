@@ -121,3 +121,19 @@ def test_gradients_of_functorch_belong_to_the_call() -> None:
     for i in range(4):
         assert step(torch.full((2, 3), float(i)).to("hlo")).tolist() == [[2.0 * i] * 3] * 2
     assert time.perf_counter() - begin < storage.Tracing.PATIENCE
+
+
+def test_no_trace_begins_while_another_thread_is_in_the_middle_of_an_op() -> None:
+    """What that thread is about to record would be taken for a part of the call."""
+
+    def trace() -> None:
+        with storage.tracing():
+            pass
+
+    with storage.RECORDING:
+        other = threading.Thread(target=trace)
+        other.start()
+        other.join(0.2)
+        assert storage.TRACING is None and other.is_alive()
+    other.join(60)
+    assert storage.TRACING is None and not other.is_alive()

@@ -52,9 +52,9 @@ def entry(op: OpOverload) -> Handler:
     handler = find(op)
 
     def alone(args: tuple, kwargs: dict):
-        if storage.TRACING is not None:
-            storage.after_traces()
         with RECORDING:
+            if storage.TRACING is not None:
+                storage.after_traces()
             if len(_PENDING) >= LIMIT:
                 cut()
             try:

@@ -306,7 +306,8 @@ class Trace:
     def replay(self, current, storages: list[Storage | None], options: list, sources: list):
         """Compute again on present values with the `current` engine, and give storages their new ones. `storages` (changed), `options`: see the methods that
         make them; `sources`: numbers given to the call (changed). Raises Different, and changes nothing, where Python would have taken another way."""
-        memory.after_traces()
+        with memory.RECORDING:
+            memory.after_traces()
         if memory.PENDING and pending():
             current.mark_step()
         first, seed = generator.default.get_offset(), generator.default.initial_seed()

@@ -165,8 +165,8 @@ def cache_size() -> int:
 def _evaluate(only: Sequence[Storage] | None = None) -> None:
     """Run the pending graph: all of it, or what the storages `only` need."""
     executor.throttle()
-    after_traces()
     with RECORDING:
+        after_traces()
         _surface()
         bindings = pending() if only is None else [(s.value.place, i, s, s.value, ref(s)) for i, s in enumerate(only) if type(s.value) is Out]
         for _, _, storage, out, _ in bindings:

@@ -152,12 +152,14 @@ class Tracing:
     def __init__(self) -> None:
         self.thread, self.over, self.disturbed = threading.get_ident(), threading.Event(), False
 
-    def wait(self) -> None:
+    def wait(self) -> bool:
+        """Wait until it is over; False where this thread may go on at once."""
         if threading.get_ident() == self.thread or self.disturbed or RECORDING._is_owned():  # in the middle of an op that began before
-            return
+            return False
         if isinstance(threading.current_thread(), threading._DummyThread):  # not of Python: autograd's, which runs functorch's backward passes for the call
-            return
+            return False
         self.disturbed = not self.over.wait(self.PATIENCE)
+        return True
 
 
 @contextlib.contextmanager
@@ -168,7 +170,8 @@ def tracing() -> Iterator[Tracing]:
     alone = _TRACED.acquire(timeout=mine.PATIENCE)
     mine.disturbed = not alone
     if alone:
-        TRACING = mine
+        with RECORDING:  # no other thread is in the middle of an op
+            TRACING = mine
     try:
         yield mine
     finally:
@@ -179,10 +182,14 @@ def tracing() -> Iterator[Tracing]:
 
 
 def after_traces() -> None:
-    """Wait while another thread traces a captured function."""
-    tracing = TRACING
-    if tracing is not None:
-        tracing.wait()
+    """Wait while another thread traces a captured function. The caller holds RECORDING, which is free while it waits and held when it goes on: no trace begins in between."""
+    waited = True
+    while waited and (tracing := TRACING) is not None:
+        RECORDING.release()
+        try:
+            waited = tracing.wait()
+        finally:
+            RECORDING.acquire()
 
 
 class Effect:
