@@ -422,11 +422,12 @@ class Trace:
                 return [value(v) for v in x]
             return x
 
-        for n in s.graph.nodes:
-            made[id(n)] = Node(n.target, tuple([value(a) for a in n.args]), {k: value(v) for k, v in n.kwargs.items()} if n.kwargs else n.kwargs, n.outs, n.source)
         shared: dict[tuple[int, int], Out] = {}
-        for out, storage in zip(s.outs, outputs):
-            storage.replace(shared.setdefault((id(out.node), out.index), Out(made[id(out.node)], out.index)))
+        with memory.RECORDING:
+            for n in s.graph.nodes:
+                made[id(n)] = Node(n.target, tuple([value(a) for a in n.args]), {k: value(v) for k, v in n.kwargs.items()} if n.kwargs else n.kwargs, n.outs, n.source)
+            for out, storage in zip(s.outs, outputs):
+                storage.replace(shared.setdefault((id(out.node), out.index), Out(made[id(out.node)], out.index)))
 
 
 def _gone() -> None:
