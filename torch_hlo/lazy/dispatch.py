@@ -288,7 +288,7 @@ def sequence(items: list | tuple, key: list, words: list[int], lift: bool) -> li
         key.append(t._meta)
         value = t._storage.value if t._view is None else read(t)
         values.append(value)
-        place = value.place - base
+        place = value.place - base  # TAPE.place, inlined here and below: this is the hot path
         words.append(place if place >= 0 else TAPE.put(value))
     return values
 
