@@ -352,6 +352,18 @@ def foreach_twice(X):
 
 
 @case
+def foreach_aliases(X):
+    """What a list is updated with may be what the update before it wrote."""
+    x, y, z, w, v = (grid(X, 4) for _ in range(5))
+    torch._foreach_add_([x, x.view(2, 2)], 1)
+    torch._foreach_mul_([y[:3], y[1:]], 2.0)
+    torch._foreach_add_([z[:2], z[2:]], [z[2:], z[:2]])
+    torch._foreach_copy_([w, v], [v, w])
+    torch._foreach_addcmul_([v], [v], [v])
+    return x, y, z, w, v
+
+
+@case
 def foreach_out_of_place(X):
     a, b = torch._foreach_add([grid(X, 2), grid(X, 3)], [grid(X, 2), grid(X, 3)], alpha=2)
     return a, b, *torch._foreach_norm([a, b]), *torch._foreach_sqrt([a, b])

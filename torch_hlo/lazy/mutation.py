@@ -6,6 +6,7 @@ do both (`_native_batch_norm_legit`). Ops that change metadata (`resize_`, `t_`,
 from __future__ import annotations
 
 import gc
+import operator
 import sys
 
 import torch
@@ -172,18 +173,19 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
     cache: dict[tuple, tuple] = dispatch.remembered({})
     names = [a.name for a in op._schema.arguments]
     positions = [names.index(t.name) for t in targets]
+    reads = [i for i, a in enumerate(op._schema.arguments) if i not in positions and "Tensor" in str(a.type)]
     one_by_one = decompose.composite(op)
 
     def run(args: tuple, kwargs: dict):
         tensors = []
         for p in positions:
             tensors += args[p]
-        if one_by_one is not None and len(set(map(id, tensors))) < len(tensors):
-            return dispatch.nested(one_by_one, args, kwargs)  # a tensor that is given twice is updated twice
         if {*map(type, tensors)} != _OWN:
             for t in tensors:
                 if type(t) is not HloTensor:
                     checks.admit_target(t, args)
+        if one_by_one is not None and _order_matters(tensors, [args[i] for i in reads if i < len(args)]):
+            return dispatch.nested(one_by_one, args, kwargs)
         nodes, keywords, key, base, words = operands(args, kwargs, arguments)
         found = cache.get(key)
         if found is None:
@@ -204,6 +206,28 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
         write_all(tensors, values)
 
     return run
+
+
+def _order_matters(targets: list[HloTensor], reads: list) -> bool:
+    """Whether tensors of a list share memory so that an update sees an earlier one: a tensor given twice, overlapping views, operands that
+    are targets too. `reads`: lists of operands by target, or operands that every update reads."""
+    storages = {*map(_STORAGE, targets)}
+    shared = len(storages) < len(targets)
+    for operand in reads:
+        tensors = operand if isinstance(operand, (list, tuple)) else [operand] * len(targets)
+        if any(type(t) is HloTensor and t._storage in storages and t is not target for t, target in zip(tensors, targets)):
+            return True
+    if not shared:
+        return False
+    blocks = []
+    for t in targets:
+        size = t._meta.dtype.itemsize
+        blocks.append((id(t._storage), t._meta.offset * size, metas.extent(t._meta) * size))
+    blocks.sort()
+    return any(a[0] == b[0] and b[1] < a[2] for a, b in zip(blocks, blocks[1:]))
+
+
+_STORAGE = operator.attrgetter("_storage")
 
 
 def _missing_defaults(op: OpOverload, twin: OpOverload) -> tuple[int, tuple] | None:
