@@ -169,6 +169,35 @@ def test_junk(text):
         parse_module(text)
 
 
+HEADERS = {
+    "num_partitions=-1": "-1 devices",
+    "replica_count=9223372036854775807": "devices: there are 1 to",
+    "entry_computation_layout={(f32[2]{0 0})->f32[2]{0}}": "bad layout",
+    'frontend_attributes={mesh="x=9999999999"}': "at most",
+    'frontend_attributes={mesh="x=99999999999999999999"}': "at most",
+    'allow_spmd_sharding_propagation_to_output={true,false}, frontend_attributes={mesh="x=2"}': "2 flags for 1 results",
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_hostile_headers(header):
+    with pytest.raises(ParseError, match=re.escape(HEADERS[header])):
+        parse_module(f"HloModule m, {header}\nENTRY e {{\n ROOT p = f32[2] parameter(0), sharding={{replicated}}\n}}")
+
+
+@pytest.mark.parametrize("sharding", [
+    "{devices=[99999999999]<=[99999999999]}", "{devices=[99999999999]0,1}", f"{{devices=[2]<=[2{',1' * 70}]T({','.join(map(str, range(71)))})}}"])
+def test_hostile_shardings(sharding):
+    with pytest.raises(ParseError):
+        parse_module(f"HloModule m\nENTRY e {{\n ROOT p = f32[2] parameter(0), sharding={sharding}\n}}")
+
+
+@pytest.mark.parametrize("frame", ["\u00b2", "1" * 5000])
+def test_a_frame_that_is_no_number_names_no_source(frame):
+    root = parse_module(f"HloModule m\nFileNames\n1 \"a\"\nENTRY e {{\n ROOT p = f32[2] parameter(0), metadata={{stack_frame_id={frame}}}\n}}").entry.root
+    assert META[root].source == ""
+
+
 FRAGMENTS = ["{", "}", "(", ")", ",", '"', "%", "=", "99999999999999999999", "f32[]", "f32[1000000000,1000000000]", "ROOT ", "ENTRY ", "/*",
              "constant(", "{{{{", "((((", "\0", "é", "<=", "f32[s0]", "floordiv(", "to_apply=", "...", "1e999"]  # fmt: skip
 

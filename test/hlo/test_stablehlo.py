@@ -202,6 +202,14 @@ def test_junk(text):
         parse_stablehlo(text)
 
 
+@pytest.mark.parametrize("mesh, attribute", [
+    ("sdy.mesh 7 = <[\"x\"=2]>", "x = 1"), ("sdy.mesh @m = <[\"x\"=99999999999999999999]>", "x = 1"), ("", f"x = {'9' * 350} : f32")])
+def test_hostile_attributes(mesh, attribute):
+    body = f"func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {{\n%b = stablehlo.add %a, %a {{{attribute}}} : tensor<2xf32>\nreturn %b : tensor<2xf32>\n}}"
+    with pytest.raises(ParseError):
+        parse_stablehlo(f"module @m {{\n{mesh}\n{body}\n}}")
+
+
 def test_symbolic_programs_are_not_written():
     module = parse_stablehlo(programs()["dynamic_softmax"]["stablehlo"])
     with pytest.raises(WriteError, match="specialize"):

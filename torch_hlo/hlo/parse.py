@@ -21,7 +21,7 @@ from torch_hlo.hlo.parse_attrs import ATTRIBUTES, HARMLESS, Ref, name, plain, ra
 from torch_hlo.hlo.parse_literal import parse_nested_literal
 from torch_hlo.hlo.scan import ParseError, Scanner, unescape
 from torch_hlo.hlo.shape import DTYPES, Literal, Shape, tuple_shape
-from torch_hlo.hlo.sharding import Mesh, Sharding, ShardingError
+from torch_hlo.hlo.sharding import MAX_DEVICES, Mesh, Sharding, ShardingError
 from torch_hlo.hlo.sharding_text import common_mesh, mesh_from_text, parse_sharding
 
 __all__ = ["ParseError", "parse_module", "parse_computation"]
@@ -76,7 +76,7 @@ class _Parser:
         self.blocks: dict[str, _Block] = {}
         self.built: dict[str, Computation] = {}
         self.header: dict[str, object] = {}
-        self.tables: dict[str, dict[int, str]] = {}
+        self.tables: dict[str, dict[str, str]] = {}  # title -> number -> row
         self.mesh: Mesh | None = None
         self.entry: str | None = None
         self.count = 0
@@ -114,9 +114,9 @@ class _Parser:
         return module_name
 
     def _table(self, title: str) -> None:
-        rows: dict[int, str] = {}
+        rows: dict[str, str] = {}
         while found := self.s.match(_ROW):
-            rows[int(found.group(1))] = found.group(2)
+            rows[found.group(1)] = found.group(2)
         self.tables[title] = rows
 
     # Computations and instructions as written
@@ -256,7 +256,8 @@ class _Parser:
                 raise self.s.error(f"alias of output {output} and parameter {param}: there are {results} and {len(c.params)}", at)
         partitions, replicas = (self._given(key, 1) for key in ("num_partitions", "replica_count"))
         ins = self._boundary_shardings("in_shardings", [p.shape for p in c.params])
-        if partitions > 1 and self._given("is_scheduled", "") == "true" and c.params and all(p.get("sharding") for p in c.params):  # by XLA, after its partitioner: what it leaves on parameters is history
+        if partitions > 1 and self._given("is_scheduled", "") == "true" and c.params and all(p.get("sharding") for p in c.params):
+            # By XLA, after its partitioner: what it leaves on parameters is history.
             ins = tuple(p.get("sharding") for p in c.params)
             swaps = {p: instr("parameter", (), p.shape, index=p["index"]) for p in c.params}
             for old, new in swaps.items():
@@ -296,7 +297,9 @@ class _Parser:
             return c
         parts = given if type(given) is tuple else (given,)
         flags = allowed * len(parts) if len(allowed) == 1 else allowed
-        opened = tuple(_opened(s) if flag and type(s) is Sharding and s.is_replicated else s for s, flag in zip(parts, flags, strict=True))
+        if len(flags) != len(parts):
+            raise self.s.error(f"allow_spmd_sharding_propagation_to_output has {len(flags)} flags for {len(parts)} results", 0)
+        opened = tuple(_opened(s) if flag and type(s) is Sharding and s.is_replicated else s for s, flag in zip(parts, flags))
         return Computation(c.name, c.params, replace(c.root, sharding=opened if type(given) is tuple else opened[0]))
 
     def _boundary_shardings(self, key: str, shapes: list[Shape]) -> tuple:
@@ -431,12 +434,12 @@ class _Parser:
 
     def _frame(self, frame: str) -> str:
         def number(table: str, row: str, key: str) -> str:
-            found = re.search(rf"\b{key}=(\d+)", self.tables.get(table, {}).get(int(row), "") if row.isdigit() else "")
+            found = re.search(rf"\b{key}=(\d+)", self.tables.get(table, {}).get(row, ""))
             return found.group(1) if found else ""
 
         location = number("StackFrames", frame, "file_location_id")
         file, line = number("FileLocations", location, "file_name_id"), number("FileLocations", location, "line")
-        path = self.tables.get("FileNames", {}).get(int(file), "").strip('"') if file else ""
+        path = self.tables.get("FileNames", {}).get(file, "").strip('"')
         return f"{path}:{line}" if path else ""
 
     # The boundary of the program
@@ -624,6 +627,14 @@ def _alias(s: Scanner) -> list[tuple[int, int]]:
     return [pair for pair in s.listed("{", "}", one) if pair is not None]
 
 
+def _count(s: Scanner) -> int:
+    at = s.skip()
+    value = s.integer()
+    if not 1 <= value <= MAX_DEVICES:
+        raise s.error(f"{value} devices: there are 1 to {MAX_DEVICES}", at)
+    return value
+
+
 def _symbol_table(s: Scanner) -> list[tuple[str, int, int]]:
     def one() -> tuple[str, int, int]:
         symbol_name = s.need(parse_attrs.WORD, "a symbol").group()
@@ -646,7 +657,7 @@ def _booleans(s: Scanner) -> tuple[bool, ...]:
 
 _FRONTEND = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _HEADER = {
-    "entry_computation_layout": _entry_layout, "input_output_alias": _alias, "symbols": _symbol_table, "num_partitions": Scanner.integer,
-    "replica_count": Scanner.integer, "allow_spmd_sharding_propagation_to_output": _booleans,
+    "entry_computation_layout": _entry_layout, "input_output_alias": _alias, "symbols": _symbol_table, "num_partitions": _count,
+    "replica_count": _count, "allow_spmd_sharding_propagation_to_output": _booleans,
     "is_scheduled": raw, "frontend_attributes": _frontend_attributes,
 }  # fmt: skip

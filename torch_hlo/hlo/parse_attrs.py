@@ -11,14 +11,14 @@ import numpy as np
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.scan import SIZE, STRING, Scanner, element_type, parse_size, split_sizes, unescape
 from torch_hlo.hlo.shape import Shape, tuple_shape
-from torch_hlo.hlo.sharding import Axis, Mesh, ShardingError
+from torch_hlo.hlo.sharding import MAX_DEVICES, MAX_RANK, Axis, Mesh, ShardingError
 from torch_hlo.hlo.window import WindowDim
 
 NAME = re.compile(r"%?([A-Za-z0-9_][\w.\-]*+)|%\"([^\"\n]+)\"")
 WORD = re.compile(r"[A-Za-z_][\w\-]*+")
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]\[]*+)\](?:\{([^{}]*+)\})?")
 _TOKEN = re.compile(r"token\[\](?:\{[^{}]*+\})?")
-_LAYOUT = re.compile(r"[\d,\s]*")
+_LAYOUT = re.compile(r"(?:\s*+\d{0,9}+\s*+,)*+\s*+\d{0,9}+\s*+")
 _FLOAT = re.compile(r"[+-]?(?:inf|nan|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)")
 MAX_DEPTH = 50  # of nested tuple shapes
 
@@ -195,9 +195,6 @@ def _window(scanner: Scanner) -> tuple[WindowDim, ...]:
     return window
 
 
-MAX_DEVICES = 1 << 20
-
-
 def _groups(scanner: Scanner) -> tuple[tuple[int, ...], ...]:
     """`{{0,1},{2,3}}`; `[2,2]<=[4]` and `[2,2]<=[2,2]T(1,0)`: an iota, transposed, cut into rows; `mesh['x'=2,'y'=2] {'y'}`: along axes."""
     begin = scanner.skip()
@@ -218,7 +215,7 @@ def _device_order(scanner: Scanner, count: int, begin: int) -> np.ndarray:
     """`[2,4]T(1,0)`: the numbers of `count` devices, transposed."""
     source = scanner.listed("[", "]", scanner.integer)
     order = scanner.listed("(", ")", scanner.integer) if scanner.accept("T") else list(range(len(source)))
-    if min(source, default=0) < 1 or math.prod(source) != count or count > MAX_DEVICES or sorted(order) != list(range(len(source))):
+    if min(source, default=0) < 1 or math.prod(source) != count or count > MAX_DEVICES or len(source) > MAX_RANK or sorted(order) != list(range(len(source))):
         raise scanner.error("bad list of device groups", begin)
     return np.arange(count).reshape(source).transpose(order).ravel()
 

@@ -28,6 +28,10 @@ class ShardingError(ValueError):
     """A mesh or a sharding that is not well formed, or does not fit an array."""
 
 
+MAX_DEVICES = 1 << 20
+MAX_RANK = 32  # of a list of devices that is transposed
+
+
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """`axes`: (name, size) pairs, major first. `devices`: device ids in row-major order of the axes; () means 0, 1, 2, …"""
@@ -44,9 +48,11 @@ class Mesh:
                 raise ShardingError(f"mesh axis {name} has size {size}; sizes are positive")
             if names.count(name) > 1:
                 raise ShardingError(f"mesh axis {name} is given twice")
+        if self.size > MAX_DEVICES:
+            raise ShardingError(f"mesh {self} has {self.size} devices; at most {MAX_DEVICES} are supported")
         if self.devices and sorted(self.devices) != list(range(self.size)):
             raise ShardingError(f"mesh {self} needs the devices 0 to {self.size - 1} once each, got {self.devices}")
-        if self.devices == tuple(range(self.size)):
+        if self.devices and self.devices == tuple(range(self.size)):
             object.__setattr__(self, "devices", ())
 
     @property

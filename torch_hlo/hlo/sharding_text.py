@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.sharding import Axis, DimSharding, Mesh, Sharding, ShardingError, complement, simplify
+from torch_hlo.hlo.sharding import MAX_DEVICES, MAX_RANK, Axis, DimSharding, Mesh, Sharding, ShardingError, complement, simplify
 
 # Our own form
 
@@ -286,7 +286,7 @@ def _iota(t: _Tokens, count: int) -> tuple[int, ...]:
     """`[2,4]T(1,0)`: 0, 1, … of these sizes, transposed."""
     source = t.integers("[", "]")
     order = t.integers("(", ")") if t.accept("T") else tuple(range(len(source)))
-    if math.prod(source) != count or sorted(order) != list(range(len(source))) or not count:
+    if math.prod(source) != count or sorted(order) != list(range(len(source))) or not count or len(source) > MAX_RANK:
         raise t.error()
     return tuple(np.arange(count).reshape(source).transpose(order).ravel().tolist())
 
@@ -301,6 +301,8 @@ def _numbers(t: _Tokens) -> tuple[int, ...]:
 def _tiled(t: _Tokens) -> TileAssignment:
     tiles = t.integers("[", "]")
     count = math.prod(tiles)
+    if count > MAX_DEVICES:
+        raise t.error()
     if t.accept("<="):
         devices = _iota(t, count)
     else:

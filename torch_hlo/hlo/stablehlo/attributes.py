@@ -64,8 +64,7 @@ def attribute(s: Scanner, depth: int = 0, typed: bool = True):
     if head == "{":
         return dictionary(s, depth + 1)
     if head == "@":
-        found = s.need(_SYMBOL, "a symbol")
-        return Symbol(found.group(1) or found.group(2) or "")
+        return Symbol(symbol(s))
     if head == "#":
         return _hash(s, depth)
     if found := s.match(_NUMBER):
@@ -86,6 +85,12 @@ def attribute(s: Scanner, depth: int = 0, typed: bool = True):
     return _bare_word(s, typed)
 
 
+def symbol(s: Scanner, what: str = "a symbol") -> str:
+    """The name behind the @."""
+    found = s.need(_SYMBOL, what)
+    return found.group(1) or found.group(2) or ""
+
+
 def _number(s: Scanner, found: re.Match, typed: bool):
     text = found.group()
     is_float = "0x" not in text and any(c in text for c in ".eE")
@@ -95,7 +100,10 @@ def _number(s: Scanner, found: re.Match, typed: bool):
     if typed and s.accept(":"):
         kind = parse_type(s).shape.kind
         if kind == "f" and not is_float and "0x" not in text:
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError:
+                raise s.error("number too large for its type", found.start()) from None
     return value
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch_hlo.hlo.scan import Scanner
-from torch_hlo.hlo.stablehlo.attributes import Dense, FunctionType, Symbol, attribute, dictionary
+from torch_hlo.hlo.stablehlo.attributes import Dense, FunctionType, attribute, dictionary, symbol
 from torch_hlo.hlo.stablehlo.sdy_syntax import SYNTAX
 from torch_hlo.hlo.stablehlo.types import Type, parse_type
 
@@ -182,7 +182,7 @@ class Reader:
     def _module(self, op: Operation, depth: int) -> None:
         s = self.s
         if s.at("@"):
-            op.attrs["sym_name"] = attribute(s).name
+            op.attrs["sym_name"] = symbol(s, "the module's @name")
         if s.accept("attributes"):
             op.attrs.update(dictionary(s))
         op.regions = [self.region(depth + 1)]
@@ -191,10 +191,7 @@ class Reader:
         s = self.s
         while found := s.match(re.compile(r"(public|private|nested)\b")):
             op.attrs["sym_visibility"] = found.group()
-        symbol = attribute(s)
-        if not isinstance(symbol, Symbol):
-            raise s.error("expected the function's @name")
-        op.attrs["sym_name"] = symbol.name
+        op.attrs["sym_name"] = symbol(s, "the function's @name")
         self.attributes.clear()
         args = s.listed("(", ")", lambda: self._typed_argument() if s.at("%") else ("", self._result_type()))
         op.attrs["arg_attrs"] = self.attributes.copy()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from torch_hlo.hlo.stablehlo.attributes import Raw, attribute
+from torch_hlo.hlo.stablehlo.attributes import Raw, attribute, symbol
 from torch_hlo.hlo.stablehlo.types import angle_group, parse_type
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _region(reader: Reader, op: Operation, depth: int) -> None:
 def _mesh(reader: Reader, op: Operation, depth: int) -> None:
     """`sdy.mesh @name = <["x"=2, "y"=4], device_ids=[…]>`."""
     s = reader.s
-    op.attrs["sym_name"] = attribute(s).name
+    op.attrs["sym_name"] = symbol(s, "the mesh's @name")
     s.expect("=")
     op.attrs["mesh"] = Raw(angle_group(s))
     if s.at("{"):
