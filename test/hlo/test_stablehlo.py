@@ -203,6 +203,7 @@ def test_junk(text):
 
 
 @pytest.mark.parametrize("mesh, attribute", [
+    ("sdy.mesh @m = <[\"x\"=2]>", "sdy.sharding = #sdy.sharding_per_value<[<@m, [{}]>, <@m, [{}]>]>"),
     ("sdy.mesh 7 = <[\"x\"=2]>", "x = 1"), ("sdy.mesh @m = <[\"x\"=99999999999999999999]>", "x = 1"), ("", f"x = {'9' * 350} : f32")])
 def test_hostile_attributes(mesh, attribute):
     body = f"func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {{\n%b = stablehlo.add %a, %a {{{attribute}}} : tensor<2xf32>\nreturn %b : tensor<2xf32>\n}}"

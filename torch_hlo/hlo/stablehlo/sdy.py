@@ -67,7 +67,9 @@ class Shardings:
         if isinstance(given, Raw):
             text = given.text.strip()
             parts = _listed(text) if text[:1] == "[" else [text]
-            return [self.shardy(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+            if len(parts) != len(shapes):
+                raise ShardingError(f"{len(parts)} shardings for {len(shapes)} values: {text}")
+            return [self.shardy(part, shape) for part, shape in zip(parts, shapes)]
         if isinstance(given := attrs.get("mhlo.sharding"), str):
             if len(shapes) == 1:
                 return [self.tiled(given, shapes[0])]
