@@ -1,6 +1,7 @@
 """Autograd on hlo tensors: gradients equal the CPU's, errors are PyTorch's own and never end the process."""
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -183,6 +184,21 @@ def test_backward_runs_where_it_is_called():
     with pytest.raises(Boom):
         y.sum().backward()
     assert torch._C._is_multithreading_enabled()
+
+
+def test_gradients_by_torch_func_run_where_they_are_taken():
+    """The transforms wrap the roots. Another thread numbers the nodes of the graphs that it makes by itself: the order of second derivatives changed from call to call."""
+    threads = []
+
+    def f(x):
+        y = x.exp()
+        y.register_hook(lambda g: threads.append(threading.get_ident()))
+        return y.sum()
+
+    x = torch.ones(3, device="hlo", requires_grad=True)
+    (second,) = torch.autograd.grad(torch.func.vmap(torch.func.grad(f))(torch.stack([x, x])).sum(), x)
+    assert set(threads) == {threading.get_ident()}
+    assert second.tolist() == pytest.approx([2 * math.e] * 3)
 
 
 def test_interrupts_end_backward(request):

@@ -324,6 +324,26 @@ def trains_a_copy(device):
 
 
 @script
+def makes_optimizers(device):
+    """Reptile: the model itself takes steps of optimizers that live for a call, and one of its own."""
+    model, outer = network(device, "SGD", momentum=0.9)
+
+    def step(x, y):
+        old = [p.detach().clone() for p in model.parameters()]
+        for inner in (torch.optim.SGD(model.parameters(), 0.05), torch.optim.Adam(model.parameters(), 0.01)):
+            for _ in range(2):
+                loss = stepping(model, inner)[0](x, y)
+        with torch.no_grad():
+            for p, q in zip(model.parameters(), old):
+                p.grad = q - p
+                p.copy_(q)
+        outer.step()
+        return loss
+
+    return step, None, model.parameters()
+
+
+@script
 def solves(device):
     model, optimizer = network(device)
 

@@ -209,13 +209,14 @@ def _library(name: str) -> str:
 
 def _patch_backward(tensor_class: type) -> None:
     # Graphs of this device run on the thread that calls `backward`: handing each op over to the engine's thread for the device, and the interpreter
-    # with it, takes longer than recording it.
+    # with it, takes longer than recording it. And a thread numbers the nodes of a graph that it makes by itself, so that the order of a second derivative
+    # would be another one at each call: torch.func's transforms wrap tensors, hence the question for the device.
     original = torch.autograd.graph._engine_run_backward
     threads_wanted, set_threads = torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled
 
     @functools.wraps(original)
     def run_backward(roots, *args, **kwargs):
-        if not threads_wanted() or not any(type(root) is tensor_class for root in roots):
+        if not threads_wanted() or not any(type(root) is tensor_class or isinstance(root, torch.Tensor) and root.device.type == "hlo" for root in roots):
             return original(roots, *args, **kwargs)
         set_threads(False)
         try:

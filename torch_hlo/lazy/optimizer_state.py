@@ -86,6 +86,7 @@ class Settings:
         owner = ref(optimizer)
         if owner in self._owners:  # it steps twice
             return
+        self.forget()
         self._owners.add(owner)
         for g, group in enumerate(optimizer.param_groups):
             for name, value in group.items():
@@ -108,8 +109,18 @@ class Settings:
         except (AttributeError, LookupError, TypeError):
             return None
 
+    def forget(self) -> None:
+        """The call is over: optimizers that are gone are its own (the inner loop of a meta-learner), and the next call makes others."""
+        if all(owner() is not None for owner in self._owners):
+            return
+        kept = [(place, value) for place, value in zip(self.places, self.values) if place[0]() is not None]
+        self.places, self.values = [place for place, _ in kept], [value for _, value in kept]
+        self.assigned = {place: how for place, how in self.assigned.items() if place[0]() is not None}
+        self._owners, self._read = {owner for owner in self._owners if owner() is not None}, (0, list)
+
     def end(self) -> None:
         """The function has returned: what it set are plain numbers from here on."""
+        self.forget()
         for (owner, g, name), _ in self.assigned.items():
             value = owner().param_groups[g][name]
             if type(value) in tracked.TRACKED:

@@ -112,6 +112,7 @@ class Trace:
         kept = {*self.returned, *self.made, *self.arguments}
         if any((s := r()) is not None and s.traced == self.call and r not in kept for r in self.metas):
             gc.collect()  # what the call made and dropped may be held by cycles (optimizers that it made)
+        self.surroundings.settings.forget()
         leaves = [[("constant", x) if i in s.constants else self._origin(x, s.owners[i]) for i, x in enumerate(s.graph.leaves)] for s in segments]
         outputs = [[self._place(r) for r, _ in s.written] for s in segments]
         reads = [[self._place(r) for r, _, _ in s.reads] for s in segments]
