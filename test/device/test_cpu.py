@@ -6,13 +6,19 @@ import mmap
 import os
 import sys
 import threading
+import time
+from array import array
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from torch_hlo import config
+from torch_hlo.compiler.codegen import system
+from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
+from torch_hlo.compiler.machine_code import machine_code
 from torch_hlo.device import buffer, cpu
 from torch_hlo.device.buffer import Arena, map_pages, populate
 from torch_hlo.hlo.ir import Computation, Module, instr
@@ -88,6 +94,60 @@ def test_fork():
     for _ in range(20):
         assert np.array_equal(call(program, x), expected)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def native(name: str, *kinds):
+    cpu.load_pool()
+    return ctypes.CFUNCTYPE(*kinds)(llvm.address_of_symbol(name))
+
+
+def test_who_waits_for_a_program_helps():
+    """A thread that waits until the stream has run a program takes ranges of its loops, as a worker does."""
+    parallel = native("torch_hlo_parallel", None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
+    wait = native("torch_hlo_pool_help", None, ctypes.c_void_p, ctypes.c_int64)
+    record, who = array("Q", [1]), []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    def ranges(_, low: int, high: int) -> None:
+        time.sleep(0.02)
+        who.append((threading.get_ident(), low, high))
+
+    def program() -> None:
+        time.sleep(0.05)
+        cpu._POOL.ensure(2)
+        parallel(ctypes.cast(ranges, ctypes.c_void_p).value, None, 64, 1, 10**9)
+        record[0] = 2
+
+    stream = threading.Thread(target=program)
+    stream.start()
+    while stream.is_alive():
+        wait(record.buffer_info()[0], 2)
+    stream.join()
+    assert sorted(i for _, low, high in who for i in range(low, high)) == list(range(64))
+    assert threading.get_ident() in {thread for thread, _, _ in who}
+    cpu._POOL.ensure(1)
+    start = time.perf_counter()
+    wait(array("Q", [1]).buffer_info()[0], 2)  # one thread is enough: nothing to do
+    assert time.perf_counter() - start < 5.0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads know their processor on Linux only")
+def test_a_thread_that_shares_a_processor_moves_away():
+    text = system.PROCESSORS + "define i32 @moved() {\n  call void @move_away()\n  %n = call i32 @processor()\n  ret i32 %n\n}\n"
+    loaded = cpu.engine([machine_code(text, host(), level=0)[0]], host())
+    moved = ctypes.CFUNCTYPE(ctypes.c_int)(loaded.get_function_address("moved"))
+    allowed = os.sched_getaffinity(0)
+    try:
+        for n in sorted(allowed):
+            os.sched_setaffinity(0, {n})
+            assert moved() == n  # it may go nowhere else
+            os.sched_setaffinity(0, allowed)
+            assert moved() in allowed and os.sched_getaffinity(0) == allowed
+        if len(allowed) > 1:
+            here = ctypes.CDLL(None).sched_getcpu
+            assert any(here() != moved() for _ in range(20))
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @pytest.fixture

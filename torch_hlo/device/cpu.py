@@ -257,7 +257,8 @@ class _Pool:
             kinds = (("add", (ctypes.c_int, ctypes.c_int64)), ("active", (None, ctypes.c_int64)), ("reset", (None,)),
                      ("team", (None, ctypes.c_void_p, ctypes.c_void_p)), ("call", (ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)))  # fmt: skip
             functions = _Functions(*(ctypes.CFUNCTYPE(*kind)(loaded.get_function_address(f"torch_hlo_pool_{name}")) for name, kind in kinds))
-            symbols.add("torch_hlo_parallel", loaded.get_function_address("torch_hlo_parallel"))
+            for name in ("torch_hlo_parallel", "torch_hlo_pool_help"):
+                symbols.add(name, loaded.get_function_address(name))
             loaded.detach()  # workers run this code until the process ends
             parallel, number = _openmp()
             functions.team(parallel, number)

@@ -34,6 +34,7 @@ _LOADING = threading.Lock()
 @functools.cache
 def _functions() -> tuple:
     target = host()
+    cpu.load_pool()  # who waits helps there
     loaded = cpu.engine([machine_code(stream.text(), target, level=0)[0]], target)
     # Submitting is short, as is what `run` is for: they keep the interpreter's lock. Waiting gives it up.
     kinds = (("start", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)), ("submit", ctypes.PYFUNCTYPE(None, ctypes.c_void_p)),

@@ -4,7 +4,11 @@ Threads claim ranges from one shared word, `generation << 32 | next << 16 | end`
 claimed: a worker that the system does not schedule costs nothing (libgomp's barrier waits for it). The caller claims the first range that is left,
 workers the last one: what a core has read or written in one region is mostly what it gets in the next, and still in its cache. One region runs at a time;
 a caller that finds the pool busy (another Python thread, or a nested region) runs its items itself. Workers spin for a while
-after a region and then sleep on a futex.
+after a region and then sleep on a futex. Systems wake threads up on the processor of the thread that
+wakes them while no other is idle: a worker that finds itself on the caller's goes to another, and does not spin there.
+
+`torch_hlo_pool_help(record, done)` is for a thread that waits until the stream (stream.py) has done a job: it is a guest, who takes a worker's place. It is on a
+processor already, while a worker would have to be woken up: often onto the one that the stream's thread runs on, as the third thread of two processors.
 
 `torch_hlo_pool_call(entry, block, threads)` runs a program with the threads of the OpenMP library that the process has, PyTorch's, as workers until the
 program ends. After each parallel loop of PyTorch's those spin for milliseconds, waiting for the next: workers beside them would share their cores.
@@ -14,6 +18,8 @@ from __future__ import annotations
 from torch_hlo.compiler.codegen import system
 
 _SPINS = 20000  # about 0.7 ms: the gap between two kernels of a program is much shorter
+_FEW = 1000  # about 40 us: for a guest who has not seen a region yet
+_VISIT = 100_000_000  # nanoseconds after which a guest leaves, so that Ctrl-C is heard
 
 _TEXT = """
 @generation = global i32 0, align 64
@@ -27,6 +33,9 @@ _TEXT = """
 @items = global i64 0
 @step = global i64 0
 @teams = global i32 0, align 64
+@guests = global i64 0, align 64
+@caller = global i32 -1, align 64 ; the processor on which the last region began
+@helping = global i32 -1, align 64 ; and the one on which a range was claimed last by a helper
 @parallel = global ptr null
 @number = global ptr null
 
@@ -36,6 +45,7 @@ declare i32 @sched_yield()
 {clock}
 {now}
 {waiting}
+{processors}
 ; claims ranges until none is left: the caller the first, its helpers the last
 define internal void @work(i32 %g, i1 %helper) {{
 entry:
@@ -62,6 +72,12 @@ try:
   %won = extractvalue {{i64, i1}} %exchange, 1
   br i1 %won, label %run, label %look
 run:
+  br i1 %helper, label %note, label %range_of
+note:
+  %here = call i32 @processor()
+  store atomic i32 %here, ptr @helping monotonic, align 4
+  br label %range_of
+range_of:
   ; the region cannot end before this range is done, so its description is stable from here
   %f = load ptr, ptr @fn
   %a = load ptr, ptr @args
@@ -77,6 +93,72 @@ out:
   ret void
 }}
 
+; who spins on the caller's processor keeps it from going on
+define internal void @give_way() {{
+  %here = call i32 @processor()
+  %theirs = load atomic i32, ptr @caller monotonic, align 4
+  %same = icmp eq i32 %here, %theirs
+  br i1 %same, label %yield, label %out
+yield:
+  %y = call i32 @sched_yield()
+  br label %out
+out:
+  ret void
+}}
+
+; be a guest until the word %record is %done; returns early if there are enough threads, nothing to do for a while, or on the caller's processor
+define void @torch_hlo_pool_help(ptr %record, i64 %done) {{
+entry:
+  %active = load atomic i64, ptr @active acquire, align 8
+  %teams = load atomic i32, ptr @teams monotonic, align 4
+  %before = atomicrmw add ptr @guests, i64 1 seq_cst
+  %rank = add i64 %before, 1
+  %room = icmp ult i64 %rank, %active
+  %own = icmp eq i32 %teams, 0
+  %welcome = and i1 %room, %own
+  br i1 %welcome, label %begin, label %leave
+begin:
+  %since = call i64 @clock_now(i32 1)
+  %until = add i64 %since, {visit}
+  %first = load atomic i32, ptr @generation acquire, align 4
+  br label %help
+help:
+  %seen = phi i32 [%first, %begin], [%now, %look]
+  %patience = phi i32 [{few}, %begin], [{spins}, %look]
+  call void @work(i32 %seen, i1 true)
+  br label %spin
+spin:
+  %count = phi i32 [0, %help], [%count1, %idle], [%count1, %check]
+  %state = load atomic i64, ptr %record acquire, align 8
+  %over = icmp eq i64 %state, %done
+  br i1 %over, label %leave, label %look
+look:
+  %now = load atomic i32, ptr @generation seq_cst, align 4
+  %changed = icmp ne i32 %now, %seen
+  br i1 %changed, label %help, label %idle
+idle:
+  call void @relax()
+  %count1 = add i32 %count, 1
+  %turn = and i32 %count1, 255
+  %pause = icmp eq i32 %turn, 0
+  br i1 %pause, label %check, label %spin
+check:
+  %time = call i64 @clock_now(i32 1)
+  %late = icmp sge i64 %time, %until
+  %tired = icmp sge i32 %count1, %patience
+  %here = call i32 @processor()
+  %theirs = load atomic i32, ptr @caller monotonic, align 4
+  %same = icmp eq i32 %here, %theirs
+  %known = icmp sge i32 %here, 0
+  %shared = and i1 %same, %known
+  %e0 = or i1 %late, %tired
+  %enough = or i1 %e0, %shared
+  br i1 %enough, label %leave, label %spin
+leave:
+  %after = atomicrmw sub ptr @guests, i64 1 seq_cst
+  ret void
+}}
+
 define internal ptr @worker(ptr %number) {{
 entry:
   %id = ptrtoint ptr %number to i64
@@ -86,7 +168,7 @@ wait:
   %seen = phi i32 [%first, %entry], [%now, %next]
   br label %spin
 spin:
-  %count = phi i32 [0, %wait], [%count1, %again], [0, %asleep]
+  %count = phi i32 [0, %wait], [%count1, %again], [%count1, %courteous], [0, %asleep]
   %now = load atomic i32, ptr @generation seq_cst, align 4
   %changed = icmp ne i32 %now, %seen
   br i1 %changed, label %region, label %idle
@@ -96,6 +178,11 @@ idle:
 again:
   call void @relax()
   %count1 = add i32 %count, 1
+  %turn = and i32 %count1, 255
+  %pass = icmp eq i32 %turn, 0
+  br i1 %pass, label %courteous, label %spin
+courteous:
+  call void @give_way()
   br label %spin
 asleep:
   %s0 = atomicrmw add ptr @sleepers, i32 1 seq_cst
@@ -104,8 +191,20 @@ asleep:
   br label %spin
 region:
   %active = load atomic i64, ptr @active acquire, align 8
-  %wanted = icmp ult i64 %id, %active
-  br i1 %wanted, label %help, label %next
+  %guests = load atomic i64, ptr @guests acquire, align 8
+  %rank = add i64 %id, %guests
+  %wanted = icmp ult i64 %rank, %active
+  br i1 %wanted, label %place, label %next
+place:
+  %here = call i32 @processor()
+  %theirs = load atomic i32, ptr @caller monotonic, align 4
+  %known = icmp sge i32 %here, 0
+  %same = icmp eq i32 %here, %theirs
+  %stacked = and i1 %known, %same
+  br i1 %stacked, label %move, label %help
+move:
+  call void @move_away()
+  br label %help
 help:
   call void @work(i32 %now, i1 true)
   br label %next
@@ -219,6 +318,7 @@ define void @torch_hlo_pool_reset() {{
   store atomic i32 0, ptr @busy release, align 4
   store atomic i32 0, ptr @sleepers release, align 4
   store atomic i32 0, ptr @teams release, align 4
+  store atomic i64 0, ptr @guests release, align 8
   ret void
 }}
 
@@ -269,6 +369,8 @@ region:
   store i64 %n, ptr @items
   store i64 %step, ptr @step
   store atomic i64 0, ptr @done release, align 8
+  %here = call i32 @processor()
+  store atomic i32 %here, ptr @caller monotonic, align 4
   %wide = zext i32 %new to i64
   %high = shl i64 %wide, 32
   %word = or i64 %high, %ranges
@@ -278,7 +380,11 @@ region:
   %any = icmp sgt i32 %sleeping, 0
   %teams = load atomic i32, ptr @teams monotonic, align 4
   %own = icmp eq i32 %teams, 0
-  %call = and i1 %any, %own
+  %guests = load atomic i64, ptr @guests seq_cst, align 8
+  %present = add i64 %guests, 1
+  %short = icmp ult i64 %present, %threads
+  %lone = and i1 %own, %short
+  %call = and i1 %any, %lone
   br i1 %call, label %rouse, label %go
 rouse:
   call void @wake(ptr @generation)
@@ -293,7 +399,10 @@ join:
   br i1 %all, label %unlock, label %waiting
 waiting:
   %spins1 = add i32 %spins, 1
-  %turn = and i32 %spins1, 2047
+  %helper = load atomic i32, ptr @helping monotonic, align 4
+  %shared = icmp eq i32 %helper, %here
+  %rarely = select i1 %shared, i32 127, i32 2047
+  %turn = and i32 %spins1, %rarely
   %give = icmp eq i32 %turn, 0
   br i1 %give, label %yield, label %calm
 yield:
@@ -318,4 +427,5 @@ out:
 
 def text(threshold_ps: int, spins: int = _SPINS) -> str:
     """The pool's IR module for this platform."""
-    return _TEXT.format(clock=system.CLOCK, now=system.NOW, waiting=system.waiting(), spins=spins, threshold=threshold_ps)
+    return _TEXT.format(clock=system.CLOCK, now=system.NOW, waiting=system.waiting(), processors=system.PROCESSORS, spins=spins, few=_FEW, visit=_VISIT,
+                        threshold=threshold_ps)  # fmt: skip

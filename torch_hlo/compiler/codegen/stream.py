@@ -1,22 +1,24 @@
 """A native thread that runs programs in order, as LLVM IR: a program starts while Python is busy, and nobody needs the interpreter's lock for it.
 
-A stream is a block of words: [tail, sleeping, taken, …, records]. Record `number % RECORDS` describes job `number`: [state, entry, block, nanoseconds].
-Whoever waits for a job that nobody has begun runs it himself: no thread has to wake up for that.
+A stream is a block of words: [tail, sleeping, taken, processor of who submitted last, …, records]. Record `number % RECORDS` describes job `number`: [state, entry, block, nanoseconds].
+Whoever waits for a job that nobody has begun runs it himself: no thread has to wake up for that. Whoever waits for one under way helps (pool.py).
 """
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen import system
 
-TAIL, SLEEPING, TAKEN, FIRST, RECORD, RECORDS = 0, 1, 2, 8, 4, 64  # words; RECORD words each
+TAIL, SLEEPING, TAKEN, SUBMITTER, FIRST, RECORD, RECORDS = 0, 1, 2, 3, 8, 4, 64  # words; RECORD words each
 QUEUED, RUNNING, DONE, AWAITED = 0, 1, 2, 3  # states; AWAITED: running, and somebody sleeps until it is done
 _SPINS = 1000  # about 40 us: what waking up takes
 
 _TEXT = """
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
+declare void @torch_hlo_pool_help(ptr, i64)
 {clock}
 {now}
 {waiting}
+{processors}
 @moment = internal constant [2 x i64] [i64 0, i64 200000000]
 
 ; run a record's job unless somebody did or does; returns when it is done, or after a sleep of a fifth of a second
@@ -24,7 +26,7 @@ define internal void @finish(ptr %record, i64 %spins) {{
 entry:
   %claim = cmpxchg ptr %record, i64 {queued}, i64 {running} acq_rel acquire
   %mine = extractvalue {{i64, i1}} %claim, 1
-  br i1 %mine, label %run, label %look
+  br i1 %mine, label %run, label %theirs
 run:
   %start = call i64 @clock_now(i32 1)
   %p1 = getelementptr i64, ptr %record, i64 1
@@ -42,8 +44,14 @@ run:
 rouse:
   call void @wake(ptr %record)
   br label %out
+theirs:
+  %waits = icmp sgt i64 %spins, 0
+  br i1 %waits, label %help, label %look
+help:
+  call void @torch_hlo_pool_help(ptr %record, i64 {done})
+  br label %look
 look:
-  %count = phi i64 [0, %entry], [%count1, %spin]
+  %count = phi i64 [0, %theirs], [0, %help], [%count1, %spin]
   %state = load atomic i64, ptr %record acquire, align 8
   %over = icmp eq i64 %state, {done}
   br i1 %over, label %out, label %waiting
@@ -70,9 +78,10 @@ define internal ptr @thread(ptr %s) {{
 entry:
   %sleeping = getelementptr i64, ptr %s, i64 {sleeping_word}
   %taken = getelementptr i64, ptr %s, i64 {taken_word}
+  %submitter_at = getelementptr i64, ptr %s, i64 {submitter_word}
   br label %wait
 wait:
-  %n = phi i64 [0, %entry], [%n, %asleep], [%next, %after]
+  %n = phi i64 [0, %entry], [%n, %asleep], [%n, %move], [%next, %after]
   %tail = load atomic i64, ptr %s seq_cst, align 8
   %empty = icmp eq i64 %tail, %n
   br i1 %empty, label %asleep, label %job
@@ -81,6 +90,16 @@ asleep:
   %low = trunc i64 %n to i32
   call void @sleep(ptr %s, i32 %low, ptr null)
   store atomic i64 0, ptr %sleeping seq_cst, align 8
+  ; the thread that woke this one up has more to do
+  %here = call i32 @processor()
+  %submitter = load atomic i64, ptr %submitter_at monotonic, align 8
+  %theirs = trunc i64 %submitter to i32
+  %known = icmp sge i32 %here, 0
+  %same = icmp eq i32 %here, %theirs
+  %stacked = and i1 %known, %same
+  br i1 %stacked, label %move, label %wait
+move:
+  call void @move_away()
   br label %wait
 job:
   %slot = urem i64 %n, {records}
@@ -113,6 +132,10 @@ out:
 
 ; the next record has been filled in
 define void @torch_hlo_stream_submit(ptr %s) {{
+  %here = call i32 @processor()
+  %wide = sext i32 %here to i64
+  %submitter_at = getelementptr i64, ptr %s, i64 {submitter_word}
+  store atomic i64 %wide, ptr %submitter_at monotonic, align 8
   %old = atomicrmw add ptr %s, i64 1 seq_cst
   %sleeping = getelementptr i64, ptr %s, i64 {sleeping_word}
   %is = load atomic i64, ptr %sleeping seq_cst, align 8
@@ -155,6 +178,6 @@ define i32 @torch_hlo_stream_wait(ptr %record) {{
 def text() -> str:
     """The stream's IR module for this platform."""
     return _TEXT.format(
-        clock=system.CLOCK, now=system.NOW, waiting=system.waiting(), queued=QUEUED, running=RUNNING, done=DONE, awaited=AWAITED, sleeping_word=SLEEPING,
-        taken_word=TAKEN, first=FIRST, record=RECORD, records=RECORDS, half=RECORDS // 2, spins=_SPINS,
+        clock=system.CLOCK, now=system.NOW, waiting=system.waiting(), processors=system.PROCESSORS, queued=QUEUED, running=RUNNING, done=DONE, awaited=AWAITED,
+        sleeping_word=SLEEPING, taken_word=TAKEN, submitter_word=SUBMITTER, first=FIRST, record=RECORD, records=RECORDS, half=RECORDS // 2, spins=_SPINS,
     )  # fmt: skip

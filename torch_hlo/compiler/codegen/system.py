@@ -29,6 +29,54 @@ define internal void @wake(ptr %word) {{
 }}
 """
 
+PROCESSORS = """declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
+; the processor that this thread is on
+define internal i32 @processor() {
+  %n = call i32 @sched_getcpu()
+  ret i32 %n
+}
+
+; go to another processor if there is one; the thread may be anywhere afterwards as before
+define internal void @move_away() {
+  %mask = alloca [128 x i8], align 8
+  %here = call i32 @sched_getcpu()
+  %known = icmp ult i32 %here, 1024
+  br i1 %known, label %ask, label %out
+ask:
+  %rc = call i32 @sched_getaffinity(i32 0, i64 128, ptr %mask)
+  %failed = icmp ne i32 %rc, 0
+  br i1 %failed, label %out, label %go
+go:
+  %at = lshr i32 %here, 3
+  %byte = getelementptr i8, ptr %mask, i32 %at
+  %low = and i32 %here, 7
+  %bit = shl i32 1, %low
+  %bit8 = trunc i32 %bit to i8
+  %all = load i8, ptr %byte
+  %others = xor i8 %bit8, -1
+  %rest = and i8 %all, %others
+  store i8 %rest, ptr %byte
+  %moved = call i32 @sched_setaffinity(i32 0, i64 128, ptr %mask)
+  %stays = icmp ne i32 %moved, 0
+  br i1 %stays, label %out, label %back
+back:
+  store i8 %all, ptr %byte
+  %again = call i32 @sched_setaffinity(i32 0, i64 128, ptr %mask)
+  br label %out
+out:
+  ret void
+}
+""" if sys.platform.startswith("linux") else """define internal i32 @processor() {
+  ret i32 -1
+}
+
+define internal void @move_away() {
+  ret void
+}
+"""  # elsewhere threads do not know where they are
+
 CLOCK = "declare i32 @clock_gettime(i32, ptr)"
 NOW = """define i64 @clock_now(i32 %clock) {
   %t = alloca [2 x i64], align 8
