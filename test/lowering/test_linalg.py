@@ -1,9 +1,17 @@
 """Linear algebra on the device against PyTorch's CPU."""
+import re
+
 import pytest
 import torch
 
 import torch_hlo  # noqa: F401 - registers the device
 from torch_hlo import metrics
+from torch_hlo.compiler.codegen import registry
+from torch_hlo.compiler.codegen.lapack import SYMBOLS
+from torch_hlo.compiler.passes.linalg import linalg
+from torch_hlo.debug import hlo_text
+from torch_hlo.device import symbols
+from torch_hlo.hlo.parse import parse_module
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
@@ -120,3 +128,48 @@ def test_lu_of_singular_matrices():
     a[:, 3] = 0
     packed, _, info = torch.linalg.lu_factor_ex(torch.stack([a, torch.zeros(20, 20)]).to("hlo"))
     assert info.tolist() == [4, 1] and packed.isfinite().all()
+
+
+FACTORS = {
+    "eigh": lambda a: torch.linalg.eigh(a + a.mT), "eigh of the upper triangle": lambda a: torch.linalg.eigh(a, "U"),
+    "eigvalsh": lambda a: torch.linalg.eigvalsh(a + a.mT), "svd": lambda a: torch.linalg.svd(a[..., :5]),
+    "thin svd": lambda a: torch.linalg.svd(a[..., :5, :], full_matrices=False), "svdvals": lambda a: torch.linalg.svdvals(a),
+    "eig": lambda a: torch.linalg.eig(a), "eigvals": lambda a: torch.linalg.eigvals(a),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(2, 3, 7, 7), (20, 20), (0, 6, 6)])
+@pytest.mark.parametrize("name", FACTORS)
+def test_factors_by_lapack_are_those_of_pytorch_without_calling_it(name, shape, dtype, monkeypatch):
+    """Machine code calls LAPACK's symbols itself."""
+    if shape[0] and symbols.has(SYMBOLS):
+        monkeypatch.setitem(registry.HOST_CALLS, "torch_op", lambda *_, **__: pytest.fail("called PyTorch"))
+    torch.manual_seed(0)
+    a = torch.randn(*shape, dtype=dtype)
+    want, got = (FACTORS[name](a.to(device)) for device in ("cpu", "hlo"))
+    for w, g in zip([want], [got], strict=True) if isinstance(want, torch.Tensor) else zip(want, got, strict=True):
+        torch.testing.assert_close(g.cpu(), w, rtol=2e-5 if dtype == torch.float32 else 1e-12, atol=2e-5 if dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("fn", [torch.linalg.eigvalsh, torch.linalg.svdvals, lambda x: torch.linalg.eig(x)[0]])
+def test_a_failure_of_lapack_is_pytorchs_error(fn):
+    bad = torch.full((4, 4), float("nan"))
+    with pytest.raises(RuntimeError) as eager:
+        fn(bad)
+    result = fn(bad.to("hlo"))
+    with pytest.raises(type(eager.value), match=re.escape(str(eager.value)[:40])):
+        result.cpu()
+    result.zero_()  # else it is still to be computed
+
+
+def test_factors_without_lapacks_symbols(monkeypatch):
+    monkeypatch.setattr(symbols, "has", lambda names: False)
+    a = torch.arange(36.0).reshape(6, 6).sin()
+    torch.testing.assert_close(torch.linalg.eigvalsh(a.to("hlo")).cpu(), torch.linalg.eigvalsh(a), rtol=1e-5, atol=1e-5)
+
+
+def test_vectors_that_nobody_reads_are_not_computed():
+    x = torch.randn(6, 6).to("hlo").requires_grad_()  # PyTorch asks for the vectors
+    values = torch.linalg.eigvalsh(x @ x.mT)
+    assert '"used": [0]' in str(linalg(parse_module(hlo_text([values.detach()])))).replace("\\", "")

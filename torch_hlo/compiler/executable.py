@@ -15,7 +15,7 @@ from torch_hlo.hlo.dim import Size, parse_dim
 from torch_hlo.hlo.shape import DTYPES, Shape
 
 MAGIC = b"torch_hlo executable\0"
-VERSION = 8
+VERSION = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Executable:
             "name": self.name, "target": self.target, "entry": self.entry, "objects": [len(o) for o in self.objects],
             "constants": len(self.constants), "arena": str(self.arena), "parameters": [_shape_data(s) for s in self.parameters],
             "outputs": [_shape_data(s) for s in self.outputs], "aliases": self.aliases, "symbols": self.symbols, "externals": self.externals,
-            "host_calls": [[c.name, c.attrs, [_shape_data(s) for s in c.outputs], [_shape_data(s) for s in c.inputs]] for c in self.host_calls],
+            "host_calls": [[c.name, c.attrs, [_shape_data(s) for s in c.outputs], [_shape_data(s) for s in c.inputs], c.rare] for c in self.host_calls],
             "image": len(self.image), "kernels": [_kernel_data(k) for k in self.kernels], "exposed": self.exposed,
             "fetches": self.fetches, "buffers": self.buffers, "packings": [astuple(p) for p in self.packings],
         }  # fmt: skip
@@ -101,7 +101,7 @@ class Executable:
             arena=parse_dim(h["arena"]), parameters=tuple(map(_shape, h["parameters"])), outputs=tuple(map(_shape, h["outputs"])),
             aliases=tuple((int(o), int(p)) for o, p in h["aliases"]), symbols=tuple((str(n), int(p), int(d)) for n, p, d in h["symbols"]),
             externals=tuple(map(str, h["externals"])),
-            host_calls=tuple(HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i))) for n, a, o, i in h["host_calls"]),
+            host_calls=tuple(HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i)), bool(r)) for n, a, o, i, r in h["host_calls"]),
             image=parts[-1], kernels=tuple(map(_kernel, h["kernels"])),
             exposed=tuple(int(p) for p in h["exposed"]), fetches=bool(h["fetches"]), buffers=str(h["buffers"]),
             packings=tuple(Packing(int(p), int(size), str(layout)) for p, size, layout in h["packings"]),

@@ -30,6 +30,12 @@ def provide(names: Iterable[str]) -> None:
         _known.add(name)
 
 
+@lru_cache
+def has(names: tuple[str, ...]) -> bool:
+    """Whether some library has each of these C symbols."""
+    return all(_find(name) is not None for name in names)
+
+
 def add(name: str, address: int) -> None:
     """Register a function of our own."""
     llvm.add_symbol(name, address)

@@ -1,13 +1,17 @@
 """Iterative factorizations and sequential algorithms that PyTorch's CPU kernels compute inside the program.
 
 As in XLA, where LAPACK is called by the compiled program: the graph is not cut and nothing is counted as a fallback. Only ops belong here
-whose result shapes follow from the argument shapes.
+whose result shapes follow from the argument shapes. Where the process has LAPACK's C symbols machine code calls them (compiler/codegen/lapack.py).
 """
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch._ops import OpOverload
 
+from torch_hlo.compiler.codegen.lapack import SYMBOLS
+from torch_hlo.device import symbols
 from torch_hlo.lowering.opaque import opaque
 from torch_hlo.lowering.registry import expected, lowers
 
@@ -20,10 +24,22 @@ CALLED = (
     aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor, aten.segment_reduce.default, aten._segment_reduce_backward.default,
 )  # fmt: skip
 
+# The C routine that machine code calls instead, and its options.
+ROUTINES: dict[OpOverload, Callable[..., list]] = {
+    aten._linalg_eigh.default: lambda a, side="L", compute_v=True: ["syevd", side.upper(), compute_v],
+    aten._linalg_svd.default: lambda a, full_matrices=False, compute_uv=True, *, driver=None: ["gesdd", full_matrices, compute_uv],
+    aten.linalg_eig.default: lambda a: ["geev"],
+    aten._linalg_eigvals.default: lambda a: ["geev"],
+}
+
+
+def _routine(op: OpOverload, *args, **kwargs) -> dict[str, list]:
+    return {"lapack": ROUTINES[op](*args, **kwargs)} if op in ROUTINES and symbols.has(SYMBOLS) else {}
+
 
 def _call(op: OpOverload):
     def lowering(*args, **kwargs):
-        return opaque(op, args, kwargs, expected(), library=True)
+        return opaque(op, args, kwargs, expected(), library=True, **_routine(op, *args, **kwargs))
 
     lowering.__name__ = op.name()
     return lowering

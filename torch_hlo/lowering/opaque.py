@@ -27,8 +27,8 @@ from torch_hlo.lowering.registry import HLO_TO_TORCH, LoweringError, Weak
 TARGET = "torch_op"
 
 
-def opaque(target: OpOverload | HigherOrderOperator, args: tuple | list, kwargs: dict, outs: tuple[Shape | None, ...], library: bool = False) -> tuple[Instruction, ...]:
-    """Results of `target` as get-tuple-elements of one custom-call, counted as a fallback when it runs unless it is a `library` routine.
+def opaque(target: OpOverload | HigherOrderOperator, args: tuple | list, kwargs: dict, outs: tuple[Shape | None, ...], library: bool = False, **more) -> tuple[Instruction, ...]:
+    """Results of `target` as get-tuple-elements of one custom-call, counted as a fallback when it runs unless it is a `library` routine. `more`: what else the compiler is to know.
     Raises LoweringError when an argument has no text form."""
     if isinstance(target, OpOverload) and any(a.alias_info and a.alias_info.is_write for a in target._schema.arguments):
         raise LoweringError(f"{target} writes to its arguments and has no functional form; register one with torch.library")
@@ -67,6 +67,7 @@ def opaque(target: OpOverload | HigherOrderOperator, args: tuple | list, kwargs:
     spec["dtypes"] = [str(HLO_TO_TORCH[x.shape.dtype]).removeprefix("torch.") for x in operands]
     if library:
         spec["library"] = True
+    spec |= more
     call = build.custom_call(TARGET, operands, tuple_shape(*shapes), opaque=json.dumps(spec))
     results = iter(range(len(shapes)))
     return tuple(None if s is None else build.get_tuple_element(call, next(results)) for s in outs)

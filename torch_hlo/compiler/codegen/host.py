@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from torch_hlo.compiler.codegen import lapack as native
 from torch_hlo.compiler.codegen.control import copy_places
 from torch_hlo.compiler.codegen.program import CodegenError, Place
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, emits_step, host_call
@@ -54,7 +55,8 @@ def custom_call(program, x: Instruction) -> None:
     if library:
         return program.host_call("lapack", outputs, inputs, target=target, config=x.get("backend_config"))
     attrs = {} if x.get("opaque") is None else {"opaque": x["opaque"]}
-    program.host_call(target, outputs, inputs, **attrs)
+    if not native.call(program, x, lambda: program.host_call(target, outputs, inputs, rare=True, **attrs)):
+        program.host_call(target, outputs, inputs, **attrs)
 
 
 @host_call("lapack")

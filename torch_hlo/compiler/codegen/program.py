@@ -56,12 +56,13 @@ Places = "Place | tuple[Places, ...]"  # a tuple-shaped value has one entry per 
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A call of a registered Python function from native code. Shapes may be symbolic."""
+    """A call of a registered Python function from native code. Shapes may be symbolic. `rare`: only where native code has failed."""
 
     name: str
     attrs: str  # JSON
     outputs: tuple[Shape, ...]
     inputs: tuple[Shape, ...]
+    rare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,12 +392,12 @@ class Program:
             raise CodegenError(f"symbol {name} is declared twice: {known} / {declaration}")
         return name
 
-    def host_call(self, name: str, outputs: Sequence[tuple[Place, Shape]], inputs: Sequence[tuple[Place, Shape]], **attrs) -> None:
-        """Call the Python function registered as `name` with arrays over these buffers. `attrs` must be JSON data."""
+    def host_call(self, name: str, outputs: Sequence[tuple[Place, Shape]], inputs: Sequence[tuple[Place, Shape]], rare: bool = False, **attrs) -> None:
+        """Call the Python function registered as `name` with arrays over these buffers. `attrs` must be JSON data. `rare`: see HostCall."""
         if name not in HOST_CALLS:
             raise CodegenError(f"no host call named {name} is registered")
         index = len(self.host_calls)
-        self.host_calls.append(HostCall(name, json.dumps(attrs), tuple(s for _, s in outputs), tuple(s for _, s in inputs)))
+        self.host_calls.append(HostCall(name, json.dumps(attrs), tuple(s for _, s in outputs), tuple(s for _, s in inputs), rare))
         self._store_arguments([f"ptr {self.at(place)}" for place, _ in (*outputs, *inputs)])
         self._call_host(index)
 

@@ -9,10 +9,13 @@ Results of qr: Q [..., m, k] with k from min(m, n) to m; R on and above the diag
 """
 from __future__ import annotations
 
-from torch_hlo.compiler.passes.base import hlo_pass
+import json
+from collections.abc import Collection
+
+from torch_hlo.compiler.passes.base import hlo_pass, over_computations
 from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Instruction, Module, instr
-from torch_hlo.hlo.match import op, rewrite, rules
+from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, replace, users
+from torch_hlo.hlo.match import carry_meta, op, rewrite, rules
 
 BLOCK = 16  # columns that the kernels take at a time
 AT_ONCE = 4  # rows of a panel that QR takes at a time
@@ -40,10 +43,36 @@ def qr_memory(m: Size, n: Size) -> Size:
     return (m + AT_ONCE - 1 + (min(m, n) + BLOCK - 1) // BLOCK * BLOCK) * BLOCK
 
 
+def used_results(x: Instruction) -> Collection[int]:
+    """Numbers of the results of a call of LAPACK that somebody reads."""
+    known = x.get("backend_config")
+    return json.loads(known)["used"] if known else range(len(x.shape.elements))
+
+
+def _with_used(c: Computation) -> Computation:
+    calls = [x for x in postorder((c.root,)) if x.op == "custom-call" and '"lapack"' in (x.get("opaque") or "") and x.get("backend_config") is None]
+    if not calls:
+        return c
+    table, new = users((c.root,)), {}
+    for x in calls:
+        readers = table[x]
+        if readers and all(r.op == "get-tuple-element" for r in readers):
+            new[x] = json.dumps({"used": sorted({r["index"] for r in readers})})
+    done: dict[Instruction, Instruction] = {}
+    for x in postorder((c.root,)):
+        operands = tuple(done[o] for o in x.operands)
+        if x in new:
+            done[x] = instr("custom-call", operands, x.shape, **{**dict(x.attrs), "backend_config": new[x]})
+        else:
+            done[x] = x if operands == x.operands else replace(x, operands)
+        carry_meta(x, done[x])
+    return Computation(c.name, c.params, done[c.root])
+
+
 RULES = rules((op("call"), _fused))
 
 
 @hlo_pass
 def linalg(module: Module) -> Module:
-    """Calls that say they are factorizations -> kernels, where there are some."""
-    return rewrite(module, RULES)
+    """Calls that say they are factorizations -> kernels, where there are some; LAPACK's say which of their results are read."""
+    return over_computations(rewrite(module, RULES), _with_used)
