@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from test.support import hlo
-from torch_hlo.compiler.codegen.stream import RECORDS
+from torch_hlo.compiler.codegen.stream import AVOIDED, RECORDS
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.device import cpu
 from torch_hlo.device.buffer import Arena
@@ -74,6 +74,17 @@ def test_order(depth: int) -> None:
         stream.wait(number)
         assert stream.is_done(number)
         assert stream.seconds(number) > 0
+    affine.check()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads know their processor on Linux only")
+def test_only_long_jobs_leave_the_processor_of_who_submits_them() -> None:
+    stream, affine = Stream(), Affine()
+    for long in (True, False):
+        number = stream.add(affine.program.address, affine.block())
+        stream.publish(number, long)
+        stream.wait(number)
+        assert (stream._words[AVOIDED] in os.sched_getaffinity(0)) == long
     affine.check()
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import time
 from array import array
@@ -45,7 +46,7 @@ class NativeProgram:
         self.name = executable.name
         self.executable = executable
         self.aliases = executable.aliases
-        self.brief = False  # it takes less time than waking a thread up
+        self.seconds = math.inf  # of its fastest run on the stream
         self._loaded = cpu.load(executable)
         self.streams = self._loaded.callback is None  # a thread without Python can run it
         self.info: collective.Info | None = None  # of a program that speaks to other devices

@@ -37,7 +37,7 @@ def _functions() -> tuple:
     cpu.load_pool()  # who waits helps there
     loaded = cpu.engine([machine_code(stream.text(), target, level=0)[0]], target)
     # Submitting is short, as is what `run` is for: they keep the interpreter's lock. Waiting gives it up.
-    kinds = (("start", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)), ("submit", ctypes.PYFUNCTYPE(None, ctypes.c_void_p)),
+    kinds = (("start", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)), ("submit", ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)),
              ("run", ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)), ("wait", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)))
     functions = tuple(kind(loaded.get_function_address(f"torch_hlo_stream_{name}")) for name, kind in kinds)
     loaded.detach()
@@ -75,10 +75,10 @@ class Stream:
         words[at] = QUEUED
         return number
 
-    def publish(self, number: int) -> None:
-        """Let a job that was added run."""
+    def publish(self, number: int, long: bool = False) -> None:
+        """Let a job that was added run; a `long` one on another processor than this thread's."""
         if self._words[TAIL] == number:
-            self._submit(self._address)
+            self._submit(self._address, long)
 
     def run(self, number: int) -> None:
         """Run a job that was added here: for one that takes less time than waking the thread up. The jobs before it must be done. May be repeated."""

@@ -34,6 +34,7 @@ from torch_hlo.lazy import log
 DEPTH = 2
 MEANWHILE: list[Callable[[Callable[[], bool]], None]] = []  # what a thread does before it waits for a job, unless that is done: given what tells
 _BRIEF = 15e-6  # seconds of a program that its caller runs himself: another thread would not even have woken up
+_LONG = 2e-3  # of one that is worth changing the processor for: 0.1 ms, and what the old one's cache holds
 T = TypeVar("T")
 
 
@@ -102,8 +103,8 @@ class Job:
                     if buffer.job is self:  # else a later job has it in hand
                         buffer.job = None
             self.inputs = self.outputs = ()
-            if seconds < _BRIEF and self.number is not None:
-                self.program.brief = True
+            if self.number is not None and seconds < self.program.seconds:
+                self.program.seconds = seconds
             self.program = self.block = self.needed = self.after = None
             if self.number is not None:
                 executor.release()
@@ -235,10 +236,10 @@ def submit(job: Job) -> None:
     if job.number is not None:
         if job not in in_flight:
             in_flight.append(job)
-        if job.program.brief and len(in_flight) == 1:
+        if job.program.seconds < _BRIEF and len(in_flight) == 1:
             executor.stream.run(job.number)
         else:
-            executor.stream.publish(job.number)
+            executor.stream.publish(job.number, job.program.seconds > _LONG)
         return
     if executor.thread is None:
         executor.start()

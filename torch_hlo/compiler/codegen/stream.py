@@ -1,13 +1,14 @@
 """A native thread that runs programs in order, as LLVM IR: a program starts while Python is busy, and nobody needs the interpreter's lock for it.
 
-A stream is a block of words: [tail, sleeping, taken, processor of who submitted last, …, records]. Record `number % RECORDS` describes job `number`: [state, entry, block, nanoseconds].
+A stream is a block of words: [tail, sleeping, taken, processor that the thread leaves when it wakes up there, …, records]. Record `number % RECORDS`
+describes job `number`: [state, entry, block, nanoseconds].
 Whoever waits for a job that nobody has begun runs it himself: no thread has to wake up for that. Whoever waits for one under way helps (pool.py).
 """
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen import system
 
-TAIL, SLEEPING, TAKEN, SUBMITTER, FIRST, RECORD, RECORDS = 0, 1, 2, 3, 8, 4, 64  # words; RECORD words each
+TAIL, SLEEPING, TAKEN, AVOIDED, FIRST, RECORD, RECORDS = 0, 1, 2, 3, 8, 4, 64  # words; RECORD words each
 QUEUED, RUNNING, DONE, AWAITED = 0, 1, 2, 3  # states; AWAITED: running, and somebody sleeps until it is done
 _SPINS = 1000  # about 40 us: what waking up takes
 
@@ -78,7 +79,7 @@ define internal ptr @thread(ptr %s) {{
 entry:
   %sleeping = getelementptr i64, ptr %s, i64 {sleeping_word}
   %taken = getelementptr i64, ptr %s, i64 {taken_word}
-  %submitter_at = getelementptr i64, ptr %s, i64 {submitter_word}
+  %avoided_at = getelementptr i64, ptr %s, i64 {avoided_word}
   br label %wait
 wait:
   %n = phi i64 [0, %entry], [%n, %asleep], [%n, %move], [%next, %after]
@@ -90,10 +91,9 @@ asleep:
   %low = trunc i64 %n to i32
   call void @sleep(ptr %s, i32 %low, ptr null)
   store atomic i64 0, ptr %sleeping seq_cst, align 8
-  ; the thread that woke this one up has more to do
   %here = call i32 @processor()
-  %submitter = load atomic i64, ptr %submitter_at monotonic, align 8
-  %theirs = trunc i64 %submitter to i32
+  %word = load atomic i64, ptr %avoided_at monotonic, align 8
+  %theirs = trunc i64 %word to i32
   %known = icmp sge i32 %here, 0
   %same = icmp eq i32 %here, %theirs
   %stacked = and i1 %known, %same
@@ -130,12 +130,14 @@ out:
   ret i32 %rc
 }}
 
-; the next record has been filled in
-define void @torch_hlo_stream_submit(ptr %s) {{
+; the next record has been filled in; %long: its job is worth another processor than this one, where the thread would wake up while no other is idle
+define void @torch_hlo_stream_submit(ptr %s, i32 %long) {{
   %here = call i32 @processor()
-  %wide = sext i32 %here to i64
-  %submitter_at = getelementptr i64, ptr %s, i64 {submitter_word}
-  store atomic i64 %wide, ptr %submitter_at monotonic, align 8
+  %worth = icmp ne i32 %long, 0
+  %avoided = select i1 %worth, i32 %here, i32 -1
+  %wide = sext i32 %avoided to i64
+  %avoided_at = getelementptr i64, ptr %s, i64 {avoided_word}
+  store atomic i64 %wide, ptr %avoided_at monotonic, align 8
   %old = atomicrmw add ptr %s, i64 1 seq_cst
   %sleeping = getelementptr i64, ptr %s, i64 {sleeping_word}
   %is = load atomic i64, ptr %sleeping seq_cst, align 8
@@ -179,5 +181,5 @@ def text() -> str:
     """The stream's IR module for this platform."""
     return _TEXT.format(
         clock=system.CLOCK, now=system.NOW, waiting=system.waiting(), processors=system.PROCESSORS, queued=QUEUED, running=RUNNING, done=DONE, awaited=AWAITED,
-        sleeping_word=SLEEPING, taken_word=TAKEN, submitter_word=SUBMITTER, first=FIRST, record=RECORD, records=RECORDS, half=RECORDS // 2, spins=_SPINS,
+        sleeping_word=SLEEPING, taken_word=TAKEN, avoided_word=AVOIDED, first=FIRST, record=RECORD, records=RECORDS, half=RECORDS // 2, spins=_SPINS,
     )  # fmt: skip
