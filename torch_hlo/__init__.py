@@ -17,9 +17,10 @@ from torch_hlo.device import trim
 trim.release_code()  # PyTorch's, before LLVM comes
 with collector.paused():
     from torch_hlo.buckets import pad_to_bucket
-    from torch_hlo.lazy import install
+    from torch_hlo.lazy import executor, install
 
     install.register()
+executor.prepare_compiler()
 
 __version__ = "0.1.0"
 if config.get("PROFILE"):

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import pytest
 
+from torch_hlo.device import runtime
 from torch_hlo.lazy import executor, log
 
 
@@ -32,3 +34,29 @@ def test_a_promise_is_kept_before_the_process_forks() -> None:
     if child == 0:
         os._exit(promise.result(0) if promise.done() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+
+
+def test_nobody_waits_for_all_that_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    began, asked = threading.Event(), threading.Event()
+
+    def long() -> None:
+        began.set()
+        asked.wait(60)
+        done.append("long")
+
+    def wrong() -> None:
+        done.append("wrong")
+        raise ImportError("it comes back when it is needed")
+
+    monkeypatch.setattr(runtime, "preparations", lambda: [long, lambda: done.append("more")])
+    prepared = executor.submit_compiler(executor._COMPILER.prepare)
+    assert began.wait(60)
+    promise = executor.submit_compiler(lambda: done.append("asked for"))
+    asked.set()
+    promise.result(60)
+    assert done == ["long", "asked for"] and prepared.result(0) is None
+
+    monkeypatch.setattr(runtime, "preparations", lambda: [wrong])
+    assert executor.submit_compiler(executor._COMPILER.prepare).result(60) is None
+    assert done[-1] == "wrong"

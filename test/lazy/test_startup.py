@@ -166,3 +166,31 @@ print([m for m in ("conv", "dot", "attention", "gpu.gemm") if f"torch_hlo.compil
 
 def test_small_programs_load_no_emitters_of_products() -> None:
     assert run(SMALL) == "[]"
+
+
+READY = """
+import sys, time, torch_hlo
+from torch_hlo.device import cpu
+
+end = time.monotonic() + 100
+while time.monotonic() < end and not (cpu._POOL.functions and "torch_hlo.compiler.pipeline" in sys.modules):
+    time.sleep(0.01)
+print(cpu._POOL.functions is not None, "torch_hlo.compiler.pipeline" in sys.modules, torch_hlo.metrics.counter_value("UncachedCompile"))
+"""
+
+
+def test_the_compiler_is_ready_before_there_is_anything_to_compile() -> None:
+    assert run(READY) == "True True None"
+
+
+LEAVING = """
+import os, torch_hlo
+if not os.fork():
+    import torch
+    os._exit(int((torch.ones(3).to("hlo") + 1).sum().item()))
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_process_may_fork_and_end_meanwhile() -> None:
+    assert run(LEAVING) == "6"

@@ -3,29 +3,41 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import math
 import threading
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from torch_hlo.compiler import cache
 from torch_hlo.compiler.codegen.profile import Profile
+from torch_hlo.compiler.codegen.registry import load_emitters
 from torch_hlo.compiler.codegen.target import Target, host
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.device import collective, cpu, packed, runtime, stream
+from torch_hlo.device import collective, cpu, packed, runtime, stream, trim
 from torch_hlo.device.programs import compiled
 from torch_hlo.device.runtime import Buffer, Memory, Observe
 from torch_hlo.hlo.collective import current
 from torch_hlo.hlo.ir import Module
 
 TRIAL_SECONDS = 0.1
+# Imported by the first compile, in parts that nobody has to wait long for.
+_COMPILER = ("passes.algebra", "passes.attention_match", "codegen.gemm", "codegen.loop", "passes.fusion", "passes.partial_sort", "pipeline")
+
+
+def preparations() -> list[Callable[[], object]]:
+    """What the first program needs whichever it is, in parts: the code that programs run on (first, while there is little in memory beside LLVM), the
+    key of this compiler, its modules (last: a program on disk does without)."""
+    modules = [functools.partial(importlib.import_module, f"torch_hlo.compiler.{name}") for name in _COMPILER]
+    return [cpu.load_pool, stream.load, trim.release_compiler, cache.compiler_version, *modules, load_emitters]
 
 
 @functools.cache
 def _warm_up() -> threading.Thread:
-    """What programs run on, the pool and the stream, is compiled while the first program is: on a thread of its own, since LLVM needs no turn of the
-    interpreter. It only gets ahead of what would happen a moment later: an error comes back there."""
+    """What programs run on, the pool and the stream, is compiled while the first program is, if it was not before (`preparations`): on a thread of its own,
+    since LLVM needs no turn of the interpreter. It only gets ahead of what would happen a moment later: an error comes back there."""
 
     def work() -> None:
         with contextlib.suppress(Exception):

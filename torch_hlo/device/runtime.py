@@ -356,6 +356,12 @@ def _memory_type() -> type[Memory]:
 _MEMORIES: dict[str, type[Memory]] = {}  # by back end
 
 
+def preparations() -> list[Callable[[], object]]:
+    """What every first program of the back end in use waits for, in short parts that may be called before there is one, on the compiler's thread."""
+    found = getattr(_module(backend_name()), "preparations", None)
+    return found() if found is not None else []
+
+
 def compile_program(module: Module, observe: Observe | None = None, compiler: Callable[[Module, Observe | None], Program] | None = None) -> Program:
     """Compile and load `module` for the back end in use, or with the `compiler` of another one. `observe(stage, value)` is called with what is
     made on the way: "hlo:<pass>" -> Module, "llvm" -> str, "asm" -> str, "buffers" -> str, "stablehlo" -> str (see lazy/dump.py)."""

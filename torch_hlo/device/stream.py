@@ -19,7 +19,6 @@ from torch_hlo.compiler.codegen.stream import DONE, FIRST, QUEUED, RECORD, RECOR
 from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.machine_code import machine_code
 from torch_hlo.device import cpu
-from torch_hlo.device.trim import release_compiler
 
 
 def load() -> tuple:
@@ -41,7 +40,6 @@ def _functions() -> tuple:
              ("run", ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)), ("wait", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)))
     functions = tuple(kind(loaded.get_function_address(f"torch_hlo_stream_{name}")) for name, kind in kinds)
     loaded.detach()
-    release_compiler()
     return functions
 
 

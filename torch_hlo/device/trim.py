@@ -11,7 +11,8 @@ import sys
 
 _DONTNEED = 4  # MADV_DONTNEED: a page of a file is mapped again when it is used again
 COMPILER = ("libllvmlite",)
-STARTED = (*COMPILER, "libtorch_cpu", "libtorch_python")
+PYTORCH = ("libtorch_cpu", "libtorch_python")
+STARTED = (*COMPILER, *PYTORCH)
 
 
 def release_compiler() -> None:
@@ -27,21 +28,30 @@ def release_heap() -> None:
 
 
 class _Uploads:
-    """Bytes copied to the device since the last look, and the resident bytes above which a look ends in `release_heap`."""
+    """Bytes copied to the device since the last look, and the resident bytes above which a look ends in giving memory back."""
 
     STEP = 32 << 20
     bytes = limit = 0
 
 
-def uploaded(nbytes: int) -> None:
-    """Note that an array has been copied to the device. A model that moves tensor by tensor frees its old memory into a heap that does not
-    shrink by itself: while the process grows, the heap is given back every 32 MB. One that does not grow keeps it."""
+def uploading(nbytes: int) -> None:
+    """Before an array is copied to the device, and exists twice. A model that moves tensor by tensor frees its old memory into a heap that does not
+    shrink by itself: while the process grows, the heap is given back every 32 MB, and PyTorch's code with it. One that does not grow keeps both."""
     _Uploads.bytes += nbytes
     if _Uploads.bytes >= _Uploads.STEP:
         _Uploads.bytes = 0
-        if _resident() > _Uploads.limit:
+        if _resident() + nbytes > _Uploads.limit:
             release_heap()
-            _Uploads.limit = _resident()
+            release_code(PYTORCH)
+            _Uploads.limit = _resident() + nbytes
+
+
+def compiling() -> None:
+    """Before the compiler works, after a rest: PyTorch's code makes room for it, and what moving a model has left in the heap."""
+    release_code()
+    if _Uploads.bytes >= _Uploads.STEP // 8:
+        _Uploads.bytes = 0
+        release_heap()
 
 
 def _resident() -> int:

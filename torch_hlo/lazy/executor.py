@@ -10,6 +10,7 @@ on a Python thread. A job whose inputs come from a failed job fails with the sam
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -23,11 +24,11 @@ from typing import TypeVar
 
 from torch_hlo import collector, config, metrics
 from torch_hlo.compiler.codegen.program import ARENA
-from torch_hlo.device import cpu
+from torch_hlo.device import cpu, runtime
 from torch_hlo.device.buffer import Arena
 from torch_hlo.device.runtime import Buffer, Program
 from torch_hlo.device.stream import Stream
-from torch_hlo.device.trim import release_code, release_compiler
+from torch_hlo.device.trim import compiling, release_compiler
 from torch_hlo.hlo.collective import named
 from torch_hlo.lazy import log
 
@@ -323,7 +324,7 @@ class _Compiler:
             function, future = self.queue.get()
             try:
                 if rested:
-                    release_code()  # PyTorch's makes room for the compiler's
+                    compiling()
                 with collector.paused():
                     result = function()
                 future.set_result(result)
@@ -334,6 +335,14 @@ class _Compiler:
             rested = self.queue.empty()
             if rested:
                 self._rest()
+
+    def prepare(self) -> None:
+        """What the first compile needs, until somebody asks for something."""
+        with contextlib.suppress(Exception):  # it only gets ahead of what would happen later: an error comes back there
+            for part in runtime.preparations():
+                if not self.queue.empty():
+                    return
+                part()
 
     def _rest(self) -> None:
         """Nobody waits for this: a failure must not end the thread, for which the next caller would wait without end."""
@@ -351,6 +360,12 @@ def call_compiler(function: Callable[[], T]) -> T:
     if threading.current_thread() is _COMPILER.thread:
         return function()
     return submit_compiler(function).result()
+
+
+def prepare_compiler() -> None:
+    """Have the compiler ready before there is anything to compile, on its thread: most of a small program's first step is imports and the code that
+    programs run on. Called at import."""
+    submit_compiler(_COMPILER.prepare)
 
 
 def submit_compiler(function: Callable[[], T]) -> Future[T]:

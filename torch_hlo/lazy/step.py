@@ -100,10 +100,10 @@ def upload(tensor: torch.Tensor) -> Buffer:
     if _is_zeros(tensor):
         buffer = runtime.zeros(shape)
     else:
+        trim.uploading(shape.nbytes)
         buffer = runtime.allocate(shape)
         with torch.no_grad():
             _host_view(buffer).copy_(tensor)
-    trim.uploaded(buffer.nbytes)
     metrics.record("TransferToDeviceTime", time.perf_counter() - start)
     metrics.record("OutboundData", buffer.nbytes, "B")
     return buffer
