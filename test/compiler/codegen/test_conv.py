@@ -152,6 +152,12 @@ def test_gradient_channels_last(n, ci, co, size, k, stride, pad, dilation, group
     conv((n, size, size, ci), (n, outputs, outputs, co), [w, w], f"f01b_i01o->{out}", batch_groups=groups, rtol=1e-4)
 
 
+def test_long_sums():
+    """What a sum needs while it is computed does not fit on a stack: packed kernels of 100,000 channels, addresses of 80,000 taps."""
+    conv((1, 3, 100_000), (1, 100_000, 16), [WindowDim(1)], "b0f_0io->b0f", rtol=1e-3, atol=1e-2)
+    conv((1, 160_001, 2), (80_000, 2, 2), [WindowDim(80_000, 1, 0, 0, 1, 2)], "b0f_0io->b0f", rtol=1e-3, atol=1e-2)
+
+
 def test_symbolic_channels_last():
     w = WindowDim(3, 1, 1, 1)
     conv((3, 9, 10, 5), (20, 5, 3, 3), [w, w], LAST, symbolic={(0, 0): "s0", (0, 1): "s1"})

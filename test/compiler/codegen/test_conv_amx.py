@@ -55,6 +55,10 @@ def test_many_features_and_taps():
     conv((1, 5, 6, 7, 32), (20, 32, 3, 3, 3), [WindowDim(3, 1, 1, 1)] * 3, "b012f_oi012->b012f")
 
 
+def test_addresses_that_do_not_fit_on_a_stack():
+    conv((1, 6_010, 32), (16, 32, 6_000), [WindowDim(6_000)], "b0f_oi0->b0f")
+
+
 def test_epilogue():
     def fn(x, k, bias, residual):
         y = build.convolution(x, k, [WindowDim(3, 1, 1, 1)] * 2, "b01f_oi01->b01f")

@@ -10,7 +10,7 @@ K runs over taps and, within a tap, over channels in steps of 32 (the last one f
 """
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.conv_direct import POINTERS, geometry, tile_pointers
+from torch_hlo.compiler.codegen.conv_direct import POINTERS, TABLE_BYTES, geometry, pointer_table, tile_pointers
 from torch_hlo.compiler.codegen.conv_pack import product
 from torch_hlo.compiler.codegen.conv_winograd import define
 from torch_hlo.compiler.codegen.dot import Finish, emit_tree
@@ -95,8 +95,8 @@ def split_taps(name: str, taps: int) -> Function:
     return f
 
 
-def task(name: str, spatial: int, epilogue: Epilogue, program) -> str:
-    """Items (group of row tiles, block of columns): void(lo, hi, X, B, zeros, NUMBERS…, geometry…, the epilogue's)."""
+def task(name: str, spatial: int, many: bool, epilogue: Epilogue, program) -> str:
+    """Items (group of row tiles, block of columns): void(lo, hi, X, B, zeros, NUMBERS…, geometry…, the epilogue's). `many`: of the taps."""
     params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in ("X", "B", "zeros")), *(("i64", q) for q in NUMBERS), *geometry(spatial)]
     f = Function(name, "void", [*params, *epilogue.parameters])
     find = define(program, tile_pointers, f"tile_pointers_i16_{spatial}", "i16", spatial)
@@ -104,7 +104,7 @@ def task(name: str, spatial: int, epilogue: Epilogue, program) -> str:
     configure(f)
     taps = f.div("%steps", "%chunks")
     half = f.mul(taps, POINTERS)
-    P = f.op(f"alloca ptr, i64 {f.mul(half, 2 * GROUP)}, align 64")
+    P = pointer_table(f, program, f.mul(half, 2 * GROUP), many)
     A = f.alloca("i8", PANEL_STEPS * STEP_BYTES, 64)
     sums = f.alloca("float", GROUP * BLOCK * LD, 64)
     panels = f.ceildiv("%features", BLOCK)
@@ -178,7 +178,8 @@ def _emit(program, x: Instruction, lhs: Instruction, window: tuple[WindowDim, ..
     for i, (w, n, out) in enumerate(zip(window, lhs.shape.dims[1:-1], x.shape.dims[1:-1], strict=True)):
         numbers += [out, n, w.stride, w.pad_low, w.size, w.window_dilation, strides[1 + i]]
     zeros = program.constant(bytes(2 * BLOCK * chunks))
-    name = program.once(("conv_amx", spatial, finish.epilogue), lambda: task(f"conv_amx_{spatial}_{finish.epilogue.name}", spatial, finish.epilogue, program))
+    key = (spatial, taps * POINTERS * 2 * GROUP * 8 > TABLE_BYTES, finish.epilogue)
+    name = program.once(("conv_amx", *key), lambda: task(f"conv_amx_{spatial}{'m' * key[1]}_{finish.epilogue.name}", *key, program))
     pointers = (program.pointer(lhs), packed, program.at(zeros))
     program.parallel(name, [*(f"ptr {p}" for p in pointers), *(f"i64 {v}" for v in numbers), *finish.arguments], str(groups * blocks_n),
                      cost=1000 + tiles_each * BLOCK * columns_each * steps * BLOCK / 250)

@@ -36,6 +36,7 @@ from torch_hlo.hlo.shape import row_major_strides
 
 POINTERS = 16  # entries of a row of the table of pointers
 B_BYTES = 768 << 10  # packed kernel that stays in L2 while the pixels pass
+TABLE_BYTES = 1 << 20  # of a table of pointers on the stack
 FINISHED = 256  # columns of a row tile that an epilogue finishes at a time
 MOST_COLUMNS = 1 << 20
 UNROLLED = 4  # vectors of the packed kernel that a step of the inner loop reads: rows have more pointers than there are registers for
@@ -180,11 +181,22 @@ def tile_pointers(name: str, kind: str, spatial: int) -> Function:
     return f
 
 
-def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: int, odd: bool, size: int, pack: str, epilogue: Epilogue | None,
-         program) -> str:  # fmt: skip
+def pointer_table(f: Function, program, count: Int, many: bool) -> str:
+    """Memory for `count` pointers while the function runs: of the stack or, if there are `many`, of the heap. Stacks of threads may be as small as 2 MB."""
+    nbytes = f.mul(count, 8)
+    if not many:
+        return f.op(f"alloca i8, i64 {nbytes}, align 64")
+    malloc, free = program.symbol("malloc", "declare ptr @malloc(i64)"), program.symbol("free", "declare void @free(ptr)")
+    table = f.op(f"call ptr @{malloc}(i64 {nbytes})")
+    f.endings.append(f"  call void @{free}(ptr {table})")
+    return table
+
+
+def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: int, odd: bool, size: int, pack: str, many: bool,
+         epilogue: Epilogue | None, program) -> str:  # fmt: skip
     """Items (groups, block of panels, block of row tiles): void(lo, hi, X, B, C, zeros, NUMBERS…, geometry…, the epilogue's). `odd`: the last panel
     is one vector wide. `size`: channels of the groups of `micro_grouped`, or 0. `pack`: a function of `pack_kernel` with which
-    an item packs its panels for itself, B is then the kernel, or "". With an epilogue C is not used: it takes the sums of a row tile from the stack.
+    an item packs its panels for itself, B is then the kernel, or "". `many`: of the taps. With an epilogue C is not used: it takes the sums of a row tile from the stack.
     Returns the name, its functions defined in `program`."""
     params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in ("X", "B", "C", "zeros")), *(("i64", q) for q in NUMBERS), *geometry(spatial)]
     params += [(kind, f"pack_{q}") for kind, q in PACK_PARAMETERS] if pack else []
@@ -200,7 +212,7 @@ def task(name: str, t: Tile, heights: tuple[int, ...], static: bool, spatial: in
             made = micro(f"conv_micro_{t.suffix}_{rows}x{vectors}{'p' * partial}", t, rows, vectors, partial)
         return program.function(made.name, made.text())
 
-    P = f.op(f"alloca i8, i64 {f.mul('%runs', 8 * POINTERS)}, align 64")
+    P = pointer_table(f, program, f.mul("%runs", POINTERS), many)
     tall = f.sub("%pixels", f.mul(f.ceildiv("%pixels", heights[0]), heights[1])) if len(heights) > 1 else None
     sums = f.op(f"alloca {t.kind}, i64 {f.mul('%columns_each', heights[0])}, align 64") if epilogue else ""
     panels = f.op(f"alloca {t.kind}, i64 {f.mul('%columns_each', '%k')}, align 64") if pack else ""
@@ -316,8 +328,10 @@ def emit_direct(program, x: Instruction, kind: str, finish: Finish | None = None
     cut = _cut(program.target.cores, t, tiles, features, k, blocks, pixels * together, FINISHED if finish else MOST_COLUMNS)
     odd = not size and (not isinstance(features, int) or ceildiv(features, t.lanes) % 2 == 1)
     own = groups == cut.blocks_m == 1 and not size and x.shape.is_static and rhs.shape.is_static  # every panel is used by one item
-    key = (t, heights, isinstance(pixels, int), shape, odd, size, kernel.name if own else "", finish and finish.epilogue)
-    name = program.once(("conv_direct", *key), lambda: task(f"conv_{shape}_{'_'.join(map(str, heights))}_{size}{'o' * odd}{'k' * own}", *key, program))
+    own = own and cut.columns_each * k * t.itemsize <= B_BYTES
+    many = usual(runs, 4096) * POINTERS * 8 > TABLE_BYTES
+    key = (t, heights, isinstance(pixels, int), shape, odd, size, kernel.name if own else "", many, finish and finish.epilogue)
+    name = program.once(("conv_direct", *key), lambda: task(f"conv_{shape}_{'_'.join(map(str, heights))}_{size}{'o' * odd}{'k' * own}{'m' * many}", *key, program))
     zeros = program.constant(bytes(usual(max(run, lhs.shape.dims[-1]) if size or together > 1 else run, 4096) * t.itemsize))
     groups_step = {"x": channels if feature_groups > 1 else steps[0] * (lhs.shape.dims[0] // batch_groups), "c": features}
     arguments = [features, k, runs, run, x.shape.dims[-1], cut.tiles_each, cut.blocks_m, cut.columns_each, cut.blocks_n,

@@ -36,6 +36,7 @@ class Function:
         self.name, self.result, self.params, self.linkage, self.attrs = name, result, params, linkage, attrs
         self.lines: list[str] = []
         self.entry_allocas: list[str] = []
+        self.endings: list[str] = []  # what a void function does before it returns
         self.block = "entry"
         self._count = 0
 
@@ -238,6 +239,7 @@ class Function:
     def text(self) -> str:
         """The definition; a void function without a final `ret` gets one."""
         if not self.lines or not self.lines[-1].lstrip().startswith(("ret", "unreachable")):
+            self.lines += self.endings
             self.ret()
         params = ", ".join(f"{kind} %{name}" for kind, name in self.params)
         linkage = f"{self.linkage} " if self.linkage else ""
