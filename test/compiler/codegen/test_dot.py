@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 from test.compiler.codegen.steps import check, module_of
+from torch_hlo.compiler.codegen import gemm
+from torch_hlo.compiler.codegen.dot import SOURCES, _on_amx, _plan
+from torch_hlo.compiler.codegen.product import product
 from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.device import cpu
@@ -143,6 +146,57 @@ def test_long_sums(m, n, k):
         a = values(rng, (k, m) if transpose_a else (m, k), "float32")
         b = values(rng, (n, k) if transpose_b else (k, n), "float32")
         check(lambda x, y, ta=transpose_a, tb=transpose_b: build.dot(x, y, (1 - ta,), (tb,)), a, b, rtol=1e-3)
+
+
+SMALL = [(4, 4, 4), (7, 9, 11), (8, 8, 8), (16, 16, 16), (24, 33, 31), (32, 32, 32), (5, 64, 64), (16, 64, 64), (2, 40, 24)]
+
+
+@pytest.mark.parametrize("m,n,k", SMALL)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_small_batched(m, n, k, dtype):
+    """Operands are read where they are, whatever their layout; bf16 ones on tiles from a K of 16 on."""
+    rng = np.random.default_rng(0)
+    for ta, tb in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        a, b = (rng.standard_normal((5, *dims)).astype("float64" if dtype == "f64" else "float32")
+                for dims in ((k, m) if ta else (m, k), (n, k) if tb else (k, n)))
+        check(lambda x, y, ta=ta, tb=tb: build.dot(x, y, (2 - ta,), (1 + tb,), (0,), (0,)), a, b, dtypes=[dtype, dtype], rtol=1e-2 if dtype == "bf16" else 1e-4)
+
+
+def _planned(dtype: str, a: tuple, b: tuple, contract: tuple):
+    batch = ((0,), (0,)) if len(a) == 3 else ()
+    x = module_of(lambda x, y: build.dot(x, y, *contract, *batch), [Shape(dtype, a), Shape(dtype, b)]).entry.root
+    t = gemm.tile({"f32": "float", "f64": "double", "bf16": "float"}[dtype], 64)
+    return x, _plan(product(x), t, tuple(SOURCES[dtype, t.kind] for _ in range(2)))
+
+
+def test_plans_of_small_products():
+    """What short sums, few rows and narrow matrices are computed with where registers have 64 bytes."""
+    _, short = _planned("f32", (9, 8, 8), (9, 8, 8), ((2,), (2,)))
+    assert short.kernel == "tiles", "sums of 8 would be added up across the lanes of a vector one by one"
+    assert _planned("f32", (8, 768), (3072, 768), ((1,), (1,)))[1].kernel == "rows"
+    assert _planned("f32", (9, 32, 32), (9, 32, 32), ((1,), (1,)))[1].form_a == "lanes", "a small left operand is not copied"
+    assert _planned("f32", (768, 512), (768, 768), ((0,), (0,)))[1].form_a == "copy"
+    _, narrow = _planned("f64", (9, 32, 32), (9, 32, 32), ((2,), (1,)))
+    assert narrow.vectors == 4 and narrow.even, "three vectors would compute 48 columns for 32"
+    assert _planned("f32", (16, 256), (256, 1024), ((1,), (0,)))[1].vectors > 1, "a vector wide, a step loads more than it multiplies"
+
+
+def test_tile_shapes_fit_the_registers():
+    for vector_bytes, registers in ((64, 32), (32, 16), (16, 16)):
+        for kind in ("float", "double"):
+            t = gemm.tile(kind, vector_bytes)
+            for m, n, k in ((1, 1, 1), (1, 64, 64), (14, 500, 3), (16, 1024, 256), (100, 100, 100), (512, 768, 768), (33, 17, 65)):
+                for form in ("rows", "copy", "transpose"):
+                    heights, vectors = gemm.tile_shape(t, m, n, k, form)
+                    assert heights[0] <= t.lanes and heights[0] * vectors + vectors < registers
+                    assert sum(heights[:1]) * -(-m // heights[0]) >= m
+
+
+def test_tiny_bf16_products_are_not_for_tiles():
+    target = replace(host(), features=host().features + ",+amx-bf16")
+    for size, on_tiles in ((16, False), (32, True)):
+        x, _ = _planned("bf16", (9, size, size), (9, size, size), ((2,), (1,)))
+        assert _on_amx(x, target, product(x)) is on_tiles
 
 
 @pytest.mark.skipif(not host().has("avx2"), reason="needs a machine with AVX2 at least")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math as numbers
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from torch_hlo.compiler.codegen import math
 from torch_hlo.compiler.codegen.attention_kernel import LOG2E, Arrays, AttentionKernel, block_of, items_of_heads
 from torch_hlo.compiler.codegen.function import Int, float_constant
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask
-from torch_hlo.compiler.codegen.gemm_amx import BLOCK, ELEMENTS, AmxGemm
+from torch_hlo.compiler.codegen.gemm_amx import BLOCK, ELEMENTS, AmxGemm, tiles
 from torch_hlo.compiler.codegen.inline import load, store
 from torch_hlo.compiler.codegen.scalar import STORAGE
 from torch_hlo.compiler.passes.attention import Attention
@@ -48,6 +48,9 @@ class _Tiles(AttentionKernel):
         self.stride = self.width + t.lanes  # of rows of scores: not a multiple of a page
         self.computed = {role: self.floats(self.stride) for role in self.terms}  # rows of a block
         self.scratch = self.memory(AmxGemm(_BF16, "k", "k", adding=True).scratch_bytes)
+
+    def around(self) -> AbstractContextManager:
+        return tiles(self.f)
 
     def tile(self, dtype: str = "f32") -> str:
         return self.memory(self.block * self.stride * STORAGE[dtype].bytes)

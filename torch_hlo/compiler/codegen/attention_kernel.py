@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math as numbers
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen import math
@@ -108,10 +108,14 @@ class AttentionKernel:
     def item(self, item: Int) -> None:
         raise NotImplementedError
 
+    def around(self) -> AbstractContextManager:
+        """What all items run in."""
+        return nullcontext()
+
     def define(self) -> tuple[str, int]:
         """The function's name, and the bytes of memory that a range of items takes."""
         f = self.f
-        with f.loop("%lo", "%hi") as item:
+        with self.around(), f.loop("%lo", "%hi") as item:
             self.item(item)
         if not self.program.target.threads:
             f.entry_allocas += self.heap

@@ -6,6 +6,7 @@ accumulator (bf16, f16, small integers) are converted from a scratch array.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler import tune
@@ -25,6 +26,7 @@ from torch_hlo.compiler.codegen.gemm_amx import (
     TURNED,
     AmxGemm,
     Element,
+    tiles,
 )
 from torch_hlo.compiler.codegen.gemv import ROWS, STRIP, gemv_columns, gemv_rows
 from torch_hlo.compiler.codegen.loop import Store, run_loop
@@ -55,6 +57,8 @@ def _on_amx(x: Instruction, target, p: Product) -> bool:
     types = tuple(o.shape.dtype for o in x.operands)
     if target.grid or types not in ELEMENTS or not target.has(FEATURES[types[0]]) or x.shape.itemsize > 4:
         return False
+    if all(isinstance(v, int) and v <= 16 for v in (p.m, p.n, p.k)):
+        return False  # an eighth of a step
     return isinstance(p.k, int) and p.k >= 16 and not (isinstance(p.m, int) and p.m <= (4 if p.b[1] == 1 else 2)) and p.n != 1
 
 
@@ -458,10 +462,11 @@ def _is_turned(p: Product, t: Tile) -> bool:
 
 
 def _few(rows: int, k: Size, t: Tile) -> bool:
-    """Whether rows are few enough for gemv_rows. It adds up the lanes of each sum at the end: of more sums when there is enough to be summed."""
-    return rows <= 8 or rows <= ROWS and _hint(k, 0) >= 16 * t.lanes
+    """Whether rows are few enough for gemv_rows. It adds up the lanes of each sum at the end: of several sums when there is enough to be summed."""
+    return rows == 1 or rows <= ROWS and _hint(k, 512) >= min(16, 2 * rows) * t.lanes
 
 
+NEAR = 32 << 10  # bytes of a left operand that stays in L1: rows adjacent in memory are read where they are
 CONFLICT = 4096  # rows of A these bytes apart would share one set of L1
 IN_ROWS = 384  # columns of an item from which on A is packed: multiplications take elements of a packed tile as operands
 FAR = 8192  # bytes between rows of B from which on a packed copy is faster than reading it in place
@@ -489,18 +494,22 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
     unroll = 2 if isinstance(p.k, int) and p.k % 2 == 0 else 1
     if form_a == "transpose" and static and not sources[0].steps and isinstance(p.a[0], int) and p.a[0] * t.itemsize % CONFLICT:
         form_a = "rows"
+    if form_a == "copy" and static and not sources[0].steps and isinstance(p.k, int) and p.m * p.k * t.itemsize <= NEAR:
+        form_a = "lanes"
     if static and _few(p.m, p.k, t) and p.a[1] == 1 and p.b[1] == 1 and t.is_float and p.n != 1:
         return Plan("rows", form_a, form_b, (p.m,), 1)
     if static and p.m in (1, 2) and form_b == "copy" and t.is_float and _hint(p.n, 64) >= 64:
         return Plan("columns", form_a, form_b, (p.m,), 1)
     if form_b == "copy" and plain and static and (p.m <= 5 * t.rows or _hint(p.b[1], FAR) * t.itemsize <= FAR):
-        # Too few rows to pay for packing B, or rows of B that are not far apart: read it where it is, in wider strips when there are registers left.
-        # What fits one tile is read once, if that leaves registers for whole cache lines.
-        registers = t.rows * t.vectors
-        if p.m <= t.lanes and registers // p.m * t.lanes * t.itemsize >= 64:
-            heights = (p.m,)
-        vectors = min(4, max(1, registers // heights[0]), ceildiv(_hint(p.n, t.columns), t.lanes))
-        return Plan("tiles", form_a, "direct", heights, vectors, isinstance(p.n, int) and p.n % (vectors * t.lanes) == 0, unroll=unroll)
+        # Too few rows to pay for packing B, or rows of B that are not far apart: read it where it is.
+        if isinstance(p.n, int):
+            heights, vectors = gemm.tile_shape(t, p.m, p.n, _hint(p.k, gemm.KC_DIRECT), form_a)
+            return Plan("tiles", form_a, "direct", heights, vectors, p.n % (vectors * t.lanes) == 0, unroll=unroll)
+        # In wider strips when there are registers left.
+        return Plan("tiles", form_a, "direct", heights, min(gemm.MOST, max(1, t.rows * t.vectors // heights[0])), unroll=unroll)
+    if static and isinstance(p.n, int):
+        heights, vectors = gemm.tile_shape(t, p.m, p.n, _hint(p.k, gemm.KC), form_a)
+        return Plan("tiles", form_a, form_b, heights, vectors, unroll=unroll)
     return Plan("tiles", form_a, form_b, heights, min(t.vectors, ceildiv(_hint(p.n, t.columns), t.lanes)), unroll=unroll)
 
 
@@ -545,18 +554,18 @@ def _engine_task(program, engine: Gemm | AmxGemm, kinds: tuple[str, str, str], b
         extra = [f"i64 {first_row}", *(f"{kind} %{name}" for kind, name in engine.epilogue.parameters)] if engine.epilogue is not None else []
         f.call("void", kernel, f"ptr {a}", *strides, *(f"i64 {v}" for v in (first, last, "%m", n0, n1, "%k")), f"ptr {scratch}", *extra)
 
-    return _items(program, kernel, kinds, batch, static_k, engine.epilogue, call)
+    return _items(program, kernel, kinds, batch, static_k, engine.epilogue, call, tiles if isinstance(engine, AmxGemm) else None)
 
 
-def _items(program, kernel: str, kinds: tuple[str, str, str], batch: int, static_k: bool, epilogue: Epilogue | None, call) -> str:
+def _items(program, kernel: str, kinds: tuple[str, str, str], batch: int, static_k: bool, epilogue: Epilogue | None, call, around: Callable | None = None) -> str:
     """The function of parallel items: (lo, hi, A, B, C, m, n, k, a_m, a_k, b_n, b_k, ldc, tiles_each, columns_each, blocks_m,
-    blocks_n, then four sizes per batch dimension, then the epilogue's). `call` writes the call of the kernel for one block."""
+    blocks_n, then four sizes per batch dimension, then the epilogue's). `call` writes the call of the kernel for one block; `around`: a context for all of them."""
     params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "ABC")]
     params += [("i64", q) for q in ("m", "n", "k", "a_m", "a_k", "b_n", "b_k", "ldc", "tiles_each", "columns_each", "blocks_m", "blocks_n")]
     params += [("i64", f"{q}{i}") for i in range(batch) for q in ("size", "batch_a", "batch_b", "batch_c")]
     params += epilogue.parameters if epilogue is not None else ()
     f = Function(f"dot_{kernel}_{batch}{'' if static_k else 'k'}{'' if epilogue is None else f'_{epilogue.name}'}", "void", params)
-    with f.loop("%lo", "%hi") as item:
+    with around(f) if around else nullcontext(), f.loop("%lo", "%hi") as item:
         rest, column_block = f.div(item, "%blocks_n"), f.rem(item, "%blocks_n")
         rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")
         offsets: list[Int] = [0, 0, 0]

@@ -10,13 +10,14 @@ Measured on one Granite Rapids core (AVX-512, f32) against MKL: 0.93 to 1.17 of 
 batches of 512x512x64.
 
 Packing brings any stride (and any narrower element type) into one form, so one micro-kernel per tile height serves every
-dot of a program. Rows of A along K for few columns, and rows of B that are not far apart, are read where they are. Sizes are IR values or Python ints: nothing but the tile heights is specialised.
+dot of a program. Rows of A along K for few columns, a small A whose rows are adjacent, and rows of B that are not far apart are read where they are. Sizes are IR values or Python ints: nothing but the tile heights is specialised.
 """
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from torch_hlo.compiler.codegen import emit
 from torch_hlo.compiler.codegen.function import Function, Int
@@ -191,17 +192,18 @@ def embedded(t: Tile, rows: int) -> int:
 
 
 def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = False, whole: bool = False, ahead: int = 0,
-          block_ahead: bool = False, in_rows: bool = False, unroll: int = 1) -> Function:  # fmt: skip
+          block_ahead: bool = False, in_rows: bool = False, in_lanes: bool = False, unroll: int = 1) -> Function:  # fmt: skip
     """C[rows, columns] (+)= A panel x B. `cols` columns are valid, all with `whole`; with `partial` only `%valid_rows` rows.
 
     B holds `vectors` panels of [depth][lanes], one after the other; with `direct` it is the unpacked operand, its rows
     `%b_k` elements apart. (A masked load takes a multiplier's port, which costs a `direct` kernel 6 % when nothing is masked.)
     With `ahead`, every `ahead` iterations ask for the cache line `%ahead_step` bytes after the last one: 2 to 5 % of products of large matrices. With
-    `block_ahead` they ask for one after the other from `%block` on. With `in_rows` A is the unpacked operand, rows along K `%a_free` elements apart.
-    `unroll` divides the depth.
+    `block_ahead` they ask for one after the other from `%block` on. With `in_rows` A is the unpacked operand, rows along K `%a_free` elements apart, with
+    `in_lanes` one whose rows are adjacent and whose K is `%a_k` elements apart. `unroll` divides the depth.
     """
     params = [("ptr noalias", "A"), ("ptr noalias", "B"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
-    params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct + [("ptr", "ahead"), ("i64", "ahead_step")] * (ahead > 0) + [("ptr", "block")] * block_ahead + [("i64", "a_free")] * in_rows
+    params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct + [("ptr", "ahead"), ("i64", "ahead_step")] * (ahead > 0) + [("ptr", "block")] * block_ahead
+    params += [("i64", "a_free")] * in_rows + [("i64", "a_k")] * in_lanes
     f = Function(name, "void", params, attrs="noinline #0")
     masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
     # Operands are followed by pointers: with addresses computed from the loop's index, loads move away from their use and accumulators to memory.
@@ -213,9 +215,10 @@ def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = F
         distances = [f.mul("%a_free", t.itemsize * i) for i in (1, 3, 5)]
         again = 0
     else:
-        again = embedded(t, rows)
+        again = 0 if in_lanes else embedded(t, rows)
         left = ["%A"] * (t.vectors if again else 1)  # what several pointers read, LLVM does not load once for all
     far = f.mul("%b_k", PREFETCH) if direct else 0
+    a_step = "%a_k" if in_lanes else t.lanes
     sums = rows * t.vectors
 
     def broadcast(pointers: list[str], i: int, u: int) -> list[str]:
@@ -224,7 +227,7 @@ def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = F
             at, (which, scale) = pointers[i // SHARED], _MULTIPLES[i % SHARED]
             places = [f.gep(t.kind, f.gep(f"i{8 * scale}", at, distances[which]) if scale else at, u)]
         else:
-            places = [f.gep(t.kind, p, u * t.lanes + i) for p in (pointers if i < again else pointers[:1])]
+            places = [f.gep(t.kind, f.gep(t.kind, p, f.mul(a_step, u)), i) for p in (pointers if i < again else pointers[:1])]
         values = [splat(f, t.kind, t.lanes, f.load(t.kind, p, t.itemsize)) for p in places]
         return values if len(values) == t.vectors else values * t.vectors
 
@@ -254,7 +257,7 @@ def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = F
                 for j, a in enumerate(broadcast(a_at, i, u)):
                     at = i * t.vectors + j
                     c[at] = multiply_add(f, t, a, b[j], c[at])
-        a_at = [f.gep(t.kind, p, unroll if in_rows else unroll * t.lanes) for p in a_at]
+        a_at = [f.gep(t.kind, p, unroll if in_rows else f.mul(a_step, unroll)) for p in a_at]
         b_at = [f.gep(t.kind, p, f.mul("%b_k", unroll) if direct else unroll * t.lanes) for p in b_at]
         loop.next = [*c, *a_at, *b_at]
     store_tile(f, t, rows, loop.vars[:sums], masks, partial)
@@ -304,7 +307,7 @@ ITEMS_PER_CORE = 4
 WORK = 1 << 18  # multiply-adds that make an item worth its overhead
 IMBALANCE = {1: 0.08, 2: 0.015, 4: 0.0}  # items per core -> share of the time lost by waiting for the last one
 NEAR = 1 << 20  # bytes of an operand that stay in L2 while its packing runs again and again
-PACK_NS = {"copy": (0.1, 0.35), "transpose": (0.15, 0.3), "strided": (1.5, 1.5), "direct": (0.03, 0.2), "rows": (0.02, 0.1), "packed": (0.02, 0.06)}  # per element: near, far
+PACK_NS = {"copy": (0.1, 0.35), "transpose": (0.15, 0.3), "strided": (1.5, 1.5), "direct": (0.03, 0.2), "rows": (0.02, 0.1), "lanes": (0.02, 0.1), "packed": (0.02, 0.06)}  # per element: near, far
 PREPACK_NS, READ_NS = 0.5, (0.05, 0.3)  # to pack all of A beforehand; to read that again
 
 
@@ -360,6 +363,34 @@ def tile_heights(t: Tile, m: Int) -> tuple[int, ...]:
     return (high,) if m % count == 0 else (high, high - 1)
 
 
+L1_BYTES = 32 << 10  # of a block of B that is read again from the first cache
+MOST = 4  # vectors of a tile's rows
+CALL = 20.0  # cycles around a call of a micro-kernel
+PACK_CYCLES = {"copy": 2.0, "transpose": 6.0, "strided": 40.0}  # of a row tile, per element of K
+
+
+@lru_cache(1024)
+def tile_shape(t: Tile, m: int, n: int, k: int, form_a: str) -> tuple[tuple[int, ...], int]:
+    """(heights of the row tiles, vectors of a tile) in which an m x n product costs least: narrow matrices in tiles that they fill, few rows in as many vectors
+    as there are registers for.
+
+    A step along K takes half a cycle per multiplication, and at least the four that each waits for the one before it; a quarter per element of A; a quarter
+    or one per vector of B, which comes from the first cache or the second; and what packing A takes per row tile.
+    """
+    read = 0.25 if min(n, t.block_columns) * min(k, KC_DIRECT) * t.itemsize <= L1_BYTES else 1.0
+    registers, best = 31 if t.lanes * t.itemsize >= 64 else 15, (float("inf"), (1,), 1)  # beside the element of A
+    for vectors in range(1, min(MOST, ceildiv(n, t.lanes)) + 1):
+        for high in range(min(t.lanes, (registers - vectors) // vectors, m), 0, -1):
+            heights, count = tile_heights(replace(t, rows=high), m), ceildiv(m, high)
+            tall = m - count * heights[1] if len(heights) > 1 else count
+            tiles = ((heights[0], tall), (heights[-1], count - tall))
+            each = sum(number * (max(4.0, rows * vectors / 2) + rows / 4 + vectors * read + (CALL + rows * vectors) / k) for rows, number in tiles)
+            cost = each * ceildiv(n, vectors * t.lanes) + count * PACK_CYCLES.get(form_a, 0.0)
+            if cost < best[0] * 0.98:
+                best = (cost, heights, vectors)
+    return best[1:]
+
+
 @dataclass(frozen=True, slots=True)
 class Depth:
     """One block of K inside a kernel: its `size`, where it starts (`first`, an element of K), whether C already holds a sum, and whether it
@@ -392,7 +423,7 @@ class Gemm:
         self.epilogue, self.local = epilogue, local
         self.direct, self.even = form_b == "direct", even
         self.kept = form_b == "packed"
-        self.in_rows = form_a == "rows" and not prepacked
+        self.in_rows, self.in_lanes = (form_a == form and not prepacked for form in ("rows", "lanes"))
         self.block_ahead = form_b not in ("strided", "direct") and not source_b.steps
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
         self.functions: dict[str, str] = {}
@@ -473,7 +504,7 @@ class Gemm:
     def kept_bytes(self, n: int, k: int) -> int:
         """Size of the memory that `prepack_b` fills, and what a micro-kernel may read past it."""
         t = self.t
-        return t.itemsize * (ceildiv(n, t.lanes) * t.lanes * k + KC * t.columns)
+        return t.itemsize * (ceildiv(n, t.lanes) * t.lanes * k + KC * MOST * t.lanes)
 
     def _kept_panel(self, f: Function, base: str, n: Int, depth: Depth, column: Int) -> str:
         """Where the panel of `column`, a multiple of `lanes`, is in a block of K of what `prepack_b` wrote."""
@@ -542,7 +573,7 @@ class Gemm:
         row, height, is_tall = self._rows(f, i, tall)
         if self.prepacked:
             a_panel = f.gep(self.t.kind, "%A", f.mul(f.add(f.mul(i, f.add("%k", self.t.lanes)), depth.first), self.t.lanes))
-        elif self.in_rows:
+        elif self.in_rows or self.in_lanes:
             a_panel = f.gep(self.t.kind, "%A", f.add(f.mul(row, "%a_free"), f.mul(depth.first, "%a_k")))
         else:
             self.pack_a(f, depth, row, height, a_panel)
@@ -554,8 +585,8 @@ class Gemm:
         ahead = {"transpose": self.t.lanes, "copy": 2}.get(self.forms[0], 0) if not self.prepacked else 0
 
         def kernel(rows: int, partial: bool, whole: bool) -> str:
-            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{f'a{ahead}' * (ahead > 0)}{'b' * self.block_ahead}{'r' * self.in_rows}u{self.unroll}"
-            return self.function(micro, name, self.t, rows, partial, self.direct, whole, ahead, self.block_ahead, self.in_rows, self.unroll)
+            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{f'a{ahead}' * (ahead > 0)}{'b' * self.block_ahead}{'r' * self.in_rows}{'l' * self.in_lanes}u{self.unroll}"
+            return self.function(micro, name, self.t, rows, partial, self.direct, whole, ahead, self.block_ahead, self.in_rows, self.in_lanes, self.unroll)
 
         def multiply(rows: int, partial: bool = False) -> None:
             rest = [f"i64 {height}"] * partial + ["i64 %b_k"] * self.direct
@@ -588,7 +619,7 @@ class Gemm:
                         line = f.mul(f.min(call, f.sub(j1, j0) if along_k else depth.size), "%b_free" if along_k else "%b_k")
                     arguments.append(f"ptr {f.gep(self.sources[1].kind, coming, line)}")
 
-                arguments += ["i64 %a_free"] * self.in_rows
+                arguments += ["i64 %a_free"] * self.in_rows + ["i64 %a_k"] * self.in_lanes
 
                 def run(whole: bool, arguments=arguments) -> None:
                     f.call("void", kernel(rows, partial, whole), *arguments)

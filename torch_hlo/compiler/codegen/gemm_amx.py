@@ -267,6 +267,14 @@ def configure(f: Function) -> None:
 
 
 @contextmanager
+def tiles(f: Function) -> Iterator[None]:
+    """Where tile registers may be used. Entering and leaving takes about 100 ns."""
+    configure(f)
+    yield
+    f.do("call void @llvm.x86.tilerelease()")
+
+
+@contextmanager
 def pieces(f: Function, steps: Int) -> Iterator[tuple[Int, Int]]:
     """The loop over the steps of panels: (first one, number)."""
     each = f.ceildiv(steps, f.ceildiv(steps, PANEL_STEPS))
@@ -325,11 +333,9 @@ class AmxGemm:
             f.call("void", name, f"ptr {second}", f"i64 {free}", f"i64 {k}", f"i64 {depth}", f"i64 {rest}", f"ptr {f.gep('i8', to, 1024)}")
 
     def block(self) -> str:
-        """See Gemm.block; a tile is 32 rows."""
+        """See Gemm.block; a tile is 32 rows. To be called within `tiles`."""
         f = Function(self.name, "void", [*BLOCK_PARAMETERS, *self.extra], attrs="noinline #0")
-        configure(f)
         (self._transposed_blocks if self.transposed else self._packed_blocks if self.packed[1] else self._blocks)(f)
-        f.do("call void @llvm.x86.tilerelease()")
         self.functions[self.name] = f.text()
         return self.name
 
