@@ -21,6 +21,7 @@ from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
 from torch_hlo.compiler.passes.collective_async import collective_async
 from torch_hlo.compiler.passes.conv_layout import conv_layout, for_matrix_units
 from torch_hlo.compiler.passes.conv_narrow import conv_narrow
+from torch_hlo.compiler.passes.conv_planar import conv_planar
 from torch_hlo.compiler.passes.convert_motion import convert_motion
 from torch_hlo.compiler.passes.dce import dce
 from torch_hlo.compiler.passes.dot_canon import dot_canon
@@ -53,6 +54,7 @@ PIPELINE: list[Pass] = [
     conv_narrow,  # few features fill vectors
     # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
     fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),
+    conv_planar,  # channels first where nothing wants them last
     attention_match,  # attention that was written out
     attention_operands,  # its masks, biases and dropout: expressions, not arrays
     dot_merge,  # products that belong together
@@ -65,7 +67,7 @@ PIPELINE: list[Pass] = [
     rematerialize,  # what is computed again instead of kept, when there is a budget
 ]
 
-_OF_CORES = (fourier, conv_narrow, attention_match, attention_operands, scatter_fusion, partial_sort, loop_fill)  # not for GPUs
+_OF_CORES = (fourier, conv_narrow, conv_planar, attention_match, attention_operands, scatter_fusion, partial_sort, loop_fill)  # not for GPUs
 
 
 def passes_for(target) -> list[Pass]:

@@ -14,6 +14,7 @@ from torch_hlo.compiler.codegen.conv_amx import emit_amx, is_amx
 from torch_hlo.compiler.codegen.conv_amx_gradient import emit_amx_gradient, is_amx_gradient
 from torch_hlo.compiler.codegen.conv_direct import emit_direct, is_direct
 from torch_hlo.compiler.codegen.conv_gradient import emit_gradient, is_gradient
+from torch_hlo.compiler.codegen.conv_planar import emit_planar
 from torch_hlo.compiler.codegen.conv_winograd import emit_winograd, is_winograd
 from torch_hlo.compiler.codegen.conv_winograd_gradient import emit_winograd_gradient, is_winograd_gradient
 from torch_hlo.compiler.codegen.dot import Finish, arguments_of, emit_apart, emit_tree, parts_of_output
@@ -21,7 +22,7 @@ from torch_hlo.compiler.codegen.epilogue import epilogue
 from torch_hlo.compiler.codegen.loop import emit_instruction
 from torch_hlo.compiler.codegen.product import ACCUMULATORS, SOURCES
 from torch_hlo.compiler.codegen.registry import emits_step
-from torch_hlo.compiler.passes.conv_layout import preferred, relabeled, sides
+from torch_hlo.compiler.passes.conv_layout import is_planar, preferred, relabeled, sides
 from torch_hlo.hlo import build
 from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.window import WindowDim
@@ -49,6 +50,7 @@ KERNELS = (
     (is_gradient, emit_gradient),
     (is_winograd, emit_winograd),
     (is_direct, emit_direct),
+    (is_planar, emit_planar),
 )
 
 
@@ -69,7 +71,7 @@ def convolution(program, x: Instruction) -> None:
     if rewritten is None and any(o.shape.dtype != x.shape.dtype for o in x.operands):
         operands = tuple(o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype) for o in x.operands)
         rewritten = instr("convolution", operands, x.shape, **dict(x.attrs))
-    if rewritten is None and not is_direct(x) and not is_gradient(x):
+    if rewritten is None and not any(fits(x) for fits, _ in KERNELS):
         if _has_phases(x):
             return _emit_phases(program, x)
         rewritten = _prepared(x)
@@ -85,14 +87,15 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
     if outer.shape.size == 0:
         return
     amx = is_amx(program, outer)
-    direct = not program.target.grid and is_direct(outer) and with_kernel_types(outer) is None and all(o.shape.size != 0 for o in outer.operands)
-    found = epilogue(program, body, inner, 1, "f32" if amx else outer.shape.dtype) if amx or direct else None
+    planar = is_planar(outer)  # its matrix: a row for each plane of pixels
+    direct = not program.target.grid and (planar or is_direct(outer)) and with_kernel_types(outer) is None and all(o.shape.size != 0 for o in outer.operands)
+    found = epilogue(program, body, inner, len(outer["window"]) if planar else 1, "f32" if amx else outer.shape.dtype) if amx or direct else None
     if found is None:
         return emit_apart(program, body, inner, outer, operands, results)
     finish = Finish(found, arguments_of(program, found, operands, results), lambda: "null")
     if amx:
         return emit_amx(program, outer, finish)
-    (emit_winograd if is_winograd(outer) else emit_direct)(program, outer, ACCUMULATORS[outer.shape.dtype][0], finish)
+    (emit_winograd if is_winograd(outer) else emit_planar if planar else emit_direct)(program, outer, ACCUMULATORS[outer.shape.dtype][0], finish)
 
 
 def with_kernel_types(x: Instruction) -> Instruction | None:

@@ -21,6 +21,9 @@ from torch_hlo.hlo.ir import Instruction, Module, instr
 from torch_hlo.hlo.match import op, rewrite, rules
 from torch_hlo.hlo.window import WindowDim
 
+NARROW = 8  # pixels of a row: fewer leave most lanes empty where lanes are pixels
+FEW_CHANNELS = 16  # runs of fewer are cheaper to copy than to read in place, and leave lanes empty
+
 
 def sides(x: Instruction) -> tuple[str, str, str]:
     """The labels of input, kernel and result."""
@@ -45,6 +48,16 @@ def is_channels_last(x: Instruction) -> bool:
     return digits != "" and lhs == out == f"b{digits}f" and all(w.base_dilation == 1 for w in x["window"])
 
 
+def is_planar(x: Instruction) -> bool:
+    """Whether channels come first and each is filtered on its own: the form of codegen/conv_planar.py."""
+    window, digits = x["window"], "".join(map(str, range(len(x["window"]))))
+    channels = x["feature_group_count"]
+    return (len(window) in (1, 2) and x["dim_labels"] == f"bf{digits}_oi{digits}->bf{digits}" and x["batch_group_count"] == 1
+            and all(o.shape.is_static and o.shape.dtype == x.shape.dtype and o.shape.size for o in (*x.operands, x)) and x.shape.dtype in ("f32", "f64")
+            and x.operands[0].shape.dims[1] == channels and all(w.base_dilation == 1 for w in window) and window[-1].stride <= 2
+            and x.shape.dims[-1] >= NARROW)  # fmt: skip
+
+
 def preferred(x: Instruction) -> tuple[str, str, str]:
     """The labels that the kernels take without copying."""
     _, rhs, out = sides(x)
@@ -65,8 +78,8 @@ def relabeled(x: Instruction, want: tuple[str, str, str]) -> Instruction:
 
 
 def channels_last(out: Instruction) -> Instruction | None:
-    """convolution -> transpose(convolution(transpose, transpose)) with channels last"""
-    if not out["window"] or out.shape.size == 0 or sides(out) == (want := preferred(out)):
+    """convolution -> transpose(convolution(transpose, transpose)) with channels last, but for filters of a few planes"""
+    if not out["window"] or out.shape.size == 0 or sides(out) == (want := preferred(out)) or is_planar(out) and out.operands[0].shape.dims[1] == out.shape.dims[1] < FEW_CHANNELS:
         return None
     return relabeled(out, want)
 
@@ -136,9 +149,6 @@ def for_matrix_units(dtypes: frozenset[str]) -> Pass:
 
     all_rules = rules((op("convolution"), whole_chunks), (op("convolution"), features_last), (op("convolution"), pointwise_product))
     return Pass("conv_layout", lambda module: rewrite(module, all_rules), for_matrix_units.__doc__)
-
-
-FEW_CHANNELS = 16  # runs of fewer are cheaper to copy than to read in place
 
 
 def patches_product(out: Instruction) -> Instruction | None:

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from torch_hlo.compiler.passes.conv_layout import is_channels_last
+from torch_hlo.compiler.passes.conv_layout import is_channels_last, is_planar
 from torch_hlo.compiler.passes.fusion_plan import FULL, MAX_INPUTS, MAX_MEMBERS, SAME, Group, Plan
 from torch_hlo.compiler.passes.fusion_table import FREE, HEAVY, LIGHT
 from torch_hlo.hlo.ir import Instruction
 
 
 def is_product(x: Instruction) -> bool:
-    """Whether a fusion may finish the sums of this instruction: a dot, or a convolution whose result is a matrix of pixels and features."""
-    return x.op == "dot" or x.op == "convolution" and is_channels_last(x)
+    """Whether a fusion may finish the sums of this instruction: a dot, or a convolution whose result is a matrix of pixels and features, or of planes and pixels."""
+    return x.op == "dot" or x.op == "convolution" and (is_channels_last(x) or is_planar(x))
 
 
 FEW_ROWS = 8
