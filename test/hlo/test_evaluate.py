@@ -130,6 +130,29 @@ def test_variadic_reduce_is_argmax():
     assert np.array_equal(best, x.max(1)) and np.array_equal(where, x.argmax(1))
 
 
+def test_nothing_to_evaluate():
+    assert value(b.cholesky, np.zeros((2, 0, 0), "f")).shape == (2, 0, 0)
+    text = """am { a = f32[] parameter(0)
+  i = s32[] parameter(1)
+  b = f32[] parameter(2)
+  j = s32[] parameter(3)
+  g = pred[] compare(a, b), direction=GE
+  v = f32[] select(g, a, b)
+  w = s32[] select(g, i, j)
+  ROOT t = (f32[], s32[]) tuple(v, w) }
+ENTRY e { x = f32[0,3] parameter(0)
+  y = s32[0,3] parameter(1)
+  i = f32[] constant(-inf)
+  k = s32[] constant(7)
+  r = (f32[0], s32[0]) reduce(x, y, i, k), dimensions={1}, to_apply=am
+  s = (f32[3], s32[3]) reduce(x, y, i, k), dimensions={0}, to_apply=am
+  p = s32[0] get-tuple-element(r), index=1
+  q = s32[3] get-tuple-element(s), index=1
+  ROOT t = (s32[0], s32[3]) tuple(p, q) }"""
+    none, three = run(text, np.zeros((0, 3), "f"), np.zeros((0, 3), np.int32))
+    assert none.shape == (0,) and three.tolist() == [7, 7, 7]
+
+
 def test_reduce_window_with_dilations_and_padding():
     x = np.float32([1, 2, 3])
     window = (WindowDim(2, 1, 1, 1, 2, 2),)  # 0 1 . 2 . 3 0 with holes, taps two apart

@@ -78,7 +78,7 @@ def _cholesky(x, v):
     full = half + np.conj(np.swapaxes(half, -1, -2))
     n = v.shape[-1]
     full[..., np.arange(n), np.arange(n)] = diagonal
-    flat = full.reshape(-1, n, n)
+    flat = full.reshape(math.prod(full.shape[:-2]), n, n)
     result = np.empty_like(flat)
     for i, matrix in enumerate(flat):
         try:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 
@@ -32,7 +33,8 @@ def _reduce(x, *values):
         folded = ufunc.reduce(wide(arrays[0], shape), tuple(dimensions), dtype=_fold_dtype(arrays[0], shape), initial=_start(inits[0], shape))
         return folded
     dims = [arrays[0].shape[d] for d in kept]
-    lines = [a.transpose(*dimensions, *kept).reshape(-1, *dims) for a in arrays]
+    depth = math.prod(arrays[0].shape[d] for d in dimensions)
+    lines = [a.transpose(*dimensions, *kept).reshape(depth, *dims) for a in arrays]
     return _result(x, fold_lines(lines, inits, x["to_apply"]))
 
 
