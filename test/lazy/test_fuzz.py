@@ -25,7 +25,8 @@ FOUND = {
     "overlapping windows": ["v0 = make(1, (7,), torch.float32, dev)", "v0.unfold(0, 3, 1)[2].add_(1)", "v0.as_strided((3, 3), (1, 1))[1].mul_(2)"],
     "masked fill of an expanded tensor": [
         "v0 = make(1, (3,), torch.float32, dev)", "v1 = v0.expand(2, 3)", "v1.masked_fill_(v1 > 0, 5)", "v1[v1 < 0] = 2",
-        "v1.index_fill_(-1, torch.zeros(1, dtype=torch.long, device=dev), 9)",
+        "v1.index_fill_(-1, torch.zeros(1, dtype=torch.long, device=dev), 9)", "v2 = v1.clone()",
+        "v1.index_fill_(0, torch.zeros(0, dtype=torch.long, device=dev), 8)", "v3 = v1.clone()", "v1.index_fill_(0, torch.ones(1, dtype=torch.long, device=dev), 8)",
     ],
     "partial overlap": ["v0 = make(1, (), torch.float32, dev)", "v1 = v0.unsqueeze(0)", "v1.sub_(v0)"],
     "dtypes": [

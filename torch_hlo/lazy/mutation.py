@@ -137,10 +137,12 @@ def _unexpanded(x: HloTensor) -> tuple[HloTensor, list[int]]:
 
 
 def _index_fill_expanded(x: HloTensor, dim: int, index: torch.Tensor, value) -> bool:
-    """`index_fill_` of an expanded tensor along a dimension that is not; False for others."""
+    """`index_fill_` of an expanded tensor. Along an expanded dimension any index names all elements."""
     own, repeated = _unexpanded(x)
     if dim % x.dim() in repeated:
-        return False
+        if not index.numel():
+            return True
+        index = call(aten.zeros_like.default, index)
     call(aten.index_fill_.int_Tensor if isinstance(value, torch.Tensor) else aten.index_fill_.int_Scalar, own, dim, index, value)
     return True
 

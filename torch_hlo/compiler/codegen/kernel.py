@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen import scalar
 from torch_hlo.compiler.codegen.emit import Emit, Unit, literal, transposed
-from torch_hlo.compiler.codegen.index import Index, Var, combine, constant, linear, of, variable
+from torch_hlo.compiler.codegen.index import Index, Var, below, combine, constant, linear, of, variable
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.registry import VALUES
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
@@ -739,8 +739,6 @@ def parent_splat(level: Level, lanes: int, kind: str, value: str) -> str:
 
 
 def _holds(c: Condition) -> bool:
-    from torch_hlo.compiler.codegen.index import below
-
     low, high = c[0].bounds()
     return below(high, c[2]) and (low == c[1] or below(c[1], low))
 
