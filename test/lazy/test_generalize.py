@@ -143,6 +143,42 @@ def test_position_of_what_is_read_and_its_gradient(read):
     assert counts(fn, [(5,), (11,), (23,), (77,), (40,)], lambda i: (x, i)) == [1, 1, 0, 0, 0]
 
 
+@pytest.mark.parametrize("read", [
+    lambda x, i: x[:, i], lambda x, i: x[:, i] * x[:, -1 - i], lambda x, i: x[:, i : i + 8] ** 2, lambda x, i: x.roll(i, 1) * x, lambda x, i: x.roll((-i, i), (1, 0)) * x, lambda x, i: x.roll(-i) * x,
+])
+def test_positions_may_be_zero_and_one(read):
+    """Crops, shifts and rows drawn at random, or read from values."""
+
+    def fn(x, i):
+        x = x.detach().requires_grad_()
+        y = read(x, i)
+        return y, *torch.autograd.grad((y * torch.arange(y.numel(), device=x.device).view(y.shape)).sum(), x)
+
+    x = torch.randn(4, 24)
+    assert counts(fn, [(5,), (0,), (1,), (11,), (2,), (3,)], lambda i: (x, i)) == [1, 1, 0, 0, 0, 0]
+
+
+def test_positions_have_nothing_to_do_with_each_other():
+    """Two instances explain each of many by another (the next, twice that): the third compiled again."""
+
+    def fn(x, *at):
+        return sum(x[:, i] * x.roll(i, 1)[:, 0] for i in at)
+
+    x = torch.randn(4, 16)
+    drawn = [(3, 4, 5, 6, 9), (5, 6, 7, 8, 2), (0, 9, 13, 1, 4), (15, 2, 7, 0, 11)]
+    assert counts(fn, drawn, lambda *at: (x, *at)) == [1, 1, 0, 0]
+
+
+def test_positions_that_happen_to_stay():
+    """Where one of many did not change at first, the program after the next is for all of its kind."""
+
+    def fn(x, *at):
+        return sum(x[i] * (i + 1) for i in range(2)), *[x.roll(i, 1) for i in at]
+
+    x = torch.randn(4, 16)
+    assert counts(fn, [(3, 4, 5, 6), (5, 4, 5, 8), (0, 9, 5, 1), (15, 4, 7, 11), (1, 2, 3, 4)], lambda *at: (x, *at)) == [1, 1, 1, 0, 0]
+
+
 def test_axis_is_not_a_size():
     def fn(x, axis):
         return x.sum(axis)

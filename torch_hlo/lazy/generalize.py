@@ -6,15 +6,15 @@
     family.proposals(graph, ints)                    # new ones that explain instances seen, or why there is none: to be tried in this order
 
 Sound whatever the guess: before each use every integer of the recorded graph (sizes of inputs and results, static arguments) is
-compared with what the program's expressions predict for it. Integers that vary must be at least 2, in every instance and at every use,
-because 0 and 1 mean other things to operators (broadcasting, "no", "the first").
+compared with what the program's expressions predict for it. Sizes that vary must be at least 2, in every instance and at every use,
+because 0 and 1 mean other things to operators (broadcasting, "no", "the first"); positions may be 0 and 1.
 """
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import count
-from operator import add, mul, ne
+from operator import add, lt, mul, ne
 
 import torch
 
@@ -32,10 +32,13 @@ STRUCTURES = 512
 _KNOWN = 48  # expressions that others are built from
 _DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 28, 32, 64)
 
-# Integer arguments that are positions or lengths, nothing else: where no size explains one, it is an input of the program.
+# Integer arguments that are positions and decide no size: an input of the program each, unless a size explains it.
+POSITIONS: dict[object, frozenset[int]] = {
+    aten.select.int: frozenset({2}), aten.select_scatter.default: frozenset({3}), aten.select_backward.default: frozenset({3}), aten.roll.default: frozenset({1}),
+}  # fmt: skip
+# Integer arguments that are positions or lengths, nothing else: where no size and no other position explains one, it is an input of the program.
 FREE: dict[object, frozenset[int]] = {
-    aten.select.int: frozenset({2}), aten.slice.Tensor: frozenset({2, 3}), aten.select_scatter.default: frozenset({3}),
-    aten.slice_scatter.default: frozenset({3, 4}), aten.select_backward.default: frozenset({3}), aten.slice_backward.default: frozenset({3, 4}),
+    **POSITIONS, aten.slice.Tensor: frozenset({2, 3}), aten.slice_scatter.default: frozenset({3, 4}), aten.slice_backward.default: frozenset({3, 4}),
     aten.arange.start: frozenset({0, 1}), aten.arange.default: frozenset({0}),
 }  # fmt: skip
 
@@ -95,6 +98,11 @@ def _positions(graph: Graph) -> Iterator[tuple[Node | int, int, str]]:
                 yield node, -1, "result size"
 
 
+def _free(graph: Graph) -> list[bool]:
+    """For every integer of `split`, whether it is a position."""
+    return [type(place) is Node and argument in FREE.get(place.target, ()) for place, argument, _ in _positions(graph)]
+
+
 # ---- the graph with expressions instead of integers
 
 
@@ -142,7 +150,7 @@ class _Rewriter:
 class Proposal:
     """A symbolic graph that explains all instances: lower `nodes` with `leaves` as inputs, then `extra` ones of shape u8[symbol, 0]."""
 
-    def __init__(self, graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...]], sizes: list[Size], origins: dict[str, int]) -> None:
+    def __init__(self, graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...]], sizes: list[Size], origins: dict[str, int], free: list[bool]) -> None:
         rewritten = _Rewriter(graph, sizes)
         self.nodes, self.outputs = rewritten.nodes, rewritten.outputs
         self.leaves = [rewritten.leaves[id(leaf)] for leaf in graph.leaves]
@@ -161,7 +169,7 @@ class Proposal:
                 symbols.append((name, len(self.leaves) + len(self.extra), 0))
                 self.extra.append(Leaf(Shape("u8", (symbol(name), 0))))
         self.symbols = tuple(symbols)
-        self.sizes = sizes
+        self.sizes, self.free = sizes, free
         self.text = ", ".join(f"{name} = {ints[p]}" for name, p in origins.items())
 
     def aliases(self, wanted: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -179,6 +187,10 @@ class Generalized:
         self.base = [s if isinstance(s, int) else 0 for s in proposal.sizes]
         distinct: dict[Dim, int] = {}
         self.places = [(i, distinct.setdefault(s, len(distinct))) for i, s in enumerate(proposal.sizes) if isinstance(s, Dim)]
+        self.least = [0] * len(distinct)
+        for i, k in self.places:
+            if not proposal.free[i]:
+                self.least[k] = 2
         self.evaluate = function(tuple(proposal.origins), tuple(distinct))
 
     def fits(self, ints: tuple[int, ...]) -> bool:
@@ -187,12 +199,17 @@ class Generalized:
             values = self.evaluate(*[ints[p] for p in self.origins])
         except ZeroDivisionError:
             return False
-        if min(values) < 2:
+        if any(map(lt, values, self.least)):
             return False
         predicted = self.base.copy()
         for i, k in self.places:
             predicted[i] = values[k]
         return tuple(predicted) == ints
+
+
+def _kind(node: Node, argument: int, name: str) -> tuple:
+    """Positions of one kind are likely to change together."""
+    return node.target, argument, node.outs
 
 
 class _Solver:
@@ -240,7 +257,7 @@ def _near(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
 
 
 def _multiple(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
-    c, rest = divmod(v[0], u[0])
+    c, rest = divmod(v[0], u[0]) if u[0] else (0, 0)
     return c * e if not rest and c and all(c * b == a for a, b in zip(v, u)) else None
 
 
@@ -305,52 +322,57 @@ class Family:
         if ints in self.instances:
             yield "it differs from earlier graphs in more than sizes"
             return
-        chosen = [ints]
+        chosen, free = [ints], _free(graph)
         for earlier in reversed(self.instances):
-            if _compatible([*chosen, earlier]):
+            if _compatible([*chosen, earlier], free):
                 chosen.append(earlier)
         if len(chosen) < 2:
             yield "it differs from earlier graphs in sizes 0 or 1, which are never generalised"
             return
         self.attempts += 1
-        yield _explain(graph, ints, chosen)
-        yield _explain(graph, ints, chosen, related=True)
+        again = bool(self.programs)
+        yield _explain(graph, ints, chosen, free, again)
+        yield _explain(graph, ints, chosen, free, again, related=True)
         if len(chosen) > 2:
             likest = min(chosen[1:], key=lambda earlier: sum(map(ne, ints, earlier)))
-            yield _explain(graph, ints, [ints, likest])
+            yield _explain(graph, ints, [ints, likest], free, again)
 
 
-def _compatible(instances: list[tuple[int, ...]]) -> bool:
-    return all(min(column) >= 2 for column in zip(*instances) if any(v != column[0] for v in column))
+def _compatible(instances: list[tuple[int, ...]], free: list[bool]) -> bool:
+    return all(min(column) >= (0 if position else 2) for column, position in zip(zip(*instances), free) if any(v != column[0] for v in column))
 
 
-def _explain(graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...]], related: bool = False) -> Proposal | str:
-    """`related`: sizes of inputs may be computed from those before them."""
+def _explain(graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...]], free: list[bool], again: bool, related: bool = False) -> Proposal | str:
+    """`free`: which integers are positions; `again`: a program that took some of them for constants did not fit; `related`: sizes of inputs may be computed
+    from those before them."""
     solver = _Solver(len(instances))
     origins: dict[str, int] = {}
     names = (f"s{i}" for i in count())
     columns = list(zip(*instances))
     leaf_sizes = sum(leaf.shape.rank for leaf in graph.leaves)
     sizes: list[Size] = []
-    where = None
+    where = list(_positions(graph))
+    varies = any(v != column[0] for column, place in zip(columns, free) if not place for v in column)
+    alone = [position and place[1] in POSITIONS.get(place[0].target, ()) for position, place in zip(free, where)]  # one has nothing to do with another
+    kinds = {_kind(*place) for column, place, own in zip(columns, where, alone) if own and any(v != column[0] for v in column)} if again else ()
     for position, column in enumerate(columns):
-        if all(v == column[0] for v in column):
+        node, argument, name = where[position]
+        if all(v == column[0] for v in column) and not (alone[position] and column[0] >= 0 and _kind(node, argument, name) in kinds):
             sizes.append(column[0])
             continue
-        size = solver.known.get(column) if position < leaf_sizes and not related else solver.solve(column)
+        size = None if alone[position] and not varies else solver.known.get(column) if position < leaf_sizes and not related else solver.solve(column)
         if size is None:
             if position >= leaf_sizes:
-                where = where or list(_positions(graph))
-                node, argument, name = where[position]
-                if argument not in FREE.get(node.target, ()):
+                if not free[position]:
                     at = f" at {node.source}" if node.source else ""
                     return f"{node.target}{at}: {name} was {column[1]}, is {column[0]}; no expression of the input sizes gives these values"
             name = next(names)
             origins[name] = position
             size = symbol(name)
-            solver.add(column, size)
+            if not alone[position]:
+                solver.add(column, size)
         sizes.append(size)
-    return Proposal(graph, ints, instances, sizes, origins)
+    return Proposal(graph, ints, instances, sizes, origins, free)
 
 
 FAMILIES: OrderedDict[tuple, Family] = OrderedDict()

@@ -98,6 +98,34 @@ def _linear_backward_metas(x, grad, weight, mask):
 dispatch.INFER[aten.linear_backward.default] = _linear_backward_metas
 
 
+# ---- positions
+
+_recorded_roll = dispatch.recorder(aten.roll.default)
+
+
+@handles(aten.roll.default)
+def roll(args: tuple, kwargs: dict):
+    """Shifts are recorded as positions: one program serves them all."""
+    x, shifts, dims = (*args, *(kwargs.get(n, ()) for n in ("shifts", "dims")[len(args) - 1 :]))
+    shifts, dims = (list(v) if isinstance(v, (list, tuple)) else [v] for v in (shifts, dims))
+    size = x._meta.size
+    if len(dims) == len(shifts) and all(-len(size) <= d < len(size) for d in dims):
+        shifts = [s % size[d] if size[d] else 0 for s, d in zip(shifts, dims)]
+    elif not dims and len(shifts) == 1 and x.numel():
+        shifts = [shifts[0] % x.numel()]
+    return _recorded_roll((x, shifts, dims), {})
+
+
+_recorded_select_backward = dispatch.recorder(aten.select_backward.default)
+
+
+@handles(aten.select_backward.default)
+def select_backward(args: tuple, kwargs: dict):
+    """The index counts from the front, as that of a recorded select does."""
+    grad, sizes, dim, index = args
+    return _recorded_select_backward((grad, sizes, dim, index % sizes[dim] if sizes[dim] else index), kwargs)
+
+
 # ---- linear algebra
 
 

@@ -3,14 +3,15 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.hlo.dim import Size
+from torch_hlo.hlo import build
+from torch_hlo.hlo.dim import Dim, Size
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import DTYPES, Shape, row_major_strides
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.expr import Expr
 from torch_hlo.lowering.pointwise import conjugate
 from torch_hlo.lowering.promote import broadcast_to, reshape
-from torch_hlo.lowering.registry import expected, lowers
+from torch_hlo.lowering.registry import LoweringError, expected, lowers
 from torch_hlo.lowering.shaping import (
     add_dim,
     axis,
@@ -387,13 +388,20 @@ def roll(x, shifts, dims=()):
     return x
 
 
-def _roll(x: Instruction, shift: int, dim: int) -> Instruction:
+def _roll(x: Instruction, shift: Size, dim: int) -> Instruction:
     size = x.shape.dims[dim]
-    if isinstance(size, int):
-        shift = shift % size if size else 0
-    elif shift < 0:
-        shift = shift + size  # assumes |shift| <= size, as no symbolic remainder may be negative
-    if isinstance(shift, int) and shift == 0:
+    if isinstance(shift, int):
+        if isinstance(size, int):
+            shift = shift % size if size else 0
+        elif shift < 0:
+            shift = shift + size  # assumes |shift| <= size, as no symbolic remainder may be negative
+    if isinstance(shift, Dim):
+        if any(c < 0 for _, c in shift.terms):
+            raise LoweringError(f"roll by {shift}, which may be negative")
+        size, zero = promote.size_value(size), promote.constant(0, "s64")
+        start = instr("subtract", (size, instr("remainder", (promote.size_value(shift), size))))
+        return build.dynamic_slice(concatenate([x, x], dim), [start if d == dim % x.shape.rank else zero for d in range(x.shape.rank)], x.shape.dims)
+    if shift == 0:
         return x
     cut = size - shift
     return concatenate([slice_dim(x, dim, cut, size), slice_dim(x, dim, 0, cut)], dim)
