@@ -15,11 +15,12 @@ def register() -> None:
 
     backend.register_device(device_module)
     from torch_hlo import lowering  # noqa: F401  fills the table of lowerings, which dispatch consults
-    from torch_hlo.lazy import dispatch, encoder, generator, optimizer_state, overrides, serialization, tensor
+    from torch_hlo.lazy import dispatch, encoder, generator, operators, optimizer_state, overrides, serialization, tensor
 
     backend.patch(tensor.HloTensor, device_module, generator.Generator, dispatch.forget)
     serialization.register()
     overrides.register()
+    operators.register()
     optimizer_state.register()
     backend.spare_dynamo()
     assert dispatch.TABLE and encoder.Padded

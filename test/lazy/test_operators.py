@@ -1,0 +1,124 @@
+"""Python's operators on tensors take a shorter way while nobody else takes part in them; what is recorded is the same."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_hlo
+from torch_hlo.lazy import operators, tensor
+from torch_hlo.lazy.tensor import HloTensor
+from torch_hlo.lowering.tape import TAPE
+
+VALUES = [torch.tensor([[0.5, 1.5, 2.5]]), torch.tensor([[2.0], [3.0]], dtype=torch.float64), torch.tensor([3, 1]), torch.tensor(2.0), torch.tensor([True, False]),
+          torch.tensor([0.5 + 2j, 1j]), torch.tensor([1.5, -2.0], dtype=torch.bfloat16)]  # fmt: skip
+NUMBERS = [2, 2.5, True, -0.0]
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """What arrives: (op, whether it came through PyTorch's dispatcher)."""
+    seen = []
+
+    def handle(op, types, args=(), kwargs=None):
+        seen.append((op, bool(types)))
+        return before(op, types, args, kwargs)
+
+    before = tensor.handle
+    tensor.install(handle)
+    yield seen
+    tensor.install(before)
+
+
+def outcome(function, *args):
+    """The words that a call puts on an empty tape, and its result or error."""
+    torch_hlo.sync()
+    TAPE.restart()
+    try:
+        result = function(*args)
+    except (RuntimeError, TypeError) as error:
+        return type(error), str(error).splitlines()[0]
+    words = list(TAPE.words)
+    return words, result._meta, result.cpu().tolist()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", operators._BINARY)
+def test_binary(name: str, ways) -> None:
+    for a in VALUES:
+        for b in [*VALUES, *NUMBERS]:
+            x = a.to("hlo")
+            y = b.to("hlo") if isinstance(b, torch.Tensor) else b
+            ways.clear()
+            short = outcome(getattr(HloTensor, name), x, y)
+            assert not ways or not ways[0][1]
+            assert str(short) == str(outcome(getattr(torch.Tensor, name), x, y))
+    assert getattr(x, name)("text") is NotImplemented
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", operators._UNARY)
+def test_unary(name: str, ways) -> None:
+    for a in VALUES:
+        x = a.to("hlo")
+        ways.clear()
+        short = outcome(getattr(HloTensor, name), x)
+        assert not ways or not ways[0][1]
+        assert str(short) == str(outcome(getattr(torch.Tensor, name), x))
+
+
+@torch.no_grad()
+def test_items(ways) -> None:
+    x = torch.arange(12.0).view(3, 4).to("hlo")
+    for index, short in ((torch.tensor([2, 0]), True), (torch.tensor([[1], [1]]), True), (torch.tensor(1), False), (torch.tensor([True, False, True]), False)):
+        i = index.to("hlo")
+        ways.clear()
+        result = x[i]
+        assert (ways[0][1] is False) == short
+        assert result.cpu().equal(x.cpu()[index])
+    with pytest.raises(IndexError):
+        torch.tensor(1.0).to("hlo")[torch.tensor([0]).to("hlo")]
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatches(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen = func
+        return func(*args, **(kwargs or {}))
+
+
+def test_others_see_operators(ways) -> None:
+    x = torch.ones(3).to("hlo")
+    i = torch.tensor([0]).to("hlo")
+
+    def through() -> list[bool]:
+        ways.clear()
+        x * x, -x, x[i]
+        return [way for _, way in ways]
+
+    with torch.no_grad():
+        assert through() == [False] * 3
+        for observer in (torch.enable_grad(), Functions(), Dispatches(), torch.profiler.profile(), torch.autograd.forward_ad.dual_level()):
+            with observer:
+                assert all(through()), observer
+    with torch.inference_mode():
+        assert through() == [False] * 3 and (x * x).is_inference()
+    w = torch.ones(3).to("hlo").requires_grad_()
+    (w * 3.0 - w).sum().backward()
+    assert w.grad.tolist() == [2.0] * 3
+    traced = torch.jit.trace(lambda a: a * a + 1.0, torch.ones(2), check_trace=False)
+    assert traced(torch.tensor([3.0, 2.0]).to("hlo")).tolist() == [10.0, 5.0]
+
+
+@torch.no_grad()
+def test_in_transforms() -> None:
+    x, y = torch.randn(4, 3), torch.randn(3)
+    f = lambda a, b: torch.vmap(lambda row: (row * b + b * b).tanh() / 2.0)(a)  # noqa: E731
+    torch.testing.assert_close(f(x.to("hlo"), y.to("hlo")).cpu(), f(x, y))
+    g = lambda a, b: torch.func.jvp(lambda t: t * b * 2.0, (a,), (b,))[1]  # noqa: E731
+    torch.testing.assert_close(g(y.to("hlo"), y.to("hlo")).cpu(), g(y, y))
