@@ -153,3 +153,16 @@ def test_complex_cuts_and_poles(name, dtype):
     parts = (0.0, -0.0, 1.0, -1.0, 3.0, -3.0)
     values = torch.tensor([complex(a, b) for a in parts for b in parts], dtype=dtype)
     check(overload(name), values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logarithms_and_powers_to_bases_2_and_10(dtype):
+    """Powers of the base come out exact; subnormal numbers have logarithms, and are results."""
+    least = torch.finfo(dtype).tiny
+    x = torch.tensor([1.0, 2, 8, 1024, 0.125, 10, 1000, 1e10, 0, float("inf"), -1, float("nan"), least, least / 8, 3.7, 0.3], dtype=dtype)
+    for fn in (torch.log2, torch.log10):
+        torch.testing.assert_close(fn(x.to("hlo")).cpu(), fn(x), rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+    assert torch.equal(torch.log2(x[:5].to("hlo")).cpu(), torch.log2(x[:5]))
+    bias = 127 if dtype == torch.float32 else 1023
+    y = torch.tensor([0, 1, -1, 10, 0.5, bias, bias + 0.9, bias + 1, 1e30, -1e30, 1 - bias, -bias - 10.0, -bias - 9.5, float("inf"), -float("inf"), float("nan")], dtype=dtype)
+    torch.testing.assert_close(torch.exp2(y.to("hlo")).cpu(), torch.exp2(y), rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)

@@ -110,8 +110,8 @@ class _Counting:
 
 
 _ARITHMETIC = frozenset(
-    "acos acosh add asin asinh atan2 atanh cbrt ceil clamp compare cosine cosh divide erf exponential exponential-minus-one floor log log-plus-one "
-    "logistic maximum minimum multiply negate power remainder rsqrt select sine sinh sqrt subtract tan tanh abs".split()
+    "acos acosh add asin asinh atan2 atanh cbrt ceil clamp compare cosine cosh divide erf erf-inv erfc exponential exponential-minus-one floor log "
+    "log-plus-one logistic maximum minimum multiply negate power remainder rsqrt select sine sinh sqrt subtract tan tanh abs".split()
 )
 
 

@@ -119,7 +119,7 @@ def _plan(computation: Computation) -> tuple[list[Instruction], list[list[int]]]
 
 POINTWISE = frozenset(
     "abs acos acosh add and asin asinh atan2 atanh cbrt ceil clamp compare complex constant convert copy cosine cosh "
-    "count-leading-zeros divide erf exponential exponential-minus-one floor get-tuple-element imag is-finite log log-plus-one "
+    "count-leading-zeros divide erf erf-inv erfc exponential exponential-minus-one floor get-tuple-element imag is-finite log log-plus-one "
     "logistic maximum minimum multiply negate not or parameter popcnt power real reduce-precision remainder round-nearest-afz "
     "round-nearest-even rsqrt select shift-left shift-right-arithmetic shift-right-logical sign sine sinh sqrt subtract tan "
     "tanh tuple xor call fusion bitcast-convert opt-barrier".split()

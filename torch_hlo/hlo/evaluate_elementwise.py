@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 
@@ -10,7 +11,21 @@ from torch_hlo.hlo.evaluate_core import MEANINGS, EvaluateError, meaning, wide, 
 from torch_hlo.hlo.numeric import decode, encode
 from torch_hlo.hlo.shape import DTYPES, numpy_dtype
 
-_erf_objects = np.frompyfunc(math.erf, 1, 1)
+_erf_objects, _erfc_objects = (np.frompyfunc(f, 1, 1) for f in (math.erf, math.erfc))
+
+
+def _erf_inv(x: float) -> float:
+    """A quantile of the normal distribution, and Newton steps on erf, or on erfc where that has more digits."""
+    a = abs(x)
+    if not a < 1 or a == 0:
+        return x * math.inf if a == 1 else x if a == 0 else math.nan
+    r = -NormalDist().inv_cdf((1 - a) / 2) / math.sqrt(2)
+    for _ in range(3):
+        r -= (math.erf(r) - a if a < 0.5 else (1 - a) - math.erfc(r)) * math.exp(r * r) * math.sqrt(math.pi) / 2
+    return math.copysign(r, x)
+
+
+_erf_inv_objects = np.frompyfunc(_erf_inv, 1, 1)
 
 
 def _round_half_away(v):
@@ -32,7 +47,8 @@ _PRECISE: dict[str, Callable] = {
     "cbrt": _cbrt, "cosine": np.cos, "cosh": np.cosh, "exponential": np.exp, "exponential-minus-one": np.expm1,
     "log": np.log, "log-plus-one": np.log1p, "logistic": lambda v: 1 / (1 + np.exp(-v)), "rsqrt": _rsqrt,
     "sine": np.sin, "sinh": np.sinh, "sqrt": np.sqrt, "tan": np.tan, "tanh": np.tanh,
-    "erf": lambda v: np.asarray(_erf_objects(v), np.float64),
+    "erf": lambda v: np.asarray(_erf_objects(v), np.float64), "erfc": lambda v: np.asarray(_erfc_objects(v), np.float64),
+    "erf-inv": lambda v: np.asarray(_erf_inv_objects(v), np.float64),
 }
 # Functions with one exact result, evaluated in the operands' own type.
 _EXACT: dict[str, Callable] = {

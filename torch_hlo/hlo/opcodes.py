@@ -79,7 +79,7 @@ def row(name: str, arity: int | None, attrs: str = "", rule=None, check=None, tr
 # Kinds of element types (see DType.kind) that a pointwise opcode accepts.
 UNARY = {
     "fc": "acos acosh asin asinh atanh cbrt cosh cosine exponential exponential-minus-one log log-plus-one logistic rsqrt sine sinh sqrt tan tanh",
-    "f": "ceil erf floor round-nearest-afz round-nearest-even",
+    "f": "ceil erf erf-inv erfc floor round-nearest-afz round-nearest-even",
     "sufc": "negate sign",
     "su": "count-leading-zeros popcnt",
     "psu": "not",

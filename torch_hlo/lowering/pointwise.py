@@ -25,6 +25,8 @@ from torch_hlo.lowering.expr import (
     log,
     log1p,
     logistic,
+    maximum,
+    minimum,
     real,
     round_even,
     rsqrt,
@@ -150,49 +152,49 @@ def reciprocal(x):
 def exp2(x):
     if is_complex(x):
         return exp(x * math.log(2))
+    integer, bias, shift = _LAYOUT[x.dtype]
+    x = minimum(maximum(x, -3.0 * bias), bias + 1.0)
     n = round_even(x)
-    inside = absolute(x) < 1100
-    n = where(inside, n, 0)
-    half = floor(n * 0.5)
-    scaled = exp((x - n) * math.log(2)) * pow2(half) * pow2(n - half)
-    return where(inside, scaled, where(x > 0, x * math.inf, where(x < 0, 0, x)))
+    normal = maximum(n, 2.0 - bias)  # the rest is for subnormal results
+    y = bitcast(bitcast(exp((x - n) * math.log(2)), integer) + binary("shift-left", normal.cast(integer), shift), x.dtype)
+    return y * pow2(maximum(n - normal, 1.0 - bias))
 
 
 @pointwise(aten.log2)
 def log2(x):
     if is_complex(x):
         return log(x) * (1 / math.log(2))
-    ordinary, mantissa, exponent = split_exponent(x)
-    return where(ordinary, exponent + log(mantissa) * (1 / math.log(2)), log(x))
+    mantissa, exponent = split_exponent(x)
+    return exponent + log(mantissa) * (1 / math.log(2))
 
 
 @pointwise(aten.log10)
 def log10(x):
     if is_complex(x):
         return log(x) * (1 / math.log(10))
-    ordinary, mantissa, exponent = split_exponent(x)
+    mantissa, exponent = split_exponent(x)
     high = 0.30078125  # exponent * high is exact
     low = math.log10(2) - high
-    return where(ordinary, exponent * high + (exponent * low + log(mantissa) * (1 / math.log(10))), log(x))
+    rest = log(mantissa)
+    return exponent * high + (exponent * low + rest * 1.098319650216765e-17 + rest * 0.4342944819032518)  # 1 / log(10) in two parts
 
 
 def pow2(n: Expr) -> Expr:
     """2**n for integral n (floating type) in the range of normal numbers."""
     integer, bias, shift = _LAYOUT[n.dtype]
-    return bitcast((n.cast(integer) + bias) * (1 << shift), n.dtype)
+    return bitcast(binary("shift-left", n.cast(integer) + bias, shift), n.dtype)
 
 
-def split_exponent(x: Expr) -> tuple[Expr, Expr, Expr]:
-    """(is positive, finite and normal; mantissa in [sqrt(1/2), sqrt(2)); exponent) of a float."""
+def split_exponent(x: Expr) -> tuple[Expr, Expr]:
+    """(mantissa in [sqrt(1/2), sqrt(2)), exponent) of a float; (x, 0) of what is not positive, finite and normal."""
     integer, bias, shift = _LAYOUT[x.dtype]
     ordinary = (x >= 2.0 ** (1 - bias)) & (x < math.inf)
     bits = bitcast(where(ordinary, x, 1), integer)
-    exponent = binary("shift-right-arithmetic", bits, shift) - bias
-    mantissa = bitcast((bits & ((1 << shift) - 1)) | (bias << shift), x.dtype)
-    big = mantissa > math.sqrt(2)
-    return ordinary, where(big, mantissa * 0.5, mantissa), exponent.cast(x.dtype) + big.cast(x.dtype)
+    exponent = binary("shift-right-arithmetic", bits - _ROOT_HALF[x.dtype], shift)
+    return where(ordinary, bitcast(bits - binary("shift-left", exponent, shift), x.dtype), x), exponent.cast(x.dtype)
 
 
+_ROOT_HALF = {"f32": 0x3F3504F3, "f64": 0x3FE6A09E667F3BCD}  # bits of sqrt(1/2)
 _LAYOUT = {"f32": ("s32", 127, 23), "f64": ("s64", 1023, 52)}  # same-width integer, exponent bias, mantissa bits
 
 

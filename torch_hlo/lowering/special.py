@@ -12,6 +12,8 @@ from torch_hlo.lowering.expr import (
     Expr,
     absolute,
     erf,
+    erf_inv,
+    erfc,
     exp,
     floor,
     is_finite,
@@ -44,12 +46,8 @@ def erfcx_positive(x: Expr) -> Expr:
     return where(x < 8, ratio(near, ERFC_P, ERFC_Q), tail)
 
 
-@pointwise(aten.erfc, aten.special_erfc)
-def erfc(x):
-    a = absolute(x)
-    far = where(a > 1, a, 1)
-    tail = exp(-far * far) * erfcx_positive(far)
-    return where(a <= 1, 1 - erf(x), where(x < 0, 2 - tail, where(is_nan(x), x, tail)))
+pointwise(aten.erfc, aten.special_erfc)(erfc)
+pointwise(aten.erfinv, aten.special_erfinv)(erf_inv)
 
 
 @pointwise(aten.special_erfcx)
@@ -59,27 +57,6 @@ def erfcx(x):
     tail = erfcx_positive(where(a > 1, a, 1))
     inside = exp(near * near) * (1 - erf(near))
     return where(a <= 1, inside, where(x < 0, 2 * exp(x * x) - tail, where(is_nan(x), x, tail)))
-
-
-_ERFINV = (
-    ((-0.140543331, 0.914624893, -1.645349621, 0.886226899), (0.012229801, -0.329097515, 1.442710462, -2.118377725, 1.0)),
-    ((1.641345311, 3.429567803, -1.624906493, -1.970840454), (1.637067800, 3.543889200, 1.0)),
-)
-
-
-@pointwise(aten.erfinv, aten.special_erfinv)
-def erfinv(y):
-    """A rational start and two Newton steps."""
-    a = absolute(y)
-    central = a <= 0.7
-    z = where(central, y, 0)
-    inner = z * ratio(z * z, *_ERFINV[0])
-    z = sqrt(-log((1 - where(central, 0.7, a)) * 0.5))
-    outer = ratio(z, *_ERFINV[1])
-    x = where(central, inner, where(y < 0, -outer, outer))
-    for _ in range(2):
-        x = x - (erf(x) - y) / (exp(-x * x) * (2 / math.sqrt(math.pi)))
-    return where(a < 1, x, where(a.eq(1), y * math.inf, math.nan))
 
 
 @pointwise(aten.special_ndtr)

@@ -159,3 +159,78 @@ def test_error_on_narrow_arguments():
     (found,) = run(m, [values])
     (expected,) = evaluate(m, [values])
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-38)
+
+
+LONG = np.longdouble
+DOUBLE = {"exponential": (np.exp, -700, 709, 1.5), "exponential-minus-one": (np.expm1, -50, 709.7, 1.5), "log": (np.log, 1e-5, 1e5, 1.5), "log-plus-one": (np.log1p, -1, 100, 2),
+          "sinh": (np.sinh, -710, 710, 2.5), "cosh": (np.cosh, -710, 710, 2), "tanh": (np.tanh, -20, 20, 2), "asin": (np.arcsin, -1, 1, 2.5), "acos": (np.arccos, -1, 1, 2)}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", DOUBLE)
+def test_double_precision_error(op):
+    """In ulp, of large and of small operands, and at the ends."""
+    exact, low, high, allowed = DOUBLE[op]
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(low, high, 20000), rng.uniform(max(low, -1.5), min(high, 1.5), 20000), [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-310, low, high]])
+    (found,) = run(module([parameter(0, "f64", len(x))], instr(op, (parameter(0, "f64", len(x)),))), [x])
+    with np.errstate(all="ignore"):
+        expected = exact(x.astype(LONG))
+        error = np.abs(found - expected) / np.spacing(np.abs(expected.astype(float)))
+    finite = np.isfinite(expected.astype(float))
+    np.testing.assert_array_equal(np.where(finite, 0, found), np.where(finite, 0, expected.astype(float)))
+    assert error[finite & (np.abs(expected) > 1e-307)].max() <= allowed
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_arctangent(dtype):
+    """atan is atan2 of 1; no quotient overflows on the way."""
+    huge = 3e38 if dtype == "f32" else 1e308
+    x = np.concatenate([np.random.default_rng(0).standard_normal(5000) * 3, [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-310, huge, 2.414, 0.66]]).astype(numpy_dtype(dtype))
+    p = parameter(0, dtype, len(x))
+    (found,) = run(module([p], instr("atan2", (p, build.full_like(p, 1)))), [x])
+    np.testing.assert_array_max_ulp(np.where(np.isnan(x), 0, found), np.where(np.isnan(x), 0, np.arctan(x.astype(float))).astype(x.dtype), 2.5)
+    np.testing.assert_array_equal(np.signbit(found[:-5]), np.signbit(x[:-5]))
+
+
+@pytest.mark.parametrize("dtype, allowed", [("f32", 4), ("f64", 4)])
+def test_complementary_error_function_and_inverse(dtype, allowed):
+    rng, kind = np.random.default_rng(0), numpy_dtype(dtype)
+    last = 9 if dtype == "f32" else 26
+    x = np.concatenate([rng.uniform(-6, last, 2000), rng.uniform(-1, 1, 1000), [0.0, -0.0, 0.5, -0.5, np.inf, -np.inf, np.nan, 1e-40, 30.0]]).astype(kind)
+    (found,) = run(module([parameter(0, dtype, len(x))], instr("erfc", (parameter(0, dtype, len(x)),))), [x])
+    expected = np.array([math.erfc(v) for v in x.astype(float)])
+    np.testing.assert_array_max_ulp(np.where(np.isnan(x), 0, found), np.where(np.isnan(x), 0, expected).astype(kind), allowed)
+    assert np.isnan(found[np.isnan(x)]).all()
+    near = 1 - 10.0 ** rng.uniform(-15 if dtype == "f64" else -6, -1, 500)
+    x = np.concatenate([rng.uniform(-1, 1, 2000), near, -near, [0.0, -0.0, 1.0, -1.0, 1.5, -2.0, np.nan, np.inf, 1e-300]]).astype(kind)
+    (found,) = run(module([parameter(0, dtype, len(x))], instr("erf-inv", (parameter(0, dtype, len(x)),))), [x])
+    (expected,) = evaluate(module([parameter(0, "f64", len(x))], instr("erf-inv", (parameter(0, "f64", len(x)),))), [x.astype(float)])
+    np.testing.assert_allclose(found, expected.astype(kind), rtol=4 * np.finfo(kind).eps, equal_nan=True)
+
+
+def test_powers_of_doubles_are_exact_where_they_can_be():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([10.0 ** rng.uniform(-300, 300, 4000), rng.integers(1, 1000, 4000), rng.uniform(0.5, 2, 4000)])
+    y = np.concatenate([rng.uniform(-1, 1, 4000), rng.integers(-5, 6, 4000), rng.uniform(-600, 600, 4000)])
+    special = np.array([0.0, -0.0, 1, -1, 0.5, -2.5, 3, -3, np.inf, -np.inf, np.nan, 5e-324, 1e308, 1e17])
+    x, y = np.concatenate([x, np.repeat(special, len(special))]), np.concatenate([y, np.tile(special, len(special))])
+    a, b = parameter(0, "f64", len(x)), parameter(1, "f64", len(x))
+    (found,) = run(module([a, b], instr("power", (a, b))), [x, y])
+    with np.errstate(all="ignore"):
+        wide = np.power(x.astype(LONG), y.astype(LONG))
+        expected = wide.astype(float)
+        error = np.abs(found - wide) / np.spacing(np.abs(expected))
+    normal = np.isfinite(expected) & (np.abs(expected) > 1e-307)
+    np.testing.assert_array_equal(np.where(normal, 0, found), np.where(normal, 0, expected))
+    assert error[normal].max() <= 0.8
+    np.testing.assert_array_equal(np.signbit(found[~np.isnan(expected)]), np.signbit(expected[~np.isnan(expected)]))
+
+
+@pytest.mark.parametrize("near", [8191.9, 1e5, 1e13])
+def test_circular_functions_of_large_floats(near):
+    """Up to a bound in floats, then in doubles, then by libm, all lanes of a vector as the largest wants it."""
+    x = np.array([near, 0.5, -near, 3.0, 8192.0, 1e-30, 0.0, -0.0] * 4, np.float32)
+    p = parameter(0, "f32", len(x))
+    for op, exact in (("sine", np.sin), ("cosine", np.cos), ("tan", np.tan)):
+        (found,) = run(module([p], instr(op, (p,))), [x])
+        np.testing.assert_allclose(found, exact(x.astype(float)), rtol=3e-7)

@@ -1,8 +1,8 @@
-"""Elementary functions as straight-line code: polynomials on vectors, no calls (f64 pow and lgamma-like rarities excepted).
+"""Elementary functions as straight-line code: polynomials on vectors, no calls (but for arguments that the polynomials do not reach).
 
 Every function takes a `Typed` (float or double) and operands: `tanh(t, x)`. Single precision has its own short polynomials
 where speed matters (error below 1.4 ulp); the rarer functions run in double and are rounded once.
-Coefficients: Cephes and fdlibm; erf: N. Juffa, and Eigen's for narrow types.
+Coefficients: Cephes and fdlibm. The error function and its relatives: math_error.py.
 """
 from __future__ import annotations
 
@@ -33,12 +33,29 @@ def _wide(fn: Callable) -> Callable:
 # -- exponential and logarithm -------------------------------------------------------------------------------------------
 LOG2E = 1.44269504088896341
 _EXP32 = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-_EXP64_P = (1.26177193074810590878e-4, 3.02994407707441961300e-2, 9.99999999999999999910e-1)
-_EXP64_Q = (3.00198505138664455042e-6, 2.52448340349684104192e-3, 2.27265548208155028766e-1, 2.00000000000000000005e0)
+# (exp(r) - 1 - r) / r^2 for |r| up to 1/2
+_EXP64 = (
+    2.0955762289494408e-09, 2.5162744626460177e-08, 2.755712159501279e-07, 2.755704244819296e-06, 2.480158751780227e-05, 0.00019841270144086635,
+    0.0013888888888792352, 0.008333333333198127, 0.04166666666666679, 0.16666666666666835, 0.5,
+)  # fmt: skip
 
 
 def _scales_in_hardware(t: Typed) -> bool:
     return t.e.lanes == (16 if t.kind == "float" else 8) and t.e.unit.has("avx512f")
+
+
+def quotient(t: Typed, a: str, b: str) -> str:
+    """a / b within an ulp, for a `b` whose reciprocal is normal and a quotient that is: an approximation and two corrections, a fourth of the time that
+    dividing vectors of doubles takes. What is no such number may become NaN."""
+    if t.kind != "double" or not _scales_in_hardware(t):
+        return t.div(a, b)
+    v = t.type
+    r = t.e.op(f"call {v} @llvm.x86.avx512.rcp14.pd.512({v} {b}, {v} zeroinitializer, i8 -1)")
+    minus = t.neg(b)
+    error = t.fma(minus, r, t.const(1.0))  # 2^-14
+    r = t.fma(r, t.fma(error, error, error), r)  # 2^-42
+    q = t.mul(a, r)
+    return t.fma(t.fma(minus, q, a), r, q)
 
 
 def scale(t: Typed, y: str, n: str) -> str:
@@ -59,6 +76,25 @@ def scale(t: Typed, y: str, n: str) -> str:
     return y
 
 
+def _expm1_near(t: Typed, r: str) -> str:
+    """exp(r) - 1 for |r| up to log(2) / 2, of doubles 1/2."""
+    return t.fma(t.poly(r, _EXP32 if t.kind == "float" else _EXP64), t.mul(r, r), r)
+
+
+_LOG2_PARTS = {"float": (-0.693359375, 2.12194440e-4), "double": (-6.93145751953125e-1, -1.42860682030941723212e-6)}
+
+
+def _in_powers_of_two(t: Typed, x: str, near: float = 0.0) -> tuple[str, str]:
+    """x = n log(2) + r: the whole number n, which is 0 for |x| < `near`, and r."""
+    n = t.call("roundeven", t.mul(x, t.const(LOG2E)))
+    if near:
+        n = t.select(t.cmp("olt", t.abs(x), t.const(near)), t.const(0.0), n)
+    r = x
+    for part in _LOG2_PARTS[t.kind]:
+        r = t.fma(n, t.const(part), r)
+    return n, r
+
+
 def exp(t: Typed, x: str) -> str:
     low, high, overflow = (-87.33, 88.8, 88.722839) if t.kind == "float" else (-708.39, 709.8, 709.782712893384)
     hardware = _scales_in_hardware(t)
@@ -66,18 +102,8 @@ def exp(t: Typed, x: str) -> str:
     if not hardware:
         v = t.select(t.cmp("ogt", v, t.const(low)), v, t.const(low))
         v = t.select(t.cmp("olt", v, t.const(high)), v, t.const(high))
-    n = t.call("roundeven", t.mul(v, t.const(LOG2E)))
-    if t.kind == "float":
-        r = t.fma(n, t.const(-0.693359375), v)
-        r = t.fma(n, t.const(2.12194440e-4), r)
-        y = t.add(t.fma(t.poly(r, _EXP32), t.mul(r, r), r), t.const(1.0))
-    else:
-        r = t.fma(n, t.const(-6.93145751953125e-1), v)
-        r = t.fma(n, t.const(-1.42860682030941723212e-6), r)
-        z = t.mul(r, r)
-        p = t.mul(r, t.poly(z, _EXP64_P))
-        y = t.div(p, t.sub(t.poly(z, _EXP64_Q), p))
-        y = t.add(t.add(y, y), t.const(1.0))
+    n, r = _in_powers_of_two(t, v)
+    y = t.add(_expm1_near(t, r), t.const(1.0))
     y = scale(t, y, n)
     # vscalef takes a microcode assist on tiny results: the select folds into its mask, so they become 0 and it never sees them.
     y = t.select(t.cmp("uge", x, t.const(low)), y, t.const(0.0))
@@ -126,7 +152,7 @@ def log(t: Typed, x: str) -> str:
         y = t.fma(z, t.const(-0.5), y)
         r = t.fma(k, t.const(0.693359375), t.add(f, y))
     else:
-        s = t.div(f, t.add(f, t.const(2.0)))
+        s = quotient(t, f, t.add(f, t.const(2.0)))
         z = t.mul(s, s)
         r = t.mul(z, t.poly(z, _LOG64))
         half = t.mul(t.const(0.5), t.mul(f, f))
@@ -137,36 +163,36 @@ def log(t: Typed, x: str) -> str:
     return t.select(t.cmp("uge", x, t.const(0.0)), t.select(t.cmp("uno", x, x), x, r), t.const(NAN))
 
 
+_EXPM1_RANGE = {"float": (-20.0, 88.8, 88.722839), "double": (-40.0, 709.8, 709.782712893384)}  # -1 below, infinite above the last
+_EXPM1_NEAR = {"float": 0.34, "double": 0.5}  # up to here _expm1_near is exact enough by itself, and better than n = 1
+
+
+def _times_power(t: Typed, p: str, n: str, less: int) -> str:
+    """2^(n - less) (p + 1) - 2^-less for a whole number n (as a float) that is no power's by itself."""
+    i = t.ints()
+    mantissa, bias = (23, 127) if t.kind == "float" else (52, 1023)
+    power = t.from_bits(i.bin("shl", i.add(t.e.op(f"fptosi {t.type} {n} to {i.type}"), i.const(bias - less)), i.const(mantissa)))
+    return t.fma(power, p, t.sub(power, t.const(0.5**less)))
+
+
 def expm1(t: Typed, x: str) -> str:
-    """2^n (exp(r) - 1) + 2^n - 1 in floats; in doubles Kahan's (u - 1) x / log u with u = exp x."""
-    if t.kind == "float":
-        i = t.ints()
-        v = t.select(t.cmp("ogt", x, t.const(-20.0)), x, t.const(-20.0))
-        v = t.select(t.cmp("olt", v, t.const(88.8)), v, t.const(88.8))
-        n = t.call("roundeven", t.mul(v, t.const(LOG2E)))
-        r = t.fma(n, t.const(-0.693359375), v)
-        r = t.fma(n, t.const(2.12194440e-4), r)
-        p = t.fma(t.poly(r, _EXP32), t.mul(r, r), r)
-        # with half the power, because 2^128 is no float
-        power = i.add(t.e.op(f"fptosi {t.type} {n} to {i.type}"), i.const(126))
-        half = t.from_bits(i.bin("shl", power, i.const(23)))
-        y = t.fma(half, p, t.sub(half, t.const(0.5)))
-        y = t.add(y, y)
-        y = t.select(t.cmp("ogt", x, t.const(88.722839)), t.const(INF), y)
-        # small: the polynomial itself, which also keeps -0.0
-        return t.select(t.cmp("olt", t.abs(x), t.const(0.34)), t.select(t.cmp("oeq", x, t.const(0.0)), x, p), t.select(t.cmp("uno", x, x), x, y))
-    u = exp(t, x)
-    d = t.sub(u, t.const(1.0))
-    r = t.div(t.mul(d, x), log(t, u))
-    r = t.select(t.cmp("oeq", u, t.const(1.0)), x, r)
-    r = t.select(t.cmp("oeq", d, t.const(-1.0)), t.const(-1.0), r)
-    return t.select(t.cmp("oeq", u, t.const(INF)), u, r)
+    """2^n (exp(r) - 1) + 2^n - 1."""
+    (low, high, overflow), near = _EXPM1_RANGE[t.kind], _EXPM1_NEAR[t.kind]
+    v = t.select(t.cmp("ogt", x, t.const(low)), x, t.const(low))
+    v = t.select(t.cmp("olt", v, t.const(high)), v, t.const(high))
+    n, r = _in_powers_of_two(t, v, near)
+    p = _expm1_near(t, r)
+    y = _times_power(t, p, n, 1)  # with half the power, because the largest is no float
+    y = t.add(y, y)
+    y = t.select(t.cmp("ogt", x, t.const(overflow)), t.const(INF), y)
+    # small: the polynomial itself, which also keeps -0.0
+    return t.select(t.cmp("olt", t.abs(x), t.const(near)), t.select(t.cmp("oeq", x, t.const(0.0)), x, p), t.select(t.cmp("uno", x, x), x, y))
 
 
 def log1p(t: Typed, x: str) -> str:
     """log(1 + x), plus what rounding 1 + x lost."""
     u = t.add(x, t.const(1.0))
-    correction = t.div(t.sub(t.sub(u, t.const(1.0)), x), u)
+    correction = quotient(t, t.sub(t.sub(u, t.const(1.0)), x), u)
     r = t.sub(log(t, u), correction)
     r = t.select(t.cmp("oeq", u, t.const(INF)), u, r)
     r = t.select(t.cmp("oeq", u, t.const(0.0)), t.const(-INF), r)
@@ -185,51 +211,41 @@ _TANH64_Q = (1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305
 
 def tanh(t: Typed, x: str) -> str:
     a, z = t.abs(x), t.mul(x, x)
-    p = t.poly(z, _TANH32) if t.kind == "float" else t.div(t.poly(z, _TANH64_P), t.poly(z, _TANH64_Q))
+    if t.kind == "double":  # from 20 on it is 1
+        a = t.select(t.cmp("ogt", a, t.const(20.0)), t.const(20.0), a)
+        z = t.mul(a, a)
+    p = t.poly(z, _TANH32) if t.kind == "float" else quotient(t, t.poly(z, _TANH64_P), t.poly(z, _TANH64_Q))
     small = t.fma(t.mul(p, z), x, x)
-    big = t.sub(t.const(1.0), t.div(t.const(2.0), t.add(exp(t, t.add(a, a)), t.const(1.0))))
+    big = t.sub(t.const(1.0), quotient(t, t.const(2.0), t.add(exp(t, t.add(a, a)), t.const(1.0))))
     return t.copysign(t.select(t.cmp("olt", a, t.const(0.625)), small, big), x)  # of small too: -0 + 0 * -0 is 0
 
 
-def _half_exp(t: Typed, a: str) -> str:
-    """exp(a) / 2 without overflow before it must."""
-    h = exp(t, t.mul(a, t.const(0.5)))
-    return t.mul(t.mul(h, t.const(0.5)), h)
+_HALF_EXP_OVERFLOW = {"float": 89.4159863, "double": 710.4758600739439}
 
 
 def _half_expm1(t: Typed, a: str) -> str:
-    """(exp(a) - 1) / 2 of floats from 0 on, also where exp(a) is no float any more."""
-    i = t.ints()
-    v = t.select(t.cmp("olt", a, t.const(89.5)), a, t.const(89.5))
-    n = t.call("roundeven", t.mul(v, t.const(LOG2E)))
-    r = t.fma(n, t.const(2.12194440e-4), t.fma(n, t.const(-0.693359375), v))
-    p = t.fma(t.poly(r, _EXP32), t.mul(r, r), r)
-    quarter = t.from_bits(i.bin("shl", i.add(t.e.op(f"fptosi {t.type} {n} to {i.type}"), i.const(125)), i.const(23)))
-    y = t.fma(quarter, p, t.sub(quarter, t.const(0.25)))
-    y = t.select(t.cmp("olt", a, t.const(0.34)), t.mul(p, t.const(0.5)), t.add(y, y))
+    """(exp(a) - 1) / 2 from 0 on, also where exp(a) is too large for a float."""
+    overflow = _HALF_EXP_OVERFLOW[t.kind]
+    v = t.select(t.cmp("olt", a, t.const(overflow)), a, t.const(overflow))
+    near = _EXPM1_NEAR[t.kind]
+    n, r = _in_powers_of_two(t, v, near)
+    p = _expm1_near(t, r)
+    y = _times_power(t, p, n, 2)
+    y = t.select(t.cmp("olt", a, t.const(near)), t.mul(p, t.const(0.5)), t.add(y, y))
     return t.select(t.cmp("uno", a, a), a, y)
 
 
 def sinh(t: Typed, x: str) -> str:
     a = t.abs(x)
-    if t.kind == "float":
-        h = _half_expm1(t, a)
-        r = t.add(h, t.div(h, t.add(t.add(h, h), t.const(1.0))))
-        return t.copysign(t.select(t.cmp("ogt", a, t.const(89.4159863)), t.const(INF), r), x)
-    m = expm1(t, a)
-    r = t.mul(t.const(0.5), t.add(m, t.div(m, t.add(m, t.const(1.0)))))
-    r = t.select(t.cmp("ogt", a, t.const(30.0)), _half_exp(t, a), r)
-    return t.copysign(r, x)
+    h = _half_expm1(t, a)
+    r = t.add(h, t.div(h, t.add(t.add(h, h), t.const(1.0))))
+    return t.copysign(t.select(t.cmp("ogt", a, t.const(_HALF_EXP_OVERFLOW[t.kind])), t.const(INF), r), x)
 
 
 def cosh(t: Typed, x: str) -> str:
     a = t.abs(x)
-    if t.kind == "float":
-        h = t.add(_half_expm1(t, a), t.const(0.5))
-        return t.select(t.cmp("ogt", a, t.const(89.4159863)), t.const(INF), t.add(h, t.div(t.const(0.25), h)))
-    u = exp(t, a)
-    r = t.mul(t.const(0.5), t.add(u, t.div(t.const(1.0), u)))
-    return t.select(t.cmp("ogt", a, t.const(30.0)), _half_exp(t, a), r)
+    h = t.add(_half_expm1(t, a), t.const(0.5))
+    return t.select(t.cmp("ogt", a, t.const(_HALF_EXP_OVERFLOW[t.kind])), t.const(INF), t.add(h, t.div(t.const(0.25), h)))
 
 
 def asinh(t: Typed, x: str) -> str:
@@ -312,10 +328,10 @@ def _reduced32(t: Typed, x: str) -> tuple[str, str]:
     return e.cast("fptrunc", r, "double", "float"), e.op(f"fptosi {d.type} {q} to {i.type}")
 
 
-def _circular32(t: Typed, x: str, shift: int) -> str:
+def _circular32(t: Typed, x: str, shift: int, reduced: tuple[str, str]) -> str:
     """sin (shift 0) or cos (1) of floats, by short polynomials."""
     i = t.ints()
-    r, q = _reduced32(t, x)
+    r, q = reduced
     q = i.add(q, i.const(shift))
     z = t.mul(r, r)
     sine = t.fma(t.mul(t.poly(z, _SIN32), z), r, r)
@@ -326,36 +342,54 @@ def _circular32(t: Typed, x: str, shift: int) -> str:
     return t.select(t.cmp("olt", t.abs(x), t.const(INF)), y, t.const(NAN))
 
 
-def _falls_back(beyond: Callable) -> Callable:
-    """A function whose fast way is wrong for operands where `beyond(t, *operands)` holds: it gets a function of its own, which asks libm
+def _function(name: str, body: Callable) -> Callable:
+    """A function of its own: `body(t, *operands) -> result`, which may write branches and return from some of them."""
+
+    def run(t: Typed, *operands: str) -> str:
+        unit = t.e.unit
+        function = f"torch_hlo.{name}.{t.suffix}"
+        if function not in unit.functions:
+            unit.functions[function] = text(t, function, len(operands))
+        return t.e.op(f"call {t.type} @{function}({', '.join(f'{t.type} {x}' for x in operands)})")
+
+    def text(outer: Typed, function: str, arity: int) -> str:
+        lines: list[str] = []
+        e = Emit(outer.e.lanes, lines, Unit(outer.e.unit.target))
+        e.do(f"ret {outer.type} {body(e.typed(outer.kind), *('%x', '%y')[:arity])}")
+        outer.e.unit.externals.update(e.unit.externals)
+        outer.e.unit.functions.update(e.unit.functions)
+        parameters = ", ".join(f"{outer.type} {x}" for x in ("%x", "%y")[:arity])
+        return "\n".join([f"define internal {outer.type} @{function}({parameters}) #0 {{", *lines, "}", ""])
+
+    run.__name__ = name
+    return run
+
+
+def _unless(t: Typed, far: str, rare: Callable[[], str]) -> None:
+    """In a `_function`: return `rare()`, for all lanes, if `far` holds in one."""
+    e, number = t.e, t.e.unit.number()
+    e.do(f"br i1 {e.any(far) if e.lanes > 1 else far}, label %far{number}, label %near{number}")
+    e.lines.append(f"far{number}:")
+    e.do(f"ret {t.type} {rare()}")
+    e.lines.append(f"near{number}:")
+
+
+def falls_back(beyond: Callable, rare: Callable | None = None) -> Callable:
+    """A function whose fast way is wrong for operands where `beyond(t, *operands)` holds: it gets a function of its own, which asks `rare`, or libm,
     for all lanes when one holds such operands."""
 
     def decorate(fn: Callable) -> Callable:
         name = fn.__name__
 
-        def run(t: Typed, *operands: str) -> str:
-            unit = t.e.unit
-            function = f"torch_hlo.{name}.{t.suffix}"
-            if function not in unit.functions:
-                unit.functions[function] = body(t, function, len(operands))
-            return t.e.op(f"call {t.type} @{function}({', '.join(f'{t.type} {x}' for x in operands)})")
+        def libm(t: Typed, *operands: str) -> str:
+            return t.external(name + ("f" if t.kind == "float" else ""), *operands)
 
-        def body(outer: Typed, function: str, arity: int) -> str:
-            lines: list[str] = []
-            e = Emit(outer.e.lanes, lines, Unit(outer.e.unit.target))
-            t, operands = e.typed(outer.kind), ("%x", "%y")[:arity]
-            far = beyond(t, *operands)
-            if e.lanes > 1:
-                far = e.any(far)
-            lines += [f"  br i1 {far}, label %far, label %near", "far:"]
-            e.do(f"ret {t.type} {t.external(name + ('f' if t.kind == 'float' else ''), *operands)}")
-            lines.append("near:")
-            e.do(f"ret {t.type} {fn(t, *operands)}")
-            outer.e.unit.externals.update(e.unit.externals)
-            parameters = ", ".join(f"{t.type} {x}" for x in operands)
-            return "\n".join([f"define internal {t.type} @{function}({parameters}) #0 {{", *lines, "}", ""])
+        def body(t: Typed, *operands: str) -> str:
+            _unless(t, beyond(t, *operands), lambda: (rare or libm)(t, *operands))
+            return fn(t, *operands)
 
-        run.__name__, run.__doc__ = name, fn.__doc__
+        run = _function(name, body)
+        run.__doc__ = fn.__doc__
         return run
 
     return decorate
@@ -364,38 +398,72 @@ def _falls_back(beyond: Callable) -> Callable:
 _ACCURATE, _ACCURATE_SHORT = 1e12, 1e6  # up to here the parts of pi/2 are enough
 
 
-@_falls_back
+@falls_back
 def _any_size(t: Typed, x: str) -> str:
     size = t.abs(x)
     return t.bin_and(t.cmp("oge", size, t.const(_ACCURATE if t.e.unit.fuses else _ACCURATE_SHORT)), t.cmp("olt", size, t.const(INF)))
 
 
-@_any_size
-def sin(t: Typed, x: str) -> str:
-    return t.select(t.cmp("oeq", x, t.const(0.0)), x, _circular32(t, x, 0) if t.kind == "float" else _circular(t, x, 0))
-
-
-@_any_size
-def cos(t: Typed, x: str) -> str:
-    return _circular32(t, x, 1) if t.kind == "float" else _circular(t, x, 1)
-
-
 _TAN32 = (9.38540185543e-3, 3.11992232697e-3, 2.44301354525e-2, 5.34112807005e-2, 1.33387994085e-1, 3.33331568548e-1)
 
 
-@_any_size
-def tan(t: Typed, x: str) -> str:
+def _tan_of(t: Typed, x: str, sine: str, cosine: str, quadrant: str) -> str:
     i = t.ints()
-    if t.kind == "float":
-        v, quadrant = _reduced32(t, x)
-        z = t.mul(v, v)
-        sine, cosine = t.fma(t.mul(t.poly(z, _TAN32), z), v, v), t.const(1.0)
-    else:
-        sine, cosine, quadrant = sin_cos(t, x)
     odd = i.cmp("ne", i.bin("and", quadrant, i.const(1)), i.const(0))
     r = t.div(t.select(odd, t.neg(cosine), sine), t.select(odd, sine, cosine))
     r = t.select(t.cmp("oeq", x, t.const(0.0)), x, r)
     return t.select(t.cmp("olt", t.abs(x), t.const(INF)), r, t.const(NAN))
+
+
+def _tan32(t: Typed, x: str, reduced: tuple[str, str]) -> str:
+    v, quadrant = reduced
+    z = t.mul(v, v)
+    return _tan_of(t, x, t.fma(t.mul(t.poly(z, _TAN32), z), v, v), t.const(1.0), quadrant)
+
+
+def _sin(t: Typed, x: str) -> str:
+    return t.select(t.cmp("oeq", x, t.const(0.0)), x, _circular32(t, x, 0, _reduced32(t, x)) if t.kind == "float" else _circular(t, x, 0))
+
+
+def _cos(t: Typed, x: str) -> str:
+    return _circular32(t, x, 1, _reduced32(t, x)) if t.kind == "float" else _circular(t, x, 1)
+
+
+def _tan(t: Typed, x: str) -> str:
+    return _tan32(t, x, _reduced32(t, x)) if t.kind == "float" else _tan_of(t, x, *sin_cos(t, x))
+
+
+_NEAR32 = 8192.0  # up to here a float's multiple of pi/2 is a short number, and the first part taken off leaves an exact rest
+_HALF_PI32 = (1.57079637050628662109375, -4.37113900018624283e-8, -1.71512451e-15)
+
+
+def _reduced_near32(t: Typed, x: str) -> tuple[str, str]:
+    """As _reduced32, in floats, for |x| up to _NEAR32."""
+    n = t.call("roundeven", t.mul(x, t.const(2 / math.pi)))
+    r = x
+    for part in _HALF_PI32:
+        r = t.fma(n, t.const(-part), r)
+    return r, t.e.op(f"fptosi {t.type} {n} to {t.ints().type}")
+
+
+def _circular_function(name: str, near32: Callable, middle: Callable) -> Callable:
+    """Floats that are not large in floats; what is not enormous in doubles; libm."""
+
+    def named(fn: Callable, as_name: str) -> Callable:
+        def run(t: Typed, x: str) -> str:
+            return fn(t, x)
+
+        run.__name__ = as_name
+        return run
+
+    wide = _any_size(named(middle, name))
+    by_floats = falls_back(lambda t, x: t.cmp("uge", t.abs(x), t.const(_NEAR32)), wide)(named(near32, name + ".near"))
+    return lambda t, x: by_floats(t, x) if t.kind == "float" and t.e.unit.fuses else wide(t, x)
+
+
+sin = _circular_function("sin", lambda t, x: t.select(t.cmp("oeq", x, t.const(0.0)), x, _circular32(t, x, 0, _reduced_near32(t, x))), _sin)
+cos = _circular_function("cos", lambda t, x: _circular32(t, x, 1, _reduced_near32(t, x)), _cos)
+tan = _circular_function("tan", lambda t, x: _tan32(t, x, _reduced_near32(t, x)), _tan)
 
 
 _ATAN_P = (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1, -1.228866684490136173410e2,
@@ -407,7 +475,29 @@ _ATAN_Q = (1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.32881060
 _ATAN32 = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
 
 
+def _atan64(t: Typed, x: str) -> str:
+    """Of doubles: from the angle to the vertical, to the diagonal, or to the horizontal."""
+    a = t.abs(x)
+    a = t.select(t.cmp("ogt", a, t.const(1e300)), t.const(1e300), a)
+    steep, middle = t.cmp("ogt", a, t.const(1 + math.sqrt(2))), t.cmp("ogt", a, t.const(0.66))
+    one = t.const(1.0)
+    over = t.select(steep, t.const(-1.0), t.select(middle, t.sub(a, one), a))
+    under = t.select(steep, a, t.select(middle, t.add(a, one), one))
+    v = quotient(t, over, under)
+    z = t.mul(v, v)
+    r = t.fma(v, t.mul(z, quotient(t, t.poly(z, _ATAN_P), t.poly(z, _ATAN_Q))), v)
+    angle = t.select(steep, t.const(math.pi / 2), t.select(middle, t.const(math.pi / 4), t.const(0.0)))
+    rest = t.select(steep, t.const(6.123233995736766e-17), t.select(middle, t.const(3.061616997868383e-17), t.const(0.0)))
+    return t.copysign(t.add(angle, t.add(r, rest)), x)
+
+
 def atan2(t: Typed, y: str, x: str) -> str:
+    if t.kind == "double" and x == t.const(1.0):
+        return _atan64(t, y)
+    return _atan2(t, y, x)
+
+
+def _atan2(t: Typed, y: str, x: str) -> str:
     """From the angle to the nearer axis, whose tangent low / high is at most 1; above a bound from the angle to the diagonal: (low - high) / (low + high)."""
     narrow = t.kind == "float"
     a, b = t.abs(y), t.abs(x)
@@ -419,7 +509,7 @@ def atan2(t: Typed, y: str, x: str) -> str:
     v = t.div(t.select(big, t.sub(low, high), low), t.select(big, t.add(low, high), high))
     v = t.select(t.cmp("oeq", low, high), t.const(0.0), v)  # inf / inf; 0 / 0 is not big
     z = t.mul(v, v)
-    p = t.poly(z, _ATAN32) if narrow else t.div(t.poly(z, _ATAN_P), t.poly(z, _ATAN_Q))
+    p = t.poly(z, _ATAN32) if narrow else quotient(t, t.poly(z, _ATAN_P), t.poly(z, _ATAN_Q))
     r = t.fma(v, t.mul(z, p), v)
     i = t.ints()
     left = i.cmp("slt", t.bits(x), i.const(0))
@@ -432,39 +522,44 @@ def atan2(t: Typed, y: str, x: str) -> str:
     return t.select(t.cmp("uno", x, y), t.add(x, y), r)
 
 
-_ASIN32 = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
+_ASIN = {  # (asin(v) - v) / v^3 in powers of v^2 up to 1/4; of doubles interpolated at Chebyshev's points with 50 digits: relative error 1e-16
+    "float": (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1),
+    "double": (
+        0.028757851367421566, -0.014851887071247204, 0.01740087944269402, 0.005457506718640358, 0.01032281435018578, 0.011479177415184906, 0.013971212973552933,
+        0.017352392720869973, 0.02237217294214989, 0.030381944138531247, 0.04464285714635543, 0.07499999999998433, 0.16666666666666669,
+    ),
+}  # fmt: skip
+_PI_REST = {"float": 0.0, "double": 1.2246467991473532e-16}  # of pi as a double; a float's polynomial is no better than pi as a float
 
 
-def _asin32(t: Typed, x: str) -> tuple[str, str]:
-    """For floats: whether |x| > 1/2, and asin |x|, but then asin sqrt((1 - |x|) / 2), half of acos |x|."""
+def _asin(t: Typed, x: str) -> tuple[str, str]:
+    """Whether |x| > 1/2, and asin |x|, but then asin sqrt((1 - |x|) / 2), half of acos |x|."""
     a = t.abs(x)
     big = t.cmp("ogt", a, t.const(0.5))
     z = t.select(big, t.fma(a, t.const(-0.5), t.const(0.5)), t.mul(a, a))
     v = t.select(big, t.sqrt(z), a)
-    return big, t.fma(t.mul(t.poly(z, _ASIN32), z), v, v)
+    return big, t.fma(t.mul(t.poly(z, _ASIN[t.kind]), z), v, v)
+
+
+def _from(t: Typed, angle: float, r: str) -> str:
+    """angle - r for a multiple of pi."""
+    rest = angle / math.pi * _PI_REST[t.kind]
+    return t.sub(t.const(angle), t.sub(r, t.const(rest)) if rest else r)
 
 
 def asin(t: Typed, x: str) -> str:
-    if t.kind == "float":
-        big, r = _asin32(t, x)
-        return t.copysign(t.select(big, t.fma(r, t.const(-2.0), t.const(math.pi / 2)), r), x)
-    one = t.const(1.0)
-    return atan2(t, x, t.sqrt(t.mul(t.sub(one, x), t.add(one, x))))
+    big, r = _asin(t, x)
+    return t.copysign(t.select(big, _from(t, math.pi / 2, t.add(r, r)), r), x)
 
 
 def acos(t: Typed, x: str) -> str:
-    if t.kind == "float":
-        big, r = _asin32(t, x)
-        negative = t.cmp("olt", x, t.const(0.0))
-        twice = t.add(r, r)
-        outer = t.select(negative, t.sub(t.const(math.pi), twice), twice)
-        inner = t.sub(t.const(math.pi / 2), t.copysign(r, x))
-        return t.select(big, outer, inner)
-    one = t.const(1.0)
-    return atan2(t, t.sqrt(t.mul(t.sub(one, x), t.add(one, x))), x)
+    big, r = _asin(t, x)
+    twice = t.add(r, r)
+    outer = t.select(t.cmp("olt", x, t.const(0.0)), _from(t, math.pi, twice), twice)
+    return t.select(big, outer, _from(t, math.pi / 2, t.copysign(r, x)))
 
 
-# -- roots, powers, error function ---------------------------------------------------------------------------------------
+# -- roots, powers ---------------------------------------------------------------------------------------
 def rsqrt(t: Typed, x: str) -> str:
     return t.div(t.const(1.0), t.sqrt(x))
 
@@ -490,7 +585,7 @@ def _long_quotient(t: Typed, x: str, y: str) -> str:
     return t.bin_and(t.cmp("oge", q, t.const(_WHOLE[t.kind])), finite)
 
 
-@_falls_back(_long_quotient)
+@falls_back(_long_quotient)
 def fmod(t: Typed, x: str, y: str) -> str:
     """x - y * n, exactly. A rounded quotient may have reached the next whole number: then the rest has the other sign, and is off by |y|."""
     rest = t.fma(t.neg(t.call("trunc", t.div(x, y))), y, x)
@@ -500,88 +595,105 @@ def fmod(t: Typed, x: str, y: str) -> str:
     return t.select(infinite, x, rest)
 
 
+# (atanh(s) / s - 1 - s^2 / 3) / s^4 in powers of s^2 up to 0.0295
+_ATANH = (
+    0.053848237436904034, 0.052277640201288667, 0.05883424442783862, 0.06666647852697478, 0.07692307885876093, 0.09090909089792047, 0.11111111111114337,
+    0.14285714285714282, 0.2,
+)  # fmt: skip
+_THIRD = (1 / 3, 1.850371707708594e-17)
+_POWER_RANGE = 708.0
+
+
+def _log_in_parts(t: Typed, a: str) -> tuple[str, str]:
+    """log(a) of a positive normal double as the sum of two, with 64 bits or so: k log(2) + 2 atanh(s), where s = (m - 1) / (m + 1) and its square are in
+    two parts as well."""
+    e, i = t.e, t.ints()
+    bits = t.bits(a)
+    k = i.bin("ashr", i.sub(bits, i.const(0x3FE6A09E667F3BCD)), i.const(52))
+    f = t.sub(t.from_bits(i.sub(bits, i.bin("shl", k, i.const(52)))), t.const(1.0))
+    k = e.op(f"sitofp {i.type} {k} to {t.type}")
+    d = t.add(f, t.const(2.0))
+    d_rest = t.sub(f, t.sub(d, t.const(2.0)))
+    inverse = quotient(t, t.const(1.0), d)
+    s = t.mul(f, inverse)
+    s_rest = t.mul(t.sub(t.fma(t.neg(s), d, f), t.mul(s, d_rest)), inverse)
+    z = t.mul(s, s)
+    z_rest = t.fma(t.add(s, s), s_rest, t.fma(s, s, t.neg(z)))
+    third, third_rest = (t.const(c) for c in _THIRD)
+    u = t.mul(z, third)
+    u_rest = t.fma(z, third_rest, t.fma(z_rest, third, t.fma(z, third, t.neg(u))))
+    u_rest = t.fma(t.mul(z, z), t.poly(z, _ATANH), u_rest)
+    w = t.add(u, u_rest)
+    w_rest = t.add(t.sub(u, w), u_rest)
+    q = t.mul(s, w)
+    q_rest = t.fma(s, w_rest, t.fma(s_rest, w, t.fma(s, w, t.neg(q))))
+    r = t.add(s, q)
+    r_rest = t.add(t.add(t.sub(s, r), q), t.add(s_rest, q_rest))
+    high, double = t.mul(k, t.const(6.93147180369123816490e-01)), t.add(r, r)
+    total = t.add(high, double)
+    rest = t.add(t.add(t.sub(high, total), double), t.fma(k, t.const(1.90821492927058770002e-10), t.add(r_rest, r_rest)))
+    whole = t.add(total, rest)
+    return whole, t.add(t.sub(total, whole), rest)
+
+
+def _exp_of_parts(t: Typed, x: str, rest: str) -> str:
+    """exp(x + rest) for |x| < _POWER_RANGE and a rest beyond the last place of x: 1 + r, which is kept in two parts, and less than an eighth."""
+    n = t.call("roundeven", t.mul(x, t.const(LOG2E)))
+    first, second = (t.const(c) for c in _LOG2_PARTS[t.kind])
+    x = t.fma(n, first, x)
+    r = t.fma(n, second, x)
+    rest = t.add(rest, t.fma(n, second, t.sub(x, r)))
+    bent = t.mul(t.poly(r, _EXP64), t.mul(r, r))  # exp(r) - 1 - r
+    rest = t.add(bent, t.fma(rest, t.add(r, bent), rest))
+    whole = t.add(r, t.const(1.0))
+    return scale(t, t.add(whole, t.add(t.add(t.sub(t.const(1.0), whole), r), rest)), n)
+
+
+def _pow64(t: Typed, x: str, y: str) -> str:
+    """Errors below 0.7 ulp, so what is a double comes out as that. Infinities, NaNs, subnormal operands and results ask libm."""
+    a, zero = t.abs(x), t.cmp("oeq", x, t.const(0.0))
+    safe = t.select(zero, t.const(1.0), a)
+    log_a, log_rest = _log_in_parts(t, safe)
+    p = t.mul(y, log_a)
+    p_rest = t.fma(y, log_rest, t.fma(y, log_a, t.neg(p)))
+    near = t.bin_and(t.cmp("oge", safe, t.const(2.2250738585072014e-308)), t.cmp("olt", safe, t.const(INF)))
+    near = t.bin_and(near, t.cmp("olt", t.abs(p), t.const(_POWER_RANGE)))
+    ones = t.e.typed("i1")
+    _unless(t, ones.bin("xor", near, ones.const(1)), lambda: t.external("pow", x, y))
+    r = t.select(zero, t.select(t.cmp("olt", y, t.const(0.0)), t.const(INF), t.select(t.cmp("oeq", y, t.const(0.0)), t.const(1.0), t.const(0.0))), _exp_of_parts(t, p, p_rest))
+    return _signed_power(t, x, y, r)
+
+
+def _signed_power(t: Typed, x: str, y: str, r: str) -> str:
+    """x^y from |x|^y."""
+    whole = t.cmp("oeq", t.call("floor", y), y)
+    half = t.mul(y, t.const(0.5))
+    odd = t.bin_and(whole, t.cmp("une", t.call("floor", half), half))
+    r = t.select(odd, t.copysign(r, x), r)
+    negative = t.bin_and(t.cmp("olt", x, t.const(0.0)), t.cmp("one", x, t.const(-INF)))
+    ones = t.e.typed("i1")
+    return t.select(t.bin_and(negative, ones.bin("xor", whole, ones.const(1))), t.const(NAN), r)
+
+
+_pow = _function("pow", _pow64)
+
+
 def power(t: Typed, x: str, y: str) -> str:
     if t.kind == "double":
-        return t.external("pow", x, y)
+        return _pow(t, x, y) if t.e.unit.fuses else t.external("pow", x, y)
     e, d = t.e, t.e.typed("double")
     x, y = (e.cast("fpext", v, "float", "double") for v in (x, y))
     a = d.abs(x)
-    r = exp(d, d.mul(y, log(d, a)))
-    whole = d.cmp("oeq", d.call("floor", y), y)
-    half = d.mul(y, d.const(0.5))
-    odd = d.bin_and(whole, d.cmp("une", d.call("floor", half), half))
-    r = d.select(odd, d.copysign(r, x), r)
-    negative = d.bin_and(d.cmp("olt", x, d.const(0.0)), d.cmp("one", a, d.const(INF)))
-    r = d.select(d.bin_and(negative, e.typed("i1").bin("xor", whole, e.typed("i1").const(1))), d.const(NAN), r)
+    r = _signed_power(d, x, y, exp(d, d.mul(y, log(d, a))))
     r = d.select(d.bin_and(d.cmp("oeq", a, d.const(1.0)), d.cmp("oeq", d.abs(y), d.const(INF))), d.const(1.0), r)
     r = d.select(d.cmp("oeq", x, d.const(1.0)), d.const(1.0), r)
     r = d.select(d.cmp("oeq", y, d.const(0.0)), d.const(1.0), r)
     return e.cast("fptrunc", r, "double", "float")
 
 
-_ERF_SMALL = (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
-
-
-# erf(x) / x in powers of x^2 up to x = 0.51, and (1 + 2 x) exp(x^2) erfc(x) in powers of (x - 4) / (x + 4) (M. Shepherd and J. Laframboise 1981), interpolated at
-# Chebyshev's points with 60 digits: relative errors 2e-17 and 6e-17.
-_ERF64_SMALL = (
-    -1.455468386942428e-07, 1.6364053271433157e-06, -1.49226800024831e-05, 0.0001205527837909284, -0.0008548326400895787, 0.005223977621115625,
-    -0.026866170644958408, 0.11283791670954775, -0.3761263890318375, 1.1283791670955126,
-)  # fmt: skip
-_ERFCX64 = (
-    -2.764120233734578e-10, 9.297625263709659e-10, 3.2323973445082033e-09, -1.2338731403798444e-08, -2.0725802488181963e-08, 1.0631817593818149e-07,
-    7.771943241086912e-08, -8.210647933297337e-07, 2.9173425573089733e-07, 5.70657829924074e-06, -1.1221135665965907e-05, -2.4397731143023292e-05,
-    0.00015062142608651945, -0.0001992571524726518, -0.0007577732435942576, 0.005031970069102256, -0.01619773406293477, 0.037167515526338006,
-    -0.06633036581186058, 0.09373283499911264, -0.10103906603631811, 0.06809705425466839, 0.015379652102619974, -0.13962111684056228, 1.2329951186255526,
-)  # fmt: skip
-
-
-def _erf64(t: Typed, x: str) -> str:
-    """One division serves both quotients. Errors below 2 ulp."""
-    a = t.abs(x)
-    a = t.select(t.cmp("ogt", a, t.const(6.0)), t.const(6.0), a)
-    z = t.mul(a, a)
-    under, low = t.add(a, t.const(4.0)), t.fma(a, t.const(2.0), t.const(1.0))
-    inverse = t.div(t.const(1.0), t.mul(under, low))
-    q = t.mul(t.mul(t.sub(a, t.const(4.0)), low), inverse)
-    rest = t.mul(t.mul(exp(t, t.neg(z)), t.mul(under, inverse)), t.poly(q, _ERFCX64))
-    big = t.copysign(t.sub(t.const(1.0), rest), x)
-    return t.select(t.cmp("ogt", a, t.const(0.5)), big, t.mul(x, t.poly(z, _ERF64_SMALL)))
-
-
-def erf(t: Typed, x: str) -> str:
-    if t.kind == "double":
-        return _erf64(t, x)
-    a, z = t.abs(x), t.mul(x, x)
-    r = t.fma(t.const(-1.72853470e-5), a, t.const(3.83197126e-4))
-    r = t.fma(r, z, t.fma(t.const(-3.88396438e-3), a, t.const(2.42546219e-2)))
-    for c in (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1):
-        r = t.fma(r, a, t.const(c))
-    r = t.fma(r, a, t.neg(a))
-    big = t.copysign(t.sub(t.const(1.0), exp(t, r)), x)
-    small = t.fma(t.poly(z, _ERF_SMALL), x, x)
-    r = t.select(t.cmp("ogt", a, t.const(0.927734375)), big, small)
-    return t.select(t.cmp("ogt", a, t.const(4.0)), t.copysign(t.const(1.0), x), r)
-
-
-_ERF_END = 3.832506856900711
-_ERF_OVER = (2.2905065861350646e-4, 3.4082910107109506e-3, 5.0955695062380861e-2, 1.8520832239976145e-1, 1.128379143519084)
-_ERF_UNDER = (-1.1791602954361697e-7, 2.3547966471313185e-5, 1.0179625278914885e-3, 1.4070470171167667e-2, 1.1098505178285362e-1, 4.9746925110067538e-1, 1.0)
-
-
-def erf_narrow(t: Typed, x: str) -> str:
-    """A rational function with errors up to 7 ulp of f32 (0.7 on average), in half the instructions. Coefficients: Eigen."""
-    x = t.select(t.cmp("ogt", t.abs(x), t.const(_ERF_END)), t.copysign(t.const(_ERF_END), x), x)
-    z = t.mul(x, x)
-    return t.div(t.mul(x, t.poly(z, _ERF_OVER)), t.poly(z, _ERF_UNDER))
-
-
-# What may be less exact than FUNCTIONS where the argument was rounded to 11 bits or fewer: f32 arithmetic on such values is exact enough by far.
-NARROW: dict[str, Callable] = {"erf": erf_narrow}
-
 FUNCTIONS: dict[str, Callable] = {
     "exponential": exp, "exponential-minus-one": expm1, "log": log, "log-plus-one": log1p, "logistic": logistic,
     "tanh": tanh, "sinh": sinh, "cosh": cosh, "asinh": asinh, "acosh": acosh, "atanh": atanh,
     "sine": sin, "cosine": cos, "tan": tan, "asin": asin, "acos": acos, "atan2": atan2,
-    "rsqrt": rsqrt, "cbrt": cbrt, "power": power, "remainder": fmod, "erf": erf,
+    "rsqrt": rsqrt, "cbrt": cbrt, "power": power, "remainder": fmod,
 }  # fmt: skip

@@ -22,8 +22,8 @@ from torch_hlo.hlo.shape import DTYPES
 _POINTWISE = frozenset(POINTWISE) | {"copy", "opt-barrier"}
 _MAX_SPLITS = 12
 # Rough cost of an opcode in units of one vector instruction.
-WEIGHT = {"exponential": 18, "log": 25, "tanh": 30, "logistic": 22, "erf": 35, "power": 90, "sine": 45, "cosine": 45, "tan": 60, "atan2": 60,
-          "divide": 6, "sqrt": 6, "rsqrt": 10, "exponential-minus-one": 80, "log-plus-one": 60, "remainder": 40, "cbrt": 80, "iota": 3}  # fmt: skip
+WEIGHT = {"exponential": 18, "log": 25, "tanh": 30, "logistic": 22, "erf": 35, "erfc": 45, "erf-inv": 70, "power": 90, "sine": 45, "cosine": 45, "tan": 60,
+          "atan2": 60, "divide": 6, "sqrt": 6, "rsqrt": 10, "exponential-minus-one": 80, "log-plus-one": 60, "remainder": 40, "cbrt": 80, "iota": 3}  # fmt: skip
 
 
 class Planner:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_hlo.compiler.codegen import complex as complex_math
-from torch_hlo.compiler.codegen import emit, small_float
+from torch_hlo.compiler.codegen import emit, math_error, small_float
 from torch_hlo.compiler.codegen import math as functions
 from torch_hlo.compiler.codegen.emit import Emit, Typed
 from torch_hlo.hlo.shape import DTYPES, Literal
@@ -238,7 +238,7 @@ _row("is-finite", "f", lambda t, a: t.cmp("olt", t.abs(a), t.const(float("inf"))
 _row("sqrt", "f", lambda t, a: t.sqrt(a))
 for _name, _op in (("floor", "floor"), ("ceil", "ceil"), ("round-nearest-even", "roundeven"), ("round-nearest-afz", "round")):
     _row(_name, "f", _intrinsic(_op))
-for _name, _fn in functions.FUNCTIONS.items():
+for _name, _fn in (functions.FUNCTIONS | math_error.FUNCTIONS).items():
     _row(_name, "f", _fn)
 _row("real", "f", lambda t, a: a)
 _row("imag", "f", lambda t, a: t.const(0.0))

@@ -5,7 +5,7 @@ from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen import scalar
 from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.kernel import Condition, Kernel
-from torch_hlo.compiler.codegen.math import NARROW
+from torch_hlo.compiler.codegen.math_error import NARROW
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.registry import emits_value
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value

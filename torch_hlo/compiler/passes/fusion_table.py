@@ -16,7 +16,7 @@ FREE, LIGHT, HEAVY, MOVE, REDUCE, STEP = range(6)
 _LIGHT = """abs add and bitcast-convert ceil clamp compare complex convert copy count-leading-zeros floor get-tuple-element imag
 is-finite maximum minimum multiply negate not or popcnt real reduce-precision round-nearest-afz round-nearest-even select
 shift-left shift-right-arithmetic shift-right-logical sign subtract xor"""
-_HEAVY = """acos acosh asin asinh atan2 atanh cbrt cosh cosine divide erf exponential exponential-minus-one log log-plus-one logistic power
+_HEAVY = """acos acosh asin asinh atan2 atanh cbrt cosh cosine divide erf erf-inv erfc exponential exponential-minus-one log log-plus-one logistic power
 remainder rsqrt sine sinh sqrt tan tanh"""
 _MOVE = "concatenate dynamic-slice pad reverse slice transpose gather"
 MOVES = frozenset(_MOVE.split())

@@ -12,12 +12,12 @@ from torch_hlo.hlo.stablehlo.attributes import Dense, dense_literal
 from torch_hlo.hlo.stablehlo.convert import RULES, Context, rule
 from torch_hlo.hlo.stablehlo.ops import broadcast_in_dim
 
-for _name in "acos acosh asin asinh atanh cosh sinh tan erf".split():
-    RULES["chlo." + _name] = partial(lambda opcode, c: instr(opcode, tuple(c.x)), _name)
+for _name in "acos acosh asin asinh atanh cosh sinh tan erf erf-inv erfc".split():
+    RULES["chlo." + _name.replace("-", "_")] = partial(lambda opcode, c: instr(opcode, tuple(c.x)), _name)
 RULES["erf"] = RULES["chlo.erf"]
 
 _SPECIAL = {
-    "chlo.erfc": special.erfc, "chlo.erf_inv": special.erf_inv, "chlo.lgamma": special.lgamma, "chlo.digamma": special.digamma,
+    "chlo.lgamma": special.lgamma, "chlo.digamma": special.digamma,
     "chlo.bessel_i1e": special.bessel_i1e, "chlo.next_after": special.next_after, "chlo.zeta": special.zeta, "chlo.polygamma": special.polygamma,
     "chlo.mulhi": special.mulhi,
     "chlo.atan": lambda x: b.atan2(x, b.full_like(x, 1)), "chlo.square": lambda x: b.multiply(x, x),

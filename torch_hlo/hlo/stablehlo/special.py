@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 
 from torch_hlo.hlo import build as b
-from torch_hlo.hlo.coefficients import DIGAMMA, ERFC_P, ERFC_Q, ERFC_R, ERFC_S, LANCZOS, ZETA
+from torch_hlo.hlo.coefficients import DIGAMMA, LANCZOS, ZETA
 from torch_hlo.hlo.infer import ShapeError
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import DTYPES
@@ -64,41 +64,6 @@ def _floats(fn: Callable[..., E]) -> Callable[..., Instruction]:
         return b.convert(fn(*(E(b.convert(x, wide)) for x in xs)).x, dtype)
 
     return of_instructions
-
-
-def _erfc(x: E) -> E:
-    a = x.op("abs")
-    near = a.where(a < 8, 1)
-    far = 1 / E(x.of(8)).where(a < 8, a)  # in 1/x, so that nothing overflows
-    ratio = polynomial(near, ERFC_P) / polynomial(near, ERFC_Q)
-    beyond = far * polynomial(far, ERFC_R[::-1]) / polynomial(far, ERFC_S[::-1])
-    tail = (-(a * a)).op("exponential") * ratio.where(a < 8, beyond)
-    tail = (2 - tail).where(x < 0, tail)
-    return (1 - x.op("erf")).where(a <= 1, tail.where(x.eq(x), x))
-
-
-erfc = _floats(_erfc)
-erfc.__name__ = "erfc"
-
-_GILES = (
-    (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
-    (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
-)  # fmt: skip
-
-
-@_floats
-def erf_inv(y: E) -> E:
-    """A single-precision start; Newton steps on erfc, which keeps its digits near 1, for doubles."""
-    w = -((-(y * y)).op("log-plus-one"))
-    small = w < 5
-    x = polynomial(w - 2.5, _GILES[0]).where(small, polynomial(w.op("sqrt") - 3, _GILES[1])) * y
-    a = y.op("abs")
-    if y.x.shape.dtype == "f64":
-        r = x.op("abs")
-        for _ in range(2):
-            r = r + (_erfc(r) - (1 - a)) * (r * r).op("exponential") * (math.sqrt(math.pi) / 2)
-        x = (-r).where(y < 0, r)
-    return x.where(a < 1, (y * math.inf).where(a.eq(1), math.nan))
 
 
 @_floats

@@ -277,11 +277,11 @@ def element_name(op: str) -> str:
     return "stablehlo." + op.replace("-", "_")
 
 
-_CHLO = {"acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "erf"}
+_CHLO = {"acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "erf", "erf-inv", "erfc"}
 _NO_FORM = {"stochastic-convert"}
 for _op, _row in OPCODES.items():
     if "pointwise" in _row.traits and _op not in _NO_FORM:
-        WRITERS[_op] = (lambda name: lambda w, x: w.op(x, name))(f"chlo.{_op}" if _op in _CHLO else element_name(_op))
+        WRITERS[_op] = (lambda name: lambda w, x: w.op(x, name))(f"chlo.{_op.replace('-', '_')}" if _op in _CHLO else element_name(_op))
 
 
 def dictionary(**entries: str | None) -> str:
