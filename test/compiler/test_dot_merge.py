@@ -51,6 +51,20 @@ class DotMerge(HloTestCase):
         turned = h.transpose(w, (1, 0))
         self.assertRewrites(dot_merge, before, h.tuple_(*(h.dot(x, turned, (1,), (0,)) for x in xs)))
 
+    def test_results_wider_than_operands(self):
+        """f32 sums of bf16 stay f32: a layer under autocast, and its weight's gradients."""
+        def narrow(index, *dims):
+            return h.parameter(index, Shape("bf16", dims))
+
+        w = narrow(4, 32, 24)
+        xs = [narrow(i, 16, 24) for i in range(4)]
+        turned = h.transpose(w, (1, 0))
+        self.assertRewrites(dot_merge, h.tuple_(*(h.convert(h.dot(x, w, (1,), (1,), dtype="f32"), "bf16") for x in xs)),
+                            h.tuple_(*(h.convert(h.dot(x, turned, (1,), (0,), dtype="f32"), "bf16") for x in xs)))  # fmt: skip
+        terms = [h.dot(narrow(2 * i, 2, 8), narrow(2 * i + 1, 2, 6), (0,), (0,), dtype="f32") for i in range(2)]
+        long = h.dot(h.concatenate([narrow(0, 2, 8), narrow(2, 2, 8)], 0), h.concatenate([narrow(1, 2, 6), narrow(3, 2, 6)], 0), (0,), (0,), dtype="f32")
+        self.assertRewrites(dot_merge, h.add(*terms), long)
+
     def test_few_uses_of_a_weight_do_not_pay(self):
         w = p(3, 32, 24)
         self.assertKept(dot_merge, h.tuple_(*(h.dot(p(i, 16, 24), w, (1,), (1,)) for i in range(3))))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from torch_hlo.compiler.passes.base import hlo_pass
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Instruction, Module, postorder, replace, rewrite_bottom_up, users
+from torch_hlo.hlo.ir import Instruction, Module, instr, postorder, replace, rewrite_bottom_up, users
 
 FEW_ROWS = 64
 MIN_SHARED = 4  # products with the same right operand
@@ -104,7 +104,7 @@ def _without(dims: tuple[Size, ...], d: int) -> tuple[Size, ...]:
 def _product(group: list[Instruction]) -> Instruction:
     first = group[0]
     operands = [h.concatenate([x.operands[i] for x in group], first[f"{side}_contracting_dims"][0]) for i, side in enumerate(("lhs", "rhs"))]
-    return replace(first, operands)
+    return instr("dot", tuple(operands), first.shape, **dict(first.attrs))
 
 
 def _turn_weights(root: Instruction) -> Instruction:
@@ -118,7 +118,7 @@ def _turn_weights(root: Instruction) -> Instruction:
 
     def turn(x: Instruction) -> Instruction:
         if _reads_turned(x) and counts.get(x.operands[1], 0) >= MIN_SHARED:
-            return replace(x, (x.operands[0], h.transpose(x.operands[1], (1, 0))), rhs_contracting_dims=(0,))
+            return instr("dot", (x.operands[0], h.transpose(x.operands[1], (1, 0))), x.shape, **{**dict(x.attrs), "rhs_contracting_dims": (0,)})
         return x
 
     return rewrite_bottom_up(root, turn)
