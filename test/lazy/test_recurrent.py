@@ -153,6 +153,30 @@ def test_program_does_not_grow_with_time():
     assert counts[0] == counts[1] < 20
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_autocast_runs_the_network_in_the_lower_precision(network, packed):
+    """As on CUDA, and as one op: values and gradients of a bf16 network, gradients of f32 weights in f32."""
+    cpu, hlo = _pair(network)
+    lower, x = copy.deepcopy(cpu).bfloat16(), torch.randn(6, 4, 4)
+
+    def run(model, x):
+        given = nn.utils.rnn.pack_padded_sequence(x, [6, 3, 3, 1]) if packed else x
+        out = model(given)[0]
+        out = out.data if packed else out
+        out.float().square().sum().backward()
+        return out
+
+    want = run(lower, x.bfloat16())
+    with torch.autocast("hlo", dtype=torch.bfloat16):
+        got = run(hlo, x.to("hlo"))
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=2e-2, atol=2e-2)
+    for p, q in zip(lower.parameters(), hlo.parameters(), strict=True):
+        assert q.grad.dtype == torch.float32
+        torch.testing.assert_close(q.grad.cpu(), p.grad.float(), rtol=5e-2, atol=5e-2)
+
+
 @pytest.mark.parametrize(("network", "form"), [("lstm", "deep"), ("gru", "deep"), ("tanh", "plain"), ("lstm", "no_bias")])
 @pytest.mark.parametrize("with_state", [False, True])
 def test_packed_sequences(network, form, with_state):

@@ -84,6 +84,16 @@ def _casting(op: OpOverload, choose: Callable[[tuple], torch.dtype]) -> Callable
     return kernel
 
 
+def lowers_networks() -> bool:
+    """Whether recurrent networks run in the lower precision here, as CUDA's do. (The CPU casts what some of them are taken apart into.)"""
+    return torch.is_autocast_enabled(backend.NAME) and not getattr(_here, "cpu", False)
+
+
+def lowered(values: tuple) -> tuple:
+    """Tensors, or sequences of them, in the lower precision."""
+    return _cast(values, _lower(values))
+
+
 def _lower(args: tuple) -> torch.dtype:
     return torch.get_autocast_dtype(backend.NAME)
 

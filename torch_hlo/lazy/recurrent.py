@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
-from torch_hlo.lazy import backend, decompose, dispatch
+from torch_hlo.lazy import autocast, backend, decompose, dispatch
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.meta import aten
 from torch_hlo.lazy.tensor import HloTensor
@@ -170,6 +170,10 @@ class Network:
         self.otherwise = otherwise or (lambda *args: decompose.decomposition(op)(*args))
 
     def __call__(self, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
+        if self.run is _record and autocast.lowers_networks():
+            x, hx, params = autocast.lowered((x, hx, params))
+            with backend.without_autocast():
+                return self(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
         if not self.takes(x, 3, hx, params):
             return self.otherwise(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
         out, *last = self.layers(x.transpose(0, 1) if batch_first else x, hx, params, has_biases, num_layers, dropout, train, bidirectional)
@@ -208,6 +212,10 @@ class Packed(Network):
     """Kernel of `lstm.data` and its like: sequences of different lengths, of which time step t has the first batch_sizes[t]."""
 
     def __call__(self, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
+        if self.run is _record and autocast.lowers_networks():
+            data, hx, params = autocast.lowered((data, hx, params))
+            with backend.without_autocast():
+                return self(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
         if batch_sizes.device.type != "cpu" or not self.takes(data, 2, hx, params):
             return self.otherwise(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
         steps, batch = len(batch_sizes), int(batch_sizes[0])
