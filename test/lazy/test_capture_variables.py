@@ -215,3 +215,34 @@ def test_containers_that_make_what_is_read():
     for i in range(4):
         assert step(torch.full((2,), i - 1.0).to("hlo")).tolist() == [max(i - 1.0, 0.0)] * 2
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("change", [lambda x: x.unsqueeze_(0), lambda x: x.resize_(1), lambda x: x.set_(x[:1])])
+def test_arguments_keep_their_shape(change):
+    """A replay writes values; an argument of another shape after the call is an error, not forgotten."""
+
+    def fn(x):
+        change(x)
+        return x * 2
+
+    given = torch.ones(2).to("hlo")
+    change(given)
+    captured = torch_hlo.compile(fn)
+    with pytest.raises(RuntimeError, match="changes the shape or the strides of an argument"):
+        for _ in range(8):
+            x = torch.ones(2).to("hlo")
+            captured(x)
+            assert x.shape == given.shape
+    free = torch_hlo.compile(fn, full_graph=False)
+    for _ in range(8):
+        x = torch.ones(2).to("hlo")
+        assert free(x).shape == x.shape == given.shape
+
+    def there_and_back(x):
+        y = x.t_() * 2
+        x.t_()
+        return y
+
+    captured = torch_hlo.compile(there_and_back)
+    for n in range(5):
+        assert captured(torch.arange(6.0).view(2, 3).to("hlo") + n).tolist() == (2 * (torch.arange(6.0).view(2, 3) + n).t()).tolist()

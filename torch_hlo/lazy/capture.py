@@ -180,7 +180,8 @@ class Captured:
         current.mark_step()
         for t in before or ():
             t.prune()
-        inputs = [a._storage for a in flat if isinstance(a, HloTensor)]
+        tensors = [a for a in flat if isinstance(a, HloTensor)]
+        inputs, forms = [a._storage for a in tensors], [a._meta for a in tensors]
         storage.TRACES += 1
         start = generator.default.get_offset()
         sources, dispatch.SOURCE = dispatch.SOURCE, True
@@ -200,6 +201,9 @@ class Captured:
                 dispatch.SOURCE = sources
             del args, kwargs
         surroundings.assumed = Assumed(guard.assumptions, inputs)
+        if forms != [a._meta for a in tensors]:
+            surroundings.inside = "it changes the shape or the strides of an argument (unsqueeze_, resize_, set_, …): do that outside, or to a view"
+        del tensors
         results, shape = pytree.tree_flatten(result)
         if guard.evaluated:
             log.active = False
