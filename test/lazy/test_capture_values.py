@@ -336,3 +336,45 @@ def test_joined_segments_keep_what_a_call_may_have_to_undo():
             expected += torch.linalg.solve(x, expected)
         torch.testing.assert_close(step(x.to("hlo")).cpu(), expected.sum())
         torch.testing.assert_close(total.cpu(), expected)
+
+
+def test_what_a_call_makes_may_be_written_in_place_between_reads():
+    calls = array("b")
+
+    @torch_hlo.compile
+    def step(x):
+        calls.append(1)
+        total = x * 2
+        for _ in range(3):
+            mean = total.mean().item()
+            total.mul_(0.5).add_(x, alpha=mean)
+        return total + 1
+
+    for seed in range(10):  # joined after a while
+        torch.manual_seed(seed)
+        x = torch.randn(5)
+        expected = x * 2
+        for _ in range(3):
+            expected = expected * 0.5 + x * expected.mean()
+        torch.testing.assert_close(step(x.to("hlo")).cpu(), expected + 1)
+    assert len(calls) == 2
+
+
+def test_lbfgs_made_in_the_step():
+    def fit(x):
+        p = torch.zeros(4, device=x.device, requires_grad=True)
+        optimizer = torch.optim.LBFGS([p], max_iter=5)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = ((x @ p - 1) ** 2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return p.detach()
+
+    torch.manual_seed(0)
+    x, captured = torch.randn(20, 4), torch_hlo.compile(fit)
+    for _ in range(4):
+        torch.testing.assert_close(captured(x.to("hlo")).cpu(), fit(x), rtol=1e-4, atol=1e-5)

@@ -138,7 +138,7 @@ class Trace:
         for s, mine, written, read in zip(segments, leaves, outputs, reads):
             s.leaf_at, s.output_at, s.read_at = ([places.get(p, -1) for p in found] for found in (mine, written, read))
             s.given = [None if at >= 0 else p for at, p in zip(s.leaf_at, mine)]
-            s.ending = [at for at, dead in zip(s.leaf_at, s.dead) if dead and at in self.new_metas and at not in final]
+            s.ending = [at for at, dead in zip(s.leaf_at, s.dead) if dead and at in self.new_metas and at not in final and at not in s.output_at]
         for i, s in enumerate(segments):  # what can be compared early is
             for check in s.checks:
                 first = next(x for x in segments if check[0].last() < x.sources)
