@@ -176,6 +176,8 @@ def test_plans_of_small_products():
     assert _planned("f32", (8, 768), (3072, 768), ((1,), (1,)))[1].kernel == "rows"
     assert _planned("f32", (9, 32, 32), (9, 32, 32), ((1,), (1,)))[1].form_a == "lanes", "a small left operand is not copied"
     assert _planned("f32", (768, 512), (768, 768), ((0,), (0,)))[1].form_a == "copy"
+    assert not _planned("f32", (512, 16), (16, 768), ((1,), (0,)))[1].fetch, "16 rows of B are in the cache after the first tile"
+    assert _planned("f32", (512, 768), (768, 768), ((1,), (0,)))[1].fetch
     _, narrow = _planned("f64", (9, 32, 32), (9, 32, 32), ((2,), (1,)))
     assert narrow.vectors == 4 and narrow.even, "three vectors would compute 48 columns for 32"
     assert _planned("f32", (16, 256), (256, 1024), ((1,), (0,)))[1].vectors > 1, "a vector wide, a step loads more than it multiplies"

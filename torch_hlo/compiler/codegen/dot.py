@@ -467,6 +467,7 @@ def _few(rows: int, k: Size, t: Tile) -> bool:
 
 
 NEAR = 32 << 10  # bytes of a left operand that stays in L1: rows adjacent in memory are read where they are
+SHALLOW, REREAD = 64, 32  # depth up to which strips of B stay in L1, and rows from which on they are read there often enough
 CONFLICT = 4096  # rows of A these bytes apart would share one set of L1
 IN_ROWS = 384  # columns of an item from which on A is packed: multiplications take elements of a packed tile as operands
 FAR = 8192  # bytes between rows of B from which on a packed copy is faster than reading it in place
@@ -484,6 +485,7 @@ class Plan:
     even: bool = False  # whole tiles of columns only
     turned: bool = False  # rows of the result are written as columns
     unroll: int = 1  # what K is a multiple of
+    fetch: bool = True  # rows of B are asked for before they are read
 
 
 def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
@@ -504,7 +506,8 @@ def _plan(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
         # Too few rows to pay for packing B, or rows of B that are not far apart: read it where it is.
         if isinstance(p.n, int):
             heights, vectors = gemm.tile_shape(t, p.m, p.n, _hint(p.k, gemm.KC_DIRECT), form_a)
-            return Plan("tiles", form_a, "direct", heights, vectors, p.n % (vectors * t.lanes) == 0, unroll=unroll)
+            return Plan("tiles", form_a, "direct", heights, vectors, p.n % (vectors * t.lanes) == 0, unroll=unroll,
+                        fetch=not (isinstance(p.k, int) and p.k <= SHALLOW and p.m >= REREAD))
         # In wider strips when there are registers left.
         return Plan("tiles", form_a, "direct", heights, min(gemm.MOST, max(1, t.rows * t.vectors // heights[0])), unroll=unroll)
     if static and isinstance(p.n, int):
@@ -518,7 +521,7 @@ def _task(program, t: Tile, sources: tuple[Source, Source], plan: Plan, p: Produ
     """The function of parallel items for a plan, and the engine it uses."""
     kinds = (t.kind if prepacked else sources[0].kind, sources[1].kind, t.kind)
     if plan.kernel == "tiles":
-        engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int), prepacked, plan.even, epilogue, local, plan.unroll)
+        engine = Gemm(t, *sources, plan.form_a, plan.form_b, plan.heights, isinstance(p.m, int), prepacked, plan.even, epilogue, local, plan.unroll, plan.fetch)
         return _engine_task(program, engine, kinds, len(p.batch), isinstance(p.k, int)), engine
     kernel = f"gemv_{plan.kernel}_{t.suffix}_{sources[0].name}_{sources[1].name}_{plan.heights[0]}"
     make = {"rows": gemv_rows, "columns": gemv_columns}[plan.kernel]

@@ -192,14 +192,14 @@ def embedded(t: Tile, rows: int) -> int:
 
 
 def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = False, whole: bool = False, ahead: int = 0,
-          block_ahead: bool = False, in_rows: bool = False, in_lanes: bool = False, unroll: int = 1) -> Function:  # fmt: skip
+          block_ahead: bool = False, in_rows: bool = False, in_lanes: bool = False, unroll: int = 1, fetch: bool = True) -> Function:  # fmt: skip
     """C[rows, columns] (+)= A panel x B. `cols` columns are valid, all with `whole`; with `partial` only `%valid_rows` rows.
 
     B holds `vectors` panels of [depth][lanes], one after the other; with `direct` it is the unpacked operand, its rows
     `%b_k` elements apart. (A masked load takes a multiplier's port, which costs a `direct` kernel 6 % when nothing is masked.)
     With `ahead`, every `ahead` iterations ask for the cache line `%ahead_step` bytes after the last one: 2 to 5 % of products of large matrices. With
     `block_ahead` they ask for one after the other from `%block` on. With `in_rows` A is the unpacked operand, rows along K `%a_free` elements apart, with
-    `in_lanes` one whose rows are adjacent and whose K is `%a_k` elements apart. `unroll` divides the depth.
+    `in_lanes` one whose rows are adjacent and whose K is `%a_k` elements apart. `unroll` divides the depth. `fetch`: rows of a `direct` B are asked for in advance.
     """
     params = [("ptr noalias", "A"), ("ptr noalias", "B"), ("i64", "depth"), ("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
     params += [("i64", "valid_rows")] * partial + [("i64", "b_k")] * direct + [("ptr", "ahead"), ("i64", "ahead_step")] * (ahead > 0) + [("ptr", "block")] * block_ahead
@@ -235,8 +235,8 @@ def micro(name: str, t: Tile, rows: int, partial: bool = False, direct: bool = F
         if not direct:
             return [f.load(t.vector, f.gep(t.kind, p, u * t.lanes), t.itemsize) for p in pointers]
         row = f.gep(t.kind, pointers[0], f.mul("%b_k", u))
-        coming = f.gep(t.kind, row, far)
-        for j in range(t.vectors):
+        coming = f.gep(t.kind, row, far) if fetch else row
+        for j in range(t.vectors * fetch):
             f.do(f"call void @llvm.prefetch.p0(ptr {f.gep(t.kind, coming, j * t.lanes)}, i32 0, i32 3, i32 1)")
         places = [f.gep(t.kind, row, j * t.lanes) for j in range(t.vectors)]
         if whole:
@@ -414,20 +414,20 @@ class Gemm:
     `epilogue` (epilogue.py) is called on every row tile of a block of columns that is finished. C then holds sums; with `local`, which is
     for a K of a single block, it is not used: the sums of a row tile stay in scratch memory.
 
-    `unroll` divides K. With `form_b` "packed" the whole of B lies as `prepack_b` leaves it, and its column stride is the number of its columns.
+    `unroll` divides K. `fetch`: see `micro`. With `form_b` "packed" the whole of B lies as `prepack_b` leaves it, and its column stride is the number of its columns.
     """
 
     def __init__(self, t: Tile, source_a: Source, source_b: Source, form_a: str, form_b: str, heights: tuple[int, ...], static_m: bool,
-                 prepacked: bool = False, even: bool = False, epilogue=None, local: bool = False, unroll: int = 1) -> None:  # fmt: skip
+                 prepacked: bool = False, even: bool = False, epilogue=None, local: bool = False, unroll: int = 1, fetch: bool = True) -> None:  # fmt: skip
         self.t, self.heights, self.static_m, self.prepacked, self.unroll = t, heights, static_m, prepacked, unroll
-        self.epilogue, self.local = epilogue, local
+        self.epilogue, self.local, self.fetch = epilogue, local, fetch
         self.direct, self.even = form_b == "direct", even
         self.kept = form_b == "packed"
         self.in_rows, self.in_lanes = (form_a == form and not prepacked for form in ("rows", "lanes"))
         self.block_ahead = form_b not in ("strided", "direct") and not source_b.steps
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
         self.functions: dict[str, str] = {}
-        height = "_".join(map(str, heights)) + "p" * (not static_m) + "q" * prepacked + "e" * even + f"u{unroll}"
+        height = "_".join(map(str, heights)) + "p" * (not static_m) + "q" * prepacked + "e" * even + "n" * (not fetch) + f"u{unroll}"
         self.name = f"gemm_{t.suffix}_{source_a.name}{form_a[0]}_{source_b.name}{form_b[0]}_{height}_{t.vectors}"
         self.extra: tuple[tuple[str, str], ...] = ()  # parameters besides BLOCK_PARAMETERS
         if epilogue is not None:
@@ -585,8 +585,8 @@ class Gemm:
         ahead = {"transpose": self.t.lanes, "copy": 2}.get(self.forms[0], 0) if not self.prepacked else 0
 
         def kernel(rows: int, partial: bool, whole: bool) -> str:
-            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{f'a{ahead}' * (ahead > 0)}{'b' * self.block_ahead}{'r' * self.in_rows}{'l' * self.in_lanes}u{self.unroll}"
-            return self.function(micro, name, self.t, rows, partial, self.direct, whole, ahead, self.block_ahead, self.in_rows, self.in_lanes, self.unroll)
+            name = f"micro_{self.t.suffix}_{rows}x{self.t.vectors}{'p' * partial}{'d' * self.direct}{'w' * whole}{f'a{ahead}' * (ahead > 0)}{'b' * self.block_ahead}{'r' * self.in_rows}{'l' * self.in_lanes}{'n' * (not self.fetch)}u{self.unroll}"
+            return self.function(micro, name, self.t, rows, partial, self.direct, whole, ahead, self.block_ahead, self.in_rows, self.in_lanes, self.unroll, self.fetch)
 
         def multiply(rows: int, partial: bool = False) -> None:
             rest = [f"i64 {height}"] * partial + ["i64 %b_k"] * self.direct
