@@ -5,7 +5,8 @@ claimed: a worker that the system does not schedule costs nothing (libgomp's bar
 workers the last one: what a core has read or written in one region is mostly what it gets in the next, and still in its cache. One region runs at a time;
 a caller that finds the pool busy (another Python thread, or a nested region) runs its items itself. Workers spin for a while
 after a region and then sleep on a futex. Systems wake threads up on the processor of the thread that
-wakes them while no other is idle: a worker that finds itself on the caller's goes to another, and does not spin there.
+wakes them while no other is idle: a worker that is still on the caller's after a
+millisecond goes to another, and none spins there.
 
 `torch_hlo_pool_help(record, done)` is for a thread that waits until the stream (stream.py) has done a job: it is a guest, who takes a worker's place. It is on a
 processor already, while a worker would have to be woken up: often onto the one that the stream's thread runs on, as the third thread of two processors.
@@ -19,6 +20,7 @@ from torch_hlo.compiler.codegen import system
 
 _SPINS = 20000  # about 0.7 ms: the gap between two kernels of a program is much shorter
 _FEW = 1000  # about 40 us: for a guest who has not seen a region yet
+_SETTLED = 1_000_000  # nanoseconds after which a worker that was woken up on the caller's processor moves: of a short program nothing would be left by then
 _VISIT = 100_000_000  # nanoseconds after which a guest leaves, so that Ctrl-C is heard
 
 _TEXT = """
@@ -106,6 +108,15 @@ out:
   ret void
 }}
 
+; whether worker %id is to take part, beside the guests
+define internal i1 @wanted(i64 %id) {{
+  %active = load atomic i64, ptr @active acquire, align 8
+  %guests = load atomic i64, ptr @guests acquire, align 8
+  %rank = add i64 %id, %guests
+  %wanted = icmp ult i64 %rank, %active
+  ret i1 %wanted
+}}
+
 ; be a guest until the word %record is %done; returns early if there are enough threads, nothing to do for a while, or on the caller's processor
 define void @torch_hlo_pool_help(ptr %record, i64 %done) {{
 entry:
@@ -163,12 +174,15 @@ define internal ptr @worker(ptr %number) {{
 entry:
   %id = ptrtoint ptr %number to i64
   %first = load atomic i32, ptr @generation acquire, align 4
+  %woken = alloca i64
+  store i64 0, ptr %woken
   br label %wait
 wait:
-  %seen = phi i32 [%first, %entry], [%now, %next]
+  %seen = phi i32 [%first, %entry], [%now, %next], [%now, %region]
+  %start = phi i32 [0, %entry], [0, %next], [{spins}, %region] ; there are enough threads: sleep
   br label %spin
 spin:
-  %count = phi i32 [0, %wait], [%count1, %again], [%count1, %courteous], [0, %asleep]
+  %count = phi i32 [%start, %wait], [%count1, %again], [%count1, %courteous], [0, %asleep]
   %now = load atomic i32, ptr @generation seq_cst, align 4
   %changed = icmp ne i32 %now, %seen
   br i1 %changed, label %region, label %idle
@@ -183,25 +197,31 @@ again:
   br i1 %pass, label %courteous, label %spin
 courteous:
   call void @give_way()
-  br label %spin
+  %needed = call i1 @wanted(i64 %id)
+  br i1 %needed, label %spin, label %asleep
 asleep:
   %s0 = atomicrmw add ptr @sleepers, i32 1 seq_cst
   call void @sleep(ptr @generation, i32 %seen, ptr null)
   %s1 = atomicrmw sub ptr @sleepers, i32 1 seq_cst
+  %t0 = call i64 @clock_now(i32 1)
+  store i64 %t0, ptr %woken
   br label %spin
 region:
-  %active = load atomic i64, ptr @active acquire, align 8
-  %guests = load atomic i64, ptr @guests acquire, align 8
-  %rank = add i64 %id, %guests
-  %wanted = icmp ult i64 %rank, %active
-  br i1 %wanted, label %place, label %next
+  %wanted = call i1 @wanted(i64 %id)
+  br i1 %wanted, label %place, label %wait
 place:
   %here = call i32 @processor()
   %theirs = load atomic i32, ptr @caller monotonic, align 4
   %known = icmp sge i32 %here, 0
   %same = icmp eq i32 %here, %theirs
   %stacked = and i1 %known, %same
-  br i1 %stacked, label %move, label %help
+  br i1 %stacked, label %judge, label %help
+judge:
+  %t1 = call i64 @clock_now(i32 1)
+  %t2 = load i64, ptr %woken
+  %awake = sub i64 %t1, %t2
+  %settled = icmp sgt i64 %awake, {settled}
+  br i1 %settled, label %move, label %help
 move:
   call void @move_away()
   br label %help
@@ -427,5 +447,7 @@ out:
 
 def text(threshold_ps: int, spins: int = _SPINS) -> str:
     """The pool's IR module for this platform."""
-    return _TEXT.format(clock=system.CLOCK, now=system.NOW, waiting=system.waiting(), processors=system.PROCESSORS, spins=spins, few=_FEW, visit=_VISIT,
-                        threshold=threshold_ps)  # fmt: skip
+    return _TEXT.format(
+        clock=system.CLOCK, now=system.NOW, waiting=system.waiting(), processors=system.PROCESSORS, spins=spins, few=_FEW, visit=_VISIT, settled=_SETTLED,
+        threshold=threshold_ps,
+    )  # fmt: skip
