@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from compiled import check, module, parameter
 
+from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.passes.fusion import fusion
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import symbol
@@ -149,3 +150,14 @@ ENTRY %main (x: f32[4,40], s: f32[5,4,40]) -> f32[5,4,40] {
     check(m, [floats(4, 40), floats(5, 4, 40)], 1e-5)
     loop = next(x for x in fusion(m).entry.instructions() if x.op == "while")
     assert not any(x.op == "dynamic-update-slice" for x in loop["body"].instructions())
+
+
+def test_sums_of_a_product_lie_where_no_array_lives_meanwhile():
+    x, w, v = parameter(0, "f32", 900, 700), parameter(1, "f32", 700, 700), parameter(2, "f32", 700, 700)
+    hidden = b.tanh(b.dot(x, w, (1,), (0,)))
+    z = b.tanh(b.dot(hidden, v, (1,), (0,)))  # hidden is dead: its memory holds the gradient's sums, as its only result overwrites w
+    rate = b.broadcast(b.constant(0.01, "f32"), (700, 700))
+    m = module([x, w, v], b.subtract(w, b.multiply(b.dot(x, z, (0,), (0,)), rate)), aliases=((0, 1),))
+    check(m, [floats(900, 700), floats(700, 700) * np.float32(0.05), floats(700, 700) * np.float32(0.05)], 1e-4, 1e-4, optimize=True)
+    arrays = 2 * 900 * 700 * 4
+    assert arrays <= compile_module(m).arena < arrays + 700 * 700 * 4

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
+import numpy as np
+
 from torch_hlo.compiler.codegen.batch import batch, groups
 from torch_hlo.compiler.codegen.program import STEPS_PER_FUNCTION, Place, Program
 from torch_hlo.compiler.passes import memory
@@ -31,7 +33,7 @@ def emit_entry(program: Program) -> str:
     results = [program.output_place(i) for i in range(program.words - program.first_output)]
     order = schedule(module.entry, module.aliases)
     assignment = memory.assign(module.entry, order, module.aliases)
-    bound = _Binding(program, assignment, arguments, results)
+    bound = _Entry(program, order, assignment, arguments, results)
     if program.profile is not None:
         program.profile.start(program, order)
     parts: list[list[list[Instruction]]] = [[]]
@@ -100,6 +102,33 @@ class _Binding(dict):
         if slots.base == "constant":
             return self.program.constant(self.literals[slots.index])
         return self.bases[slots.base][slots.index]
+
+
+class _Entry(_Binding):
+    """The entry's, which knows where in the arena no array lives during a step."""
+
+    def __init__(self, program: Program, order: Sequence[Instruction], assignment: memory.Assignment, arguments: Sequence[Place], results: Sequence[Place]) -> None:
+        super().__init__(program, assignment, arguments, results)
+        self._time = {x: t for t, x in enumerate(order)}
+        self._known = isinstance(assignment.arena, int) and not program.target.grid  # a GPU runs several steps at once
+        lines = [b for b in assignment.lines if b.slot.base == "arena"] if self._known else []
+        self._lives = np.array([(b.start, b.end, b.slot.offset, b.slot.offset + b.slot.nbytes) for b in lines], np.int64).reshape(-1, 4)
+
+    def gaps(self, x: Instruction) -> list[tuple[int, int]]:
+        """(from, to) of the arena's bytes that no array has during the step `x`, in order."""
+        t = self._time.get(x)
+        if not self._known or t is None:
+            return []
+        starts, ends, lows, highs = self._lives.T
+        live = (starts <= t) & (ends >= t)
+        found, at = [], self.arena.offset
+        for low, high in sorted(zip(lows[live].tolist(), highs[live].tolist(), strict=True)):
+            low, high = low + self.arena.offset, -(-high // memory.ALIGNMENT) * memory.ALIGNMENT + self.arena.offset
+            if low > at:
+                found.append((at, low))
+            at = max(at, high)
+        end = self.arena.offset + self.arena.nbytes
+        return [*found, (at, end)] if end > at else found
 
 
 def _write(program: Program, name: str, steps: Sequence[Sequence[Instruction]], bound: _Binding, copies: Sequence[tuple[Slot, Slot]],

@@ -17,6 +17,7 @@ written (the entry, or the body of a loop…), for emitters that need control fl
 """
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from torch_hlo.compiler.codegen.function import Function
 from torch_hlo.compiler.codegen.registry import HOST_CALLS, step_emitter
 from torch_hlo.compiler.codegen.span import Span
+from torch_hlo.compiler.passes.memory import LARGE_SCRATCH
 from torch_hlo.hlo.dim import Dim, Size, dim_max, substitute, symbol
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, outputs
 from torch_hlo.hlo.shape import Literal, Shape
@@ -129,6 +131,8 @@ class Program:
         self._memory = ARENA  # word of the memory that is given out
         self._top: Size = 0  # its first free byte
         self._arena: Size = 0  # the largest value of that
+        self._step_gaps: Callable[[], list[tuple[int, int]]] = list  # (from, to): bytes of the arena in which no array lives during the current step
+        self._gaps: list[tuple[int, int]] | None = None  # what is left of them, once they were asked for
         self._places: list[dict[Instruction, object]] = [{}]
         self.code: Function = None  # type: ignore[assignment]
         self._locals: dict[str, tuple[Place, Size]] = {}  # sizes that the program computes: where they are, their limits
@@ -192,8 +196,9 @@ class Program:
             yield Span(self._same.get(places.word, places.word), places.offset, places.offset + places.nbytes)
 
     def scratch(self, nbytes: Size, align: int = ALIGNMENT) -> Place:
-        """Arena memory that is valid until the end of the current step (also inside computations that the step calls)."""
-        return self._allocate(nbytes, align)
+        """Arena memory that is valid until the end of the current step (also inside computations that the step calls): of what holds no array meanwhile, if
+        it is much, else behind all arrays."""
+        return self._within(nbytes, align) or self._allocate(nbytes, align)
 
     @property
     def is_apart(self) -> bool:
@@ -472,9 +477,10 @@ class Program:
             raise CodegenError(f"{x.op}({operands}) -> {x.shape}{at}: no emitter for this target; lower it to other opcodes or add one "
                                f"with @emits_step({x.op!r})")
         self.places(x)  # the result's buffer outlives the step's scratch memory
-        top = self._top
+        top, outer = self._top, (self._step_gaps, self._gaps)
+        self._step_gaps, self._gaps = functools.partial(find, x) if (find := getattr(self._places[-1], "gaps", None)) is not None else list, None
         emitter(self, x)
-        self._top = top
+        self._top, (self._step_gaps, self._gaps) = top, outer
 
     def number(self) -> int:
         """A number that no other call returns."""
@@ -510,6 +516,23 @@ class Program:
         self._top = end
         self._arena = dim_max(self._arena, end)
         return Place(self._memory, start, nbytes)
+
+    def _within(self, nbytes: Size, align: int) -> Place | None:
+        """A place for scratch memory among the arrays, in the smallest gap; None where there is none, for what is small or of unknown size, and for steps
+        that run beside others."""
+        if not isinstance(nbytes, int) or nbytes < LARGE_SCRATCH or self._memory != ARENA or self.rows is not None:
+            return None
+        if self._gaps is None:
+            self._gaps = self._step_gaps()
+        align = max(align, ALIGNMENT)
+        fits = [(high - low, low, high) for low, high in self._gaps if -(-low // align) * align + nbytes <= high]
+        if not fits:
+            return None
+        _, low, high = min(fits)
+        start = -(-low // align) * align
+        self._gaps.remove((low, high))
+        self._gaps.append((-(-(start + nbytes) // ALIGNMENT) * ALIGNMENT, high))
+        return Place(ARENA, start, nbytes)
 
     def _base(self, word: int) -> str:
         found = self._bases.get(word)

@@ -23,6 +23,7 @@ from torch_hlo.hlo.ir import META, Computation, Instruction, postorder
 from torch_hlo.hlo.shape import Shape
 
 ALIGNMENT = 64
+LARGE_SCRATCH = 1 << 20  # bytes; less stays where other steps have it, too, and caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +241,25 @@ class _Assigner:
                 b.slot = b.fixed
         self.buffers = [b for b in self.buffers if b.heir is None]
         mine = [b for b in self.buffers if b.fixed is None]
-        static = sorted((b for b in mine if isinstance(b.nbytes, int)), key=lambda b: (-b.nbytes, b.start))
-        n = len(static)
+        static = [b for b in mine if isinstance(b.nbytes, int)]
+        places, top = self._offsets(static)
+        if scratch := self._scratch():  # among the arrays where that is possible; else behind them, which is where emitters put it
+            among, end = self._offsets([*static, *scratch])
+            if end == top:
+                places = among
+        for b in static:
+            b.slot = Slot("arena", 0, places[b], b.nbytes)
+        arena = self._pack_symbolic([b for b in mine if not isinstance(b.nbytes, int)], top)
+        return arena, self._peak(static)
+
+    @staticmethod
+    def _offsets(buffers: Sequence[_Buffer]) -> tuple[dict[_Buffer, int], int]:
+        """Where buffers of known size start, and where the last one ends."""
+        order = sorted(buffers, key=lambda b: (-b.nbytes, b.start))
+        n = len(order)
         starts, ends, lows, highs = (np.zeros(n, np.int64) for _ in range(4))
-        top = 0
-        for i, b in enumerate(static):
+        places, top = {}, 0
+        for i, b in enumerate(order):
             size = _align(b.nbytes)
             clash = np.nonzero((starts[:i] <= b.end) & (ends[:i] >= b.start) & (highs[:i] > lows[:i]))[0]
             best, best_gap, at = None, None, 0
@@ -255,10 +270,22 @@ class _Assigner:
                 at = max(at, int(highs[k]))
             offset = at if best is None else best
             starts[i], ends[i], lows[i], highs[i] = b.start, b.end, offset, offset + size
-            b.slot = Slot("arena", 0, offset, b.nbytes)
+            places[b] = offset
             top = max(top, offset + size)
-        arena = self._pack_symbolic([b for b in mine if not isinstance(b.nbytes, int)], top)
-        return arena, self._peak(static)
+        return places, top
+
+    def _scratch(self) -> list[_Buffer]:
+        """What products keep their sums in for what follows them in a fusion, where the first result lies over an operand."""
+        found = []
+        for t, x in enumerate(self.order):
+            if x.op != "fusion" or x.get("kind") != "output":
+                continue
+            result = _root(_leaves(self.held[x])[0])
+            operands = [_root(b) for o in x.operands for b in _leaves(self.held[o])]
+            if any(b is result or b.fixed is not None and b.fixed == result.fixed for b in operands):
+                sizes = [y.shape.size * max(y.shape.itemsize, 4) for y in x["calls"].instructions() if y.op == "dot"]
+                found += [_Buffer(n, t, t) for n in sizes if isinstance(n, int) and n >= LARGE_SCRATCH]
+        return found
 
     @staticmethod
     def _pack_symbolic(buffers: list[_Buffer], top: Size) -> Size:
