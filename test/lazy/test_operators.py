@@ -103,9 +103,11 @@ def test_others_see_operators(ways) -> None:
 
     with torch.no_grad():
         assert through() == [False] * 3
-        for observer in (torch.enable_grad(), Functions(), Dispatches(), torch.profiler.profile(), torch.autograd.forward_ad.dual_level()):
+        for observer in (torch.enable_grad(), torch.autocast("hlo"), Functions(), Dispatches(), torch.profiler.profile(), torch.autograd.forward_ad.dual_level()):
             with observer:
                 assert all(through()), observer
+        with torch.autocast("hlo", torch.bfloat16):
+            assert x.bfloat16().exp().dtype is torch.float32  # as torch.exp
     with torch.inference_mode():
         assert through() == [False] * 3 and (x * x).is_inference()
     w = torch.ones(3).to("hlo").requires_grad_()

@@ -79,13 +79,14 @@ def unobserved() -> bool:
 
 
 _forward_ad = torch.autograd.forward_ad
-_modes, _functions, _profiled, _traced = (
-    torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled, torch.autograd._profiler_enabled, torch._C._get_tracing_state)  # fmt: skip
+_modes, _functions, _casts, _profiled, _traced = (
+    torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled, torch._C._is_any_autocast_enabled, torch.autograd._profiler_enabled,
+    torch._C._get_tracing_state)  # fmt: skip
 
 
 def alone() -> bool:
-    """True if an op called now, with gradients off, is nobody's business but this device's: no mode, tracer, profiler or forward-mode differentiation sees it."""
-    return not (_modes() or _functions() or _profiled() or _forward_ad._current_level >= 0) and _traced() is None
+    """True if an op called now, with gradients off, is nobody's business but this device's: no mode, autocast, tracer, profiler or forward-mode differentiation sees it."""
+    return not (_modes() or _functions() or _casts() or _profiled() or _forward_ad._current_level >= 0) and _traced() is None
 
 
 def process_group(group) -> torch.distributed.ProcessGroup:

@@ -2,7 +2,7 @@
 
     with torch.no_grad(): y = x * scale + bias      # two ops; on this way 7 us each become 4
 
-Only where nobody else takes part in an op: gradients are off, no mode, tracer or profiler is on, and the operands are tensors of this device or Python's numbers. Only
+Only where nobody else takes part in an op: gradients are off, no mode, autocast, tracer or profiler is on, and the operands are tensors of this device or Python's numbers. Only
 functional ops: views and writes also have to do with PyTorch's version counters.
 """
 from __future__ import annotations
