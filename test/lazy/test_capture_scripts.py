@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import torch_hlo
+from torch_hlo.lazy import capture
 
 from .support import network, no_recording
 
@@ -324,6 +325,20 @@ def trains_a_copy(device):
 
 
 @script
+def counts_classes(device):
+    """k-means: how many rows there are of each class does not decide the size of what bincount gives, as it has a minimal length."""
+    centers = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def step(x, y):
+        nearest = torch.cdist(x, centers).argmin(1)
+        sums = torch.zeros_like(centers).index_add(0, nearest, x)
+        centers.lerp_(sums / torch.bincount(nearest, minlength=3).clamp(min=1)[:, None], 0.5)
+        return torch.bincount(y, minlength=3)
+
+    return step, None, [centers]
+
+
+@script
 def makes_optimizers(device):
     """Reptile: the model itself takes steps of optimizers that live for a call, and one of its own."""
     model, outer = network(device, "SGD", momentum=0.9)
@@ -380,3 +395,30 @@ def test_scripts(name, monkeypatch):
         found.append([torch.as_tensor(loss).cpu() for loss in losses] + [t.detach().cpu() for t in tensors])
     for a, b in zip(*found):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def test_lengths_of_lines_change(monkeypatch):
+    """CTC in a captured step: lengths are values like others, whatever they are."""
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.randn(12, 2, 8, generator=generator), torch.randint(1, 3, (2, 4), generator=generator), torch.randint(8, 13, (2,), generator=generator), torch.randint(0, 5, (2,), generator=generator))
+        for _ in range(8)
+    ]
+
+    def losses(device, wrap):
+        model, optimizer = network(device)
+
+        @wrap
+        def step(x, targets, *lengths):
+            loss = nn.functional.ctc_loss(model(x).log_softmax(-1), targets, *lengths, zero_infinity=True)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        for i, batch in enumerate(batches):
+            if i == 4:
+                monkeypatch.setattr(capture.Captured, "_trace", None)
+            yield step(*(t.to(device) for t in batch)).cpu()
+
+    torch.testing.assert_close(list(losses("hlo", torch_hlo.compile)), list(losses("cpu", lambda f: f)), rtol=1e-3, atol=1e-4)

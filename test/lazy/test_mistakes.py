@@ -142,6 +142,8 @@ def test_lengths_of_the_cpu_may_take_part(lengths):
         loss.backward()
         found.append((loss.detach().cpu(), y.grad.cpu()))
     torch.testing.assert_close(*found)
+    with pytest.raises(RuntimeError, match="input_lengths to have value at most 12"):
+        F.ctc_loss(y.log_softmax(-1), targets.to("hlo"), *map(lengths, (torch.tensor([13, 9]), torch.tensor([3, 2]))))
 
 
 def test_data_assignment_between_devices():

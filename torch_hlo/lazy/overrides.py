@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from torch_hlo.lazy import autocast, backend, checks, dispatch, recurrent
+from torch_hlo.lazy import autocast, backend, checks, conditions, dispatch, recurrent, sync
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import handles
 from torch_hlo.lazy.meta import aten
@@ -44,6 +44,7 @@ def register() -> None:
         library.impl(op.name().removeprefix("aten::"), kernel, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("one_hot", one_hot, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("ctc_loss.Tensor", ctc_loss, backend.AUTOGRAD_PRIVATE_USE)
+    library.impl("ctc_loss.IntList", ctc_loss, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("_fused_rms_norm", _kernel(aten._fused_rms_norm.default), backend.PRIVATE_USE)  # instead of its decomposition
     library.impl("rms_norm", rms_norm, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("lstm_cell", recurrent.lstm_cell, backend.AUTOGRAD_PRIVATE_USE)
@@ -191,9 +192,34 @@ for _op in (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor, ate
 
 
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
-    """`ctc_loss` whose lengths may live on the CPU, as with CUDA."""
-    here = [from_cpu(n) if type(n) is torch.Tensor and n.device.type == "cpu" else n for n in (input_lengths, target_lengths)]
+    """`ctc_loss` whose lengths may live on the CPU, as with CUDA, or be lists: no two batches have the same, and they are no constants of a program."""
+    numbers = (torch.tensor(n, dtype=torch.int64, device="cpu") if isinstance(n, (list, tuple)) else n for n in (input_lengths, target_lengths))
+    here = [from_cpu(n) if type(n) is torch.Tensor and n.device.type == "cpu" else n for n in numbers]
     return backend.call_kernel(aten.ctc_loss.Tensor, Key.CompositeImplicitAutograd, log_probs, targets, *here, blank, reduction, zero_infinity)
+
+
+def _ctc_metas(log_probs, targets, *rest, **options):
+    time, batch, _ = log_probs._meta.size
+    return [metas.contiguous((batch,), log_probs.dtype), metas.contiguous((batch, time, 2 * targets._meta.size[1] + 1), log_probs.dtype)]
+
+
+dispatch.INFER[aten._ctc_loss.Tensor] = _ctc_metas
+_recorded_ctc = dispatch.recorder(aten._ctc_loss.Tensor)
+
+
+@handles(aten._ctc_loss.Tensor)
+def _ctc_loss(args: tuple, kwargs: dict):
+    """Part of the program where targets are padded: the size of its table follows from lengths otherwise. Lengths that are wrong, and known, are an error at the call."""
+    log_probs, targets, *lengths = args[:4]
+    padded = all(type(x) is HloTensor for x in args[:4]) and log_probs.dim() == 3 and targets.dim() == 2 and all(n.shape == (log_probs.shape[1],) for n in lengths)
+    if padded and targets.shape[0] == log_probs.shape[1] and all(map(_fits_in, lengths, (log_probs.shape[0], targets.shape[1]))):
+        return _recorded_ctc(args, kwargs)
+    return sync.on_cpu(aten._ctc_loss.Tensor)(args, kwargs)
+
+
+def _fits_in(lengths: HloTensor, most: int) -> bool:
+    known = conditions.known(lengths)
+    return known is None or not known.numel() or bool(known.min() >= 0) and bool(known.max() <= most)
 
 
 # ---- attention

@@ -33,7 +33,9 @@ def _known(x: HloTensor) -> torch.Tensor | None:
     return assume(x) if value is None and assume is not None and not (x.dtype.is_floating_point or x.dtype.is_complex) else value
 
 
-def _on_cpu(op):
+def on_cpu(op):
+    """A handler that evaluates what was recorded and runs `op` on the CPU."""
+
     def run(args: tuple, kwargs: dict):
         from torch_hlo.lazy.fallback import execute
 
@@ -65,11 +67,11 @@ DATA_DEPENDENT = (
     aten.equal.default, aten.allclose.default, aten.nonzero.default, aten.nonzero_static.default, aten.masked_select.default,
     aten.argwhere.default, aten.repeat_interleave.Tensor, aten._unique.default, aten._unique2.default,
     aten.unique_consecutive.default, aten.unique_dim.default, aten.unique_dim_consecutive.default, aten.linalg_lstsq.default,
-    aten._ctc_loss.default, aten._ctc_loss.Tensor, aten.is_nonzero.default, aten.histogram.bin_ct, aten.histogram.bins_tensor,
+    aten._ctc_loss.default, aten.is_nonzero.default, aten.histogram.bin_ct, aten.histogram.bins_tensor,
     aten._histogramdd_bin_edges.default, aten._histogramdd_from_bin_cts.default, aten._histogramdd_from_bin_tensors.default,
 )  # fmt: skip
 for _op in DATA_DEPENDENT:
-    dispatch.TABLE[_op] = _on_cpu(_op)
+    dispatch.TABLE[_op] = on_cpu(_op)
 
 
 _MANY = 1 << 14  # values that are worth counting on the device, where the program is compiled first
@@ -79,16 +81,20 @@ _MANY = 1 << 14  # values that are worth counting on the device, where the progr
 def bincount(args: tuple, kwargs: dict):
     """Counted on the device if `minlength` covers the values, as the number of classes does; the result's shape depends on them otherwise."""
     x, weights, minlength = (*args, *(kwargs.get(n, d) for n, d in (("weights", None), ("minlength", 0))[len(args) - 1 :]))
-    on_device = type(x) is HloTensor and x.dim() == 1 and x.numel() >= _MANY and not x.dtype.is_floating_point and x.dtype != torch.bool
+    read = getattr(engine.current(), "number", None)  # a function that is being captured: its replays look at one truth value
+    on_device = type(x) is HloTensor and x.dim() == 1 and (x.numel() >= _MANY or read is not None) and not x.dtype.is_floating_point and x.dtype != torch.bool
     if weights is not None:
         on_device = on_device and type(weights) is HloTensor and weights.shape == x.shape and weights.dtype in (torch.float32, torch.float64)
     if on_device and minlength > 0:
-        low, high = (int(v) for v in to_cpu(list(call(aten.aminmax.default, x))))
-        if 0 <= low and high < minlength:
+        outside = call(aten.any.default, call(aten.logical_or.default, call(aten.lt.Scalar, x, 0), call(aten.ge.Scalar, x, minlength)))
+        known = _known(outside)
+        if known is None:
+            known = to_cpu([outside])[0] if read is None else read(outside)
+        if not known:
             source = call(aten.ones_like.default, x, dtype=torch.int64) if weights is None else weights
             zeros = call(aten.new_zeros.default, source, [minlength])
             return call(aten.scatter_add.default, zeros, 0, call(aten._to_copy.default, x, dtype=torch.int64), source)
-    return _on_cpu(aten.bincount.default)(args, kwargs)
+    return on_cpu(aten.bincount.default)(args, kwargs)
 
 
 # ---- indexing with masks, and with indices on the CPU

@@ -47,3 +47,24 @@ def _call(op: OpOverload):
 
 for _op in CALLED:
     lowers(_op)(_call(_op))
+
+
+# PyTorch's kernel makes a table as wide as the longest target of the batch asks for; that of a program is as wide as the padded targets.
+_library = torch.library.Library("torch_hlo", "FRAGMENT")
+_library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, bool zero_infinity, int width) -> (Tensor, Tensor)")
+
+
+def _ctc_loss(*args):
+    *args, width = args
+    loss, table = aten._ctc_loss.Tensor(*args)
+    return loss, torch.nn.functional.pad(table, (0, width - table.shape[2]))
+
+
+_library.impl("ctc_loss", _ctc_loss, "CPU")
+
+
+@lowers(aten._ctc_loss.Tensor)
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+    outs = expected()
+    args = (log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, outs[1].dims[2])
+    return opaque(torch.ops.torch_hlo.ctc_loss.default, args, {}, outs, library=True)
