@@ -268,3 +268,18 @@ def test_expressions(column, size):
     solver.add((5, 9), symbol("s0"))
     solver.add((3, 7), symbol("s1"))
     assert str(solver.solve(column)) == size
+
+
+def test_convolutions_get_programs_of_their_own_for_a_few_sizes():
+    """Their kernels are faster where sizes are known; weights may be converted first. Other kernels are another model."""
+    def fn(x, k):
+        return F.relu(F.conv2d(x, k.to(torch.float64).float(), padding=1)).mean((2, 3))
+
+    def make(n, channels=3):
+        return torch.randn(n, channels, 8, 8), torch.randn(4, channels, 3, 3)
+
+    assert counts(fn, [(5,), (9,), (23,), (7,), (11,), (5,)], make) == [1, 1, 1, 1, 0, 0]
+    assert metrics.counter_value("SymbolicCompile")
+    before = metrics.counter_value("SymbolicCompile")
+    assert counts(fn, [(5, c) for c in (5, 6, 7, 8, 9)], make) == [1] * 5
+    assert metrics.counter_value("SymbolicCompile") == before

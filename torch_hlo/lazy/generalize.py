@@ -7,7 +7,8 @@
 
 Sound whatever the guess: before each use every integer of the recorded graph (sizes of inputs and results, static arguments) is
 compared with what the program's expressions predict for it. Sizes that vary must be at least 2, in every instance and at every use,
-because 0 and 1 mean other things to operators (broadcasting, "no", "the first"); positions may be 0 and 1.
+because 0 and 1 mean other things to operators (broadcasting, "no", "the first"); positions may be 0 and 1. Graphs with convolutions get programs of their
+own for a few sizes first, and are never general in the sizes of kernels, which are another model's.
 """
 from __future__ import annotations
 
@@ -29,6 +30,8 @@ INSTANCES = 6  # integer vectors remembered per structure
 PROGRAMS = 4  # symbolic programs per structure
 ATTEMPTS = 6  # after which no more are tried
 STRUCTURES = 512
+OWN_SIZES = 3  # instances with convolutions that get programs of their own first: those kernels are 1.2 to 4 times as fast where sizes are known
+CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_overrideable.default, aten._convolution.default})
 _KNOWN = 48  # expressions that others are built from
 _DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 28, 32, 64)
 
@@ -101,6 +104,26 @@ def _positions(graph: Graph) -> Iterator[tuple[Node | int, int, str]]:
 def _free(graph: Graph) -> list[bool]:
     """For every integer of `split`, whether it is a position."""
     return [type(place) is Node and argument in FREE.get(place.target, ()) for place, argument, _ in _positions(graph)]
+
+
+def _kernel_places(graph: Graph) -> list[int] | None:
+    """Where in the integers of `split` the sizes of convolutions' kernels are; None without convolutions."""
+    wanted = [node.args[1] for node in graph.nodes if node.target in CONVOLUTIONS]
+    if not wanted:
+        return None
+    places, at = {}, 0
+    for leaf in graph.leaves:
+        places[id(leaf), 0] = range(at, at := at + leaf.shape.rank)
+    for key, node in zip(graph.node_keys, graph.nodes):
+        found: list[int] = []
+        for x in key:
+            if type(x) is tuple:
+                _strip(x, found)
+        at += len(found)
+        for i, out in enumerate(node.outs):
+            places[id(node), i] = range(at, at := at + (out.rank if out is not None else 0))
+    kernels = [(id(k.node), k.index) if type(k) is Out and k.array is None else (id(k.array if type(k) is Out else k), 0) for k in wanted]
+    return sorted({i for k in kernels for i in places.get(k, ())})
 
 
 # ---- the graph with expressions instead of integers
@@ -322,8 +345,12 @@ class Family:
         if ints in self.instances:
             yield "it differs from earlier graphs in more than sizes"
             return
-        chosen, free = [ints], _free(graph)
-        for earlier in reversed(self.instances):
+        chosen, free, kernels = [ints], _free(graph), _kernel_places(graph)
+        likes = [earlier for earlier in self.instances if all(earlier[i] == ints[i] for i in kernels or ())]
+        if kernels is not None and len(likes) < OWN_SIZES and all(any(a != b and not f for a, b, f in zip(ints, e, free)) for e in likes):
+            yield f"convolutions are faster that way, and these kernels were seen with {len(likes)} other sizes"
+            return
+        for earlier in reversed(likes):
             if _compatible([*chosen, earlier], free):
                 chosen.append(earlier)
         if len(chosen) < 2:
