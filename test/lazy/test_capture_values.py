@@ -9,7 +9,7 @@ import torch
 
 import torch_hlo
 from torch_hlo import metrics
-from torch_hlo.lazy import replay
+from torch_hlo.lazy import replay, step
 
 KEPT = []
 
@@ -378,3 +378,15 @@ def test_lbfgs_made_in_the_step():
     x, captured = torch.randn(20, 4), torch_hlo.compile(fit)
     for _ in range(4):
         torch.testing.assert_close(captured(x.to("hlo")).cpu(), fit(x), rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_are_read_where_they_are(monkeypatch):
+    """Without tensors of the CPU; those of rarer types, and parts of others, with them."""
+    values = [torch.tensor(-3.7), torch.tensor(2.5, dtype=torch.float64), torch.tensor(-(1 << 40)), torch.tensor([7], dtype=torch.int32), torch.tensor(True)]
+    there = [v.to("hlo").clone() for v in values]
+    torch_hlo.mark_step()
+    other = [torch.arange(5.0).to("hlo")[3], torch.tensor(1.5, dtype=torch.bfloat16, device="hlo") * 2]
+    assert step.items([*there, *other]) == [*(v.item() for v in values), 3.0, 3.0]
+    monkeypatch.setattr(step, "to_cpu", lambda tensors: pytest.fail("copied"))
+    found = step.items(there)
+    assert found == [v.item() for v in values] and [*map(type, found)] == [float, float, int, int, bool]

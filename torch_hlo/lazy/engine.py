@@ -6,7 +6,7 @@ An engine has
 * `upload(cpu_tensor) -> device value`: copies a contiguous CPU tensor to the device;
 * `synchronize()`: wait for everything under way;
 * `later(tensor, check)`, optional: call `check(value on the CPU)` once the tensor has been computed, without waiting for it now;
-* `item(tensor)`, optional: what `tensor.item()` returns.
+* `item(tensor)`, optional: what `tensor.item()` returns; `items(tensors)`, optional: those of several, at once.
 """
 from __future__ import annotations
 

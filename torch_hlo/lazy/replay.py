@@ -357,7 +357,8 @@ class Trace:
 
     def _read(self, unread: list[HloTensor], sources: list) -> None:
         if unread:
-            sources += [v.item() for v in to_cpu(unread)]
+            items = getattr(engine.current(), "items", None)
+            sources += [v.item() for v in to_cpu(unread)] if items is None else items(unread)
             unread.clear()
 
     def _compare(self, unchecked: list, sources: list) -> None:

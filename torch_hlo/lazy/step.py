@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import threading
 import time
 import warnings
@@ -23,7 +24,7 @@ import torch
 
 from torch_hlo import config, metrics
 from torch_hlo.device import cpu, runtime, trim
-from torch_hlo.device.runtime import Buffer
+from torch_hlo.device.runtime import Buffer, Memory
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import conditions, dump, exchange, executor, explain, generalize, log, progress, spmd
@@ -43,6 +44,7 @@ from torch_hlo.lazy.storage import (
     pending_storages,
     take_effects,
 )
+from torch_hlo.lazy.tensor import to_cpu
 from torch_hlo.lazy.views import on_host
 from torch_hlo.lowering.graph import Leaf, Node, Out, lower
 from torch_hlo.lowering.registry import HLO_TO_TORCH
@@ -114,6 +116,32 @@ def _is_zeros(tensor: torch.Tensor) -> bool:
     if tensor.device.type != "cpu" or any(tensor.stride()) or (memory := tensor.untyped_storage()).nbytes() > 16:
         return False
     return tensor.dim() > 0 and not any(bytes(memory))
+
+
+_ITEM = {"f32": struct.Struct("f"), "f64": struct.Struct("d"), "s64": struct.Struct("q"), "s32": struct.Struct("i"), "pred": struct.Struct("?")}
+
+
+def items(tensors: Sequence[torch.Tensor]) -> list:
+    """The values of tensors with one element, as `.item()` gives them: read where they are, if they have been launched and lie in memory of the CPU."""
+    values = [t._storage.value for t in tensors]
+    for t, value in zip(tensors, values):
+        if t._view is not None or type(value) is not Array or type(value.data) is not Buffer or value.shape.dtype not in _ITEM:
+            return [v.item() for v in to_cpu(tensors)]
+        executor.wait(value.data)
+    start = time.perf_counter()
+    with RECORDING:  # nobody overwrites them meanwhile
+        found = []
+        for t, value in zip(tensors, values):
+            buffer = value.data
+            if t._storage.value is not value or buffer is None or buffer.job is not None or type(buffer.memory) is not Memory:
+                return [v.item() for v in to_cpu(tensors)]
+            found.append(_ITEM[value.shape.dtype].unpack_from(buffer.memory.array)[0])
+    _forget_done()
+    if conditions.EXPECTED:
+        conditions.surface()
+    metrics.record("TransferFromDeviceTime", time.perf_counter() - start)
+    metrics.record("InboundData", sum(v.data.nbytes for v in values), "B")
+    return found
 
 
 def materialize(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
