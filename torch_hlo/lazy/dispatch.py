@@ -48,8 +48,13 @@ def handle(func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: di
 
 
 def entry(op: OpOverload) -> Handler:
-    """The handler of an op that arrives from outside: it waits for its turn."""
-    handler = find(op)
+    """The handler of an op that arrives from outside."""
+    _ENTRIES[id(op)] = found = in_turn(find(op))
+    return found
+
+
+def in_turn(handler: Handler) -> Handler:
+    """A handler that waits for its turn."""
 
     def alone(args: tuple, kwargs: dict):
         with RECORDING:
@@ -62,7 +67,6 @@ def entry(op: OpOverload) -> Handler:
             except Foreign:
                 return NotImplemented
 
-    _ENTRIES[id(op)] = alone
     return alone
 
 
@@ -347,8 +351,9 @@ def forget() -> None:
         cache.clear()
 
 
-def recorder(op: OpOverload, random: bool | None = None) -> Handler:
-    """Handler that records a functional op. `random`: whether it draws random numbers, where its name does not say so."""
+def recorder(op: OpOverload, random: bool | None = None, first: bool = False) -> Handler:
+    """Handler that records a functional op. `random`: whether it draws random numbers, where its name does not say so; `first`: only the first of its results,
+    which are tensors, is wanted."""
     arguments = Arguments(op)
     cache: dict[tuple, Result] = remembered({})
     check = checks.BOUNDS.get(op)
@@ -377,7 +382,7 @@ def recorder(op: OpOverload, random: bool | None = None) -> Handler:
         else:
             words[0] = result.taped
             value = recorded(target, tuple(nodes), keywords, result.outs, SOURCE and source(), base, words)
-        if result.form == 0:
+        if first or result.form == 0:
             meta = result.metas[0]
             t = blank(meta)  # `fresh`, inlined: this is the hot path
             t._storage = holding(value, meta)

@@ -68,7 +68,7 @@ def _getitem(original: Callable) -> Callable:
     op = aten.index.Tensor
 
     def operator(self, index):
-        if type(index) is HloTensor and not _grad() and index._meta.size and index._meta.dtype is torch.int64 and type(self) is HloTensor and self._meta.size and _alone():
+        if type(index) is HloTensor and not _grad() and type(self) is HloTensor and _alone() and index.dtype is torch.int64 and index.dim() and self.dim():
             return HloTensor.__torch_dispatch__(op, (), (self, [index]))
         return original(self, index)
 

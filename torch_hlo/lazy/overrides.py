@@ -68,9 +68,18 @@ def _here(op, *args, **kwargs):
     return HloTensor.__torch_dispatch__(op, (), args, kwargs)
 
 
-def _inner(op):
-    """What calls `op` from the kernel of a composite whose arguments are tensors of this device."""
-    return partial(_here, op) if backend.unobserved() else op
+def _first(op):
+    """What calls `op` for its first result from the kernel of a composite whose arguments are tensors of this device. Where nobody else sees the others, no tensors are made of them."""
+    recorded = dispatch.in_turn(dispatch.recorder(op, random=False, first=True))
+
+    def call(*args, **kwargs):
+        if not backend.unobserved():
+            return op(*args, **kwargs)[0]
+        if HloTensor.__torch_dispatch__ is dispatch.handle:
+            return recorded(args, kwargs)
+        return _here(op, *args, **kwargs)[0]
+
+    return call
 
 
 # ---- linear
@@ -228,10 +237,12 @@ def _fits_in(lengths: HloTensor, most: int) -> bool:
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     """`scaled_dot_product_attention` for hlo tensors."""
     fused = fits(query, key, value, attn_mask, is_causal, enable_gqa)
-    if attn_mask is not None and attn_mask.dtype == torch.bool and not fused:  # the math version reads it as numbers to add
-        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     if fused:
-        return _inner(_ATTENTION)(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+        if not dropout_p:
+            return _first_of_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # the math version reads it as numbers to add
+        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     return aten._scaled_dot_product_attention_math.default(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
@@ -239,26 +250,39 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
 
 def fits(query, key, value, mask, is_causal: bool, enable_gqa: bool) -> bool:
     """True if the fused op computes this case. What it refuses, the math version checks and reports."""
-    if not all(type(t) is HloTensor and t.dim() == 4 for t in (query, key, value)) or backend.forward_mode():
+    tensors = (query, key, value) if mask is None else (query, key, value, mask)
+    if {*map(type, tensors)} != _OWN or backend.forward_mode():
         return False
-    if not (query.dtype == key.dtype == value.dtype) or not query.is_floating_point() or (mask is not None and is_causal):
+    try:
+        case = (*[t._meta for t in tensors], is_causal, enable_gqa)
+    except AttributeError:  # PyTorch is tracing with them: sizes may be symbols
+        return _fits([(t.shape, t.dtype) for t in tensors], is_causal, enable_gqa)
+    known = _FITTING.get(case)
+    if known is None:
+        known = _FITTING[case] = _fits([(t._meta.size, t._meta.dtype) for t in tensors], is_causal, enable_gqa)
+    return known
+
+
+_OWN = {HloTensor}
+_FITTING: dict[tuple, bool] = {}
+
+
+def _fits(tensors: list[tuple], is_causal: bool, enable_gqa: bool) -> bool:
+    """`tensors`: sizes and types of query, key, value and mask, if any."""
+    (q, dtype), (k, key_type), (v, value_type), *masks = tensors
+    if not len(q) == len(k) == len(v) == 4:
         return False
-    if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3] or query.shape[3] != key.shape[3]:
+    if not (dtype == key_type == value_type) or not dtype.is_floating_point or (masks and is_causal):
         return False
-    heads, kv_heads = query.shape[1], key.shape[1]
+    if q[0] != k[0] or k[:3] != v[:3] or q[3] != k[3]:
+        return False
+    heads, kv_heads = q[1], k[1]
     if heads != kv_heads and not (enable_gqa and kv_heads and heads % kv_heads == 0):
         return False
-    if mask is None:
-        return query.numel() > 0 and key.numel() > 0
-    full = (query.shape[0], heads, query.shape[2], key.shape[2])
-    return (
-        type(mask) is HloTensor
-        and mask.dtype in (torch.bool, query.dtype)
-        and mask.dim() <= 4
-        and all(m in (1, f) for m, f in zip(reversed(mask.shape), reversed(full)))
-        and query.numel() > 0
-        and key.numel() > 0
-    )
+    if 0 in q or 0 in k:
+        return False
+    full = (q[0], heads, q[2], k[2])
+    return all(kind in (torch.bool, dtype) and len(m) <= 4 and all(a in (1, f) for a, f in zip(reversed(m), reversed(full))) for m, kind in masks)
 
 
 def _attention_metas(query, key, value, bias=None, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
@@ -273,6 +297,7 @@ def _attention_metas(query, key, value, bias=None, dropout_p=0.0, is_causal=Fals
 
 _ATTENTION = aten._scaled_dot_product_fused_attention_overrideable.default
 dispatch.INFER[_ATTENTION] = _attention_metas
+_first_of_attention = _first(_ATTENTION)
 _attention_forward = {drops: dispatch.recorder(_ATTENTION, random=drops) for drops in (False, True)}
 
 
@@ -313,11 +338,14 @@ def one_hot(classes, num_classes=-1):
     return (classes.unsqueeze(-1) == torch.arange(num_classes, device=classes.device)).to(torch.int64)
 
 
+_first_of_rms_norm = _first(aten._fused_rms_norm.default)
+
+
 def rms_norm(x, normalized_shape, weight=None, eps=None):
     """`rms_norm` as one op instead of seven."""
-    tensors = (x,) if weight is None else (x, weight)
-    if all(type(t) is HloTensor and t.dtype == x.dtype for t in tensors) and x.is_floating_point() and not backend.forward_mode():
-        return _inner(aten._fused_rms_norm.default)(x, normalized_shape, weight, eps)[0]
+    if type(x) is HloTensor and x.dtype.is_floating_point and not backend.forward_mode():
+        if weight is None or type(weight) is HloTensor and weight.dtype == x.dtype:
+            return _first_of_rms_norm(x, normalized_shape, weight, eps)
     return backend.call_kernel(aten.rms_norm.default, Key.CompositeImplicitAutograd, x, normalized_shape, weight, eps)
 
 
