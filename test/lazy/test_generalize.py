@@ -179,6 +179,19 @@ def test_positions_that_happen_to_stay():
     assert counts(fn, [(3, 4, 5, 6), (5, 4, 5, 8), (0, 9, 5, 1), (15, 4, 7, 11), (1, 2, 3, 4)], lambda *at: (x, *at)) == [1, 1, 1, 0, 0]
 
 
+def test_pieces_of_sizes_that_nothing_explains():
+    """A mixture of experts splits its tokens by how many each expert gets."""
+
+    def fn(x, w, *counts):
+        x = x.detach().requires_grad_()
+        y = torch.cat([torch.tanh(piece @ w[i]) for i, piece in enumerate(x.split(list(counts)))])
+        return y, *torch.autograd.grad(y.square().sum(), x)
+
+    x, w = torch.randn(40, 8), torch.randn(4, 8, 8)
+    drawn = [(10, 10, 10, 10), (3, 16, 13, 8), (9, 12, 5, 14), (20, 2, 14, 4), (7, 8, 12, 13)]
+    assert counts(fn, drawn, lambda *counts: (x, w, *counts)) == [1, 1, 0, 0, 0]
+
+
 def test_axis_is_not_a_size():
     def fn(x, axis):
         return x.sum(axis)

@@ -230,6 +230,15 @@ class Generalized:
         return tuple(predicted) == ints
 
 
+def _between(column: tuple[int, ...], positions: list[tuple[tuple[int, ...], Size]]) -> Size | None:
+    """What lies between two positions of a slice."""
+    for u, start in positions:
+        for w, end in positions:
+            if not isinstance(found := end - start, int) and all(b - a == v for v, a, b in zip(column, u, w)):
+                return found
+    return None
+
+
 def _kind(node: Node, argument: int, name: str) -> tuple:
     """Positions of one kind are likely to change together."""
     return node.target, argument, node.outs
@@ -379,15 +388,23 @@ def _explain(graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...
     leaf_sizes = sum(leaf.shape.rank for leaf in graph.leaves)
     sizes: list[Size] = []
     where = list(_positions(graph))
-    varies = any(v != column[0] for column, place in zip(columns, free) if not place for v in column)
+    varies = any(v != column[0] for column in columns[:leaf_sizes] for v in column)  # else positions have nothing to do with sizes, except those that they cut out
     alone = [position and place[1] in POSITIONS.get(place[0].target, ()) for position, place in zip(free, where)]  # one has nothing to do with another
     kinds = {_kind(*place) for column, place, own in zip(columns, where, alone) if own and any(v != column[0] for v in column)} if again else ()
+    cut: tuple[object, list[tuple[tuple[int, ...], Size]]] = None, []  # a node and its positions
     for position, column in enumerate(columns):
         node, argument, name = where[position]
+        if cut[0] is not node:
+            cut = node, []
         if all(v == column[0] for v in column) and not (alone[position] and column[0] >= 0 and _kind(node, argument, name) in kinds):
             sizes.append(column[0])
+            if free[position]:
+                cut[1].append((column, column[0]))
             continue
-        size = None if alone[position] and not varies else solver.known.get(column) if position < leaf_sizes and not related else solver.solve(column)
+        if position < leaf_sizes and not related or free[position] and not varies:
+            size = None if alone[position] else solver.known.get(column)
+        else:
+            size = solver.known.get(column) or _between(column, cut[1]) or solver.solve(column)
         if size is None:
             if position >= leaf_sizes:
                 if not free[position]:
@@ -398,7 +415,11 @@ def _explain(graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...
             size = symbol(name)
             if not alone[position]:
                 solver.add(column, size)
+        elif position >= leaf_sizes and not free[position]:
+            solver.add(column, size)
         sizes.append(size)
+        if free[position]:
+            cut[1].append((column, size))
     return Proposal(graph, ints, instances, sizes, origins, free)
 
 
