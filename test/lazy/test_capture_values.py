@@ -360,7 +360,9 @@ def test_what_a_call_makes_may_be_written_in_place_between_reads():
     assert len(calls) == 2
 
 
-def test_lbfgs_made_in_the_step():
+def test_lbfgs_made_in_the_step(monkeypatch):
+    """Joined, it is one program, which is launched without recording it again."""
+
     def fit(x):
         p = torch.zeros(4, device=x.device, requires_grad=True)
         optimizer = torch.optim.LBFGS([p], max_iter=5)
@@ -376,8 +378,10 @@ def test_lbfgs_made_in_the_step():
 
     torch.manual_seed(0)
     x, captured = torch.randn(20, 4), torch_hlo.compile(fit)
-    for _ in range(4):
+    for _ in range(replay.JOIN + 4):
         torch.testing.assert_close(captured(x.to("hlo")).cpu(), fit(x), rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(replay.Trace, "_record", lambda *_: pytest.fail("recorded again"))
+    torch.testing.assert_close(captured(x.to("hlo")).cpu(), fit(x), rtol=1e-4, atol=1e-5)
 
 
 def test_numbers_are_read_where_they_are(monkeypatch):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Sequence
 
-from torch_hlo.lazy.fingerprint import Graph
+from torch_hlo.lazy.fingerprint import collect
 from torch_hlo.lazy.launch import Programs
 from torch_hlo.lowering.graph import Node, Out
 
@@ -69,7 +69,7 @@ def _joined(a, b, wanted: Collection[int]):
     outputs = {(id(out.node), out.index): out for _, out in left}
     order = sorted(outputs, key=lambda k: (outputs[k].node.serial, k[1]))
     whole = copy.copy(a)
-    whole.graph = Graph(sorted(copies.values(), key=lambda n: n.serial), [outputs[k] for k in order])
+    whole.graph = collect([outputs[k] for k in order])  # without what only replaced values needed: as it is when it is recorded
     whole.outs, whole.output_at = [out for _, out in left], [at for at, _ in left]
     index = {k: i for i, k in enumerate(order)}
     whole.output_of = [index[id(out.node), out.index] for out in whole.outs]
@@ -81,7 +81,7 @@ def _joined(a, b, wanted: Collection[int]):
     position = {id(n): i for i, n in enumerate(whole.graph.numbers)}
     for s in (a, b):
         for mine, theirs in ((whole.random, s.random), (whole.varying, s.varying)):
-            mine.update((position[id(s.graph.numbers[i])], x) for i, x in theirs.items())
+            mine.update((position[at], x) for i, x in theirs.items() if (at := id(s.graph.numbers[i])) in position)
     whole.held = (a, b)  # with their constants
     whole.programs = Programs()
     return whole
