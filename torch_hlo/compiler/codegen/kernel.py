@@ -319,11 +319,11 @@ class Kernel:
     def load(self, pointer: str, dtype: str, index: Index) -> Value:
         """Element `index` (row-major element number) of the array at `pointer`."""
         storage = STORAGE[dtype]
-        raw = [self._load(pointer, storage, combine(((index, storage.parts),)) + part, index) for part in range(storage.parts)]
+        raw = [self._load(pointer, storage, combine(((index, storage.parts),)) + part) for part in range(storage.parts)]
         values = tuple(scalar.decode(self.e, dtype, r) for r in raw)
         return values if storage.parts == 2 else values[0]
 
-    def _load(self, pointer: str, storage, index: Index, elements: Index) -> str:
+    def _load(self, pointer: str, storage, index: Index) -> str:
         e, kind, align = self.e, storage.memory, storage.bytes
         mask = self.mask()
         t = e.typed(kind)
@@ -440,7 +440,7 @@ class Kernel:
         """Write element `index`. Inside a lane loop the stores of all copies come after their loads."""
         storage = STORAGE[dtype]
         values = value if storage.parts == 2 else (value,)
-        e, level, mask = self.e, self.level, self.mask()
+        e, mask = self.e, self.mask()
         encoded = [scalar.encode(e, dtype, v) for v in values]
         if storage.parts == 2 and e.lanes > 1 and mask is None and self.lane_stride(index) == 1:
             n = e.lanes
@@ -449,9 +449,9 @@ class Kernel:
             self._later(lambda: e.do(f"store <{2 * n} x {storage.memory}> {pair}, ptr {address}, align {storage.bytes}"))
             return
         for part, v in enumerate(encoded):
-            self._store(pointer, storage, combine(((index, storage.parts),)) + part, v, mask, level)
+            self._store(pointer, storage, combine(((index, storage.parts),)) + part, v, mask)
 
-    def _store(self, pointer: str, storage, index: Index, value: str, mask: str | None, level: Level) -> None:
+    def _store(self, pointer: str, storage, index: Index, value: str, mask: str | None) -> None:
         e, kind, align = self.e, storage.memory, storage.bytes
         t = e.typed(kind)
         stride = self.lane_stride(index) if e.lanes > 1 else 1
