@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from torch_hlo.lazy import autocast, backend, checks, conditions, dispatch, recurrent, sync
+from torch_hlo.lazy import autocast, backend, checks, conditions, ctc, dispatch, recurrent, sync
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.dispatch import handles
 from torch_hlo.lazy.meta import aten
@@ -202,6 +202,8 @@ for _op in (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor, ate
 
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
     """`ctc_loss` whose lengths may live on the CPU, as with CUDA, or be lists: no two batches have the same, and they are no constants of a program."""
+    if ctc.takes(log_probs, targets, blank):
+        return ctc.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
     numbers = (torch.tensor(n, dtype=torch.int64, device="cpu") if isinstance(n, (list, tuple)) else n for n in (input_lengths, target_lengths))
     here = [from_cpu(n) if type(n) is torch.Tensor and n.device.type == "cpu" else n for n in numbers]
     return backend.call_kernel(aten.ctc_loss.Tensor, Key.CompositeImplicitAutograd, log_probs, targets, *here, blank, reduction, zero_infinity)

@@ -290,7 +290,7 @@ class Trace:
                 s.varying[i] = lambda options, sources, how=hows[0], sign=sign: sign * how.value(sources)
                 s.needs = max(s.needs, hows[0].last())
                 return True
-        if new == old:
+        if new == old or new != new and old != old:  # not a number: equal to nothing
             return True
         settings = self.surroundings.settings.alike(before.surroundings.settings, old, new)
         if settings is None:
