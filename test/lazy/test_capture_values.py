@@ -394,3 +394,17 @@ def test_numbers_are_read_where_they_are(monkeypatch):
     monkeypatch.setattr(step, "to_cpu", lambda tensors: pytest.fail("copied"))
     found = step.items(there)
     assert found == [v.item() for v in values] and [*map(type, found)] == [float, float, int, int, bool]
+
+
+def test_equality_is_one_truth_value():
+    @torch_hlo.compile
+    def fn(x, y):
+        return torch.cov(x) if torch.equal(x, y) else x - y
+
+    for same in (True, True, False, False, True, False):
+        x = torch.randn(3, 8)
+        y = x.clone() if same else x + 1
+        torch.testing.assert_close(fn(x.to("hlo") * 1, y.to("hlo") * 1).cpu(), torch.cov(x) if same else x - y, rtol=1e-4, atol=1e-5)
+    large = torch.arange(1 << 15)
+    assert torch.equal(large.to("hlo"), large.to("hlo")) and not torch.equal(large.to("hlo"), large.to("hlo") + 1)
+    assert not torch.equal(large.to("hlo"), large[1:].to("hlo"))
