@@ -10,7 +10,7 @@ import torch
 import torch_hlo
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
-from torch_hlo.device import native, programs, runtime
+from torch_hlo.device import buffer, native, programs, runtime
 from torch_hlo.hlo.parse import parse_module
 from torch_hlo.hlo.shape import Shape
 
@@ -208,3 +208,36 @@ def test_pool_gives_back_on_memory_pressure(monkeypatch):
     monkeypatch.setattr(runtime, "map_pages", failing)
     b = runtime.allocate(Shape("u8", (3 << 16,)))
     assert len(calls) == 2 and runtime.memory_stats()["cached_bytes"] == 0 and b.nbytes == 3 << 16
+
+
+def flags_of(address: int) -> set[str]:
+    """VmFlags of the mapping at an address."""
+    inside = False
+    for line in open("/proc/self/smaps"):
+        word = line.split()[0]
+        if "-" in word and not word.endswith(":"):
+            low, _, high = word.partition("-")
+            inside = int(low, 16) <= address < int(high, 16)
+        elif inside and word == "VmFlags:":
+            return set(line.split()[1:])
+    return set()
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="a kernel without transparent huge pages")
+def test_blocks_have_small_pages_once_a_huge_one_was_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer._Huge, "slow", False)
+    took = 0.0001
+    monkeypatch.setattr(buffer, "_seconds_of_first", lambda address: took)
+    blocks = [buffer.map_pages(buffer._Huge.ASKED)]
+    assert "hg" in flags_of(blocks[0].ctypes.data)
+    took = 0.004
+    blocks.append(buffer.map_pages(buffer._Huge.ASKED))
+    took = 0.0001
+    blocks.append(buffer.map_pages(3 * buffer.HUGE + 12345))
+    for block in blocks[1:]:
+        assert "nh" in flags_of(block.ctypes.data) and not block.any()
+
+
+def test_the_first_page_is_there_and_empty() -> None:
+    block = buffer.map_pages(2 * buffer.HUGE)
+    assert 0 <= buffer._seconds_of_first(block.ctypes.data) < 1 and not block.any()

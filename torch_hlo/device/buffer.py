@@ -1,15 +1,18 @@
 """Pages of memory: aligned blocks for arrays, and the arenas that programs compute in.
 
 Fresh pages are the most expensive memory there is (zeroing runs at a quarter of the copy speed), so large blocks ask for huge pages,
-and arenas are kept and shared by all programs.
+and arenas are kept and shared by all programs. On virtual machines whose host takes free memory back, fresh huge pages may cost more than
+as many small ones: then blocks have small ones from there on.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,11 +41,30 @@ def map_pages(nbytes: int) -> np.ndarray:
     raw = np.frombuffer(pages, np.uint8)
     skip = -raw.ctypes.data % HUGE
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            pages.madvise(mmap.MADV_HUGEPAGE, skip, nbytes - nbytes % HUGE)  # the rest of a last one would be wasted
-        except OSError:
-            pass  # a kernel without transparent huge pages
+        whole = nbytes - nbytes % HUGE  # the rest of a last one would be wasted
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+            if not _Huge.slow:
+                pages.madvise(mmap.MADV_HUGEPAGE, skip, whole)
+                _Huge.slow = nbytes >= _Huge.ASKED and _seconds_of_first(raw.ctypes.data + skip) > _Huge.LIMIT
+            if _Huge.slow:
+                pages.madvise(mmap.MADV_NOHUGEPAGE, skip, whole)
     return raw[skip:skip + nbytes]
+
+
+class _Huge:
+    """Whether a fresh huge page took this thread longer than LIMIT seconds: 512 small ones take 0.8 ms, one that the machine has 0.2."""
+
+    LIMIT = 0.001
+    ASKED = 16 * HUGE  # bytes of the blocks whose first page is made to find out
+    slow = False
+
+
+def _seconds_of_first(address: int) -> float:
+    """The thread's time for the huge page at an address, which is there then; 0 where the system cannot be asked for it."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    start = time.thread_time()
+    return 0.0 if madvise(address, HUGE, _POPULATE_WRITE) else time.thread_time() - start
 
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14: as if every page were written to, contents stay
