@@ -402,3 +402,23 @@ ENTRY %main (x: f32[32,200], i: s32[300]) -> f32[32,300] {
     f = fusion(m)
     assert kernels(f) == ["loop f32[32,300]"]
     assert_same_value(m, f)
+
+
+def test_sums_over_images_do_not_turn_arrays():
+    """A gradient with channels last beside an activation with channels first: a loop turns it in blocks, the sums per channel read the result."""
+    m = parse_module("""HloModule m
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+ENTRY %e (y: f32[16,64,32,32], g: f32[16,32,32,64]) -> f32[64] {
+  %y = f32[16,64,32,32] parameter(0)
+  %g = f32[16,32,32,64] parameter(1)
+  %t = f32[16,64,32,32] transpose(%g), dimensions={0,3,1,2}
+  %p = f32[16,64,32,32] multiply(%y, %t)
+  %z = f32[] constant(0)
+  ROOT %r = f32[64] reduce(%p, %z), dimensions={0,2,3}, to_apply=%add
+}""")
+    f = fusion(m)
+    assert [k.split(" ")[0] for k in kernels(f)] == ["loop", "reduce"]

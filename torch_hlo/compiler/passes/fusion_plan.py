@@ -27,6 +27,7 @@ MAX_SCALARS = 16  # readers of a number whose kernels merge
 ROW_LIMIT = 1 << 15  # elements of a row that one thread may walk alone when there are few rows
 STRIDED_ROW_LIMIT = 2048  # elements of a row whose neighbours are far apart
 FEW_ROWS = 8
+LARGE = 2 << 20  # bytes of an array whose lines have left the nearer caches before all of their elements are read
 CHEAP_INDEX = 2  # operations per index that a gather may as well repeat
 CHEAP_EXPANSION = 3  # operations per element that are repeated rather than written and read back
 NEAR = 16  # instructions between a value per column and the reduction that it comes from
@@ -315,6 +316,11 @@ class Plan:
                 return False
         return self._merge(g, h, g_as, h_as, rows)
 
+    def _turns(self, g: Group) -> bool:
+        """Whether neighbours in the group's space are far apart in a large array that it reads: loops turn it in blocks, reductions would read it element by element."""
+        return any(x.op == "transpose" and x["dimensions"][-1] != x.shape.rank - 1 and isinstance(n := x.shape.nbytes, int) and n >= LARGE
+                   for x in map(self.order.__getitem__, g.roles))  # fmt: skip
+
     def _merge(self, g: Group, h: Group, g_as: Role, h_as: Role, rows: Intervals | None) -> bool:
         """Merge when the roles fit, every edge between the two stays inside one kernel, and no cycle appears."""
         if g_as is not FULL and not g.plain or h_as is not FULL and not h.plain:
@@ -323,6 +329,8 @@ class Plan:
         if g_as is FULL and h_as is FULL and g.size is not h.size and g.size != h.size:
             return False
         if len(g.roles) + len(h.roles) > MAX_MEMBERS or len(g.reads.keys() | h.reads.keys()) > MAX_INPUTS:
+            return False
+        if self._turns(g) and _totals(h) or self._turns(h) and _totals(g):
             return False
         wanted = {r for r in (rows, g.rows if g_as is FULL else None, h.rows if h_as is FULL else None) if r is not None}
         if len(wanted) > 1:
@@ -511,6 +519,11 @@ def _suffixes(dims: tuple[Size, ...]) -> list[Size]:
             found.append(low)
             low = low * d
     return found + [low]
+
+
+def _totals(g: Group) -> bool:
+    """Whether a group sums over more than rows that lie in one piece: over images and pixels, for each channel."""
+    return not g.plain and (g.rows is None or all(high is not g.size and high != g.size for _, high in g.rows))
 
 
 def rows_fit(size: Size, kept: Intervals) -> bool:
