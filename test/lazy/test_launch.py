@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import torch_hlo
 from torch_hlo.device import runtime
 from torch_hlo.lazy.launch import InPlace
+from torch_hlo.lazy.storage import Array
 
 
 def network() -> nn.Module:
@@ -282,6 +283,34 @@ def test_numbers_change_between_launches(launches: list[bool]) -> None:
         expected = expected + 0.5 * i
         assert torch.equal(step(torch.ones(3, device="hlo"), 0.5 * i).cpu(), expected + 0.5 * i)
     assert launches[-1]
+
+
+def test_a_returned_copy_of_what_is_updated_in_place(launches: list[bool]) -> None:
+    """Both are one output of the program: k-means that returns its centres waited for ever for the copy."""
+    x, y = torch.arange(4.0).to("hlo"), torch.zeros(3).to("hlo")
+
+    @torch_hlo.compile
+    def step(v: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        v.add_(1)
+        copy = v.clone()
+        w.add_(v.sum())
+        return copy, w.clone().view(3, 1)
+
+    for i in range(1, 8):
+        a, b = step(x, y)
+        assert a.tolist() == x.tolist() == [i, i + 1, i + 2, i + 3]
+        assert b.flatten().tolist() == y.tolist() == [sum(4 * j + 6.0 for j in range(1, i + 1))] * 3
+        del a, b  # else their arrays may not be overwritten
+    assert any(launches)
+    kept = [step(x, y) for _ in range(3)]
+    assert [a.tolist()[0] for a, _ in kept] == [8, 9, 10]
+
+
+def test_an_array_that_no_program_gave_is_an_error() -> None:
+    t = torch.ones(2).to("hlo")
+    t._storage.replace(Array(t._storage.value.shape, None))
+    with pytest.raises(RuntimeError, match="after its memory was given"):
+        t.cpu()
 
 
 def test_dropped_results_give_their_memory_back() -> None:

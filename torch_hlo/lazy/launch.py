@@ -161,10 +161,11 @@ class InPlace:
     """How a step that comes back is launched while its program updates in place what its storages hold, and nobody else: those keep their Array and Buffer, so a launch is
     about the other leaves and results.
 
-    `_updates`: (leaf, position of the storage) of what is overwritten, `_results`: (output, shape, positions of its storages) of the rest.
+    `_updates`: (leaf, position of its storage) of what is overwritten, `_copies`: (leaf, positions) of other storages that get the same value (clones),
+    `_results`: (output, shape, positions of its storages) of the rest.
     """
 
-    __slots__ = ("compiled", "_numbers", "_results", "_updates")
+    __slots__ = ("compiled", "_copies", "_numbers", "_results", "_updates")
 
     def __init__(self, compiled: Compiled, places: Sequence[int]) -> None:
         self.compiled = compiled
@@ -172,6 +173,7 @@ class InPlace:
         for position, place in enumerate(places):
             positions.setdefault(place, []).append(position)
         self._updates = [(i, positions[o][0]) for o, i in compiled.aliases]
+        self._copies = [(i, positions[o][1:]) for o, i in compiled.aliases if len(positions[o]) > 1]
         self._numbers: tuple[Sequence[Number], bytes] = (), b""  # of the last launch
         self._results = [(o, shape, positions[o]) for o, shape in enumerate(compiled.outputs) if compiled.overwrites[o] < 0]
 
@@ -192,7 +194,7 @@ class InPlace:
             return False
         for i, position in self._updates:
             leaf = leaves[i]
-            if storages[position].value is not leaf or len(leaf.owners) != 1 or memories[i].readers:
+            if storages[position].value is not leaf or memories[i].readers or len(leaf.owners) != 1 and not _alone(leaf):
                 return False
         outputs = [inputs[i] if i >= 0 else None for i in compiled.overwrites]
         results = []
@@ -211,14 +213,27 @@ class InPlace:
                 leaves[i].bounds = None
             for array, buffer, positions in results:
                 array.data, array.bounds = buffer, None
-                for position in positions:
-                    s = storages[position]
-                    if s.value is not array:
-                        array.owners += (ref(s),)
-                        s.value = array
+                _give(array, storages, positions)
+            for i, positions in self._copies:
+                _give(leaves[i], storages, positions)
 
         _all_or_nothing(commit, job)
         return True
+
+
+def _alone(array: Array) -> bool:
+    """Whether only one storage has the array, now that copies may be gone."""
+    with storage.LOCK:
+        return array.holders() == 1
+
+
+def _give(array: Array, storages: Sequence[Storage], positions: Sequence[int]) -> None:
+    """The array becomes the value of these storages."""
+    for position in positions:
+        s = storages[position]
+        if s.value is not array:
+            array.owners += (ref(s),)
+            s.value = array
 
 
 class Programs:

@@ -217,7 +217,7 @@ class Trace:
         with LOCK:
             for storage in [p[1]() for p in self.owned]:
                 if storage is not None and type(array := storage.value) is Array and len(array.owners) > 1:
-                    array.owners = tuple([r for r in array.owners if (s := r()) is not None and s.value is array])
+                    array.holders()
 
     def difference(self, before: Trace) -> str | None:
         """Why this call and the one before are not the same program on the same tensors; None if they are."""

@@ -710,6 +710,9 @@ class Lease:
                 continue
             buffer = value.data
             if buffer is None:
+                with RECORDING:  # nobody is in the middle of a launch
+                    if storage.value is value and value.data is None:
+                        leaf_buffer(value)  # raises why
                 continue
             executor.wait(buffer)
             with RECORDING:

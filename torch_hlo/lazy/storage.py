@@ -58,6 +58,11 @@ class Array(Leaf):
                 return True
         return False
 
+    def holders(self) -> int:
+        """How many storages have this array as their value; the others are forgotten. LOCK is held."""
+        self.owners = tuple([r for r in self.owners if (s := r()) is not None and s.value is self])
+        return len(self.owners)
+
 
 class Number(Lift):
     """A Python number that enters a graph as a rank-0 input: `dtype` is "f64", "s64" (or "c128"), `value` the number."""
