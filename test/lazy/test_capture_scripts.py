@@ -325,6 +325,20 @@ def trains_a_copy(device):
 
 
 @script
+def counts_classes(device):
+    """k-means: how many rows there are of each class does not decide the size of what bincount gives, as it has a minimal length."""
+    centers = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def step(x, y):
+        nearest = torch.cdist(x, centers).argmin(1)
+        sums = torch.zeros_like(centers).index_add(0, nearest, x)
+        centers.lerp_(sums / torch.bincount(nearest, minlength=3).clamp(min=1)[:, None], 0.5)
+        return torch.bincount(y, minlength=3)
+
+    return step, None, [centers]
+
+
+@script
 def makes_optimizers(device):
     """Reptile: the model itself takes steps of optimizers that live for a call, and one of its own."""
     model, outer = network(device, "SGD", momentum=0.9)

@@ -95,12 +95,16 @@ def equal(args: tuple, kwargs: dict) -> bool:
 def bincount(args: tuple, kwargs: dict):
     """Counted on the device if `minlength` covers the values, as the number of classes does; the result's shape depends on them otherwise."""
     x, weights, minlength = (*args, *(kwargs.get(n, d) for n, d in (("weights", None), ("minlength", 0))[len(args) - 1 :]))
-    on_device = type(x) is HloTensor and x.dim() == 1 and x.numel() >= _MANY and not x.dtype.is_floating_point and x.dtype != torch.bool
+    read = getattr(engine.current(), "number", None)  # a function that is being captured: its replays look at one truth value
+    on_device = type(x) is HloTensor and x.dim() == 1 and (x.numel() >= _MANY or read is not None) and not x.dtype.is_floating_point and x.dtype != torch.bool
     if weights is not None:
         on_device = on_device and type(weights) is HloTensor and weights.shape == x.shape and weights.dtype in (torch.float32, torch.float64)
     if on_device and minlength > 0:
-        low, high = (int(v) for v in to_cpu(list(call(aten.aminmax.default, x))))
-        if 0 <= low and high < minlength:
+        outside = call(aten.any.default, call(aten.logical_or.default, call(aten.lt.Scalar, x, 0), call(aten.ge.Scalar, x, minlength)))
+        known = _known(outside)
+        if known is None:
+            known = to_cpu([outside])[0] if read is None else read(outside)
+        if not known:
             source = call(aten.ones_like.default, x, dtype=torch.int64) if weights is None else weights
             zeros = call(aten.new_zeros.default, source, [minlength])
             return call(aten.scatter_add.default, zeros, 0, call(aten._to_copy.default, x, dtype=torch.int64), source)
