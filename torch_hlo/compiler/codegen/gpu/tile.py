@@ -95,10 +95,10 @@ class TileKernel(Kernel):
         start = self.scalar(tile * self.side)
         return self.level.scalar.op(f"call i64 @llvm.umin.i64(i64 {start}, i64 {extent - self.side})") if extent % self.side else start
 
-    def _load(self, pointer: str, storage, index: Index, elements: Index) -> str:
+    def _load(self, pointer: str, storage, index: Index) -> str:
         key = self._key(pointer, storage, index)
         if key is None:
-            return super()._load(pointer, storage, index, elements)
+            return super()._load(pointer, storage, index)
         name = self._turned.setdefault(key, f"@SELF.tile{len(self._turned)}")
         e, kind = self.e, storage.memory
         scalar = self.level.scalar
@@ -146,7 +146,7 @@ class TileKernel(Kernel):
             for (pointer, kind, key), name in self._turned.items():
                 storage = next(s for s in STORAGE.values() if s.memory == kind)
                 index = ix.combine((ix.of(actual.get(v, v)), c) for v, c in key.terms) + key.const
-                value = super()._load(pointer, storage, index, index)
+                value = super()._load(pointer, storage, index)
                 for i in range(self.lanes):
                     one = scalar.op(f"extractelement {e.type(kind)} {value}, i64 {i}") if self.lanes > 1 else value
                     row = scalar.op(f"add i64 {self.minor}, {i}") if i else self.minor
