@@ -4,9 +4,8 @@ Threads claim ranges from one shared word, `generation << 32 | next << 16 | end`
 claimed: a worker that the system does not schedule costs nothing (libgomp's barrier waits for it). The caller claims the first range that is left,
 workers the last one: what a core has read or written in one region is mostly what it gets in the next, and still in its cache. One region runs at a time;
 a caller that finds the pool busy (another Python thread, or a nested region) runs its items itself. Workers spin for a while
-after a region and then sleep on a futex. Systems wake threads up on the processor of the thread that
-wakes them while no other is idle: a worker that is still on the caller's after a
-millisecond goes to another, and none spins there.
+after a region and then sleep on a futex. Systems wake threads up on the processor of the thread that wakes them while no other is idle: a worker that is
+still on the caller's after a millisecond goes to another, and none spins there.
 
 `torch_hlo_pool_help(record, done)` is for a thread that waits until the stream (stream.py) has done a job: it is a guest, who takes a worker's place. It is on a
 processor already, while a worker would have to be woken up: often onto the one that the stream's thread runs on, as the third thread of two processors.
