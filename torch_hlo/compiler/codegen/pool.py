@@ -94,12 +94,20 @@ out:
   ret void
 }}
 
-; who spins on the caller's processor keeps it from going on
-define internal void @give_way() {{
+; whether this thread is on the caller's processor; no where threads do not know
+define internal i1 @beside_caller() {{
   %here = call i32 @processor()
   %theirs = load atomic i32, ptr @caller monotonic, align 4
+  %known = icmp sge i32 %here, 0
   %same = icmp eq i32 %here, %theirs
-  br i1 %same, label %yield, label %out
+  %beside = and i1 %known, %same
+  ret i1 %beside
+}}
+
+; who spins on the caller's processor keeps it from going on
+define internal void @give_way() {{
+  %beside = call i1 @beside_caller()
+  br i1 %beside, label %yield, label %out
 yield:
   %y = call i32 @sched_yield()
   br label %out
@@ -156,11 +164,7 @@ check:
   %time = call i64 @clock_now(i32 1)
   %late = icmp sge i64 %time, %until
   %tired = icmp sge i32 %count1, %patience
-  %here = call i32 @processor()
-  %theirs = load atomic i32, ptr @caller monotonic, align 4
-  %same = icmp eq i32 %here, %theirs
-  %known = icmp sge i32 %here, 0
-  %shared = and i1 %same, %known
+  %shared = call i1 @beside_caller()
   %e0 = or i1 %late, %tired
   %enough = or i1 %e0, %shared
   br i1 %enough, label %leave, label %spin
@@ -209,11 +213,7 @@ region:
   %wanted = call i1 @wanted(i64 %id)
   br i1 %wanted, label %place, label %wait
 place:
-  %here = call i32 @processor()
-  %theirs = load atomic i32, ptr @caller monotonic, align 4
-  %known = icmp sge i32 %here, 0
-  %same = icmp eq i32 %here, %theirs
-  %stacked = and i1 %known, %same
+  %stacked = call i1 @beside_caller()
   br i1 %stacked, label %judge, label %help
 judge:
   %t1 = call i64 @clock_now(i32 1)
