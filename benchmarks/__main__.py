@@ -9,6 +9,7 @@
 Each pair runs in a process of its own, so that cold start and peak memory are its own; rounds go A B C A B C, so that a noisy
 machine hits all alike. Quote the ratios of medians; absolute times of a shared machine mean little.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -26,27 +27,55 @@ from benchmarks.gpu import CPU_TOO, GPU
 from benchmarks.models import MODELS
 from benchmarks.workloads import WORKLOADS
 
-GROUPS = {"models": MODELS, "gpu": GPU, "core": [name for name in WORKLOADS if name not in MODELS and (name not in GPU or name in CPU_TOO)]}
+GROUPS = {
+    "models": MODELS,
+    "gpu": GPU,
+    "core": [
+        name for name in WORKLOADS if name not in MODELS and (name not in GPU or name in CPU_TOO)
+    ],
+}
 
 
 class Worker:
     """A running benchmarks.worker, or benchmarks.xla in another interpreter; `failed` is the reason when it died."""
 
-    def __init__(self, engine: str, workload: str, threads: int, cache: str, python: str, device: str) -> None:
-        env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "inductor"), TORCH_HLO_CACHE=os.path.join(cache, "hlo"), PJRT_DEVICE="CPU")
+    def __init__(
+        self, engine: str, workload: str, threads: int, cache: str, python: str, device: str
+    ) -> None:
+        env = dict(
+            os.environ,
+            TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "inductor"),
+            TORCH_HLO_CACHE=os.path.join(cache, "hlo"),
+            PJRT_DEVICE="CPU",
+        )
         os.makedirs(env["TORCH_HLO_CACHE"], mode=0o700, exist_ok=True)
         if device == "cuda":  # XLA takes most of a GPU's memory when it starts, unless told not to
-            env.update(TORCH_HLO_DEVICE="cuda", PJRT_DEVICE="CUDA", XLA_PYTHON_CLIENT_PREALLOCATE="false")
-        env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its byte code: compiling Python files is no part of a cold start
+            env.update(
+                TORCH_HLO_DEVICE="cuda", PJRT_DEVICE="CUDA", XLA_PYTHON_CLIENT_PREALLOCATE="false"
+            )
+        env.pop(
+            "PYTHONDONTWRITEBYTECODE", None
+        )  # an installed package has its byte code: compiling Python files is no part of a cold start
         self.log = tempfile.TemporaryFile("w+")
         command = [python, "-m", "benchmarks.worker", engine, workload, str(threads), device]
         if engine == "jax":
             step = os.path.join(cache, "step")
             if not os.path.exists(step):
                 os.mkdir(step)
-                subprocess.run([sys.executable, "-m", "benchmarks.xla", workload, step], stderr=self.log, env=env)
+                subprocess.run(
+                    [sys.executable, "-m", "benchmarks.xla", workload, step],
+                    stderr=self.log,
+                    env=env,
+                )
             command = [python, xla.__file__, step, str(threads)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=env)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            env=env,
+        )
         self.engine, self.failed, self.seconds, self.host, self.last = engine, None, [], [], {}
         self.ready = self._read()
 
@@ -111,9 +140,20 @@ def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict
             if w.failed or not w.seconds:
                 r["error"] = w.failed or "no samples"
             else:
-                r.update(median_s=statistics.median(w.seconds), best_s=min(w.seconds), peak_mb=w.last["peak_bytes"] / 1e6, samples=len(w.seconds))
-                r.update({k: w.last[k] for k in ("compiles", "fallbacks", "ops") if k in w.last}, flops=w.ready["flops"], bytes=w.ready["bytes"])
-                if w.last.get("ops"):  # CPU time of the thread until step() returns: the program's Python, autograd, recording, starting the step
+                r.update(
+                    median_s=statistics.median(w.seconds),
+                    best_s=min(w.seconds),
+                    peak_mb=w.last["peak_bytes"] / 1e6,
+                    samples=len(w.seconds),
+                )
+                r.update(
+                    {k: w.last[k] for k in ("compiles", "fallbacks", "ops") if k in w.last},
+                    flops=w.ready["flops"],
+                    bytes=w.ready["bytes"],
+                )
+                if w.last.get(
+                    "ops"
+                ):  # CPU time of the thread until step() returns: the program's Python, autograd, recording, starting the step
                     r["host_us_per_op"] = statistics.median(w.host) / w.last["ops"] * 1e6
             w.quit()
     return results
@@ -139,14 +179,25 @@ def table(all_results: dict[str, dict], engines: list[str], ours: str) -> str:
         lines.append(row)
     mean = f"{'geometric mean':20s}"
     for e in engines:
-        mean += f"{math.exp(statistics.fmean(map(math.log, ratios[e]))):>22.2f}x " if ratios[e] else f"{'':>24s}"
+        mean += (
+            f"{math.exp(statistics.fmean(map(math.log, ratios[e]))):>22.2f}x "
+            if ratios[e]
+            else f"{'':>24s}"
+        )
     lines.append(mean)
-    for key, title in (("cold_s", "first step, empty caches, s"), ("warm_s", "first step, second process, s"), ("peak_mb", "peak memory, MB"),
-                       ("host_us_per_op", "host time per op of the graph (detach and most views are none), us")):
+    for key, title in (
+        ("cold_s", "first step, empty caches, s"),
+        ("warm_s", "first step, second process, s"),
+        ("peak_mb", "peak memory, MB"),
+        ("host_us_per_op", "host time per op of the graph (detach and most views are none), us"),
+    ):
         if any(key in r for results in all_results.values() for r in results.values()):
             lines += ["", title]
             for name, results in all_results.items():
-                lines.append(f"{name:20s}" + "".join(f"{results[e].get(key) or float('nan'):>24.2f}" for e in engines))
+                lines.append(
+                    f"{name:20s}"
+                    + "".join(f"{results[e].get(key) or float('nan'):>24.2f}" for e in engines)
+                )
     for name, results in all_results.items():
         for e in engines:
             if "error" in results[e]:
@@ -165,10 +216,22 @@ def plot(all_results: dict[str, dict], engines: list[str], ours: str, path: str)
     peers = [e for e in engines if e != ours]
     figure, axes = pyplot.subplots(figsize=(1.5 + 0.8 * len(all_results), 4))
     for i, e in enumerate(peers):
-        heights = [r[e]["median_s"] / r[ours]["median_s"] if "median_s" in r[e] and "median_s" in r[ours] else 0 for r in all_results.values()]
-        axes.bar([x + i / (len(peers) + 1) for x in range(len(all_results))], heights, 1 / (len(peers) + 1), label=e)
+        heights = [
+            r[e]["median_s"] / r[ours]["median_s"]
+            if "median_s" in r[e] and "median_s" in r[ours]
+            else 0
+            for r in all_results.values()
+        ]
+        axes.bar(
+            [x + i / (len(peers) + 1) for x in range(len(all_results))],
+            heights,
+            1 / (len(peers) + 1),
+            label=e,
+        )
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xticks([x + 0.3 for x in range(len(all_results))], list(all_results), rotation=45, ha="right")
+    axes.set_xticks(
+        [x + 0.3 for x in range(len(all_results))], list(all_results), rotation=45, ha="right"
+    )
     axes.set_ylabel(f"time relative to {ours} (above 1: {ours} is faster)")
     axes.legend()
     figure.tight_layout()
@@ -176,21 +239,45 @@ def plot(all_results: dict[str, dict], engines: list[str], ours: str, path: str)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", default="core", help="comma-separated names, or core, models, gpu")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where all engines compute")
-    parser.add_argument("--engines", default="eager,inductor,hlo", help="of eager, inductor, hlo, hlo_captured (torch_hlo.compile of the whole step), hlo_compile")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--workloads", default="core", help="comma-separated names, or core, models, gpu"
+    )
+    parser.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"), help="where all engines compute"
+    )
+    parser.add_argument(
+        "--engines",
+        default="eager,inductor,hlo",
+        help="of eager, inductor, hlo, hlo_captured (torch_hlo.compile of the whole step), hlo_compile",
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=3, help="steps before measuring")
     parser.add_argument("--slice", type=float, default=0.5, help="seconds per engine and round")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--warm", action="store_true", help="also measure the first step of a second process")
-    parser.add_argument("--torch-xla", metavar="PYTHON", help="interpreter of an environment with torch_xla; adds that engine")
-    parser.add_argument("--jax", metavar="PYTHON", help="interpreter of an environment with jax; adds that engine")
+    parser.add_argument(
+        "--warm", action="store_true", help="also measure the first step of a second process"
+    )
+    parser.add_argument(
+        "--torch-xla",
+        metavar="PYTHON",
+        help="interpreter of an environment with torch_xla; adds that engine",
+    )
+    parser.add_argument(
+        "--jax", metavar="PYTHON", help="interpreter of an environment with jax; adds that engine"
+    )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--plot", metavar="FILE.png", help="needs matplotlib")
     args = parser.parse_args()
-    engines = args.engines.split(",") + (["torch_xla"] if args.torch_xla else []) + (["jax"] if args.jax else [])
+    engines = (
+        args.engines.split(",")
+        + (["torch_xla"] if args.torch_xla else [])
+        + (["jax"] if args.jax else [])
+    )
     names = [name for given in args.workloads.split(",") for name in GROUPS.get(given, [given])]
     unknown = [n for n in names if n not in WORKLOADS]
     if unknown:

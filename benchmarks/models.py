@@ -2,6 +2,7 @@
 
 They are not tuned for; they show what workloads.py does not.
 """
+
 from __future__ import annotations
 
 import torch
@@ -44,23 +45,49 @@ class Call(nn.Module):
 @model
 def hf_bert_train(device: str) -> Workload:
     """BERT 4x256 with a padding mask and dropout, 8 x 128 tokens."""
-    m = _transformers("BertForMaskedLM", "BertConfig", hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, vocab_size=8192)
+    m = _transformers(
+        "BertForMaskedLM",
+        "BertConfig",
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        vocab_size=8192,
+    )
     ids = _ids(device, 8192, 8, 128)
-    mask = (torch.arange(128)[None] < torch.tensor([128, 120, 100, 90, 80, 128, 64, 110])[:, None]).long().to(device)
-    return training(Call(m.train(), "loss", attention_mask=mask, labels=ids).to(device), lambda m: m(ids))
+    mask = (
+        (torch.arange(128)[None] < torch.tensor([128, 120, 100, 90, 80, 128, 64, 110])[:, None])
+        .long()
+        .to(device)
+    )
+    return training(
+        Call(m.train(), "loss", attention_mask=mask, labels=ids).to(device), lambda m: m(ids)
+    )
 
 
 @model
 def hf_gpt2_infer(device: str) -> Workload:
     """GPT-2 of 6x384, logits of 4 x 128 tokens."""
-    m = _transformers("GPT2LMHeadModel", "GPT2Config", n_embd=384, n_layer=6, n_head=6, n_positions=256)
+    m = _transformers(
+        "GPT2LMHeadModel", "GPT2Config", n_embd=384, n_layer=6, n_head=6, n_positions=256
+    )
     return inference(Call(m, "logits", use_cache=False).to(device), _ids(device, 50257, 4, 128))
 
 
 @model
 def hf_t5_train(device: str) -> Workload:
     """T5 of 3+3 layers of 256: relative position bias, cross attention."""
-    m = _transformers("T5ForConditionalGeneration", "T5Config", d_model=256, d_kv=32, d_ff=1024, num_layers=3, num_heads=8, vocab_size=8192, decoder_start_token_id=0)
+    m = _transformers(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        d_model=256,
+        d_kv=32,
+        d_ff=1024,
+        num_layers=3,
+        num_heads=8,
+        vocab_size=8192,
+        decoder_start_token_id=0,
+    )
     ids, labels = _ids(device, 8192, 8, 96), _ids(device, 8192, 8, 64)
     return training(Call(m.train(), "loss", labels=labels).to(device), lambda m: m(ids))
 
@@ -69,17 +96,33 @@ def hf_t5_train(device: str) -> Workload:
 def hf_llama_train(device: str) -> Workload:
     """LLaMA 4x256 with 8 heads that share 4 keys, 4 x 128 tokens."""
     m = _transformers(
-        "LlamaForCausalLM", "LlamaConfig", hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4, vocab_size=8192
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=8192,
     )
     ids = _ids(device, 8192, 4, 128)
-    return training(Call(m.train(), "loss", labels=ids, use_cache=False).to(device), lambda m: m(ids))
+    return training(
+        Call(m.train(), "loss", labels=ids, use_cache=False).to(device), lambda m: m(ids)
+    )
 
 
 @model
 def hf_mixtral_infer(device: str) -> Workload:
     """A mixture of 8 experts, two per token, 2 x 64 tokens."""
     m = _transformers(
-        "MixtralForCausalLM", "MixtralConfig", hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4, vocab_size=8192
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=8192,
     )
     return inference(Call(m, "logits", use_cache=False).to(device), _ids(device, 8192, 2, 64))
 
@@ -89,13 +132,20 @@ def hf_whisper_encoder(device: str) -> Workload:
     """Whisper tiny's encoder, 30 s of audio."""
     m = _transformers("WhisperModel", "WhisperConfig", d_model=384, encoder_layers=4, decoder_layers=1, encoder_attention_heads=6, decoder_attention_heads=6, vocab_size=1024,
                       pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)  # fmt: skip
-    return inference(Call(m.encoder, "last_hidden_state").to(device), torch.randn(1, 80, 3000).to(device))
+    return inference(
+        Call(m.encoder, "last_hidden_state").to(device), torch.randn(1, 80, 3000).to(device)
+    )
 
 
 @model
 def hf_convnext_infer(device: str) -> Workload:
     """ConvNeXt of tiny widths: depthwise 7x7, channels-last norms."""
-    m = _transformers("ConvNextForImageClassification", "ConvNextConfig", hidden_sizes=[48, 96, 192, 384], depths=[2, 2, 4, 2])
+    m = _transformers(
+        "ConvNextForImageClassification",
+        "ConvNextConfig",
+        hidden_sizes=[48, 96, 192, 384],
+        depths=[2, 2, 4, 2],
+    )
     return inference(Call(m, "logits").to(device), torch.randn(2, 3, 224, 224).to(device))
 
 
@@ -115,7 +165,11 @@ def encoder_train(device: str) -> Workload:
         def __init__(self) -> None:
             super().__init__()
             self.embed = nn.Embedding(5000, 256)
-            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 8, 1024, 0.1, batch_first=True, norm_first=True), 4, enable_nested_tensor=False)
+            self.encoder = nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(256, 8, 1024, 0.1, batch_first=True, norm_first=True),
+                4,
+                enable_nested_tensor=False,
+            )
             self.head = nn.Linear(256, 32)
 
         def forward(self, ids, mask):
@@ -123,7 +177,9 @@ def encoder_train(device: str) -> Workload:
 
     ids, labels = _ids(device, 5000, 16, 64), _ids(device, 32, 16 * 64)
     mask = (torch.arange(64)[None] >= torch.arange(34, 66, 2)[:, None]).to(device)
-    return training(Tagger().to(device), lambda m: F.cross_entropy(m(ids, mask).flatten(0, 1), labels))
+    return training(
+        Tagger().to(device), lambda m: F.cross_entropy(m(ids, mask).flatten(0, 1), labels)
+    )
 
 
 @model
@@ -132,7 +188,14 @@ def unet_train(device: str) -> Workload:
     torch.manual_seed(0)
 
     def block(inner: int, outer: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.GroupNorm(8, outer), nn.SiLU(), nn.Conv2d(outer, outer, 3, padding=1), nn.GroupNorm(8, outer), nn.SiLU())
+        return nn.Sequential(
+            nn.Conv2d(inner, outer, 3, padding=1),
+            nn.GroupNorm(8, outer),
+            nn.SiLU(),
+            nn.Conv2d(outer, outer, 3, padding=1),
+            nn.GroupNorm(8, outer),
+            nn.SiLU(),
+        )
 
     class UNet(nn.Module):
         def __init__(self) -> None:
@@ -140,7 +203,9 @@ def unet_train(device: str) -> Workload:
             widths = (32, 64, 128)
             self.enter = block(3, 32)
             self.down = nn.ModuleList(block(a, b) for a, b in zip(widths, widths[1:]))
-            self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(widths, widths[1:]))
+            self.up = nn.ModuleList(
+                nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(widths, widths[1:])
+            )
             self.join = nn.ModuleList(block(2 * a, a) for a in widths[:-1])
             self.leave = nn.Conv2d(32, 3, 1)
 
@@ -165,9 +230,25 @@ def autoencoder_train(device: str) -> Workload:
     class Autoencoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.encode = nn.Sequential(nn.Conv2d(3, 32, 4, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 4, 2, 1), nn.ReLU(), nn.Conv2d(64, 128, 4, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8192, 128))
+            self.encode = nn.Sequential(
+                nn.Conv2d(3, 32, 4, 2, 1),
+                nn.ReLU(),
+                nn.Conv2d(32, 64, 4, 2, 1),
+                nn.ReLU(),
+                nn.Conv2d(64, 128, 4, 2, 1),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(8192, 128),
+            )
             self.grow = nn.Linear(64, 8192)
-            self.decode = nn.Sequential(nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(64, 32, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(32, 3, 4, 2, 1), nn.Sigmoid())
+            self.decode = nn.Sequential(
+                nn.ConvTranspose2d(128, 64, 4, 2, 1),
+                nn.ReLU(),
+                nn.ConvTranspose2d(64, 32, 4, 2, 1),
+                nn.ReLU(),
+                nn.ConvTranspose2d(32, 3, 4, 2, 1),
+                nn.Sigmoid(),
+            )
 
         def forward(self, x):
             mean, log = self.encode(x).chunk(2, dim=1)
@@ -197,8 +278,14 @@ def recommender_train(device: str) -> Workload:
             i, j = torch.triu_indices(9, 9, 1, device=rows.device)
             return self.top(torch.cat((x, torch.bmm(rows, rows.mT)[:, i, j]), dim=1)).squeeze(1)
 
-    dense, sparse, y = torch.randn(512, 13).to(device), _ids(device, 20_000, 8, 512, 4), torch.randint(2, (512,)).float().to(device)
-    return training(Recommender().to(device), lambda m: F.binary_cross_entropy_with_logits(m(dense, sparse), y))
+    dense, sparse, y = (
+        torch.randn(512, 13).to(device),
+        _ids(device, 20_000, 8, 512, 4),
+        torch.randint(2, (512,)).float().to(device),
+    )
+    return training(
+        Recommender().to(device), lambda m: F.binary_cross_entropy_with_logits(m(dense, sparse), y)
+    )
 
 
 @model
@@ -209,7 +296,12 @@ def graph_train(device: str) -> Workload:
     class Graph(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.enter, self.message, self.cell, self.leave = nn.Linear(16, 64), nn.Linear(128, 64), nn.GRUCell(64, 64), nn.Linear(64, 7)
+            self.enter, self.message, self.cell, self.leave = (
+                nn.Linear(16, 64),
+                nn.Linear(128, 64),
+                nn.GRUCell(64, 64),
+                nn.Linear(64, 7),
+            )
 
         def forward(self, x, source, target):
             h = torch.relu(self.enter(x))
@@ -227,7 +319,9 @@ def graph_train(device: str) -> Workload:
 def physics_train(device: str) -> Workload:
     """A network that solves u'' = f: second derivatives by autograd inside the loss."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
+    net = nn.Sequential(
+        nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+    ).to(device)
     points = torch.linspace(0, 1, 1024)[:, None].to(device)
 
     def loss(m):
@@ -244,7 +338,12 @@ def physics_train(device: str) -> Workload:
 def policy_infer(device: str) -> Workload:
     """A policy of three layers for one observation: nothing but overhead."""
     torch.manual_seed(0)
-    return inference(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 6)).to(device), torch.randn(1, 32).to(device))
+    return inference(
+        nn.Sequential(
+            nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 6)
+        ).to(device),
+        torch.randn(1, 32).to(device),
+    )
 
 
 @model
@@ -256,7 +355,10 @@ def gru_translate_train(device: str) -> Workload:
         def __init__(self) -> None:
             super().__init__()
             self.source, self.target = nn.Embedding(4000, 128), nn.Embedding(4000, 128)
-            self.encoder, self.decoder = nn.GRU(128, 192, 2, batch_first=True), nn.GRU(128, 192, 2, batch_first=True)
+            self.encoder, self.decoder = (
+                nn.GRU(128, 192, 2, batch_first=True),
+                nn.GRU(128, 192, 2, batch_first=True),
+            )
             self.head = nn.Linear(384, 4000)
 
         def forward(self, a, b):
@@ -277,13 +379,20 @@ def ppo_train(device: str) -> Workload:
     class Agent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.policy, self.value = (nn.Sequential(nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, n)) for n in (6, 1))
+            self.policy, self.value = (
+                nn.Sequential(
+                    nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, n)
+                )
+                for n in (6, 1)
+            )
             self.scale = nn.Parameter(torch.zeros(6))
 
         def forward(self, x):
             return self.policy(x), self.scale.exp(), self.value(x).squeeze(1)
 
-    x, action, before, advantage, target = (torch.randn(*s).to(device) for s in ((256, 17), (256, 6), (256,), (256,), (256,)))
+    x, action, before, advantage, target = (
+        torch.randn(*s).to(device) for s in ((256, 17), (256, 6), (256,), (256,), (256,))
+    )
 
     def loss(m):
         mean, scale, value = m(x)
@@ -303,14 +412,32 @@ def transformer_train(device: str) -> Workload:
     class Translate(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.inner, self.head = nn.Embedding(300, 64), nn.Transformer(64, 4, 2, 2, 128, 0.0, batch_first=True), nn.Linear(64, 300)
+            self.embed, self.inner, self.head = (
+                nn.Embedding(300, 64),
+                nn.Transformer(64, 4, 2, 2, 128, 0.0, batch_first=True),
+                nn.Linear(64, 300),
+            )
 
         def forward(self, a, b):
-            mask, padding = self.inner.generate_square_subsequent_mask(b.shape[1], device=a.device), a == 0
-            return self.head(self.inner(self.embed(a), self.embed(b), tgt_mask=mask, src_key_padding_mask=padding, memory_key_padding_mask=padding))
+            mask, padding = (
+                self.inner.generate_square_subsequent_mask(b.shape[1], device=a.device),
+                a == 0,
+            )
+            return self.head(
+                self.inner(
+                    self.embed(a),
+                    self.embed(b),
+                    tgt_mask=mask,
+                    src_key_padding_mask=padding,
+                    memory_key_padding_mask=padding,
+                )
+            )
 
     a, b, y = _ids(device, 300, 8, 20), _ids(device, 300, 8, 18), _ids(device, 300, 8 * 18)
-    return training(Translate().to(device), lambda m: F.cross_entropy(m(a, b).flatten(0, 1), y, label_smoothing=0.1))
+    return training(
+        Translate().to(device),
+        lambda m: F.cross_entropy(m(a, b).flatten(0, 1), y, label_smoothing=0.1),
+    )
 
 
 @model
@@ -321,13 +448,23 @@ def operator_train(device: str) -> Workload:
     class Spectral(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight, self.skip = nn.Parameter(torch.randn(32, 32, 12, 2) / 1024), nn.Conv1d(32, 32, 1)
+            self.weight, self.skip = (
+                nn.Parameter(torch.randn(32, 32, 12, 2) / 1024),
+                nn.Conv1d(32, 32, 1),
+            )
 
         def forward(self, x):
-            modes = torch.einsum("bix,iox->box", torch.fft.rfft(x)[..., :12], torch.view_as_complex(self.weight))
-            return F.gelu(torch.fft.irfft(F.pad(modes, (0, x.shape[-1] // 2 - 11)), n=x.shape[-1]) + self.skip(x))
+            modes = torch.einsum(
+                "bix,iox->box", torch.fft.rfft(x)[..., :12], torch.view_as_complex(self.weight)
+            )
+            return F.gelu(
+                torch.fft.irfft(F.pad(modes, (0, x.shape[-1] // 2 - 11)), n=x.shape[-1])
+                + self.skip(x)
+            )
 
-    net = nn.Sequential(nn.Conv1d(2, 32, 1), *(Spectral() for _ in range(3)), nn.Conv1d(32, 1, 1)).to(device)
+    net = nn.Sequential(
+        nn.Conv1d(2, 32, 1), *(Spectral() for _ in range(3)), nn.Conv1d(32, 1, 1)
+    ).to(device)
     x, y = torch.randn(16, 2, 128).to(device), torch.randn(16, 1, 128).to(device)
     return training(net, lambda m: F.mse_loss(m(x), y))
 

@@ -5,6 +5,7 @@
 Prints, per engine, compiles, seconds in all and without compiling, and microseconds per real token (the padding does not count).
 The engines take turns step by step on the same batches, so that a busy neighbour slows all of them.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -25,7 +26,15 @@ class Encoder(nn.Module):
     def __init__(self, longest: int) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(longest, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH,
+            HEADS,
+            4 * WIDTH,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
         self.body = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
@@ -49,8 +58,13 @@ class Trainer:
         if self.padded:
             length = ids.shape[1]
             size = 1 << (length - 1).bit_length()
-            padding = (torch.arange(size) >= length).expand(ids.shape[0], -1).contiguous().to(self.device)
-            ids, labels = F.pad(ids, (0, size - length)), F.pad(labels, (0, size - length), value=-100)
+            padding = (
+                (torch.arange(size) >= length).expand(ids.shape[0], -1).contiguous().to(self.device)
+            )
+            ids, labels = (
+                F.pad(ids, (0, size - length)),
+                F.pad(labels, (0, size - length), value=-100),
+            )
         logits = self.model(ids.to(self.device), padding)
         loss = F.cross_entropy(logits.view(-1, VOCABULARY), labels.to(self.device).view(-1))
         loss.backward()
@@ -61,7 +75,9 @@ class Trainer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--shortest", type=int, default=17)
     parser.add_argument("--longest", type=int, default=512)
@@ -75,7 +91,9 @@ def main() -> None:
         trainers[name] = Trainer("cpu" if kind == "eager" else "hlo", args.longest, bool(padded))
     rng = random.Random(0)
     compiles = dict.fromkeys(trainers, 0)
-    steady: dict[str, list[float]] = {name: [] for name in trainers}  # seconds per token of the steps that compiled nothing
+    steady: dict[str, list[float]] = {
+        name: [] for name in trainers
+    }  # seconds per token of the steps that compiled nothing
     tokens = 0
     for step in range(args.steps):
         length = rng.randint(args.shortest, args.longest)
@@ -91,10 +109,14 @@ def main() -> None:
             if not fresh:
                 steady[name].append(trainer.seconds[-1] / ids.numel())
     print(f"{args.steps} steps, lengths {args.shortest} to {args.longest}, {tokens} real tokens")
-    print(f"{'engine':12}{'compiles':>10}{'seconds':>10}{'us/token':>10}{'us/token (median, no compile)':>32}{'last loss':>12}")
+    print(
+        f"{'engine':12}{'compiles':>10}{'seconds':>10}{'us/token':>10}{'us/token (median, no compile)':>32}{'last loss':>12}"
+    )
     for name, t in trainers.items():
         steady_us = statistics.median(steady[name]) * 1e6 if steady[name] else float("nan")
-        print(f"{name:12}{compiles[name]:>10}{sum(t.seconds):>10.2f}{sum(t.seconds) / tokens * 1e6:>10.1f}{steady_us:>32.1f}{t.losses[-1]:>12.5f}")
+        print(
+            f"{name:12}{compiles[name]:>10}{sum(t.seconds):>10.2f}{sum(t.seconds) / tokens * 1e6:>10.1f}{steady_us:>32.1f}{t.losses[-1]:>12.5f}"
+        )
 
 
 if __name__ == "__main__":

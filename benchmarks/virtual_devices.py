@@ -5,6 +5,7 @@
 All work is done by the same cores either way, so a ratio of 1 would mean that cutting, meeting and moving bytes is free. AdamW's update is repeated
 by every device under `data`. The variants take turns step by step; quote ratios of medians.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -50,14 +51,20 @@ def stepper(devices: int, layout: str) -> Callable[[], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--devices", default="2,4,8")
     parser.add_argument("--layouts", default="data,fsdp")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     counts = [int(n) for n in args.devices.split(",")]
     with config.override(CPU_DEVICES=max(counts)):
-        variants = {"one device": stepper(1, "")} | {f"{n} devices, {layout}": stepper(n, layout) for layout in args.layouts.split(",") for n in counts}
+        variants = {"one device": stepper(1, "")} | {
+            f"{n} devices, {layout}": stepper(n, layout)
+            for layout in args.layouts.split(",")
+            for n in counts
+        }
         losses = {name: [step() for _ in range(3)][-1] for name, step in variants.items()}
         wall: dict[str, list[float]] = {name: [] for name in variants}
         cpu: dict[str, list[float]] = {name: [] for name in variants}
@@ -71,7 +78,9 @@ def main() -> None:
     print(f"{'':24}{'wall ms':>10}{'ratio':>8}{'CPU ms':>10}{'ratio':>8}   loss after 3 steps")
     for name in variants:
         w, c = statistics.median(wall[name]), statistics.median(cpu[name])
-        print(f"{name:24}{w * 1e3:10.1f}{w / statistics.median(wall[one]):8.2f}{c * 1e3:10.1f}{c / statistics.median(cpu[one]):8.2f}   {losses[name]:.6f}")
+        print(
+            f"{name:24}{w * 1e3:10.1f}{w / statistics.median(wall[one]):8.2f}{c * 1e3:10.1f}{c / statistics.median(cpu[one]):8.2f}   {losses[name]:.6f}"
+        )
 
 
 if __name__ == "__main__":

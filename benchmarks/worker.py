@@ -1,7 +1,8 @@
 """One engine running one workload in a process of its own, told by lines on stdin what to do.
 
-    python -m benchmarks.worker ENGINE WORKLOAD THREADS DEVICE   ->   {"ready": …}, then for each "steps N" line {"seconds": [...]}, "quit" ends it.
+python -m benchmarks.worker ENGINE WORKLOAD THREADS DEVICE   ->   {"ready": …}, then for each "steps N" line {"seconds": [...]}, "quit" ends it.
 """
+
 from __future__ import annotations
 
 import json
@@ -93,22 +94,37 @@ def main() -> None:
     step()
     wait()
     first = time.perf_counter() - start
-    print(json.dumps({"ready": True, "first_step": first, "flops": w.flops, "bytes": w.bytes}), file=out, flush=True)
+    print(
+        json.dumps({"ready": True, "first_step": first, "flops": w.flops, "bytes": w.bytes}),
+        file=out,
+        flush=True,
+    )
     for line in sys.stdin:
         command, *rest = line.split()
         if command == "quit":
             break
         seconds, host = [], []
         for _ in range(int(rest[0])):
-            start, host_start = time.perf_counter(), time.thread_time()  # of this thread: not what preempts it
+            start, host_start = (
+                time.perf_counter(),
+                time.thread_time(),
+            )  # of this thread: not what preempts it
             step()
             host.append(time.thread_time() - host_start)
             wait()
             seconds.append(time.perf_counter() - start)
-        peak = torch.cuda.max_memory_allocated() if device == "cuda" and engine != "hlo" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = (
+            torch.cuda.max_memory_allocated()
+            if device == "cuda" and engine != "hlo"
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        )
         if device == "cuda" and engine == "hlo":
             peak = torch.hlo.max_memory_allocated()
-        print(json.dumps({"seconds": seconds, "host": host, "peak_bytes": peak, **counters(engine)}), file=out, flush=True)
+        print(
+            json.dumps({"seconds": seconds, "host": host, "peak_bytes": peak, **counters(engine)}),
+            file=out,
+            flush=True,
+        )
 
 
 def counters(engine: str) -> dict:
@@ -118,7 +134,11 @@ def counters(engine: str) -> dict:
 
     m = torch_hlo.metrics
     ops = m.metric_data("TensorsGraphSize")
-    return {"ops": int(ops[2][-1][1]) if ops else 0, "compiles": m.counter_value("UncachedCompile") or 0, "fallbacks": [n for n in m.counter_names() if n.startswith("aten::")]}
+    return {
+        "ops": int(ops[2][-1][1]) if ops else 0,
+        "compiles": m.counter_value("UncachedCompile") or 0,
+        "fallbacks": [n for n in m.counter_names() if n.startswith("aten::")],
+    }
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 `step` is a plain PyTorch function of no arguments; engines decide whether it runs eagerly, compiled or lazily.
 `flops` and `bytes` are the floor of one step: multiply-adds counted twice, and the bytes that must move at least once.
 """
+
 from __future__ import annotations
 
 import math
@@ -50,7 +51,9 @@ def adamw(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-4, fused=parameters[0].device.type != "xla")
 
 
-def training(model: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor], flops: float = 0, optimizer=None) -> Workload:
+def training(
+    model: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor], flops: float = 0, optimizer=None
+) -> Workload:
     """Forward, backward and AdamW. torch.compile gets the forward (and so the backward); the optimizer stays as it is."""
 
     def build(compiler):
@@ -86,7 +89,10 @@ class Attention(nn.Module):
 
     def forward(self, x):
         batch, length, width = x.shape
-        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in self.qkv(x).split(width, dim=2))
+        q, k, v = (
+            t.view(batch, length, self.heads, -1).transpose(1, 2)
+            for t in self.qkv(x).split(width, dim=2)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
 
@@ -111,16 +117,32 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
 
     def forward(self, ids):
-        return self.head(self.norm(self.blocks(self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device)))))
+        return self.head(
+            self.norm(
+                self.blocks(
+                    self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
+                )
+            )
+        )
 
 
-def _gpt(device: str, vocab: int, block: int, layers: int, width: int, heads: int, batch: int) -> Workload:
+def _gpt(
+    device: str, vocab: int, block: int, layers: int, width: int, heads: int, batch: int
+) -> Workload:
     torch.manual_seed(0)
     model = GPT(vocab, block, layers, width, heads).to(device)
     ids = torch.randint(vocab, (batch, block + 1)).to(device)
-    matmul = sum(p.numel() for n, p in model.named_parameters() if p.dim() == 2 and "token" not in n and "position" not in n)
+    matmul = sum(
+        p.numel()
+        for n, p in model.named_parameters()
+        if p.dim() == 2 and "token" not in n and "position" not in n
+    )
     flops = 6 * batch * block * matmul + layers * 12 * batch * block * block * width / 2
-    return training(model, lambda m: F.cross_entropy(m(ids[:, :-1]).reshape(-1, vocab), ids[:, 1:].reshape(-1)), flops)
+    return training(
+        model,
+        lambda m: F.cross_entropy(m(ids[:, :-1]).reshape(-1, vocab), ids[:, 1:].reshape(-1)),
+        flops,
+    )
 
 
 @workload
@@ -137,8 +159,12 @@ def nanogpt_train(device):
 
 def _encoder(device, dtype):
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block(768, 12, causal=False) for _ in range(4)), nn.LayerNorm(768)).to(device, dtype)
-    return inference(model, torch.randn(4, 128, 768).to(device, dtype), flops=2 * 512 * 4 * 12 * 768**2)
+    model = nn.Sequential(*(Block(768, 12, causal=False) for _ in range(4)), nn.LayerNorm(768)).to(
+        device, dtype
+    )
+    return inference(
+        model, torch.randn(4, 128, 768).to(device, dtype), flops=2 * 512 * 4 * 12 * 768**2
+    )
 
 
 @workload
@@ -169,7 +195,9 @@ class Decoder(nn.Module):
         for i in range(layers):
             self.register_buffer(f"k{i}", torch.zeros(1, heads, length, width // heads))
             self.register_buffer(f"v{i}", torch.zeros(1, heads, length, width // heads))
-        angle = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, width // heads, 2) / (width // heads))
+        angle = torch.arange(length)[:, None] / 10000 ** (
+            torch.arange(0, width // heads, 2) / (width // heads)
+        )
         self.register_buffer("cos", angle.cos().repeat(1, 2))
         self.register_buffer("sin", angle.sin().repeat(1, 2))
 
@@ -181,11 +209,16 @@ class Decoder(nn.Module):
         x = self.token(ids)
         mask = torch.arange(self.length, device=ids.device) <= position
         for i, layer in enumerate(self.layers):
-            q, k, v = (t.view(1, 1, self.heads, -1).transpose(1, 2) for t in layer["qkv"](layer["n1"](x)).chunk(3, dim=-1))
+            q, k, v = (
+                t.view(1, 1, self.heads, -1).transpose(1, 2)
+                for t in layer["qkv"](layer["n1"](x)).chunk(3, dim=-1)
+            )
             keys, values = getattr(self, f"k{i}"), getattr(self, f"v{i}")
             keys.index_copy_(2, position, self.rotate(k, position))
             values.index_copy_(2, position, v)
-            y = F.scaled_dot_product_attention(self.rotate(q, position), keys, values, attn_mask=mask[None])
+            y = F.scaled_dot_product_attention(
+                self.rotate(q, position), keys, values, attn_mask=mask[None]
+            )
             x = x + layer["out"](y.transpose(1, 2).reshape(1, 1, -1))
             h = layer["n2"](x)
             x = x + layer["down"](F.silu(layer["gate"](h)) * layer["up"](h))
@@ -198,7 +231,9 @@ def llama_decode(device):
     torch.manual_seed(0)
     model = Decoder().to(device)
     parameters = sum(p.numel() for p in model.parameters()) - model.token.weight.numel()
-    w = inference(model, torch.tensor([[7]]).to(device), torch.tensor([100]).to(device), flops=2 * parameters)
+    w = inference(
+        model, torch.tensor([[7]]).to(device), torch.tensor([100]).to(device), flops=2 * parameters
+    )
     w.bytes = 4 * parameters
     return w
 
@@ -208,15 +243,33 @@ class Residual(nn.Module):
         super().__init__()
         self.a, self.n1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False), nn.BatchNorm2d(outer)
         self.b, self.n2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False), nn.BatchNorm2d(outer)
-        self.skip = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer)) if stride != 1 or inner != outer else nn.Identity()
+        self.skip = (
+            nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer))
+            if stride != 1 or inner != outer
+            else nn.Identity()
+        )
 
     def forward(self, x):
         return F.relu(self.n2(self.b(F.relu(self.n1(self.a(x))))) + self.skip(x))
 
 
 def resnet18() -> nn.Module:
-    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    for inner, outer, stride in ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1)):
+    layers = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    for inner, outer, stride in (
+        (64, 64, 1),
+        (64, 64, 1),
+        (64, 128, 2),
+        (128, 128, 1),
+        (128, 256, 2),
+        (256, 256, 1),
+        (256, 512, 2),
+        (512, 512, 1),
+    ):
         layers.append(Residual(inner, outer, stride))
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
 
@@ -226,21 +279,28 @@ def resnet18_train(device):
     """ResNet-18, batch 4 of 224 x 224, AdamW."""
     torch.manual_seed(0)
     x, y = torch.randn(4, 3, 224, 224).to(device), torch.randint(1000, (4,)).to(device)
-    return training(resnet18().to(device), lambda m: F.cross_entropy(m(x), y), flops=4 * 3 * 2 * 1.81e9)
+    return training(
+        resnet18().to(device), lambda m: F.cross_entropy(m(x), y), flops=4 * 3 * 2 * 1.81e9
+    )
 
 
 @workload
 def resnet18_infer(device):
     """ResNet-18 inference, batch 4."""
     torch.manual_seed(0)
-    return inference(resnet18().to(device), torch.randn(4, 3, 224, 224).to(device), flops=4 * 2 * 1.81e9)
+    return inference(
+        resnet18().to(device), torch.randn(4, 3, 224, 224).to(device), flops=4 * 2 * 1.81e9
+    )
 
 
 class ViT(nn.Module):
     def __init__(self, width=192, layers=6, heads=3) -> None:
         super().__init__()
         self.patch = nn.Conv2d(3, width, 16, 16)
-        self.cls, self.position = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.zeros(1, 197, width))
+        self.cls, self.position = (
+            nn.Parameter(torch.zeros(1, 1, width)),
+            nn.Parameter(torch.zeros(1, 197, width)),
+        )
         self.blocks = nn.Sequential(*(Block(width, heads, causal=False) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 1000)
 
@@ -254,16 +314,24 @@ class ViT(nn.Module):
 def vit_infer(device):
     """ViT 6x192, patches of 16, batch 4."""
     torch.manual_seed(0)
-    return inference(ViT().to(device), torch.randn(4, 3, 224, 224).to(device), flops=2 * 4 * 197 * 6 * 12 * 192**2)
+    return inference(
+        ViT().to(device),
+        torch.randn(4, 3, 224, 224).to(device),
+        flops=2 * 4 * 197 * 6 * 12 * 192**2,
+    )
 
 
 @workload
 def mlp_train(device):
     """784-256-128-10, batch 64, AdamW."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
+    model = nn.Sequential(
+        nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)
+    ).to(device)
     x, y = torch.randn(64, 784).to(device), torch.randint(10, (64,)).to(device)
-    return training(model, lambda m: F.cross_entropy(m(x), y), flops=6 * 64 * (784 * 256 + 256 * 128 + 1280))
+    return training(
+        model, lambda m: F.cross_entropy(m(x), y), flops=6 * 64 * (784 * 256 + 256 * 128 + 1280)
+    )
 
 
 @workload
@@ -296,7 +364,11 @@ def sum_x_yz(device):
 def softmax(device):
     """softmax of [4096, 2048]."""
     torch.manual_seed(0)
-    return kernel(lambda x: torch.softmax(x, -1), torch.randn(4096, 2048).to(device), bytes=2 * 4 * 4096 * 2048)
+    return kernel(
+        lambda x: torch.softmax(x, -1),
+        torch.randn(4096, 2048).to(device),
+        bytes=2 * 4 * 4096 * 2048,
+    )
 
 
 @workload
@@ -304,14 +376,21 @@ def layernorm_gelu(device):
     """gelu(layer_norm(x)), [8192, 1024]."""
     torch.manual_seed(0)
     w, b = torch.randn(1024).to(device), torch.randn(1024).to(device)
-    return kernel(lambda x: F.gelu(F.layer_norm(x, (1024,), w, b)), torch.randn(8192, 1024).to(device), bytes=2 * 4 * 8192 * 1024)
+    return kernel(
+        lambda x: F.gelu(F.layer_norm(x, (1024,), w, b)),
+        torch.randn(8192, 1024).to(device),
+        bytes=2 * 4 * 8192 * 1024,
+    )
 
 
 @workload
 def cross_entropy_50k(device):
     """Cross-entropy of [512, 50257] and the gradient of the logits."""
     torch.manual_seed(0)
-    logits, target = torch.randn(512, 50257).to(device).requires_grad_(), torch.randint(50257, (512,)).to(device)
+    logits, target = (
+        torch.randn(512, 50257).to(device).requires_grad_(),
+        torch.randint(50257, (512,)).to(device),
+    )
 
     def run(logits, target):
         loss = F.cross_entropy(logits, target)
@@ -336,7 +415,9 @@ def attention(device):
     q, k, v = (torch.randn(4, 8, 512, 64).to(device).requires_grad_() for _ in range(3))
 
     def build(compiler):
-        forward = compiler(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True).square().mean())
+        forward = compiler(
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True).square().mean()
+        )
         return lambda: torch.autograd.grad(forward(q, k, v), (q, k, v))
 
     return Workload(build(lambda f: f), build, flops=7 * 4 * 8 * 512 * 512 * 64)
@@ -346,7 +427,25 @@ def attention(device):
 def adamw_124m(device):
     """AdamW over the 148 parameters of a 124 M GPT-2."""
     torch.manual_seed(0)
-    shapes = [(50257, 768), (1024, 768)] + 12 * [(768,), (768,), (768, 2304), (2304,), (768, 768), (768,), (768,), (768,), (768, 3072), (3072,), (3072, 768), (768,)] + [(768,), (768,)]
+    shapes = (
+        [(50257, 768), (1024, 768)]
+        + 12
+        * [
+            (768,),
+            (768,),
+            (768, 2304),
+            (2304,),
+            (768, 768),
+            (768,),
+            (768,),
+            (768,),
+            (768, 3072),
+            (3072,),
+            (3072, 768),
+            (768,),
+        ]
+        + [(768,), (768,)]
+    )
     params = [torch.randn(s).to(device).requires_grad_() for s in shapes]
     for p in params:
         p.grad = torch.randn(p.shape).to(device)
@@ -368,14 +467,22 @@ def transposes(device):
     """[8,1024,12,64] -> [8,12,1024,64] and a 4096 x 4096 transpose."""
     torch.manual_seed(0)
     x, y = torch.randn(8, 1024, 12, 64).to(device), torch.randn(4096, 4096).to(device)
-    return kernel(lambda x, y: (x.transpose(1, 2).contiguous(), y.t().contiguous()), x, y, bytes=2 * (x.nbytes + y.nbytes))
+    return kernel(
+        lambda x, y: (x.transpose(1, 2).contiguous(), y.t().contiguous()),
+        x,
+        y,
+        bytes=2 * (x.nbytes + y.nbytes),
+    )
 
 
 @workload
 def embedding(device):
     """Gather of 8192 rows from [50257, 768] and the scatter-add of its gradient."""
     torch.manual_seed(0)
-    table, ids = torch.randn(50257, 768).to(device).requires_grad_(), torch.randint(50257, (8192,)).to(device)
+    table, ids = (
+        torch.randn(50257, 768).to(device).requires_grad_(),
+        torch.randint(50257, (8192,)).to(device),
+    )
 
     def build(compiler):
         forward = compiler(lambda t, i: F.embedding(i, t))

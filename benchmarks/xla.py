@@ -7,6 +7,7 @@ What it measures: StableHLO of a whole training or inference step in XLA's own p
 without any tracing. Not measured: what JAX's own lowering of the same model might say differently (our attention is a function of plain ops here),
 and the host time of a framework around it. The first step is reading the text, compiling and running.
 """
+
 from __future__ import annotations
 
 import json
@@ -53,11 +54,25 @@ class Step:
         import numpy as np
 
         jax.config.update("jax_enable_x64", True)
-        names = {"pred": np.bool_, "bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32, "f64": np.float64}
-        names |= {f"{k}{bits}": f"{name}{bits}" for k, name in (("s", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)}
+        names = {
+            "pred": np.bool_,
+            "bf16": ml_dtypes.bfloat16,
+            "f16": np.float16,
+            "f32": np.float32,
+            "f64": np.float64,
+        }
+        names |= {
+            f"{k}{bits}": f"{name}{bits}"
+            for k, name in (("s", "int"), ("u", "uint"))
+            for bits in (8, 16, 32, 64)
+        }
         self.aliases = description["aliases"]
         self.inputs = [
-            jax.device_put(np.fromfile(os.path.join(folder, f"{i}.bin"), np.uint8).view(names[dtype]).reshape(dims))
+            jax.device_put(
+                np.fromfile(os.path.join(folder, f"{i}.bin"), np.uint8)
+                .view(names[dtype])
+                .reshape(dims)
+            )
             for i, (dtype, dims) in enumerate(description["parameters"])
         ]
         jax.block_until_ready(self.inputs)
@@ -92,7 +107,17 @@ def serve(folder: str) -> None:
     step.compile()
     step()
     step.wait()
-    print(json.dumps({"ready": True, "first_step": time.perf_counter() - start, "flops": description["flops"], "bytes": description["bytes"]}), flush=True)
+    print(
+        json.dumps(
+            {
+                "ready": True,
+                "first_step": time.perf_counter() - start,
+                "flops": description["flops"],
+                "bytes": description["bytes"],
+            }
+        ),
+        flush=True,
+    )
     for line in sys.stdin:
         command, *rest = line.split()
         if command == "quit":

@@ -2,6 +2,7 @@
 
 Each section shows what the library really does on the way; nothing here is written for show.
 """
+
 from __future__ import annotations
 
 import torch
@@ -47,7 +48,9 @@ def main() -> None:
     seen: dict[str, str] = {}
     from torch_hlo.device import runtime
 
-    program = runtime.compile_program(module, lambda stage, value: seen.setdefault(stage, str(value)))
+    program = runtime.compile_program(
+        module, lambda stage, value: seen.setdefault(stage, str(value))
+    )
     ir = seen["llvm"]
     print(f"LLVM IR, {len(ir.splitlines())} lines; the first kernel:")
     start = ir.index("define")
@@ -59,7 +62,9 @@ def main() -> None:
     reference = torch.nn.functional.gelu(x @ w + b, approximate="tanh")
     reference[0].mul_(2)
     difference = (z.cpu() - reference.sum(dim=1)).abs().max().item()
-    print(f"result on hlo: {z.cpu()[:4]}\nlargest difference from CPU eager: {difference:.2e}  (program {program.name})")
+    print(
+        f"result on hlo: {z.cpu()[:4]}\nlargest difference from CPU eager: {difference:.2e}  (program {program.name})"
+    )
     assert difference < 1e-4
     print(torch_hlo.metrics.last_compile_reason())
 

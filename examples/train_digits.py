@@ -4,6 +4,7 @@
 
 Prints loss and test accuracy (above 97 %), the speed of both, compiles and fallbacks.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -68,7 +69,9 @@ def train(name: str, device: str, epochs: int, batch: int = 64) -> tuple[list[fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=[*MODELS, "both"], default="both")
     parser.add_argument("--epochs", type=int, default=30)
     args = parser.parse_args()
@@ -79,10 +82,14 @@ def main() -> None:
         fallbacks = [n for n in torch_hlo.metrics.counter_names() if n.startswith("aten::")]
         cpu, cpu_accuracy, cpu_ms = train(name, "cpu", args.epochs)
         first = min(100, len(hlo))
-        print(f"{name}: loss {hlo[0]:.4f} -> {hlo[-1]:.4f} (cpu {cpu[0]:.4f} -> {cpu[-1]:.4f}; largest difference in "
-              f"{first} steps {max(abs(a - b) for a, b in zip(hlo[:first], cpu[:first])):.1e})")
+        print(
+            f"{name}: loss {hlo[0]:.4f} -> {hlo[-1]:.4f} (cpu {cpu[0]:.4f} -> {cpu[-1]:.4f}; largest difference in "
+            f"{first} steps {max(abs(a - b) for a, b in zip(hlo[:first], cpu[:first])):.1e})"
+        )
         print(f"     test accuracy {accuracy:.2%} (cpu {cpu_accuracy:.2%})")
-        print(f"     {ms:.2f} ms/step on hlo, {cpu_ms:.2f} on cpu eager ({cpu_ms / ms:.2f}x), {compiles} compiles, fallbacks: {fallbacks or 'none'}")
+        print(
+            f"     {ms:.2f} ms/step on hlo, {cpu_ms:.2f} on cpu eager ({cpu_ms / ms:.2f}x), {compiles} compiles, fallbacks: {fallbacks or 'none'}"
+        )
 
 
 if __name__ == "__main__":

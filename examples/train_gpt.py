@@ -5,6 +5,7 @@
 
 Prints the loss, tokens per second on both, the largest difference of the losses, the number of compiles, and generated text.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,7 +31,10 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in self.qkv(self.norm1(x)).split(width, dim=2))
+        q, k, v = (
+            t.view(batch, length, self.heads, -1).transpose(1, 2)
+            for t in self.qkv(self.norm1(x)).split(width, dim=2)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
@@ -57,7 +61,9 @@ def standard_library(limit: int = 2_000_000) -> str:
     return "".join(c for c in text if c.isascii())
 
 
-def train(device: str, args: argparse.Namespace, data: torch.Tensor, vocab: int) -> tuple[GPT, list[float], float]:
+def train(
+    device: str, args: argparse.Namespace, data: torch.Tensor, vocab: int
+) -> tuple[GPT, list[float], float]:
     """Returns the model, the loss of each step, and the median seconds per step (the first three left out)."""
     torch.manual_seed(0)
     model = GPT(vocab, args.block, args.layers, args.width, args.heads).to(device)
@@ -77,7 +83,9 @@ def train(device: str, args: argparse.Namespace, data: torch.Tensor, vocab: int)
             torch_hlo.mark_step()
         losses.append(loss.detach())
         if len(losses) % 10 == 0 or len(losses) < 4:
-            losses[-1].item()  # keep the host from running ahead, so that a step's time is a step's time
+            losses[
+                -1
+            ].item()  # keep the host from running ahead, so that a step's time is a step's time
         seconds.append(time.perf_counter() - start)
     losses = [x.item() for x in losses]
     steady = seconds[3:] or seconds
@@ -91,14 +99,33 @@ def generate(model: GPT, ids: list[int], block: int, count: int, device: str) ->
     for _ in range(count):
         window = ids[-block:]
         padded = torch.tensor([window + [0] * (block - len(window))], device=device)
-        logits = model(padded)[0, len(window) - 1] if device == "cpu" else model(padded).cpu()[0, len(window) - 1]
-        ids = ids + [int(torch.multinomial(torch.softmax(logits.float() / 0.8, 0).cpu(), 1, generator=random))]
+        logits = (
+            model(padded)[0, len(window) - 1]
+            if device == "cpu"
+            else model(padded).cpu()[0, len(window) - 1]
+        )
+        ids = ids + [
+            int(
+                torch.multinomial(torch.softmax(logits.float() / 0.8, 0).cpu(), 1, generator=random)
+            )
+        ]
     return ids
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("layers", 4), ("width", 128), ("heads", 4), ("block", 64), ("batch", 12), ("steps", 100), ("vocab", 0), ("generate", 200)):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, value in (
+        ("layers", 4),
+        ("width", 128),
+        ("heads", 4),
+        ("block", 64),
+        ("batch", 12),
+        ("steps", 100),
+        ("vocab", 0),
+        ("generate", 200),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--lr", type=float, default=1e-3)
     args = parser.parse_args()
@@ -109,7 +136,9 @@ def main() -> None:
     data = torch.tensor([code[c] for c in text])
     vocab = args.vocab or len(characters)
     if vocab < len(characters):
-        parser.error(f"--vocab {vocab} is smaller than the {len(characters)} characters of the text")
+        parser.error(
+            f"--vocab {vocab} is smaller than the {len(characters)} characters of the text"
+        )
 
     model, hlo, hlo_seconds = train("hlo", args, data, vocab)
     compiles = torch_hlo.metrics.counter_value("UncachedCompile") or 0
@@ -121,10 +150,15 @@ def main() -> None:
         print(f"{i + 1:4d}    {hlo[i]:10.5f} {cpu[i]:10.5f}")
     tokens = args.batch * args.block
     print(f"\nlargest loss difference: {max(abs(a - b) for a, b in zip(hlo, cpu)):.2e}")
-    print(f"tokens/s: hlo {tokens / hlo_seconds:,.0f}   cpu eager {tokens / cpu_seconds:,.0f}   ({cpu_seconds / hlo_seconds:.2f}x)")
+    print(
+        f"tokens/s: hlo {tokens / hlo_seconds:,.0f}   cpu eager {tokens / cpu_seconds:,.0f}   ({cpu_seconds / hlo_seconds:.2f}x)"
+    )
     print(f"compiles: {compiles} (training)   fallbacks: {fallbacks or 'none'}")
     sample = generate(model, [code[c] for c in "def "], args.block, args.generate, "hlo")
-    print("\n--- generated ---\n" + "".join(characters[i] if i < len(characters) else "?" for i in sample))
+    print(
+        "\n--- generated ---\n"
+        + "".join(characters[i] if i < len(characters) else "?" for i in sample)
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 
 Prints the losses, their largest difference, and the collectives of one training step with the bytes that a device sends.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -31,7 +32,9 @@ STRATEGIES = {
 }
 
 
-def train(strategy, args: argparse.Namespace, data: torch.Tensor, vocabulary: int) -> tuple[list[float], float]:
+def train(
+    strategy, args: argparse.Namespace, data: torch.Tensor, vocabulary: int
+) -> tuple[list[float], float]:
     """Losses, and seconds per step after the compiles."""
     torch.manual_seed(0)
     model = GPT(vocabulary, args.block, args.layers, args.width, args.heads).to("hlo")
@@ -48,7 +51,10 @@ def train(strategy, args: argparse.Namespace, data: torch.Tensor, vocabulary: in
             torch_hlo.sync()
             start = time.perf_counter()
         at = torch.randint(len(data) - args.block - 1, (args.batch,), generator=sampler)
-        x, y = (torch.stack([data[i + shift : i + shift + args.block] for i in at]).to("hlo") for shift in (0, 1))
+        x, y = (
+            torch.stack([data[i + shift : i + shift + args.block] for i in at]).to("hlo")
+            for shift in (0, 1)
+        )
         if plan is not None:
             x, y = plan.mark_batch(x, y)
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
@@ -63,7 +69,14 @@ def train(strategy, args: argparse.Namespace, data: torch.Tensor, vocabulary: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name, default in (("steps", 8), ("batch", 16), ("block", 32), ("layers", 2), ("width", 64), ("heads", 4)):
+    for name, default in (
+        ("steps", 8),
+        ("batch", 16),
+        ("block", 32),
+        ("layers", 2),
+        ("width", 64),
+        ("heads", 4),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--strategies", default=",".join(STRATEGIES), help="comma-separated")
     args = parser.parse_args()
@@ -81,14 +94,18 @@ def main() -> None:
     symbols = sorted(set(text))
     data = torch.tensor([symbols.index(c) for c in text])
     vocabulary = -(-len(symbols) // 16) * 16  # divisible by the axes
-    say(f"{'processes: ' + str(dist.get_world_size()) if dist.is_initialized() else 'one process, 4 virtual devices'}; {args.layers} layers of width {args.width}")
+    say(
+        f"{'processes: ' + str(dist.get_world_size()) if dist.is_initialized() else 'one process, 4 virtual devices'}; {args.layers} layers of width {args.width}"
+    )
     reference: list[float] | None = None
     for name in args.strategies.split(","):
         before = len(programs())
         losses, seconds = train(STRATEGIES[name], args, data, vocabulary)
         reference = reference or losses
         difference = max(abs(a - b) for a, b in zip(losses, reference))
-        say(f"\n{name}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, {seconds * 1e3:.0f} ms per step, largest difference {difference:.1e}")
+        say(
+            f"\n{name}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, {seconds * 1e3:.0f} ms per step, largest difference {difference:.1e}"
+        )
         if STRATEGIES[name] is not None:
             say(max(programs()[before:], key=lambda p: p.runs).cost.table())
         if difference > 1e-3:

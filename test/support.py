@@ -1,4 +1,5 @@
 """Test cases on HLO text. One assert, six checks: see HloTestCase.assertPass."""
+
 from __future__ import annotations
 
 import sys
@@ -73,11 +74,15 @@ class HloTestCase(TestCase):
         self.assertEqual(short(self.check(p, module)), short(module))
         self.assertIs(p(module), module)
 
-    def assertRewrites(self, p: Pass, before: Instruction, after: Instruction, rtol: float = 1e-5) -> None:
+    def assertRewrites(
+        self, p: Pass, before: Instruction, after: Instruction, rtol: float = 1e-5
+    ) -> None:
         """assertPass on a program built in Python: the pass turns the root `before` into the very instruction `after`."""
         result = self.check(p, program(before), rtol)
         if result.entry.root is not after:
-            self.fail(f"{p.name} turned\n{short(program(before))}into\n{short(result)}expected\n{short(program(after))}")
+            self.fail(
+                f"{p.name} turned\n{short(program(before))}into\n{short(result)}expected\n{short(program(after))}"
+            )
 
     def assertKept(self, p: Pass, x: Instruction) -> None:
         """The pass has nothing to do on the program with root `x`."""
@@ -88,7 +93,11 @@ class HloTestCase(TestCase):
         self.assertRoundTrip(verify(module))
         result = p(module)
         self.assertRoundTrip(verify(result))
-        self.assertIs(p(result), result, f"{p.name} is not idempotent: {short(result)}becomes\n{short(p(result))}")
+        self.assertIs(
+            p(result),
+            result,
+            f"{p.name} is not idempotent: {short(result)}becomes\n{short(p(result))}",
+        )
         if result.entry.root is module.entry.root:
             self.assertIs(result, module, f"{p.name} changed nothing but made a new module")
         self.assertSameValue(module, result, 0, rtol)
@@ -98,15 +107,32 @@ class HloTestCase(TestCase):
     def assertRoundTrip(self, module: Module) -> None:
         for style in ("canonical", "short"):
             text = module_text(module, style=style)
-            self.assertIs(parse_module(text).entry.root, module.entry.root, f"does not read back:\n{text}")
+            self.assertIs(
+                parse_module(text).entry.root, module.entry.root, f"does not read back:\n{text}"
+            )
 
-    def assertSameValue(self, before: Module, after: Module, seed: int = 0, rtol: float = 1e-5, special: bool = False) -> None:
+    def assertSameValue(
+        self,
+        before: Module,
+        after: Module,
+        seed: int = 0,
+        rtol: float = 1e-5,
+        special: bool = False,
+    ) -> None:
         """Equal values within `rtol`, on every device that the program's collectives name; with `special` inputs also equal infinities, NaNs and signs of zeros."""
-        inputs = [random_inputs(before, seed + device, special) for device in range(devices_of(before))]
+        inputs = [
+            random_inputs(before, seed + device, special) for device in range(devices_of(before))
+        ]
         values = zip(evaluate_spmd(before, inputs), evaluate_spmd(after, inputs), strict=True)
         for x, y in (pair for old, new in values for pair in zip(old, new, strict=True)):
             np.testing.assert_allclose(y, x, rtol=rtol, atol=rtol)
             # The sum that a dot is may start from either zero.
-            if special and x.dtype.kind == "f" and not any(i.op == "dot" for i in before.entry.instructions()):
+            if (
+                special
+                and x.dtype.kind == "f"
+                and not any(i.op == "dot" for i in before.entry.instructions())
+            ):
                 zeros = (x == 0) & (y == 0)
-                np.testing.assert_array_equal(np.signbit(y[zeros]), np.signbit(x[zeros]), "signs of zeros")
+                np.testing.assert_array_equal(
+                    np.signbit(y[zeros]), np.signbit(x[zeros]), "signs of zeros"
+                )

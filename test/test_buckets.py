@@ -1,4 +1,5 @@
 """Padding to buckets: the sizes, and as many compiles as buckets."""
+
 from __future__ import annotations
 
 import pytest
@@ -8,7 +9,9 @@ import torch_hlo
 from torch_hlo.buckets import bucket
 
 
-@pytest.mark.parametrize(("size", "want"), [(0, 1), (1, 1), (2, 2), (3, 4), (17, 32), (512, 512), (513, 1024)])
+@pytest.mark.parametrize(
+    ("size", "want"), [(0, 1), (1, 1), (2, 2), (3, 4), (17, 32), (512, 512), (513, 1024)]
+)
 def test_powers_of_two(size, want):
     assert bucket(size) == want
 

@@ -1,4 +1,5 @@
 """What the documentation says exists: links, files, flags, commands. Its Python blocks run."""
+
 from __future__ import annotations
 
 import re
@@ -14,16 +15,25 @@ from torch_hlo.distributed import sharding_of
 from torch_hlo.tools import cli
 
 ROOT = Path(__file__).parent.parent
-PAGES = {path.name: path for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))}
+PAGES = {
+    path.name: path
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+}
 PRESENT = sorted(PAGES.keys() - {"CHANGELOG.md"})  # history may name what is gone
-SOURCES = [path.relative_to(ROOT) for folder in ("torch_hlo", "test", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+SOURCES = [
+    path.relative_to(ROOT)
+    for folder in ("torch_hlo", "test", "examples", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     prose = re.sub(r"`[^`]*`", "", PAGES[page].read_text())
     links = re.findall(r"\[[^\]\n]+\]\(([^)\s#]+)", prose)
-    assert not [link for link in links if "://" not in link and not (PAGES[page].parent / link).exists()]
+    assert not [
+        link for link in links if "://" not in link and not (PAGES[page].parent / link).exists()
+    ]
 
 
 @pytest.mark.parametrize("page", PRESENT)
@@ -37,7 +47,9 @@ def test_files_and_flags_exist(page):
 def commands() -> list[tuple[str, ...]]:
     """Arguments of every `python -m torch_hlo …` that is written out on a page or in the command's own help."""
     texts = [cli.EXAMPLES, *(PAGES[page].read_text() for page in PRESENT)]
-    lines = [line for text in texts for line in re.findall(r"python -m torch_hlo (\w[^\n`|]*)", text)]
+    lines = [
+        line for text in texts for line in re.findall(r"python -m torch_hlo (\w[^\n`|]*)", text)
+    ]
     return sorted({tuple(shlex.split(re.split(r"  |\s#", line)[0])) for line in lines})
 
 
@@ -48,7 +60,9 @@ def test_commands_parse(arguments):
 
 def run_blocks(page: str, names: dict) -> None:
     """Run the Python blocks of a page, one after another; `names`: what the page leaves out."""
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGES[page].read_text(), re.MULTILINE | re.DOTALL):
+    for block in re.findall(
+        r"^```python\n(.*?)^```$", PAGES[page].read_text(), re.MULTILINE | re.DOTALL
+    ):
         exec(block, names)
 
 
@@ -66,7 +80,14 @@ def test_distributed(capsys):
             self.up, self.down = torch.nn.Linear(16, 64), torch.nn.Linear(64, 16)
 
     model, batch = Perceptron().to("hlo"), torch.randn(8, 16, device="hlo")
-    given = {"model": model, "batch": batch, "optimizer": torch.optim.SGD(model.parameters(), lr=1e-2), "torch": torch, "torch_hlo": torch_hlo, "GPT": Perceptron}
+    given = {
+        "model": model,
+        "batch": batch,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=1e-2),
+        "torch": torch,
+        "torch_hlo": torch_hlo,
+        "GPT": Perceptron,
+    }
     given |= {"x": torch.empty(64, 16, device="meta"), "y": torch.empty(64, 16, device="meta")}
     with config.override(CPU_DEVICES=8):
         run_blocks("distributed.md", given)

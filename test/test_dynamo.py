@@ -1,4 +1,5 @@
 """torch.compile(backend="hlo") on CPU tensors: values, gradients, strides and mutations like eager; one program for all sizes."""
+
 import gc
 import subprocess
 import sys
@@ -35,7 +36,9 @@ def compiles(fn) -> int:
 
 
 def same(got, want, tol=1e-5, strides=True):
-    for g, w in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True):
+    for g, w in zip(
+        torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True
+    ):
         torch.testing.assert_close(g, w, rtol=tol, atol=tol)
         if strides and isinstance(g, torch.Tensor):
             assert g.stride() == w.stride()
@@ -77,7 +80,15 @@ def test_input_mutation():
     same(a, b)
 
 
-@pytest.mark.parametrize("make", [lambda: torch.randn(4, 6), lambda: torch.randn(6, 4).t(), lambda: torch.randn(8, 12)[::2, ::2], lambda: torch.randn(25)[1:]])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(4, 6),
+        lambda: torch.randn(6, 4).t(),
+        lambda: torch.randn(8, 12)[::2, ::2],
+        lambda: torch.randn(25)[1:],
+    ],
+)
 def test_mutation_through_views_of_any_layout(make):
     def fn(x):
         x[..., 0].zero_()
@@ -101,7 +112,14 @@ def test_outputs_alias_like_eager():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("make", [lambda: torch.randn(3, 4, 5), lambda: torch.randn(3, 4, 5).permute(2, 1, 0), lambda: torch.randn(3, 8, 5)[:, ::2]])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(3, 4, 5),
+        lambda: torch.randn(3, 4, 5).permute(2, 1, 0),
+        lambda: torch.randn(3, 8, 5)[:, ::2],
+    ],
+)
 def test_strides(make, dynamic):
     def fn(x):
         return (x + 1).permute(2, 0, 1).clone(), x.transpose(0, 1) * 3, x.mT.contiguous()
@@ -140,13 +158,26 @@ def test_one_program_for_all_sizes(fn):
 
 def test_automatic_dynamic_training():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4))
-    assert compiles(lambda: trains_like_eager(model, [torch.randn(n, 8) for n in (3, 7, 2, 33, 100)])) == 4
+    assert (
+        compiles(lambda: trains_like_eager(model, [torch.randn(n, 8) for n in (3, 7, 2, 33, 100)]))
+        == 4
+    )
     trains_like_eager(model, [torch.randn(n, 8) for n in (1, 0)])
 
 
 def test_convolutions_of_any_size():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    trains_like_eager(model, [torch.randn(b, 3, s, s) for b, s in ((2, 16), (3, 20), (4, 12))], 1e-3, dynamic=True)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 4, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    trains_like_eager(
+        model, [torch.randn(b, 3, s, s) for b, s in ((2, 16), (3, 20), (4, 12))], 1e-3, dynamic=True
+    )
 
 
 def test_attention_of_any_length():
@@ -178,13 +209,17 @@ def test_sizes_that_only_guards_make_equal():
     """Slices of every other pixel meet in a concatenation: Dynamo guards that the length is even, which the sizes' expressions do not say."""
 
     def focus(x):
-        return torch.cat([x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]], 1) * 2
+        return (
+            torch.cat(
+                [x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]], 1
+            )
+            * 2
+        )
 
     compiled = torch.compile(focus, backend="hlo", dynamic=True)
     for n in (8, 12):
         x = torch.randn(2, 3, n, n)
         torch.testing.assert_close(compiled(x), focus(x))
-
 
 
 def test_lengths_of_transforms_are_fixed():
@@ -204,7 +239,12 @@ def test_lengths_of_transforms_are_fixed():
         y = x.detach().requires_grad_()
         got, want = compiled(x), fn(y)
         torch.testing.assert_close(got, want)
-        torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), y), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            torch.autograd.grad(got.sum(), x),
+            torch.autograd.grad(want.sum(), y),
+            rtol=1e-4,
+            atol=1e-5,
+        )
     assert len(programs) <= 4
 
 
@@ -249,7 +289,12 @@ def test_dropout_repeats_with_the_seed():
     a, b = fast(x), fast(x)
     torch.manual_seed(1)
     c = fast(x)
-    assert torch.equal(a[0], c[0]) and torch.equal(a[2], c[2]) and not torch.equal(a[0], b[0]) and not torch.equal(a[0], a[1])
+    assert (
+        torch.equal(a[0], c[0])
+        and torch.equal(a[2], c[2])
+        and not torch.equal(a[0], b[0])
+        and not torch.equal(a[0], a[1])
+    )
     assert 300 < (a[0] == 0).sum() < 700
 
 
@@ -264,7 +309,11 @@ def test_activation_checkpointing_with_dropout():
     from torch.utils.checkpoint import checkpoint
 
     layer = nn.Linear(8, 8)
-    fast = compiled(lambda x: checkpoint(lambda x: F.dropout(torch.tanh(layer(x)), 0.5), x, use_reentrant=False) * 2)
+    fast = compiled(
+        lambda x: (
+            checkpoint(lambda x: F.dropout(torch.tanh(layer(x)), 0.5), x, use_reentrant=False) * 2
+        )
+    )
     x = torch.ones(4, 8, requires_grad=True)
     y = fast(x)
     y.sum().backward()
@@ -296,7 +345,10 @@ def scaled(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 scaled.register_fake(lambda x, k: torch.empty_like(x))
-scaled.register_autograd(lambda ctx, g: (g * ctx.k, None), setup_context=lambda ctx, inputs, output: setattr(ctx, "k", inputs[1]))
+scaled.register_autograd(
+    lambda ctx, g: (g * ctx.k, None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "k", inputs[1]),
+)
 
 
 @torch.library.custom_op("torch_hlo_test::increment", mutates_args=("x",))
@@ -351,13 +403,20 @@ def test_graph_breaks():
 
 @pytest.mark.parametrize("bad", [{"nope": 1}, {"fallback": "sometimes"}, {"fallback": 3}])
 def test_bad_options(bad):
-    with pytest.raises(Exception, match="torch.compile\\(backend='hlo'\\).*(unknown option|expected)"):
+    with pytest.raises(
+        Exception, match="torch.compile\\(backend='hlo'\\).*(unknown option|expected)"
+    ):
         torch.compile(lambda x: x + 1, backend="hlo", options=bad)(torch.ones(2))
 
 
 def test_options():
     assert set(backend.checked({"name": "mine"})) == set(backend.OPTIONS)
-    same(torch.compile(lambda x: x + 1, backend="hlo", options={"name": "mine", "fallback": "error"})(torch.ones(2)), torch.full((2,), 2.0))
+    same(
+        torch.compile(
+            lambda x: x + 1, backend="hlo", options={"name": "mine", "fallback": "error"}
+        )(torch.ones(2)),
+        torch.full((2,), 2.0),
+    )
 
 
 # ---- higher-order operators
@@ -433,7 +492,11 @@ def test_hlo_tensors():
             y = f(v)
             y.square().sum().backward()
         assert y.device.type == "hlo"
-        same([y.cpu(), *[p.grad.cpu() for p in twin.parameters()]], [model(x), *[p.grad for p in model.parameters()]], strides=False)
+        same(
+            [y.cpu(), *[p.grad.cpu() for p in twin.parameters()]],
+            [model(x), *[p.grad for p in model.parameters()]],
+            strides=False,
+        )
 
 
 def test_hlo_tensors_written_to():
@@ -451,7 +514,10 @@ def test_hlo_tensors_written_to():
 
 
 def test_sizes_that_depend_on_values_name_the_line():
-    with dynamo.config.patch(capture_dynamic_output_shape_ops=True), pytest.raises(Exception, match="nonzero.*test_dynamo.py.*depends on values"):
+    with (
+        dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        pytest.raises(Exception, match="nonzero.*test_dynamo.py.*depends on values"),
+    ):
         compiled(lambda x: x.nonzero() * 2)(torch.ones(3))
 
 
@@ -459,7 +525,9 @@ def test_number_carried_by_a_loop():
     from torch._higher_order_ops.while_loop import while_loop
 
     with pytest.raises(Exception, match="make it a tensor"):
-        compiled(lambda x: while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (0, x)))(torch.ones(2))
+        compiled(lambda x: while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (0, x)))(
+            torch.ones(2)
+        )
 
 
 def test_swapped_inputs():
@@ -476,7 +544,13 @@ def test_swapped_inputs():
 
 def test_sizes_that_comparisons_determine():
     """A view that drops a dimension leaves its size between two bounds: s0//4 >= 8 and s0//4 - 7 <= 1."""
-    model = nn.Sequential(nn.Conv2d(1, 4, 4, 2, 1), nn.Conv2d(4, 4, 4, 2, 1), nn.Conv2d(4, 1, 8), nn.Sigmoid(), nn.Flatten())
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 4, 2, 1),
+        nn.Conv2d(4, 4, 4, 2, 1),
+        nn.Conv2d(4, 1, 8),
+        nn.Sigmoid(),
+        nn.Flatten(),
+    )
     trains_like_eager(model, [torch.randn(4, 1, 32, 32), torch.randn(6, 1, 32, 32)], dynamic=True)
 
 
@@ -557,7 +631,9 @@ def test_no_garbage_collection_while_dynamo_traces(monkeypatch):
 
     monkeypatch.setattr(backend.trace, "record", recorded)
     compiled(lambda x: x + 1)(torch.ones(3))
-    assert seen.pop() is True and gc.isenabled()  # `reset` has made Dynamo forget; this graph reminds it
+    assert (
+        seen.pop() is True and gc.isenabled()
+    )  # `reset` has made Dynamo forget; this graph reminds it
     compiled(lambda x: x + 2)(torch.ones(3))
     assert seen.pop() is False and gc.isenabled()
     with pytest.raises(Exception, match="unknown option"):

@@ -1,4 +1,5 @@
 """Attention that is written out, in training through torch.compile: a kernel forward and a kernel backward, and only two numbers per row kept between them."""
+
 import math
 
 import pytest
@@ -13,7 +14,9 @@ from torch_hlo.dynamo.call import Caller
 
 S, T = 40, 48
 LATER = torch.arange(T) > torch.arange(S)[:, None]
-PADDED = torch.arange(T) >= torch.tensor([48, 31, 0])[:, None, None, None]  # the last sequence has no tokens
+PADDED = (
+    torch.arange(T) >= torch.tensor([48, 31, 0])[:, None, None, None]
+)  # the last sequence has no tokens
 
 SCORES = {
     "plain": lambda s, bias: s,
@@ -34,7 +37,13 @@ def programs(monkeypatch):
 
     def kept(self):
         m = module(self)
-        found.append([x for x in optimize(m).entry.instructions() if x.op not in ("parameter", "get-tuple-element", "tuple")])
+        found.append(
+            [
+                x
+                for x in optimize(m).entry.instructions()
+                if x.op not in ("parameter", "get-tuple-element", "tuple")
+            ]
+        )
         return m
 
     monkeypatch.setattr(Caller, "module", kept)
@@ -56,11 +65,18 @@ def arrays(dtype=torch.float32):
 def gradients(fn, args, of) -> list:
     y = fn(*args)
     weights = torch.arange(y.numel()).reshape(y.shape).sin().to(y.dtype)
-    return [y, *torch.autograd.grad((y * weights).sum(), [a for a, used in zip(args, of, strict=True) if used])]
+    return [
+        y,
+        *torch.autograd.grad(
+            (y * weights).sum(), [a for a, used in zip(args, of, strict=True) if used]
+        ),
+    ]
 
 
 def is_score(x) -> bool:
-    return x.shape.is_tuple is False and x.shape.dims[-2:] == (S, T) and x.shape.size >= 3 * 2 * S * T
+    return (
+        x.shape.is_tuple is False and x.shape.dims[-2:] == (S, T) and x.shape.size >= 3 * 2 * S * T
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -72,11 +88,17 @@ def test_halves(programs, name, dtype) -> None:
     def fn(*args):
         return attention(*args, SCORES[name])
 
-    got, want = gradients(torch.compile(fn, backend="hlo"), args, of), gradients(fn, [a.detach().float().requires_grad_() for a in args], of)
+    got, want = (
+        gradients(torch.compile(fn, backend="hlo"), args, of),
+        gradients(fn, [a.detach().float().requires_grad_() for a in args], of),
+    )
     for g, w in zip(got, want, strict=True):
         tol = 1e-4 if dtype is torch.float32 else 3e-2
         torch.testing.assert_close(g.float(), w, rtol=tol, atol=tol * float(w.detach().abs().max()))
-    assert [attention_of(x).kind for p in programs for x in p if attention_of(x)] == ["forward", "backward"]
+    assert [attention_of(x).kind for p in programs for x in p if attention_of(x)] == [
+        "forward",
+        "backward",
+    ]
     assert not any(is_score(x) for p in programs for x in p)
 
 
@@ -98,7 +120,10 @@ def test_dropout(programs) -> None:
     got = torch.autograd.grad((w * weights).sum(), (q, k, identity))
     want = torch.autograd.grad(((whole * mask / 0.7) @ identity * weights).sum(), (q, k, identity))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    assert [attention_of(x).kind for p in programs for x in p if attention_of(x)] == ["forward", "backward"]
+    assert [attention_of(x).kind for p in programs for x in p if attention_of(x)] == [
+        "forward",
+        "backward",
+    ]
 
 
 def test_weights_that_are_returned(programs) -> None:
@@ -123,7 +148,11 @@ def test_hlo_tensors() -> None:
     args = [x.detach().to("hlo").requires_grad_() for x in (q, k, v)]
     got = torch.autograd.grad(fn(*args).sin().sum(), args)
     text = torch_hlo.debug.optimized_text(got)
-    assert [kind for kind in ("forward", "backward") if f'"attention":"{kind}"' in text.replace("\\", "")] == ["forward", "backward"]
+    assert [
+        kind
+        for kind in ("forward", "backward")
+        if f'"attention":"{kind}"' in text.replace("\\", "")
+    ] == ["forward", "backward"]
     want = torch.autograd.grad((torch.softmax(q @ k.mT / 4, -1) @ v).sin().sum(), (q, k, v))
     torch.testing.assert_close([x.cpu() for x in got], list(want), rtol=1e-4, atol=1e-5)
 
@@ -139,7 +168,12 @@ def test_sizes_that_vary() -> None:
     fast = torch.compile(fn, backend="hlo", dynamic=True)
     for b, s in ((2, 40), (3, 64), (2, 33)):
         x = torch.randn(b, s, 16, requires_grad=True)
-        torch.testing.assert_close(torch.autograd.grad(fast(x).square().sum(), x), torch.autograd.grad(fn(x).square().sum(), x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            torch.autograd.grad(fast(x).square().sum(), x),
+            torch.autograd.grad(fn(x).square().sum(), x),
+            rtol=1e-4,
+            atol=1e-4,
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -155,5 +189,10 @@ def test_soft_caps(programs, rows, dtype) -> None:
         return torch.softmax(s.masked_fill(LATER[:rows], -math.inf).float(), -1).type_as(q) @ v
 
     got, want = torch.compile(fn, backend="hlo")(q, k, v), fn(q.float(), k.float(), v.float())
-    torch.testing.assert_close(got.float(), want, rtol=1e-5 if dtype is torch.float32 else 3e-2, atol=1e-5 if dtype is torch.float32 else 3e-2)
+    torch.testing.assert_close(
+        got.float(),
+        want,
+        rtol=1e-5 if dtype is torch.float32 else 3e-2,
+        atol=1e-5 if dtype is torch.float32 else 3e-2,
+    )
     assert [attention_of(x).capped for p in programs for x in p if attention_of(x)] == [True]

@@ -1,5 +1,6 @@
 """torch.compile on tensors of torch.cuda, without a GPU: graphs of fake CUDA tensors, called with CPU tensors on the memory of a stub of the driver,
 which executes the kernels when PyTorch's stream is waited for."""
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,9 +23,17 @@ def stub(monkeypatch):
     pool = cuda.CudaPool(cuda.Cuda(0, stub))
     monkeypatch.setattr(cuda, "pool_of", lambda number: pool)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
-    monkeypatch.setattr(Gpu, "empty", lambda self, size, stride, dtype: theirs(stub, torch.empty_strided(size, stride, dtype=dtype)))
+    monkeypatch.setattr(
+        Gpu,
+        "empty",
+        lambda self, size, stride, dtype: theirs(
+            stub, torch.empty_strided(size, stride, dtype=dtype)
+        ),
+    )
     monkeypatch.setattr(Gpu, "bring", lambda self, x: theirs(stub, x.clone()))
-    monkeypatch.setattr(call, "_dense", lambda x, order, dense=call._dense: theirs(stub, dense(x, order)))
+    monkeypatch.setattr(
+        call, "_dense", lambda x, order, dense=call._dense: theirs(stub, dense(x, order))
+    )
     with config.override(CACHE="", FALLBACK="error"):
         yield stub
 
@@ -45,7 +54,9 @@ def compiled(function, *examples: torch.Tensor, cpu: tuple[int, ...] = ()):
         for i, n in enumerate(graph.graph.nodes):
             value = n.meta.get("val")
             if isinstance(value, torch.Tensor) and i not in cpu:
-                n.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+                n.meta["val"] = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="cuda"
+                )
     fakes = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     return backend.compile_graph(graph, fakes, backend.checked(None))
 
@@ -55,7 +66,9 @@ def test_a_program_runs_in_pytorchs_order_and_memory(stub):
     run = compiled(lambda x, w: (F.gelu(F.linear(x, w)), x.sum(0)), x, w)
     for _ in range(3):
         data = torch.randn(8, 16)
-        stub.queues[STREAM].append(lambda data=data: x.copy_(data))  # a kernel of PyTorch's that has not run yet
+        stub.queues[STREAM].append(
+            lambda data=data: x.copy_(data)
+        )  # a kernel of PyTorch's that has not run yet
         y, s = run([x, w])
         stub._advance(STREAM)
         assert not stub.problems
@@ -123,7 +136,9 @@ def test_a_kernel_without_memory_names_its_program(stub):
     x = theirs(stub, torch.ones(64))
     run = compiled(lambda x: (x + 1,), x)
     stub.fail["cuLaunchKernel"] = 700
-    with pytest.raises(RuntimeError, match=r"kernel k0_\w+ of fusion f32\[64\].*start the process anew"):
+    with pytest.raises(
+        RuntimeError, match=r"kernel k0_\w+ of fusion f32\[64\].*start the process anew"
+    ):
         run([x])
 
 
@@ -131,5 +146,7 @@ def test_two_gpus_in_a_graph():
     with FakeTensorMode():
         a, b = torch.empty(3, device="cuda:0"), torch.empty(3, device="cuda:1")
         graph = make_fx(lambda a, b: (a + 1, b + 1), tracing_mode="fake")(a, b)
-    with pytest.raises(LoweringError, match="tensors of cuda:0 and cuda:1; a program runs on one GPU"):
+    with pytest.raises(
+        LoweringError, match="tensors of cuda:0 and cuda:1; a program runs on one GPU"
+    ):
         backend.compile_graph(graph, [a, b], backend.checked(None))

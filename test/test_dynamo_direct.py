@@ -1,4 +1,5 @@
 """Graphs that are called without AOTAutograd's Python (dynamo/direct.py): the same gradients, errors and side effects as with it."""
+
 from __future__ import annotations
 
 import pytest
@@ -25,8 +26,12 @@ def functions(monkeypatch) -> list:
     """One entry for each training graph that is called directly."""
     found = []
     make, trained = direct.Graphs._function, direct.Graphs.trained
-    monkeypatch.setattr(direct.Graphs, "_function", lambda self, aot: (found.append(aot), make(self, aot))[1])
-    monkeypatch.setattr(direct.Graphs, "trained", lambda self, *args: (found.append(args), trained(self, *args))[1])
+    monkeypatch.setattr(
+        direct.Graphs, "_function", lambda self, aot: (found.append(aot), make(self, aot))[1]
+    )
+    monkeypatch.setattr(
+        direct.Graphs, "trained", lambda self, *args: (found.append(args), trained(self, *args))[1]
+    )
     return found
 
 
@@ -36,18 +41,30 @@ def _same(make, inputs, loss=lambda r: r.square().sum()):
     models[1].load_state_dict(models[0].state_dict())
     compiled = torch.compile(models[1], backend="hlo")
     for _ in range(CALLS):
-        given = [[x.detach().clone().requires_grad_(x.requires_grad) for x in inputs] for _ in models]
+        given = [
+            [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs] for _ in models
+        ]
         results = models[0](*given[0]), compiled(*given[1])
         torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
         for r in results:
             loss(r).backward()
-        torch.testing.assert_close([x.grad for x in given[1]], [x.grad for x in given[0]], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close([p.grad for p in models[1].parameters()], [p.grad for p in models[0].parameters()], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            [x.grad for x in given[1]], [x.grad for x in given[0]], rtol=1e-4, atol=1e-5
+        )
+    torch.testing.assert_close(
+        [p.grad for p in models[1].parameters()],
+        [p.grad for p in models[0].parameters()],
+        rtol=1e-4,
+        atol=1e-4,
+    )
     torch.testing.assert_close(models[1].state_dict(), models[0].state_dict(), rtol=1e-4, atol=1e-5)
 
 
 def test_training(functions):
-    _same(lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), [torch.randn(4, 5, requires_grad=True)])
+    _same(
+        lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)),
+        [torch.randn(4, 5, requires_grad=True)],
+    )
     assert len(functions) == 1
 
 
@@ -97,7 +114,10 @@ def test_sizes_that_vary(functions):
     compiled = torch.compile(model, backend="hlo", dynamic=True)
     for n in (4, 6, 9, 12):
         x = torch.randn(n, 5)
-        got, want = (torch.autograd.grad(m(x).square().sum(), list(model.parameters())) for m in (compiled, model))
+        got, want = (
+            torch.autograd.grad(m(x).square().sum(), list(model.parameters()))
+            for m in (compiled, model)
+        )
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     assert len(functions) == 1
 
@@ -107,8 +127,8 @@ def test_graph_kept_for_a_second_pass(functions):
     for _ in range(CALLS):
         x = torch.randn(5, requires_grad=True)
         y = compiled(x)
-        first, = torch.autograd.grad(y, x, retain_graph=True)
-        second, = torch.autograd.grad(y, x)
+        (first,) = torch.autograd.grad(y, x, retain_graph=True)
+        (second,) = torch.autograd.grad(y, x)
         torch.testing.assert_close([first, second], [2 * x.detach() * (x * x).detach().cos()] * 2)
         with pytest.raises(RuntimeError, match="second time"):
             torch.autograd.grad(y, x)
@@ -123,8 +143,10 @@ def test_differentiating_twice(plain_calls):
         compiled(x).sum().backward()
 
     def gradients(critic):
-        slope, = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
-        return torch.autograd.grad((slope.norm(dim=1) - 1).square().mean() + critic(x).mean(), [*critic.parameters()][:-1])
+        (slope,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(
+            (slope.norm(dim=1) - 1).square().mean() + critic(x).mean(), [*critic.parameters()][:-1]
+        )
 
     want = gradients(critic)
     with pytest.warns(UserWarning, match="create_graph=True"):
@@ -136,7 +158,7 @@ def test_random_graphs_cannot_be_differentiated_twice(functions):
     compiled = torch.compile(lambda x: F.dropout((x * x).sin(), 0.5).sum(), backend="hlo")
     for _ in range(CALLS):
         x = torch.randn(5, requires_grad=True)
-        g, = torch.autograd.grad(compiled(x), x, create_graph=True)
+        (g,) = torch.autograd.grad(compiled(x), x, create_graph=True)
         with pytest.raises(RuntimeError, match="double backward"):
             g.sum().backward()
 
@@ -167,8 +189,14 @@ def test_gradients_of_any_layout(functions):
     model = nn.Linear(4, 6)
     compiled = torch.compile(model, backend="hlo")
     x = torch.randn(3, 4)
-    for gradient in (torch.randn(6, 3).t(), torch.ones(()).expand(3, 6), torch.randn(3, 12)[:, ::2]):
-        got, want = (torch.autograd.grad(m(x), list(model.parameters()), gradient) for m in (compiled, model))
+    for gradient in (
+        torch.randn(6, 3).t(),
+        torch.ones(()).expand(3, 6),
+        torch.randn(3, 12)[:, ::2],
+    ):
+        got, want = (
+            torch.autograd.grad(m(x), list(model.parameters()), gradient) for m in (compiled, model)
+        )
         torch.testing.assert_close(got, want)
     assert functions
 
@@ -202,7 +230,9 @@ def test_compiled_autograd(functions):
         for _ in range(CALLS):
             model.zero_grad()
             compiled(x).square().sum().backward()
-            torch.testing.assert_close([p.grad for p in model.parameters()], list(want), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                [p.grad for p in model.parameters()], list(want), rtol=1e-4, atol=1e-5
+            )
 
 
 def test_hooks_on_saved_tensors(functions):
@@ -213,10 +243,17 @@ def test_hooks_on_saved_tensors(functions):
         compiled(x).sum().backward()
     model.zero_grad()
     packed = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (packed.append(t.shape), t.clone())[1], lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: (packed.append(t.shape), t.clone())[1], lambda t: t
+    ):
         compiled(x).square().sum().backward()
     got = [p.grad for p in model.parameters()]
-    torch.testing.assert_close(got, list(torch.autograd.grad(model(x).square().sum(), list(model.parameters()))), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        got,
+        list(torch.autograd.grad(model(x).square().sum(), list(model.parameters()))),
+        rtol=1e-4,
+        atol=1e-5,
+    )
     assert packed
 
 

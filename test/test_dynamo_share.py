@@ -1,4 +1,5 @@
 """What the joint graph of forward and backward computes once, and what stays apart."""
+
 import subprocess
 import sys
 import textwrap
@@ -35,14 +36,22 @@ def calls(graph: fx.Graph) -> list[str]:
 
 
 def test_equal_calls_are_computed_once():
-    graph = graph_of(lambda x, call: [call(aten.mul.Tensor, call(aten.sin.default, x), call(aten.sin.default, x))])
+    graph = graph_of(
+        lambda x, call: [
+            call(aten.mul.Tensor, call(aten.sin.default, x), call(aten.sin.default, x))
+        ]
+    )
     assert share(graph) == 1
     assert calls(graph) == ["aten.sin.default", "aten.mul.Tensor"]
 
 
 @pytest.mark.parametrize("a, b", [(1, 1.0), (True, 1), (0.0, -0.0), (2.0, 3.0)])
 def test_arguments_that_differ(a, b):
-    graph = graph_of(lambda x, call: [call(aten.add.Tensor, call(aten.mul.Scalar, x, a), call(aten.mul.Scalar, x, b))])
+    graph = graph_of(
+        lambda x, call: [
+            call(aten.add.Tensor, call(aten.mul.Scalar, x, a), call(aten.mul.Scalar, x, b))
+        ]
+    )
     assert share(graph) == 0
 
 
@@ -52,16 +61,28 @@ def test_results_stay_apart():
 
 
 def test_random_numbers_stay_apart():
-    graph = graph_of(lambda x, call: [call(aten.add.Tensor, call(aten.rand_like.default, x), call(aten.rand_like.default, x))])
+    graph = graph_of(
+        lambda x, call: [
+            call(aten.add.Tensor, call(aten.rand_like.default, x), call(aten.rand_like.default, x))
+        ]
+    )
     assert share(graph) == 0
 
 
 def test_reads_before_and_after_a_write():
     def build(x, call):
-        a, other = call(aten.sin.default, x), call(aten.cos.default, call(aten.full.default, [4], 1.0))
+        a, other = (
+            call(aten.sin.default, x),
+            call(aten.cos.default, call(aten.full.default, [4], 1.0)),
+        )
         call(aten.copy_.default, x, a)
-        b, same = call(aten.sin.default, x), call(aten.cos.default, call(aten.full.default, [4], 1.0))
-        return [call(aten.add.Tensor, call(aten.add.Tensor, a, b), call(aten.add.Tensor, other, same))]
+        b, same = (
+            call(aten.sin.default, x),
+            call(aten.cos.default, call(aten.full.default, [4], 1.0)),
+        )
+        return [
+            call(aten.add.Tensor, call(aten.add.Tensor, a, b), call(aten.add.Tensor, other, same))
+        ]
 
     graph = graph_of(build)
     assert share(graph) == 2  # full and cos, but not sin of what has been written

@@ -1,4 +1,5 @@
 """Graphs that are recorded without AOTAutograd (dynamo/trace.py): the same results, strides, aliases and side effects; which graphs are not."""
+
 from __future__ import annotations
 
 import pytest
@@ -48,7 +49,9 @@ def _same(fn, *inputs, tol=1e-5, calls=2):
         got, want = compiled(*ours), fn(*theirs)
         torch.testing.assert_close(got, want, rtol=tol, atol=tol)
         torch.testing.assert_close(ours, theirs, rtol=tol, atol=tol)
-        for g, w in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True):
+        for g, w in zip(
+            torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True
+        ):
             assert g.stride() == w.stride() and g.dtype == w.dtype and g.device == w.device
 
 
@@ -193,7 +196,9 @@ def test_training(decisions):
             (loss + y.square().mean()).backward()
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
         assert results[0][2].stride() == results[1][2].stride() and not results[0][1].requires_grad
-    torch.testing.assert_close(*[[p.grad for p in m.parameters()] for m in models], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        *[[p.grad for p in m.parameters()] for m in models], rtol=1e-3, atol=1e-4
+    )
     torch.testing.assert_close(*[m.state_dict() for m in models], rtol=1e-4, atol=1e-5)
     assert decisions == [None]
 
@@ -232,7 +237,15 @@ def _half(x, w):
         y = F.linear(x, w)
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             z = x @ w.mT
-        return y, z, F.gelu(y).softmax(-1), torch.einsum("ab,cb->ac", z, w @ w.mT), F.mse_loss(y, y * 2), F.layer_norm(y, y.shape), y.exp().cumsum(0)
+        return (
+            y,
+            z,
+            F.gelu(y).softmax(-1),
+            torch.einsum("ab,cb->ac", z, w @ w.mT),
+            F.mse_loss(y, y * 2),
+            F.layer_norm(y, y.shape),
+            y.exp().cumsum(0),
+        )
 
 
 @pytest.mark.parametrize("around", [False, True])
@@ -242,7 +255,9 @@ def test_autocast(decisions, around):
     given = [[x.requires_grad_() for x in map(_copy, inputs)] for _ in range(2)]
     with torch.autocast("cpu", torch.bfloat16, enabled=around):
         got, want = compiled(*given[0]), _half(*given[1])
-    assert [r.dtype for r in got] == [r.dtype for r in want] and not torch.is_autocast_enabled("hlo")
+    assert [r.dtype for r in got] == [r.dtype for r in want] and not torch.is_autocast_enabled(
+        "hlo"
+    )
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
     tangents = [torch.randn_like(r) for r in want]
     found = [torch.autograd.grad(results, xs, tangents) for results, xs in zip((got, want), given)]
@@ -261,10 +276,18 @@ def test_autocast_is_not_forgotten_by_a_gradient_of_a_gradient():
 
 
 def test_masks_are_kept_for_the_backward_pass(decisions):
-    compiled = torch.compile(lambda x: F.dropout(x, 0.5) + F.scaled_dot_product_attention(x, x, x, dropout_p=0.0), backend="hlo")
+    compiled = torch.compile(
+        lambda x: F.dropout(x, 0.5) + F.scaled_dot_product_attention(x, x, x, dropout_p=0.0),
+        backend="hlo",
+    )
     x = torch.zeros(1, 1, 64, 8, requires_grad=True)
     torch.manual_seed(3)
-    got = torch.autograd.grad(torch.compile(lambda x: F.dropout(x, 0.5) * 2, backend="hlo")(x + 1), x, retain_graph=True, grad_outputs=torch.ones_like(x))[0]
+    got = torch.autograd.grad(
+        torch.compile(lambda x: F.dropout(x, 0.5) * 2, backend="hlo")(x + 1),
+        x,
+        retain_graph=True,
+        grad_outputs=torch.ones_like(x),
+    )[0]
     torch.manual_seed(3)
     value = torch.compile(lambda x: F.dropout(x, 0.5) * 2, backend="hlo")(x.detach() + 1)
     assert torch.equal(got, value) and {*got.unique().tolist()} == {0.0, 4.0}
@@ -283,7 +306,9 @@ def test_written_inputs_count_as_written(decisions):
 
 
 def test_random_numbers_repeat_with_the_seed(decisions):
-    noise = torch.compile(lambda x: (F.dropout(x, 0.5), torch.rand(100), torch.randn_like(x)), backend="hlo")
+    noise = torch.compile(
+        lambda x: (F.dropout(x, 0.5), torch.rand(100), torch.randn_like(x)), backend="hlo"
+    )
     x = torch.ones(100)
     state = torch.hlo.get_rng_state()
     results = []

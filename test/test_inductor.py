@@ -1,4 +1,5 @@
 """The rest of torch.compile works beside this package, in processes that have imported it first."""
+
 from __future__ import annotations
 
 import os
@@ -34,7 +35,18 @@ assert p.tolist() == [0.5] * 4
 """
 
 
-@pytest.mark.parametrize("script", [pytest.param(INDUCTOR, marks=pytest.mark.slow, id="inductor"), pytest.param(OPTIMIZER, id="optimizer")])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(INDUCTOR, marks=pytest.mark.slow, id="inductor"),
+        pytest.param(OPTIMIZER, id="optimizer"),
+    ],
+)
 def test_the_rest_of_torch_compile_works(script, tmp_path):
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+    )
     assert done.returncode == 0, done.stderr

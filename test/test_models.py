@@ -1,4 +1,5 @@
 """Whole models on "hlo" against the CPU: training steps, evaluation, generation, and the loops around them."""
+
 from __future__ import annotations
 
 import copy
@@ -22,7 +23,10 @@ class Block(nn.Module):
         self.first, self.second = norm(width), norm(width)
         self.qkv = nn.Linear(width, width + 2 * self.kv * (width // heads))
         self.out = nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(2 * width if style == "rms" else 4 * width, width)
+        self.up, self.down = (
+            nn.Linear(width, 4 * width),
+            nn.Linear(2 * width if style == "rms" else 4 * width, width),
+        )
 
     def attend(self, x):
         n, t, width = x.shape
@@ -31,7 +35,9 @@ class Block(nn.Module):
         q, k, v = (y.view(n, t, -1, size).transpose(1, 2) for y in (q, k, v))
         if self.style == "rms":
             q, k = rotate(q), rotate(k)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=self.kv != self.heads)
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=self.causal, enable_gqa=self.kv != self.heads
+        )
         return self.out(y.transpose(1, 2).reshape(n, t, width))
 
     def feed(self, x):
@@ -50,9 +56,14 @@ class Block(nn.Module):
 
 def rotate(x):
     size, t = x.shape[-1], x.shape[-2]
-    angle = torch.outer(torch.arange(t, device=x.device), 100.0 ** (-torch.arange(0, size, 2, device=x.device) / size))
+    angle = torch.outer(
+        torch.arange(t, device=x.device),
+        100.0 ** (-torch.arange(0, size, 2, device=x.device) / size),
+    )
     a, b = x[..., ::2], x[..., 1::2]
-    return torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1).flatten(-2)
+    return torch.stack(
+        [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1
+    ).flatten(-2)
 
 
 class Language(nn.Module):
@@ -72,7 +83,10 @@ class Patches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.patch, self.cls = nn.Conv2d(3, 32, 4, 4), nn.Parameter(torch.zeros(1, 1, 32))
-        self.blocks, self.head = nn.Sequential(Block("pre", causal=False), Block("pre", causal=False)), nn.Linear(32, 10)
+        self.blocks, self.head = (
+            nn.Sequential(Block("pre", causal=False), Block("pre", causal=False)),
+            nn.Linear(32, 10),
+        )
 
     def forward(self, x):
         x = self.patch(x).flatten(2).transpose(1, 2)
@@ -83,7 +97,11 @@ class Residual(nn.Module):
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(), nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
+            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(after),
         )
         self.skip = nn.Conv2d(before, after, 1, stride) if stride > 1 else nn.Identity()
 
@@ -94,7 +112,11 @@ class Residual(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.token, self.lstm, self.head = nn.Embedding(50, 16), nn.LSTM(16, 24, num_layers=2, batch_first=True), nn.Linear(24, 50)
+        self.token, self.lstm, self.head = (
+            nn.Embedding(50, 16),
+            nn.LSTM(16, 24, num_layers=2, batch_first=True),
+            nn.Linear(24, 50),
+        )
 
     def forward(self, ids):
         return self.head(self.lstm(self.token(ids))[0])
@@ -103,7 +125,15 @@ class Recurrent(nn.Module):
 def convolutional() -> nn.Module:
     # No bias before a batch norm: its gradient is zero but for rounding, and Adam steps by the sign of it.
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), Residual(8, 8, 1), Residual(8, 16, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+        nn.Conv2d(3, 8, 3, 1, 1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        Residual(8, 8, 1),
+        Residual(8, 16, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 10),
     )
 
 
@@ -125,10 +155,14 @@ def loss_of(model, x, y):
     return F.cross_entropy(out.flatten(0, -2), y.flatten())
 
 
-def train(model: nn.Module, x, y, device: str, steps: int = 3) -> tuple[list[float], dict[str, torch.Tensor]]:
+def train(
+    model: nn.Module, x, y, device: str, steps: int = 3
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and the final state: two accumulated halves, clipping, a schedule and an average copy, as training loops have them."""
     model = copy.deepcopy(model).to(device)
-    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    average = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     x, y = x.to(device), y.to(device)
@@ -159,7 +193,9 @@ def test_training(name):
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
     assert want[-1] < want[0]
     for key, value in state.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-2, atol=1e-2, msg=lambda m, k=key: f"{k}: {m}")
+        torch.testing.assert_close(
+            found[key], value, rtol=1e-2, atol=1e-2, msg=lambda m, k=key: f"{k}: {m}"
+        )
 
 
 def test_evaluation_and_state_dict():
@@ -170,7 +206,9 @@ def test_evaluation_and_state_dict():
     device_model = copy.deepcopy(model).to("hlo")
     for context in (torch.no_grad, torch.inference_mode):
         with context():
-            torch.testing.assert_close(device_model(x.to("hlo")).cpu(), model(x), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                device_model(x.to("hlo")).cpu(), model(x), rtol=1e-4, atol=1e-5
+            )
     back = nn.Sequential(convolutional(), nn.Dropout(0.5), nn.Linear(10, 3)).eval()
     back.load_state_dict(device_model.state_dict())
     torch.testing.assert_close(back(x), model(x), rtol=0, atol=0)
@@ -218,9 +256,15 @@ def test_repeated_steps_compile_once():
 def test_attention_with_a_boolean_mask(kv_heads):
     """Also where keys are broadcast over the heads, which is not the fused op."""
     torch.manual_seed(0)
-    q, k, mask = torch.randn(2, 4, 6, 8), torch.randn(2, kv_heads, 6, 8), torch.ones(6, 6).tril() > 0
+    q, k, mask = (
+        torch.randn(2, 4, 6, 8),
+        torch.randn(2, kv_heads, 6, 8),
+        torch.ones(6, 6).tril() > 0,
+    )
     got = F.scaled_dot_product_attention(q.to("hlo"), k.to("hlo"), k.to("hlo"), mask.to("hlo"))
-    torch.testing.assert_close(got.cpu(), F.scaled_dot_product_attention(q, k, k, mask), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        got.cpu(), F.scaled_dot_product_attention(q, k, k, mask), rtol=1e-4, atol=1e-5
+    )
 
 
 GROUPED = [((16, 8), (4, 8, 8)), ((4, 8, 8), (8, 16)), ((8, 16), (16, 8)), ((4, 8, 8), (4, 8, 8))]
@@ -236,7 +280,9 @@ def test_experts(a, b):
     def run(device):
         x, y = (t.to(device).requires_grad_() for t in (a, b))
         chosen = ids.to(device)
-        ends = torch.histc(chosen.float() if device == "cpu" else chosen.int(), bins=4, min=0, max=3).cumsum(0, dtype=torch.int32)
+        ends = torch.histc(
+            chosen.float() if device == "cpu" else chosen.int(), bins=4, min=0, max=3
+        ).cumsum(0, dtype=torch.int32)
         out = F.grouped_mm(x, y, offs=None if a.dim() == b.dim() == 3 else ends)
         return [t.detach().cpu() for t in (out, *torch.autograd.grad(out.square().sum(), (x, y)))]
 
@@ -255,7 +301,9 @@ def test_hugging_face(kind):
     settings = model.generation_config
     settings.pad_token_id, settings.eos_token_id, settings.decoder_start_token_id = 0, None, 0
     ids = torch.randint(3, 90, (2, 5))
-    options = dict(max_new_tokens=4, do_sample=False, use_cache=True, attention_mask=torch.ones_like(ids))
+    options = dict(
+        max_new_tokens=4, do_sample=False, use_cache=True, attention_mask=torch.ones_like(ids)
+    )
     want = model.generate(ids, **options)
     device_model = copy.deepcopy(model).to("hlo")
     options["attention_mask"] = options["attention_mask"].to("hlo")

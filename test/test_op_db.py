@@ -2,6 +2,7 @@
 
 A varied subset by default; `-m slow` runs every operator in several dtypes. Exceptions stand in KNOWN and KNOWN_IN, each with its reason.
 """
+
 from __future__ import annotations
 
 import warnings
@@ -42,8 +43,15 @@ KNOWN = {
     "as_strided_partial_views": "reads memory outside of the view, which a copy to the device does not take along",
 }  # fmt: skip
 STATISTICS = "saved statistics are float32, as on CUDA"
-NORMS = ("native_layer_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
-KNOWN_IN = {(name, torch.bfloat16): STATISTICS for name in NORMS} | {("matrix_exp", torch.bfloat16): "the CPU's own result is nan"}
+NORMS = (
+    "native_layer_norm",
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update",
+)
+KNOWN_IN = {(name, torch.bfloat16): STATISTICS for name in NORMS} | {
+    ("matrix_exp", torch.bfloat16): "the CPU's own result is nan"
+}
 # Computed on the CPU: rare, and no decomposition.
 FALLBACK = frozenset(["hash_tensor"])
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
@@ -52,11 +60,19 @@ DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16,
 def cases(dtype: torch.dtype, quick: bool):
     seen = set()
     for op in op_db:
-        if op.name in SKIP or op.name in KNOWN or op.formatted_name in KNOWN or (op.name, dtype) in KNOWN_IN or dtype not in op.supported_dtypes("cpu"):
+        if (
+            op.name in SKIP
+            or op.name in KNOWN
+            or op.formatted_name in KNOWN
+            or (op.name, dtype) in KNOWN_IN
+            or dtype not in op.supported_dtypes("cpu")
+        ):
             continue
         if not quick or (op.name in QUICK and op.name not in seen):
             seen.add(op.name)
-            yield pytest.param(op, dtype, id=f"{op.formatted_name}-{str(dtype).removeprefix('torch.')}")
+            yield pytest.param(
+                op, dtype, id=f"{op.formatted_name}-{str(dtype).removeprefix('torch.')}"
+            )
 
 
 def run(op, dtype: torch.dtype, samples: int) -> None:

@@ -1,4 +1,5 @@
 """House rules that a machine can check: import levels, private names, who may import torch, who may read the environment, line length, file size."""
+
 import ast
 from pathlib import Path
 
@@ -50,10 +51,24 @@ def private_names(tree: ast.AST):
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch_hlo"):
             folder = PACKAGE.parent / node.module.replace(".", "/")
-            modules |= {name.asname or name.name: f"{node.module}.{name.name}" for name in node.names if (folder / f"{name.name}.py").exists()}
-            yield from ((node.module, name.name, node.lineno) for name in node.names if name.name.startswith("_"))
+            modules |= {
+                name.asname or name.name: f"{node.module}.{name.name}"
+                for name in node.names
+                if (folder / f"{name.name}.py").exists()
+            }
+            yield from (
+                (node.module, name.name, node.lineno)
+                for name in node.names
+                if name.name.startswith("_")
+            )
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules and node.attr.startswith("_") and not node.attr.endswith("__"):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in modules
+            and node.attr.startswith("_")
+            and not node.attr.endswith("__")
+        ):
             yield modules[node.value.id], node.attr, node.lineno
 
 
@@ -79,9 +94,17 @@ def test_file(path):
             problems.append(f"line {line}: imports ctypes below device/")
     if module != "torch_hlo.config":
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and getattr(node.value, "id", "") == "os":
-                problems.append(f"line {node.lineno}: reads the environment; add a flag to config.py")
-    problems += [f"line {line}: {name} is private to {owner}" for owner, name, line in private_names(tree)]
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in ("environ", "getenv")
+                and getattr(node.value, "id", "") == "os"
+            ):
+                problems.append(
+                    f"line {node.lineno}: reads the environment; add a flag to config.py"
+                )
+    problems += [
+        f"line {line}: {name} is private to {owner}" for owner, name, line in private_names(tree)
+    ]
     if text.strip() and not ast.get_docstring(tree):
         problems.append("no module docstring")
     if text.count("\n") > MAX_LINES:
@@ -101,7 +124,17 @@ def test_flags_are_documented():
         assert flag.doc and flag.name == flag.name.upper()
 
 
-@pytest.mark.parametrize("name, text", [("THREADS", "many"), ("THREADS", "-1"), ("PROFILE", "1"), ("FALLBACK", "eror"), ("WINOGRAD", "maybe"), ("TUNE", "nan")])
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("THREADS", "many"),
+        ("THREADS", "-1"),
+        ("PROFILE", "1"),
+        ("FALLBACK", "eror"),
+        ("WINOGRAD", "maybe"),
+        ("TUNE", "nan"),
+    ],
+)
 def test_config_rejects_nonsense(name, text, monkeypatch):
     from torch_hlo import config
 
@@ -115,7 +148,13 @@ def test_config_reads_the_environment(monkeypatch):
     from torch_hlo import config
 
     monkeypatch.setattr(config, "_values", {})
-    for name, text, value in (("WINOGRAD", "off", False), ("EAGER", "1", True), ("THREADS", "3", 3), ("TUNE", "0.5", 0.5), ("PROFILE", "wall", "wall")):
+    for name, text, value in (
+        ("WINOGRAD", "off", False),
+        ("EAGER", "1", True),
+        ("THREADS", "3", 3),
+        ("TUNE", "0.5", 0.5),
+        ("PROFILE", "wall", "wall"),
+    ):
         monkeypatch.setenv(f"TORCH_HLO_{name}", text)
         assert config.get(name) == value
     with pytest.raises(KeyError):

@@ -1,9 +1,10 @@
 """torch_hlo: PyTorch on a lazy "hlo" device with its own compiler.
 
-    import torch, torch_hlo
-    model.to("hlo"); loss = model(x.to("hlo")); loss.backward(); optimizer.step()
-    torch_hlo.mark_step()        # what was recorded becomes one compiled program
+import torch, torch_hlo
+model.to("hlo"); loss = model(x.to("hlo")); loss.backward(); optimizer.step()
+torch_hlo.mark_step()        # what was recorded becomes one compiled program
 """
+
 from __future__ import annotations
 
 import contextlib

@@ -1,4 +1,5 @@
 """`python -m torch_hlo`: see tools/cli.py."""
+
 import sys
 
 from torch_hlo.tools.cli import main

@@ -6,6 +6,7 @@
 The other way, and the default, is one program for all sizes (docs/torch_compile.md). Buckets waste work on the padding and need a mask
 where padding would count, but their programs know all sizes.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,11 +20,15 @@ def bucket(size: int, buckets: Sequence[int] | None = None) -> int:
         return 1 << max(size - 1, 0).bit_length()
     fitting = [b for b in buckets if b >= size]
     if not fitting:
-        raise ValueError(f"size {size} is larger than all buckets ({', '.join(map(str, sorted(buckets)))}); add one or cut the data")
+        raise ValueError(
+            f"size {size} is larger than all buckets ({', '.join(map(str, sorted(buckets)))}); add one or cut the data"
+        )
     return min(fitting)
 
 
-def pad_to_bucket(tensor: torch.Tensor, dim: int = -1, buckets: Sequence[int] | None = None, value: float = 0) -> tuple[torch.Tensor, int]:
+def pad_to_bucket(
+    tensor: torch.Tensor, dim: int = -1, buckets: Sequence[int] | None = None, value: float = 0
+) -> tuple[torch.Tensor, int]:
     """`tensor` with `value` appended along `dim` up to the next bucket (see `bucket`), and the size it had.
 
     Pad on the CPU, before `.to("hlo")`: a tensor that is already on the device makes its unpadded size a part of the recorded step.

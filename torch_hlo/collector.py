@@ -1,4 +1,5 @@
 """Python's garbage collector, which looks at all objects again and again while many are made that stay."""
+
 from __future__ import annotations
 
 import contextlib

@@ -1,8 +1,9 @@
 """The only place that reads the environment: one table of flags, each `TORCH_HLO_<NAME>`.
 
-    config.get("LOG")                      # current value
-    with config.override(FALLBACK="error"): ...
+config.get("LOG")                      # current value
+with config.override(FALLBACK="error"): ...
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -23,7 +24,17 @@ class Flag:
 
 
 def _switch(text: str) -> bool:
-    return {"": False, "0": False, "off": False, "false": False, "no": False, "1": True, "on": True, "true": True, "yes": True}[text.lower()]
+    return {
+        "": False,
+        "0": False,
+        "off": False,
+        "false": False,
+        "no": False,
+        "1": True,
+        "on": True,
+        "true": True,
+        "yes": True,
+    }[text.lower()]
 
 
 def _one_of(*values: str) -> Callable[[str], str]:
@@ -48,28 +59,110 @@ def _default_cache() -> str:
 FLAGS: dict[str, Flag] = {
     f.name: f
     for f in (
-        Flag("LOG", 0, _at_least(0), "1: compiles with their reason; 2: also step timings; 3: also HLO; 4: also LLVM IR"),
-        Flag("DUMP", "", str, "directory that gets one folder per compile: every pass's HLO, LLVM IR, assembly, buffers, reason"),
-        Flag("PROFILE", "", _one_of("", "wall", "thread"), "time every step of compiled programs and print a table at exit: wall, or thread (CPU time of one thread)"),
-        Flag("FALLBACK", "warn", _one_of("warn", "allow", "error"), "op without a lowering: warn (run on the CPU, one line per op), allow (silently), error"),
-        Flag("CHECK", 0, _at_least(0), "1: verify HLO at pipeline ends; 2: after each pass, with text round trip; 3: also evaluate after each pass"),
+        Flag(
+            "LOG",
+            0,
+            _at_least(0),
+            "1: compiles with their reason; 2: also step timings; 3: also HLO; 4: also LLVM IR",
+        ),
+        Flag(
+            "DUMP",
+            "",
+            str,
+            "directory that gets one folder per compile: every pass's HLO, LLVM IR, assembly, buffers, reason",
+        ),
+        Flag(
+            "PROFILE",
+            "",
+            _one_of("", "wall", "thread"),
+            "time every step of compiled programs and print a table at exit: wall, or thread (CPU time of one thread)",
+        ),
+        Flag(
+            "FALLBACK",
+            "warn",
+            _one_of("warn", "allow", "error"),
+            "op without a lowering: warn (run on the CPU, one line per op), allow (silently), error",
+        ),
+        Flag(
+            "CHECK",
+            0,
+            _at_least(0),
+            "1: verify HLO at pipeline ends; 2: after each pass, with text round trip; 3: also evaluate after each pass",
+        ),
         Flag("DISABLE", "", str, "comma-separated names of passes to leave out"),
-        Flag("THREADS", 0, _at_least(0), "CPU threads for compiled programs; 0: torch.get_num_threads()"),
-        Flag("DEVICE", "cpu", str, "what runs compiled programs: cpu, cuda, opencl, ptx (GPU kernels evaluated), evaluator (NumPy reference), pjrt:PATH (an XLA plugin)"),
-        Flag("TUNE", 0.0, _at_least(0, float), "seconds per program to measure ways to compute its products; what was measured is kept in the cache"),
-        Flag("TF32", False, _switch, "products of f32 on NVIDIA GPUs may round their operands to 11 bits (matrix units)"),
-        Flag("WINOGRAD", True, _switch, "3x3 convolutions of f32 on the CPU may be computed by minimal filtering, F(2x2, 3x3)"),
-        Flag("MEMORY_BUDGET", 0.0, _at_least(0, float), "MiB of working memory of a program above which values are computed again instead of kept; 0: no limit"),
-        Flag("PACKED_WEIGHTS", -1.0, _at_least(-1, float), "MiB for packed copies of weights that products read again and again; -1: what the process's peak memory leaves"),
-        Flag("CPU_DEVICES", 1, _at_least(1), "virtual devices of the CPU that sharded programs run on"),
-        Flag("COLLECTIVE_TIMEOUT", 300.0, _at_least(0, float), "seconds that a device waits for the others in a collective; 0: for ever"),
+        Flag(
+            "THREADS",
+            0,
+            _at_least(0),
+            "CPU threads for compiled programs; 0: torch.get_num_threads()",
+        ),
+        Flag(
+            "DEVICE",
+            "cpu",
+            str,
+            "what runs compiled programs: cpu, cuda, opencl, ptx (GPU kernels evaluated), evaluator (NumPy reference), pjrt:PATH (an XLA plugin)",
+        ),
+        Flag(
+            "TUNE",
+            0.0,
+            _at_least(0, float),
+            "seconds per program to measure ways to compute its products; what was measured is kept in the cache",
+        ),
+        Flag(
+            "TF32",
+            False,
+            _switch,
+            "products of f32 on NVIDIA GPUs may round their operands to 11 bits (matrix units)",
+        ),
+        Flag(
+            "WINOGRAD",
+            True,
+            _switch,
+            "3x3 convolutions of f32 on the CPU may be computed by minimal filtering, F(2x2, 3x3)",
+        ),
+        Flag(
+            "MEMORY_BUDGET",
+            0.0,
+            _at_least(0, float),
+            "MiB of working memory of a program above which values are computed again instead of kept; 0: no limit",
+        ),
+        Flag(
+            "PACKED_WEIGHTS",
+            -1.0,
+            _at_least(-1, float),
+            "MiB for packed copies of weights that products read again and again; -1: what the process's peak memory leaves",
+        ),
+        Flag(
+            "CPU_DEVICES",
+            1,
+            _at_least(1),
+            "virtual devices of the CPU that sharded programs run on",
+        ),
+        Flag(
+            "COLLECTIVE_TIMEOUT",
+            300.0,
+            _at_least(0, float),
+            "seconds that a device waits for the others in a collective; 0: for ever",
+        ),
         Flag("EAGER", False, _switch, "run op by op instead of recording"),
         Flag("MAX_NODES", 20000, _at_least(1), "recorded ops after which the graph is cut"),
-        Flag("CACHE", _default_cache, str, "directory of compiled programs (default ~/.cache/torch_hlo); empty turns the disk cache off"),
+        Flag(
+            "CACHE",
+            _default_cache,
+            str,
+            "directory of compiled programs (default ~/.cache/torch_hlo); empty turns the disk cache off",
+        ),
         Flag("CACHE_SIZE", 1024, _at_least(0), "MiB of compiled programs kept on disk"),
-        Flag("DYNAMIC", True, _switch, "compile a step that comes back with other sizes once for all sizes"),
+        Flag(
+            "DYNAMIC",
+            True,
+            _switch,
+            "compile a step that comes back with other sizes once for all sizes",
+        ),
         Flag("PROGRAMS", 256, _at_least(1), "compiled programs kept in memory"),
-        Flag("ASYNC", True, _switch, "run steps on a background thread while Python traces the next"),
+        Flag(
+            "ASYNC", True, _switch, "run steps on a background thread while Python traces the next"
+        ),
     )
 }
 _values: dict[str, object] = {}

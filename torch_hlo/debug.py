@@ -1,11 +1,12 @@
 """Look at the program that recorded tensors would become, without running it.
 
-    y = (x + 1).relu()
-    print(torch_hlo.debug.graph_text([y]))    # the recorded aten ops
-    print(torch_hlo.debug.hlo_text([y]))      # lowered to HLO
-    print(torch_hlo.debug.optimized_text([y]))
-    module, arrays = torch_hlo.debug.pending_step()   # all that is recorded, and its inputs
+y = (x + 1).relu()
+print(torch_hlo.debug.graph_text([y]))    # the recorded aten ops
+print(torch_hlo.debug.hlo_text([y]))      # lowered to HLO
+print(torch_hlo.debug.optimized_text([y]))
+module, arrays = torch_hlo.debug.pending_step()   # all that is recorded, and its inputs
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,9 @@ def graph(tensors: Sequence[torch.Tensor]) -> Graph:
     """The recorded graph of pending hlo tensors. Raises ValueError when none is pending."""
     found = [value for t in tensors if type(value := read(t)) is Out and value.array is None]
     if not found:
-        raise ValueError("none of these tensors is pending: they are computed already, and nothing is recorded for them")
+        raise ValueError(
+            "none of these tensors is pending: they are computed already, and nothing is recorded for them"
+        )
     return collect(found)
 
 
@@ -35,7 +38,11 @@ def graph_text(tensors: Sequence[torch.Tensor]) -> str:
 
     def text(x) -> str:
         if isinstance(x, Out):
-            return f"leaf{g.leaves.index(x.array)}" if x.array is not None else f"%{g.position[id(x.node)]}" + (f".{x.index}" if len(x.node.outs) > 1 else "")
+            return (
+                f"leaf{g.leaves.index(x.array)}"
+                if x.array is not None
+                else f"%{g.position[id(x.node)]}" + (f".{x.index}" if len(x.node.outs) > 1 else "")
+            )
         if isinstance(x, Leaf):
             return f"leaf{g.leaves.index(x)}"
         if isinstance(x, Lift):
@@ -45,7 +52,9 @@ def graph_text(tensors: Sequence[torch.Tensor]) -> str:
     lines = []
     for i, node in enumerate(g.nodes):
         args = [text(a) for a in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs.items()]
-        lines.append(f"%{i} = {node.target}({', '.join(args)})  # {', '.join(map(str, node.outs))}{f'  {node.source}' if node.source else ''}")
+        lines.append(
+            f"%{i} = {node.target}({', '.join(args)})  # {', '.join(map(str, node.outs))}{f'  {node.source}' if node.source else ''}"
+        )
     return "\n".join(lines)
 
 
@@ -67,7 +76,9 @@ def hlo_text(tensors: Sequence[torch.Tensor]) -> str:
     return str(module(tensors))
 
 
-def optimized_text(tensors: Sequence[torch.Tensor], observe: Callable[[str, Module], None] | None = None) -> str:
+def optimized_text(
+    tensors: Sequence[torch.Tensor], observe: Callable[[str, Module], None] | None = None
+) -> str:
     """The HLO after all passes; `observe(pass name, module)` sees it after each."""
     dump = None if observe is None else lambda name, m, _: observe(name, m)
     return str(pipeline.optimize(module(tensors), dump))

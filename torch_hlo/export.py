@@ -9,6 +9,7 @@
 The program's parameters are the exported graph's: weights, buffers and constants by signature, then the user's tensors, all
 row-major; if it draws random numbers, a seed (s64) follows. Results are new values of mutated buffers and inputs, then the user's.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -95,13 +96,27 @@ def exported(ep: ExportedProgram, embed: str = "none") -> Exported:
     signature, values = ep.graph_signature, _weights(ep)
     changed = {s.target for s in signature.output_specs if s.kind in _STATE}
     described = [_described(x, signature.input_specs, values, changed) for x in graph.inputs]
-    constants = {i: x.value for i, x in enumerate(described) if _is_constant(graph.inputs[i], x, embed) or x.kind == "token"}
+    constants = {
+        i: x.value
+        for i, x in enumerate(described)
+        if _is_constant(graph.inputs[i], x, embed) or x.kind == "token"
+    }
     tensors = [value for value, _ in graph.outputs if isinstance(value, (Out, Leaf))]
     module = lower(graph.nodes, tensors, leaves, (), "exported", _symbols(graph))
     used = set(postorder((module.entry.root,)))
-    kept = [i for i, x in enumerate(graph.inputs) if i not in constants and (x.source is not None or module.entry.params[i] in used)]
-    params = [instr("parameter", (), module.entry.params[i].shape, index=n) for n, i in enumerate(kept)]
-    swaps = dict(enumerate(module.entry.params)) | {i: _constant(t) for i, t in constants.items()} | dict(zip(kept, params, strict=True))
+    kept = [
+        i
+        for i, x in enumerate(graph.inputs)
+        if i not in constants and (x.source is not None or module.entry.params[i] in used)
+    ]
+    params = [
+        instr("parameter", (), module.entry.params[i].shape, index=n) for n, i in enumerate(kept)
+    ]
+    swaps = (
+        dict(enumerate(module.entry.params))
+        | {i: _constant(t) for i, t in constants.items()}
+        | dict(zip(kept, params, strict=True))
+    )
     root = inline(module.entry, [swaps[i] for i in range(len(leaves))])
     parts = iter(root.operands)
     roots, outs, results = [], [], []
@@ -113,23 +128,53 @@ def exported(ep: ExportedProgram, embed: str = "none") -> Exported:
             results.append((None,) if value is None else len(roots))
         if value is not None:
             roots.append(next(parts) if isinstance(value, (Out, Leaf)) else _number(value))
-            kind = "state" if spec.kind in _STATE else "mutated" if spec.kind == OutputKind.USER_INPUT_MUTATION else "user"
+            kind = (
+                "state"
+                if spec.kind in _STATE
+                else "mutated"
+                if spec.kind == OutputKind.USER_INPUT_MUTATION
+                else "user"
+            )
             number = value if isinstance(value, (bool, int, float, Dim)) else None
-            outs.append(Value(getattr(spec.arg, "name", "") or f"out{len(outs)}", kind, spec.target or "", number))
+            outs.append(
+                Value(
+                    getattr(spec.arg, "name", "") or f"out{len(outs)}",
+                    kind,
+                    spec.target or "",
+                    number,
+                )
+            )
     symbols = tuple((name, kept.index(i), d) for name, i, d in module.symbols)
-    found = Module("exported", Computation("main", tuple(params), build.tuple_(*roots)), (), symbols)
-    where = {graph.inputs[i].source: n for n, i in enumerate(kept) if type(graph.inputs[i].source) is int}
-    arguments = [where[p] if p in where else (getattr(s.arg, "value", None),)
-                 for p, s in enumerate(signature.input_specs) if s.kind == InputKind.USER_INPUT]
+    found = Module(
+        "exported", Computation("main", tuple(params), build.tuple_(*roots)), (), symbols
+    )
+    where = {
+        graph.inputs[i].source: n for n, i in enumerate(kept) if type(graph.inputs[i].source) is int
+    }
+    arguments = [
+        where[p] if p in where else (getattr(s.arg, "value", None),)
+        for p, s in enumerate(signature.input_specs)
+        if s.kind == InputKind.USER_INPUT
+    ]
     names = {name for name, _, _ in symbols}
     conditions = [c for c in (*sizes.ranges(ep), *guards.conditions) if _known(c, names)]
-    return Exported(found, tuple(described[i] for i in kept), tuple(outs), tuple(arguments), tuple(results), tuple(conditions), guards.unchecked)
+    return Exported(
+        found,
+        tuple(described[i] for i in kept),
+        tuple(outs),
+        tuple(arguments),
+        tuple(results),
+        tuple(conditions),
+        guards.unchecked,
+    )
 
 
 _STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
-def _described(x: Input, specs: Sequence[InputSpec], values: dict[int, torch.Tensor], changed: set) -> Value:
+def _described(
+    x: Input, specs: Sequence[InputSpec], values: dict[int, torch.Tensor], changed: set
+) -> Value:
     if isinstance(x.source, torch.Tensor):
         return Value("constant", "weight", value=x.source)
     if x.source is None:
@@ -138,14 +183,25 @@ def _described(x: Input, specs: Sequence[InputSpec], values: dict[int, torch.Ten
         return Value(x.source)
     spec = specs[x.source]
     if x.source in values:
-        return Value(spec.target, "state" if spec.target in changed else "weight", spec.target, values[x.source])
+        return Value(
+            spec.target,
+            "state" if spec.target in changed else "weight",
+            spec.target,
+            values[x.source],
+        )
     if spec.kind == InputKind.TOKEN:
         return Value(spec.arg.name, "token", value=torch.zeros(0))
     return Value(spec.arg.name)
 
 
 def _is_constant(x: Input, described: Value, embed: str) -> bool:
-    return isinstance(x.source, torch.Tensor) or described.kind == "weight" and embed != "none" or described.kind == "state" and embed == "all"
+    return (
+        isinstance(x.source, torch.Tensor)
+        or described.kind == "weight"
+        and embed != "none"
+        or described.kind == "state"
+        and embed == "all"
+    )
 
 
 def _known(condition: tuple, names: set[str]) -> bool:
@@ -159,7 +215,13 @@ def inputs(ep: ExportedProgram, *args, **kwargs) -> list:
     given = iter(v for v in pytree.tree_leaves((args, kwargs)))
     found = []
     for i, spec in enumerate(ep.graph_signature.input_specs):
-        value = weights[i] if i in weights else next(given, None) if spec.kind == InputKind.USER_INPUT else None
+        value = (
+            weights[i]
+            if i in weights
+            else next(given, None)
+            if spec.kind == InputKind.USER_INPUT
+            else None
+        )
         if isinstance(value, torch.Tensor):
             found.append(value.detach())
         elif type(value) is float and not isinstance(getattr(spec.arg, "value", None), float):
@@ -220,16 +282,35 @@ def _symbols(graph: FxGraph) -> tuple[tuple[str, int, int], ...]:
                 found.setdefault(str(size), (i, d))
     missing = sorted(set(graph.sizes) - set(found))
     if missing:
-        raise LoweringError(f"size {missing[0]} is an input of its own and no dimension of a tensor: export with that number fixed")
-    used = {s: d for x in graph.inputs if isinstance(x.leaf, Leaf) for d in x.leaf.shape.dims for s in dim_symbols(d)}
+        raise LoweringError(
+            f"size {missing[0]} is an input of its own and no dimension of a tensor: export with that number fixed"
+        )
+    used = {
+        s: d
+        for x in graph.inputs
+        if isinstance(x.leaf, Leaf)
+        for d in x.leaf.shape.dims
+        for s in dim_symbols(d)
+    }
     for s in sorted(used.keys() - found.keys()):
-        raise LoweringError(f"size {s} is no dimension itself, only {used[s]} is: export with a Dim of its own for that dimension")
+        raise LoweringError(
+            f"size {s} is no dimension itself, only {used[s]} is: export with a Dim of its own for that dimension"
+        )
     return tuple((name, i, d) for name, (i, d) in sorted(found.items()))
 
 
 def data_of(tensor: torch.Tensor) -> bytes:
     """The elements in row-major order."""
-    data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    data = (
+        tensor.detach()
+        .cpu()
+        .resolve_conj()
+        .resolve_neg()
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+        .numpy()
+    )
     return np.ascontiguousarray(data).tobytes()
 
 
@@ -244,7 +325,17 @@ def _number(value) -> Instruction:
         return build.constant(value, {bool: "pred", int: "s64", float: "f64"}[type(value)])
     if isinstance(value, Dim):
         return size_value(value)
-    raise LoweringError(f"result {value!r} of type {type(value).__name__} is not a tensor: return it as one")
+    raise LoweringError(
+        f"result {value!r} of type {type(value).__name__} is not a tensor: return it as one"
+    )
 
 
-__all__ = ["Exported", "Value", "exported", "inputs", "to_hlo_text", "to_module", "to_stablehlo_text"]
+__all__ = [
+    "Exported",
+    "Value",
+    "exported",
+    "inputs",
+    "to_hlo_text",
+    "to_module",
+    "to_stablehlo_text",
+]

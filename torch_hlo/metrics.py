@@ -5,6 +5,7 @@
     print(metrics.metrics_report())
 Counters named `aten::<op>` count ops that ran on the CPU because they have no lowering.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -137,33 +138,56 @@ def explain() -> str:
 def metrics_report() -> str:
     """Everything, in torch_xla's layout."""
     with _lock:
-        snapshot = {name: (m.unit, m.count, m.total, list(m.samples)) for name, m in sorted(_metrics.items())}
+        snapshot = {
+            name: (m.unit, m.count, m.total, list(m.samples))
+            for name, m in sorted(_metrics.items())
+        }
         counters = dict(sorted(_counters.items()))
     lines: list[str] = []
     for name, (unit, samples, total, values) in snapshot.items():
-        lines += [f"Metric: {name}", f"  TotalSamples: {samples}", f"  Accumulator: {_show(total, unit)}"]
+        lines += [
+            f"Metric: {name}",
+            f"  TotalSamples: {samples}",
+            f"  Accumulator: {_show(total, unit)}",
+        ]
         span = values[-1][0] - values[0][0]
         if span > 0:
             lines.append(f"  ValueRate: {_show(sum(v for _, v in values) / span, unit)} / second")
             lines.append(f"  Rate: {len(values) / span:.6g} / second")
         ordered = sorted(v for _, v in values)
-        picks = (f"{p}%={_show(ordered[min(len(ordered) * p // 100, len(ordered) - 1)], unit)}" for p in _PERCENTILES)
+        picks = (
+            f"{p}%={_show(ordered[min(len(ordered) * p // 100, len(ordered) - 1)], unit)}"
+            for p in _PERCENTILES
+        )
         lines.append("  Percentiles: " + "; ".join(picks))
     for name, value in counters.items():
         lines += [f"Counter: {name}", f"  Value: {value}"]
     return "\n".join(lines) + ("\n" if lines else "")
 
 
-_SHORT = ("CompileTime", "ExecuteTime", "TransferToDeviceTime", "TransferFromDeviceTime", "InboundData", "OutboundData")
+_SHORT = (
+    "CompileTime",
+    "ExecuteTime",
+    "TransferToDeviceTime",
+    "TransferFromDeviceTime",
+    "InboundData",
+    "OutboundData",
+)
 
 
-def short_metrics_report(counter_names: Iterable[str] | None = None, metric_names: Iterable[str] | None = None) -> str:
+def short_metrics_report(
+    counter_names: Iterable[str] | None = None, metric_names: Iterable[str] | None = None
+) -> str:
     """The counters and metrics named, one line each. By default compiles, fallbacks, run and transfer totals."""
     with _lock:
         counters = dict(_counters)
         totals = {name: (m.unit, m.count, m.total) for name, m in _metrics.items()}
     if counter_names is None:
-        counter_names = sorted(n for n in counters if n.startswith("aten::") or n in ("CachedCompile", "UncachedCompile", "MarkStep"))
+        counter_names = sorted(
+            n
+            for n in counters
+            if n.startswith("aten::") or n in ("CachedCompile", "UncachedCompile", "MarkStep")
+        )
     lines = []
     for name in _SHORT if metric_names is None else metric_names:
         if name in totals:
@@ -181,7 +205,13 @@ def _show_time(seconds: float) -> str:
     """01m02s003ms004.005us, as torch_xla prints it."""
     micros = seconds * 1e6
     parts = []
-    for size, name, width in ((86400e6, "d", 1), (3600e6, "h", 2), (60e6, "m", 2), (1e6, "s", 2), (1e3, "ms", 3)):
+    for size, name, width in (
+        (86400e6, "d", 1),
+        (3600e6, "h", 2),
+        (60e6, "m", 2),
+        (1e6, "s", 2),
+        (1e3, "ms", 3),
+    ):
         if micros >= size or parts:
             whole = int(micros // size)
             parts.append(f"{whole:0{width}d}{name}")

@@ -9,6 +9,7 @@ TORCH_HLO_PROFILE=wall (or thread, CPU time of one thread, for busy machines) pr
 `python -m torch_hlo profile model.hlo`. "limit" is the time that the step's bytes need at the measured memory rate, or its
 multiplications at the measured matrix rate, whichever is longer, as a share of the time it took; above 100 % the data was in cache.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -73,10 +74,14 @@ class Report:
             entry[1] += spent
             entry[2] += spent * min(line.limit, 1.0)
         out.append("")
-        out += [f"{spent * 1e3:9.3f} ms {spent / total:6.1%}  {op}: {n} steps, at the limit {ideal * 1e3:.3f} ms"
-                for op, (n, spent, ideal) in sorted(kinds.items(), key=lambda item: -item[1][1])]
+        out += [
+            f"{spent * 1e3:9.3f} ms {spent / total:6.1%}  {op}: {n} steps, at the limit {ideal * 1e3:.3f} ms"
+            for op, (n, spent, ideal) in sorted(kinds.items(), key=lambda item: -item[1][1])
+        ]
         limits = measured_limits(self.clock)
-        out.append(f"{total * 1e3:9.3f} ms in all (best times); limits: {limits.bandwidth / 1e9:.1f} GB/s, f32 {limits.f32 / 1e9:.0f} GF/s, bf16 {limits.bf16 / 1e9:.0f} GF/s")
+        out.append(
+            f"{total * 1e3:9.3f} ms in all (best times); limits: {limits.bandwidth / 1e9:.1f} GB/s, f32 {limits.f32 / 1e9:.0f} GF/s, bf16 {limits.bf16 / 1e9:.0f} GF/s"
+        )
         return "\n".join(out)
 
     clock = "wall"
@@ -111,7 +116,16 @@ def collect(clock: str) -> list[Line]:
     for program in found:
         for step, (calls, total, best) in zip(program.profile.steps, program.counts(), strict=True):
             if calls:
-                lines.append(Line(program.name, step, calls, total / 1e9, best / 1e9, _ideal(step, limits) / max(best / 1e9, 1e-9)))
+                lines.append(
+                    Line(
+                        program.name,
+                        step,
+                        calls,
+                        total / 1e9,
+                        best / 1e9,
+                        _ideal(step, limits) / max(best / 1e9, 1e-9),
+                    )
+                )
     return lines
 
 

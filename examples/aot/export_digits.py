@@ -9,6 +9,7 @@
 
 Writes digits.so (.wasm, .o), digits.h, and some images of the test set, named after what they show.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -46,7 +47,9 @@ class Classifier(nn.Module):
         return self.layers(images.float() / 255).softmax(1)
 
 
-def train(model: Classifier, images: torch.Tensor, labels: torch.Tensor, epochs: int, batch: int = 64) -> None:
+def train(
+    model: Classifier, images: torch.Tensor, labels: torch.Tensor, epochs: int, batch: int = 64
+) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     for _ in range(epochs):
         order = torch.randperm(len(labels))
@@ -66,9 +69,20 @@ def write_pgm(path: Path, image: torch.Tensor) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("build"), help="folder for everything (default build)")
-    parser.add_argument("--target", nargs="+", default=["host"], help="any of host, x86_64-linux-gnu, aarch64-linux-gnu and wasm32")
-    parser.add_argument("--object", action="store_true", help="an object file for static linking instead of a library")
+    parser.add_argument(
+        "--output", type=Path, default=Path("build"), help="folder for everything (default build)"
+    )
+    parser.add_argument(
+        "--target",
+        nargs="+",
+        default=["host"],
+        help="any of host, x86_64-linux-gnu, aarch64-linux-gnu and wasm32",
+    )
+    parser.add_argument(
+        "--object",
+        action="store_true",
+        help="an object file for static linking instead of a library",
+    )
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--images", type=int, default=10, help="test images to write")
     args = parser.parse_args()
@@ -82,7 +96,9 @@ def main() -> None:
     print(f"test accuracy {100 * right:.1f}%")
 
     args.output.mkdir(parents=True, exist_ok=True)
-    program = torch.export.export(model, (test_images[:4],), dynamic_shapes=({0: torch.export.Dim("batch", max=1024)},))
+    program = torch.export.export(
+        model, (test_images[:4],), dynamic_shapes=({0: torch.export.Dim("batch", max=1024)},)
+    )
     for target in args.target:
         suffix = "o" if args.object else "wasm" if target == "wasm32" else "so"
         files = aot.compile(program, target=target, output=args.output / f"digits.{suffix}")

@@ -2,6 +2,7 @@
 
 A job is {"library", "inputs": [[file, dtype number, sizes]], "outputs": [file]}; arrays are files of raw elements.
 """
+
 import array
 import ctypes
 import importlib.util
@@ -30,7 +31,12 @@ def main() -> None:
             count = 1
             for n in shape:
                 count *= n
-            data = array.array("B", bytes(max(1, count * {1: 1, 5: 8, 10: 2, 11: 4, 12: 8, 16: 2, 2: 1, 4: 4}[a.dtype])))
+            data = array.array(
+                "B",
+                bytes(
+                    max(1, count * {1: 1, 5: 8, 10: 2, 11: 4, 12: 8, 16: 2, 2: 1, 4: 4}[a.dtype])
+                ),
+            )
             results.append((data, (data.buffer_info()[0], len(data), shape)))
         library.run([m for _, m in memory], [m for _, m in results], dtypes=dtypes)
         for path, (data, _) in zip(job["outputs"], results):

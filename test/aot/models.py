@@ -1,4 +1,5 @@
 """Models for the tests of ahead-of-time compilation: name -> function of nothing giving (module, args, dynamic_shapes)."""
+
 from __future__ import annotations
 
 import torch
@@ -11,8 +12,19 @@ class Cnn(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
-        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+        )
+        self.block = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1, groups=8),
+            nn.BatchNorm2d(8),
+            nn.SiLU(),
+            nn.Conv2d(8, 8, 1),
+            nn.BatchNorm2d(8),
+        )
         self.head = nn.Linear(8, 5)
 
     def forward(self, images):
@@ -24,7 +36,11 @@ class Cnn(nn.Module):
 class Lstm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.lstm, self.out = nn.Embedding(20, 8), nn.LSTM(8, 12, batch_first=True, bidirectional=True), nn.Linear(24, 20)
+        self.embed, self.lstm, self.out = (
+            nn.Embedding(20, 8),
+            nn.LSTM(8, 12, batch_first=True, bidirectional=True),
+            nn.Linear(24, 20),
+        )
 
     def forward(self, tokens):
         y, (h, _) = self.lstm(self.embed(tokens))
@@ -35,7 +51,11 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(30, 16)
-        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu"), 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu"),
+            2,
+            enable_nested_tensor=False,
+        )
         self.out = nn.Linear(16, 30)
 
     def forward(self, tokens, mask):
@@ -50,7 +70,15 @@ class Types(nn.Module):
 
     def forward(self, x, n, flags):
         half = x.bfloat16() * 2
-        return half, (x > 0) & flags, n * 3, x, (x.double().abs() ** 2.5).sum(), torch.fmod(x, 0.7).half(), torch.remainder(n, 7).to(torch.int8)
+        return (
+            half,
+            (x > 0) & flags,
+            n * 3,
+            x,
+            (x.double().abs() ** 2.5).sum(),
+            torch.fmod(x, 0.7).half(),
+            torch.remainder(n, 7).to(torch.int8),
+        )
 
 
 class Spectral(nn.Module):
@@ -80,11 +108,21 @@ def lstm():
 def transformer():
     batch, length = Dim("batch", max=64), Dim("length", max=128)
     tokens = torch.randint(0, 30, (2, 9))
-    return Transformer().eval(), (tokens, torch.arange(9)[None] < torch.tensor([[9], [4]])), ({0: batch, 1: length}, {0: batch, 1: length})
+    return (
+        Transformer().eval(),
+        (tokens, torch.arange(9)[None] < torch.tensor([[9], [4]])),
+        ({0: batch, 1: length}, {0: batch, 1: length}),
+    )
 
 
 def types():
     return Types(), (torch.randn(6, 5), torch.tensor(17), torch.rand(6, 5) > 0.3), None
 
 
-MODELS = {"cnn": cnn, "lstm": lstm, "transformer": transformer, "types": types, "spectral": spectral}
+MODELS = {
+    "cnn": cnn,
+    "lstm": lstm,
+    "transformer": transformer,
+    "types": types,
+    "spectral": spectral,
+}

@@ -1,4 +1,5 @@
 """The digits example: trained, compiled, built with a C compiler and run; the same in JavaScript; the command line."""
+
 from __future__ import annotations
 
 import contextlib
@@ -42,7 +43,18 @@ def built(tmp_path_factory):
     with contextlib.suppress(aot.LinkError):
         link.find("wasm", "wasm32")
         targets.append("wasm32")
-    text = run(sys.executable, "-W", "ignore", EXAMPLE / "export_digits.py", "--output", folder, "--epochs", "8", "--target", *targets)
+    text = run(
+        sys.executable,
+        "-W",
+        "ignore",
+        EXAMPLE / "export_digits.py",
+        "--output",
+        folder,
+        "--epochs",
+        "8",
+        "--target",
+        *targets,
+    )
     assert float(re.search(r"test accuracy ([\d.]+)%", text)[1]) > 95
     return folder
 
@@ -56,7 +68,16 @@ def check(text: str, images: list[pathlib.Path]) -> None:
 def test_c_program(built):
     images = sorted(built.glob("digit*.pgm"))
     strict = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
-    run(*compiler(), *strict, f"-I{built}", EXAMPLE / "classify.c", built / "digits.so", f"-Wl,-rpath,{built}", "-o", built / "classify")
+    run(
+        *compiler(),
+        *strict,
+        f"-I{built}",
+        EXAMPLE / "classify.c",
+        built / "digits.so",
+        f"-Wl,-rpath,{built}",
+        "-o",
+        built / "classify",
+    )
     check(run(built / "classify", *images), images)
     (built / "bad.pgm").write_text("P5 9 9 255 ")
     assert "not a P5 image" in run(built / "classify", built / "bad.pgm", code=1)
@@ -65,8 +86,22 @@ def test_c_program(built):
 
 def test_header_in_cplusplus(built):
     path = shutil.which("c++") or shutil.which("g++") or pytest.skip("no C++ compiler")
-    (built / "main.cc").write_text('#include "digits.h"\nint main() { return digits_model.abi != TORCH_HLO_ABI; }\n')
-    run(path, "-Wall", "-Wextra", "-Werror", "-pedantic", f"-I{built}", built / "main.cc", built / "digits.so", f"-Wl,-rpath,{built}", "-o", built / "main")
+    (built / "main.cc").write_text(
+        '#include "digits.h"\nint main() { return digits_model.abi != TORCH_HLO_ABI; }\n'
+    )
+    run(
+        path,
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-pedantic",
+        f"-I{built}",
+        built / "main.cc",
+        built / "digits.so",
+        f"-Wl,-rpath,{built}",
+        "-o",
+        built / "main",
+    )
     run(built / "main")
 
 
@@ -92,7 +127,15 @@ int main(void) {
     return !(y[0] > 0.7615f && y[0] < 0.7616f && z[0] > 0.7310f && z[0] < 0.7311f);
 }
 """)
-    run(*compiler(), f"-I{tmp_path}", tmp_path / "main.c", tmp_path / "first.o", tmp_path / "second.o", "-o", tmp_path / "main")
+    run(
+        *compiler(),
+        f"-I{tmp_path}",
+        tmp_path / "main.c",
+        tmp_path / "first.o",
+        tmp_path / "second.o",
+        "-o",
+        tmp_path / "main",
+    )
     run(tmp_path / "main")
 
 
@@ -100,8 +143,25 @@ int main(void) {
 def test_command_line(tmp_path, capsys):
     torch.manual_seed(0)
     linear = nn.Linear(3, 5)
-    torch.export.save(torch.export.export(linear, (torch.randn(4, 3),), dynamic_shapes=({0: torch.export.Dim("rows")},)), tmp_path / "linear.pt2")
-    assert main(["aot", str(tmp_path / "linear.pt2"), "-o", str(tmp_path / "linear.so"), "--weights", "beside"]) == 0
+    torch.export.save(
+        torch.export.export(
+            linear, (torch.randn(4, 3),), dynamic_shapes=({0: torch.export.Dim("rows")},)
+        ),
+        tmp_path / "linear.pt2",
+    )
+    assert (
+        main(
+            [
+                "aot",
+                str(tmp_path / "linear.pt2"),
+                "-o",
+                str(tmp_path / "linear.so"),
+                "--weights",
+                "beside",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.count(" bytes\n") == 3
     x = torch.randn(7, 3)
     torch.testing.assert_close(aot.load(tmp_path / "linear.so")(x), linear(x))
@@ -115,7 +175,10 @@ ENTRY main {
   ROOT r = (f32[4], s32[]) tuple(s, y)
 }
 """)
-    assert main(["aot", str(tmp_path / "add.hlo"), "-o", str(tmp_path / "add.so"), "--name", "plus"]) == 0
+    assert (
+        main(["aot", str(tmp_path / "add.hlo"), "-o", str(tmp_path / "add.so"), "--name", "plus"])
+        == 0
+    )
     total, number = aot.load(tmp_path / "add.so")(torch.ones(4), torch.tensor(2, dtype=torch.int32))
     assert total.tolist() == [3.0] * 4 and number.item() == 2
     assert "plus_run;" in (tmp_path / "add.h").read_text()

@@ -1,4 +1,5 @@
 """Models compiled ahead of time give what they give eagerly: in this process, and in one without torch."""
+
 from __future__ import annotations
 
 import json
@@ -57,11 +58,19 @@ def test_all_sizes_of_dynamic_dimensions(built):
         tokens = torch.randint(0, 30, (batch, length))
         mask = torch.arange(length)[None] < torch.full((batch, 1), max(1, length - 2))
         with torch.no_grad():
-            want = module(tokens, mask) if batch else (torch.empty(0, 4, 30), torch.empty(0, dtype=torch.int64))
+            want = (
+                module(tokens, mask)
+                if batch
+                else (torch.empty(0, 4, 30), torch.empty(0, dtype=torch.int64))
+            )
         close(model(tokens, mask), want)
-    with pytest.raises(aot.LibraryError, match=r"input 1 \(mask\): dimension 1 is 5, it must be 4 = tokens_size1"):
+    with pytest.raises(
+        aot.LibraryError, match=r"input 1 \(mask\): dimension 1 is 5, it must be 4 = tokens_size1"
+    ):
         model(torch.zeros(2, 4, dtype=torch.int64), torch.ones(2, 5, dtype=torch.bool))
-    with pytest.raises(aot.LibraryError, match="must fulfil tokens_size1 <= 128; the left side is 129"):
+    with pytest.raises(
+        aot.LibraryError, match="must fulfil tokens_size1 <= 128; the left side is 129"
+    ):
         model(torch.zeros(2, 129, dtype=torch.int64), torch.ones(2, 129, dtype=torch.bool))
 
 
@@ -79,7 +88,11 @@ def test_in_a_process_without_torch(built, tmp_path):
         jobs.append({"library": str(path), "inputs": inputs, "outputs": files})
         wanted += zip(files, want)
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run([sys.executable, "-I", HERE / "bare.py", loader.__file__, tmp_path / "jobs.json"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-I", HERE / "bare.py", loader.__file__, tmp_path / "jobs.json"],
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == "done\n", done.stderr
     for file, want in wanted:
         data = bytearray(pathlib.Path(file).read_bytes())
@@ -97,15 +110,31 @@ class Counter(nn.Module):
     def forward(self, x, log, *, scale=2.0, extra=None):
         self.calls += 1
         log.add_(1)
-        return {"y": self.norm(x) * scale, "size": x.shape[0], "none": extra, "calls": self.calls * 1}
+        return {
+            "y": self.norm(x) * scale,
+            "size": x.shape[0],
+            "none": extra,
+            "calls": self.calls * 1,
+        }
 
 
 def test_state_mutation_and_results_that_are_no_tensors(tmp_path):
     torch.manual_seed(0)
     module, x, log = Counter().train(), torch.randn(6, 4), torch.zeros(3)
-    files = aot.compile(module, (x, log), {"scale": 3.0}, dynamic_shapes=({0: torch.export.Dim("rows", min=2)}, None, None), output=tmp_path / "counter.so")
+    files = aot.compile(
+        module,
+        (x, log),
+        {"scale": 3.0},
+        dynamic_shapes=({0: torch.export.Dim("rows", min=2)}, None, None),
+        output=tmp_path / "counter.so",
+    )
     model, mine = aot.load(files.library), torch.zeros(3)
-    assert set(model.state) == {"calls", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    assert set(model.state) == {
+        "calls",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    }
     for rows in (6, 3):
         x = torch.randn(rows, 4)
         got, want = model(x, mine, scale=3.0), module(x, log, scale=3.0)
@@ -136,10 +165,18 @@ def test_conditions_that_tracing_met(tmp_path):
         def forward(self, x):
             return x.reshape(2, -1).sum(0) if x.shape[0] % 2 == 0 else x
 
-    files = aot.compile(Halves(), (torch.randn(8),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), output=tmp_path / "halves.so")
+    files = aot.compile(
+        Halves(),
+        (torch.randn(8),),
+        dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+        output=tmp_path / "halves.so",
+    )
     model = aot.load(files.library)
     close(model(torch.arange(10.0)), torch.arange(10.0).reshape(2, 5).sum(0))
-    with pytest.raises(aot.LibraryError, match=r"must fulfil mod\(x_size0,\s?2\) == 0; the left side is 1, the right 0"):
+    with pytest.raises(
+        aot.LibraryError,
+        match=r"must fulfil mod\(x_size0,\s?2\) == 0; the left side is 1, the right 0",
+    ):
         model(torch.randn(7))
 
 
@@ -147,7 +184,9 @@ def test_conditions_that_tracing_met(tmp_path):
 def test_weights(tmp_path, weights):
     torch.manual_seed(0)
     module = nn.Linear(300, 200)
-    files = aot.compile(module, (torch.randn(2, 300),), output=tmp_path / "linear.so", weights=weights)
+    files = aot.compile(
+        module, (torch.randn(2, 300),), output=tmp_path / "linear.so", weights=weights
+    )
     x = torch.randn(2, 300)
     if weights == "embed":
         assert files.weights is None and files.library.stat().st_size > 240_000
@@ -155,8 +194,13 @@ def test_weights(tmp_path, weights):
     assert files.library.stat().st_size < 60_000 and files.weights.stat().st_size > 240_000
     close(aot.load(files.library)(x), module(x))
     good = files.weights.read_bytes()
-    for bad, message in ((good[:1000] + bytes(8) + good[1008:], "damaged"), (good[:-64], "weights_bytes is"), (b"x" + good[1:], "not the weights"),
-                         (good[:40] + bytes(8) + good[48:], "not the weights"), (b"", "weights_bytes is 0")):
+    for bad, message in (
+        (good[:1000] + bytes(8) + good[1008:], "damaged"),
+        (good[:-64], "weights_bytes is"),
+        (b"x" + good[1:], "not the weights"),
+        (good[:40] + bytes(8) + good[48:], "not the weights"),
+        (b"", "weights_bytes is 0"),
+    ):
         files.weights.write_bytes(bad)
         with pytest.raises(aot.LibraryError, match=message):
             aot.load(files.library)
@@ -186,6 +230,7 @@ def test_threads_run_one_library_at_the_same_time(built):
 
 def test_a_library_that_is_replaced_is_loaded_anew(tmp_path):
     for factor in (2.0, 3.0):
+
         class Times(nn.Module):
             def forward(self, x, factor=factor):
                 return x * factor
@@ -210,7 +255,9 @@ def test_what_needs_a_host_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "t5", "mistral", "qwen2", "roberta", "convnext"])
+@pytest.mark.parametrize(
+    "name", ["bert", "gpt2", "llama", "vit", "t5", "mistral", "qwen2", "roberta", "convnext"]
+)
 def test_hugging_face(tmp_path, name):
     pytest.importorskip("transformers")
     from test.sweeps import huggingface
@@ -249,5 +296,12 @@ def test_dimensions_that_are_no_symbol(tmp_path):
             return x.reshape(-1, 2).sum(1)
 
     half = torch.export.Dim("half", max=100)
-    with pytest.raises(Exception, match=r"is no dimension itself, only 2\*\w+ is: export with a Dim of its own"):
-        aot.compile(Pairs(), (torch.randn(6),), dynamic_shapes=({0: 2 * half},), output=tmp_path / "pairs.so")
+    with pytest.raises(
+        Exception, match=r"is no dimension itself, only 2\*\w+ is: export with a Dim of its own"
+    ):
+        aot.compile(
+            Pairs(),
+            (torch.randn(6),),
+            dynamic_shapes=({0: 2 * half},),
+            output=tmp_path / "pairs.so",
+        )

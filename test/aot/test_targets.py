@@ -1,4 +1,5 @@
 """Code for other machines: x86-64 levels on this one, WebAssembly under wasmtime, AArch64 under qemu."""
+
 from __future__ import annotations
 
 import functools
@@ -40,14 +41,19 @@ class Functions(nn.Module):
 def case(name):
     """(exported program, arguments, eager results)."""
     torch.manual_seed(0)
-    module, args, dynamic = (Functions(), (torch.randn(400) * 20,), None) if name == "functions" else MODELS[name]()
+    module, args, dynamic = (
+        (Functions(), (torch.randn(400) * 20,), None) if name == "functions" else MODELS[name]()
+    )
     with torch.no_grad():
         return torch.export.export(module, args, dynamic_shapes=dynamic), args, module(*args)
 
 
 def names(*quick):
     """The models; those that are not `quick` are for the long sweeps."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in (*MODELS, "functions")]
+    return [
+        name if name in quick else pytest.param(name, marks=pytest.mark.slow)
+        for name in (*MODELS, "functions")
+    ]
 
 
 def linker(kind: str, arch: str) -> None:
@@ -63,7 +69,9 @@ def close(got, want):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="this machine is no x86-64")
-@pytest.mark.parametrize("name,cpu", [("functions", "x86-64-v2"), ("cnn", "x86-64-v3"), ("transformer", "x86-64-v2")])
+@pytest.mark.parametrize(
+    "name,cpu", [("functions", "x86-64-v2"), ("cnn", "x86-64-v3"), ("transformer", "x86-64-v2")]
+)
 def test_x86_levels(tmp_path, name, cpu):
     if cpu == "x86-64-v3" and not host().has("avx2"):
         pytest.skip("this machine has no AVX2")
@@ -149,17 +157,33 @@ def test_aarch64(tmp_path, name):
     aot.compile(program, target="aarch64-linux-gnu", output=tmp_path / "model.o")
     (tmp_path / "driver.c").write_text(_DRIVER)
     program = tmp_path / "program"
-    subprocess.run([*compiler, "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-O1", "-o", program, tmp_path / "driver.c", tmp_path / "model.o"],
-                   check=True, env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(tmp_path / "zig")})
+    subprocess.run(
+        [
+            *compiler,
+            "-nostdlib",
+            "-static",
+            "-ffreestanding",
+            "-fno-stack-protector",
+            "-O1",
+            "-o",
+            program,
+            tmp_path / "driver.c",
+            tmp_path / "model.o",
+        ],
+        check=True,
+        env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(tmp_path / "zig")},
+    )
     given = bytearray()
     for t in args:
-        given += torch.tensor([*t.shape, t.nbytes]).numpy().tobytes() + t.contiguous().numpy().tobytes()
+        given += (
+            torch.tensor([*t.shape, t.nbytes]).numpy().tobytes() + t.contiguous().numpy().tobytes()
+        )
     done = subprocess.run([qemu, program], input=bytes(given), capture_output=True)
     assert done.returncode == 0, done
     data, at = bytearray(done.stdout), 0
     results = []
     for w in pytree.tree_leaves(want):
-        results.append(torch.frombuffer(data[at:at + w.nbytes], dtype=w.dtype).reshape(w.shape))
+        results.append(torch.frombuffer(data[at : at + w.nbytes], dtype=w.dtype).reshape(w.shape))
         at += w.nbytes
     assert at == len(data)
     close(results, want)
@@ -168,15 +192,23 @@ def test_aarch64(tmp_path, name):
 @pytest.mark.parametrize("target", PLATFORMS)
 def test_objects_need_nothing(tmp_path, target):
     for cpu in PLATFORMS[target].cpus:
-        files = aot.compile(case("functions")[0], target=target, cpu=cpu, output=tmp_path / "model.o")
+        files = aot.compile(
+            case("functions")[0], target=target, cpu=cpu, output=tmp_path / "model.o"
+        )
         found = undefined(files.library.read_bytes())
-        assert not [n for n in found if n not in ("__stack_pointer", "__linear_memory", "__indirect_function_table")], found
+        assert not [
+            n
+            for n in found
+            if n not in ("__stack_pointer", "__linear_memory", "__indirect_function_table")
+        ], found
 
 
 def test_targets_are_checked():
     assert platform_target("aarch64-linux-gnu").arch == "aarch64"
     assert not platform_target("wasm32").fuses and platform_target("aarch64-linux-gnu").fuses
-    with pytest.raises(ValueError, match="unknown cpu 'pentium' for wasm32; there are simd128, mvp"):
+    with pytest.raises(
+        ValueError, match="unknown cpu 'pentium' for wasm32; there are simd128, mvp"
+    ):
         platform_target("wasm32", "pentium")
 
 
@@ -196,7 +228,9 @@ def test_a_processor_that_lacks_something(tmp_path, monkeypatch):
 
     x = torch.randn(3)
     monkeypatch.setitem(runtime.X86_FEATURES, "sse4.2", (7, 0, "c", 15))
-    files = aot.compile(nn.Tanh(), (x,), target="x86_64-linux-gnu", cpu="x86-64-v2", output=tmp_path / "model.so")
+    files = aot.compile(
+        nn.Tanh(), (x,), target="x86_64-linux-gnu", cpu="x86-64-v2", output=tmp_path / "model.so"
+    )
     with pytest.raises(aot.LibraryError, match=r"lacks one of .*sse4\.2") as error:
         aot.load(files.library)(x)
     assert error.value.code == abi.ERRORS.index("MACHINE")
@@ -208,10 +242,22 @@ def test_matrix_tiles_in_a_process_of_their_own(tmp_path):
     module, x = nn.Linear(96, 80).bfloat16(), torch.randn(64, 96, dtype=torch.bfloat16)
     files = aot.compile(module, (x,), output=tmp_path / "model.so")
     (tmp_path / "x").write_bytes(bytes(x.reshape(-1).view(torch.uint8).tolist()))
-    jobs = [{"library": str(files.library), "inputs": [[str(tmp_path / "x"), abi.DTYPE_CODES["bf16"], [64, 96]]], "outputs": [str(tmp_path / "y")]}]
+    jobs = [
+        {
+            "library": str(files.library),
+            "inputs": [[str(tmp_path / "x"), abi.DTYPE_CODES["bf16"], [64, 96]]],
+            "outputs": [str(tmp_path / "y")],
+        }
+    ]
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
     bare = Path(__file__).parent / "bare.py"
-    done = subprocess.run([sys.executable, "-I", bare, loader.__file__, tmp_path / "jobs.json"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-I", bare, loader.__file__, tmp_path / "jobs.json"],
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == "done\n", done.stderr
-    got = torch.frombuffer(bytearray((tmp_path / "y").read_bytes()), dtype=torch.bfloat16).reshape(64, 80)
+    got = torch.frombuffer(bytearray((tmp_path / "y").read_bytes()), dtype=torch.bfloat16).reshape(
+        64, 80
+    )
     torch.testing.assert_close(got, module(x), rtol=2e-2, atol=2e-2)

@@ -1,4 +1,5 @@
 """Running compiled WebAssembly modules under wasmtime, with the structures that abi.py describes laid out for 32-bit pointers."""
+
 from __future__ import annotations
 
 import struct
@@ -36,7 +37,9 @@ class WasmModel:
 
     def tensors(self, rows: Sequence[tuple[int, int, int, int, int]]) -> int:
         """An array of torch_hlo_tensor: (data, nbytes, sizes, dtype, rank)."""
-        return self.allocate(32 * len(rows), b"".join(struct.pack("<I4xQIii4x", *row) for row in rows))
+        return self.allocate(
+            32 * len(rows), b"".join(struct.pack("<I4xQIii4x", *row) for row in rows)
+        )
 
     def output_info(self, i: int) -> tuple[int, int]:
         """dtype and rank, from the model's table of outputs."""
@@ -49,12 +52,27 @@ class WasmModel:
         rows = []
         for t in args:
             data = bytes(t.contiguous().reshape(-1).view(torch.uint8).tolist())
-            rows.append((self.allocate(len(data), data), len(data), self.allocate(8 * t.dim(), struct.pack(f"<{t.dim()}q", *t.shape)), _CODE[t.dtype], t.dim()))
+            rows.append(
+                (
+                    self.allocate(len(data), data),
+                    len(data),
+                    self.allocate(8 * t.dim(), struct.pack(f"<{t.dim()}q", *t.shape)),
+                    _CODE[t.dtype],
+                    t.dim(),
+                )
+            )
         inputs = self.tensors(rows)
-        count = struct.unpack("<i", self.read(self.exports[f"{self.name}_model"].value(self.store) + 8, 4))[0]
+        count = struct.unpack(
+            "<i", self.read(self.exports[f"{self.name}_model"].value(self.store) + 8, 4)
+        )[0]
         infos = [self.output_info(i) for i in range(count)]
         outputs = self.tensors([(0, 0, self.allocate(8 * rank), 0, 0) for _, rank in infos])
-        self.check(self.exports[f"{self.name}_plan"](self.store, inputs, len(args), outputs, count, need, error), error)
+        self.check(
+            self.exports[f"{self.name}_plan"](
+                self.store, inputs, len(args), outputs, count, need, error
+            ),
+            error,
+        )
         results = []
         for i, (dtype, rank) in enumerate(infos):
             _, nbytes, sizes, _, _ = struct.unpack("<I4xQIii4x", self.read(outputs + 32 * i, 32))
@@ -64,8 +82,27 @@ class WasmModel:
             results.append((at, nbytes, shape, _TORCH[dtype]))
         workspace = struct.unpack("<Q", self.read(need, 8))[0]
         run = self.exports[f"{self.name}_run"]
-        self.check(run(self.store, inputs, len(args), outputs, count, self.allocate(workspace), workspace, 0, 0, error), error)
-        return [torch.frombuffer(bytearray(self.read(at, n)), dtype=d).reshape(s) if n else torch.empty(s, dtype=d) for at, n, s, d in results]
+        self.check(
+            run(
+                self.store,
+                inputs,
+                len(args),
+                outputs,
+                count,
+                self.allocate(workspace),
+                workspace,
+                0,
+                0,
+                error,
+            ),
+            error,
+        )
+        return [
+            torch.frombuffer(bytearray(self.read(at, n)), dtype=d).reshape(s)
+            if n
+            else torch.empty(s, dtype=d)
+            for at, n, s, d in results
+        ]
 
     def check(self, code: int, error: int) -> None:
         if code:

@@ -1,4 +1,5 @@
 """Small programs that several compiler tests share, built with hlo.build. Each function returns a Module."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ from torch_hlo.hlo.ir import Computation, Instruction, Module
 from torch_hlo.hlo.shape import Shape, numpy_dtype, tuple_shape
 
 
-def module(name: str, outputs: Sequence[Instruction], params: Sequence[Instruction], aliases=(), symbols=()) -> Module:
+def module(
+    name: str, outputs: Sequence[Instruction], params: Sequence[Instruction], aliases=(), symbols=()
+) -> Module:
     root = b.instr("tuple", tuple(outputs), tuple_shape(*(x.shape for x in outputs)))
     return Module(name, Computation("main", tuple(params), root), aliases, symbols)
 
@@ -70,12 +73,16 @@ def layernorm(dims=(8, 16, 96)) -> Module:
 def layernorm_backward(dims=(8, 16, 96)) -> Module:
     """(dx, dw, db) from (dy, x, w, mean, rstd); dw and db are reduced over a flattened view."""
     rows, last = dims[:-1], len(dims) - 1
-    dy, x, w, mu, rstd = params(("f32", dims), ("f32", dims), ("f32", dims[-1:]), ("f32", rows), ("f32", rows))
+    dy, x, w, mu, rstd = params(
+        ("f32", dims), ("f32", dims), ("f32", dims[-1:]), ("f32", rows), ("f32", rows)
+    )
     kept = tuple(range(last))
     hat = b.multiply(b.subtract(x, across(mu, dims, kept)), across(rstd, dims, kept))
     gw = b.multiply(dy, across(w, dims, (last,)))
     s1, s2 = mean(gw, (last,)), mean(b.multiply(gw, hat), (last,))
-    inner = b.subtract(b.subtract(gw, across(s1, dims, kept)), b.multiply(hat, across(s2, dims, kept)))
+    inner = b.subtract(
+        b.subtract(gw, across(s1, dims, kept)), b.multiply(hat, across(s2, dims, kept))
+    )
     dx = b.multiply(across(rstd, dims, kept), inner)
     flat = (int(np.prod(rows)), dims[-1])
     dw = b.reduce(b.reshape(b.multiply(dy, hat), flat), zero(), (0,), "add")
@@ -111,9 +118,13 @@ def adam(sizes=((64, 32), (32,), (7,))) -> Module:
         m2 = b.add(b.multiply(m, scalar(0.9, m)), b.multiply(g, scalar(0.1, g)))
         v2 = b.add(b.multiply(v, scalar(0.99, v)), b.multiply(b.multiply(g, g), scalar(0.01, g)))
         step = b.divide(m2, b.add(b.sqrt(v2), scalar(1e-8, v2)))
-        p2 = b.subtract(p, b.multiply(across(lr, p.shape.dims, ()), b.add(step, b.multiply(p, scalar(0.01, p)))))
+        p2 = b.subtract(
+            p, b.multiply(across(lr, p.shape.dims, ()), b.add(step, b.multiply(p, scalar(0.01, p))))
+        )
         outs += [p2, m2, v2]
-    aliases = tuple((3 * k + j, 1 + 4 * k + (0, 2, 3)[j]) for k in range(len(sizes)) for j in range(3))
+    aliases = tuple(
+        (3 * k + j, 1 + 4 * k + (0, 2, 3)[j]) for k in range(len(sizes)) for j in range(3)
+    )
     return module("adam", outs, [lr, *rest], aliases)
 
 

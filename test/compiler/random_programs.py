@@ -1,4 +1,5 @@
 """Random well-typed programs of elementwise, moving and reducing opcodes, for differential tests."""
+
 from __future__ import annotations
 
 import random
@@ -59,14 +60,23 @@ def random_module(seed: int, count: int = 40, dims=(4, 6, 5)) -> Module:
             return b.transpose(x, tuple(r.sample(range(x.shape.rank), x.shape.rank)))
         if kind == 1:
             half = b.slice_(x, [0] * (x.shape.rank - 1) + [1], x.shape.dims)
-            return b.pad(half, zero_of(x), [(0, 1, 0) if i == x.shape.rank - 1 else (0, 0, 0) for i in range(x.shape.rank)])
+            return b.pad(
+                half,
+                zero_of(x),
+                [(0, 1, 0) if i == x.shape.rank - 1 else (0, 0, 0) for i in range(x.shape.rank)],
+            )
         if kind == 2:
             n = x.shape.dims[0]
             if n < 2:
                 return unary(x)
             start, rest = [0] * (x.shape.rank - 1), list(x.shape.dims[1:])
-            return b.concatenate([b.slice_(x, [1, *start], x.shape.dims), b.slice_(x, [0, *start], [1, *rest])], 0)
-        return b.reshape(x, r.choice([s for s in shapes if Shape("f32", s).size == x.shape.size] or [x.shape.dims]))
+            return b.concatenate(
+                [b.slice_(x, [1, *start], x.shape.dims), b.slice_(x, [0, *start], [1, *rest])], 0
+            )
+        return b.reshape(
+            x,
+            r.choice([s for s in shapes if Shape("f32", s).size == x.shape.size] or [x.shape.dims]),
+        )
 
     def choose(x):
         return b.select(b.compare(x, alike(x), "GT"), x, alike(x))
@@ -79,7 +89,9 @@ def random_module(seed: int, count: int = 40, dims=(4, 6, 5)) -> Module:
     def zero_of(x):
         return b.constant(0.5, x.shape.dtype)
 
-    makers = [unary] * 3 + [binary] * 5 + [spread] * 4 + [reduce] * 3 + [move] * 2 + [choose, normalize]
+    makers = (
+        [unary] * 3 + [binary] * 5 + [spread] * 4 + [reduce] * 3 + [move] * 2 + [choose, normalize]
+    )
     for _ in range(count):
         pool.append(r.choice(makers)(pick()))
     outs = [pool[-1], *r.sample(pool[5:], min(4, count))]

@@ -1,4 +1,5 @@
 """algebra: every line of RULES is a pair (program, what it becomes); negative cases say why they must stay."""
+
 from __future__ import annotations
 
 import math
@@ -213,7 +214,11 @@ class Algebra(HloTestCase):
 
     def test_constants_combine(self):
         # The sum of the constants is left to the fold pass.
-        self.assertRewrites(algebra, h.add(h.add(I, like(I, 1)), like(I, 2)), h.add(I, h.add(like(I, 1), like(I, 2))))
+        self.assertRewrites(
+            algebra,
+            h.add(h.add(I, like(I, 1)), like(I, 2)),
+            h.add(I, h.add(like(I, 1), like(I, 2))),
+        )
 
     def test_power_of_half_keeps_special_values(self):
         values = h.constant([-INF, -0.0, 0.0, 4.0, INF, math.nan], "f32")
@@ -225,8 +230,14 @@ class Algebra(HloTestCase):
         n = symbol("s0")
         x = p(dims=(n, 4))
         self.assertSame(h.reshape(h.reshape(x, (n * 4,)), (n, 2, 2)), h.reshape(x, (n, 2, 2)))
-        self.assertSame(h.reshape(h.broadcast(x, (n, 4, 2), (0, 1)), (n * 4, 2)), h.broadcast(h.reshape(x, (n * 4,)), (n * 4, 2), (0,)))
-        self.assertSame(h.slice_(h.broadcast(V, (n, 3), (1,)), (1, 0), (n, 2)), h.broadcast(h.slice_(V, (0,), (2,)), (n - 1, 2), (1,)))
+        self.assertSame(
+            h.reshape(h.broadcast(x, (n, 4, 2), (0, 1)), (n * 4, 2)),
+            h.broadcast(h.reshape(x, (n * 4,)), (n * 4, 2), (0,)),
+        )
+        self.assertSame(
+            h.slice_(h.broadcast(V, (n, 3), (1,)), (1, 0), (n, 2)),
+            h.broadcast(h.slice_(V, (0,), (2,)), (n - 1, 2), (1,)),
+        )
         self.assertSame(h.transpose(h.transpose(x, (1, 0)), (1, 0)), x)
         self.assertSame(h.add(x, like(x, -0.0)), x)
 
@@ -256,7 +267,10 @@ class Algebra(HloTestCase):
               s = (s32[], f32[4]) parameter(0)
               ROOT w = (s32[], f32[4]) while(s), condition=cond, body=body
             }""")
-        self.assertPass(algebra, m, """\
+        self.assertPass(
+            algebra,
+            m,
+            """\
 %body {
   %0 = (s32[], f32[4]) parameter(0)
   %1 = s32[] get-tuple-element(%0), index=0
@@ -277,12 +291,31 @@ ENTRY %main {
   %0 = (s32[], f32[4]) parameter(0)
   ROOT %1 = (s32[], f32[4]) while(%0), condition=%cond, body=%body
 }
-""")
+""",
+        )
 
     def test_exact(self):
-        for a, b in [("bf16", "f32"), ("f16", "f32"), ("u8", "s16"), ("s32", "f64"), ("s16", "f32"), ("pred", "bf16"), ("f32", "c64"), ("u8", "bf16")]:
+        for a, b in [
+            ("bf16", "f32"),
+            ("f16", "f32"),
+            ("u8", "s16"),
+            ("s32", "f64"),
+            ("s16", "f32"),
+            ("pred", "bf16"),
+            ("f32", "c64"),
+            ("u8", "bf16"),
+        ]:
             assert exact(a, b), (a, b)
-        for a, b in [("f16", "bf16"), ("s8", "u16"), ("s32", "f32"), ("s64", "f64"), ("f32", "s64"), ("c64", "f32"), ("f64", "c64"), ("s16", "bf16")]:
+        for a, b in [
+            ("f16", "bf16"),
+            ("s8", "u16"),
+            ("s32", "f32"),
+            ("s64", "f64"),
+            ("f32", "s64"),
+            ("c64", "f32"),
+            ("f64", "c64"),
+            ("s16", "bf16"),
+        ]:
             assert not exact(a, b), (a, b)
 
     def test_scatter_of_one_element_per_row(self):
@@ -294,5 +327,10 @@ ENTRY %main {
         index, updates = p("s64", (4, 1)), p("f32", (4, 1), 1)
         for value, to_apply in ((0, "add"), (2, "add"), (-1, "second")):
             assert scattered(h.full(value, "f32", (4, 3)), index, updates, to_apply) == "select"
-        assert scattered(p("f32", (4, 3), 2), index, updates, "add") == "scatter"  # most of an array stays where it is
-        assert scattered(h.full(0, "f32", (4, 3)), p("s64", (4, 2)), p("f32", (4, 2), 1), "add") == "scatter"  # two may be one
+        assert (
+            scattered(p("f32", (4, 3), 2), index, updates, "add") == "scatter"
+        )  # most of an array stays where it is
+        assert (
+            scattered(h.full(0, "f32", (4, 3)), p("s64", (4, 2)), p("f32", (4, 2), 1), "add")
+            == "scatter"
+        )  # two may be one

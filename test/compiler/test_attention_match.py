@@ -1,4 +1,5 @@
 """Attention written out in HLO: recognized whatever the mask, with the same values; left alone when its weights are read by somebody else."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -75,7 +76,12 @@ def test_recognized(mask, number) -> None:
     m = parse_module(text(mask))
     assert len(fused(m)) == 1
     g = np.random.default_rng(0)
-    inputs = [g.random(p.shape.dims) > 0.4 if p.shape.dtype == "pred" else g.standard_normal(p.shape.dims).astype(np.float32) for p in m.entry.params]
+    inputs = [
+        g.random(p.shape.dims) > 0.4
+        if p.shape.dtype == "pred"
+        else g.standard_normal(p.shape.dims).astype(np.float32)
+        for p in m.entry.params
+    ]
     if mask in ("keys", "filled"):
         inputs[3][1] = mask == "filled"  # nothing is seen there
     else:
@@ -83,11 +89,16 @@ def test_recognized(mask, number) -> None:
     inputs[4] = np.float32(number)
     program = cpu.load(compile_module(m))
     found = [np.zeros(x.shape.nbytes, np.uint8) for x in outputs(m)]
-    given = [np.ascontiguousarray(x).view(np.uint8) if x.ndim else np.array([x], np.float32) for x in inputs]
+    given = [
+        np.ascontiguousarray(x).view(np.uint8) if x.ndim else np.array([x], np.float32)
+        for x in inputs
+    ]
     program.call([x.ctypes.data for x in given], [x.ctypes.data for x in found])
     with np.errstate(all="ignore"):
         expected = evaluate(m, inputs)[0]
-    np.testing.assert_allclose(decode(found[0].tobytes(), "f32", expected.shape), expected, rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        decode(found[0].tobytes(), "f32", expected.shape), expected, rtol=2e-5, atol=1e-5
+    )
 
 
 def test_weights_that_are_read() -> None:

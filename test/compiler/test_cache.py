@@ -1,4 +1,5 @@
 """The disk cache of compiled programs: never wrong, never in the way."""
+
 import os
 import signal
 import subprocess
@@ -17,7 +18,9 @@ root = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "STARTED", float("inf"))  # these tests run while somebody edits the compiler
+    monkeypatch.setattr(
+        config, "STARTED", float("inf")
+    )  # these tests run while somebody edits the compiler
     with config.override(CACHE=str(tmp_path / "cache")):
         yield tmp_path / "cache"
     cache._refused.clear()
@@ -41,7 +44,10 @@ def test_round_trip(directory):
 
 
 def test_fingerprint_separates_its_parts():
-    keys = {cache.fingerprint(*args) for args in (("ab", "c"), ("a", "bc"), ("ab", "c", "f"), ("abc", ""), ("", "abc"))}
+    keys = {
+        cache.fingerprint(*args)
+        for args in (("ab", "c"), ("a", "bc"), ("ab", "c", "f"), ("abc", ""), ("", "abc"))
+    }
     assert len(keys) == 5
     assert cache.fingerprint("ab", "c") == cache.fingerprint("ab", "c")
 
@@ -50,7 +56,11 @@ def test_fingerprint_separates_its_parts():
 def package(tmp_path, monkeypatch):
     """A small package, written before this process began; `run()` imports its module in a process of its own and gives the answer of the code that ran."""
     (tmp_path / "compiler" / "passes").mkdir(parents=True)
-    for name, text in (("compiler/passes/fold.py", "ANSWER = 1"), ("compiler/emit.py", "import sys"), ("compiler/notes.txt", "no code")):
+    for name, text in (
+        ("compiler/passes/fold.py", "ANSWER = 1"),
+        ("compiler/emit.py", "import sys"),
+        ("compiler/notes.txt", "no code"),
+    ):
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(config, "STARTED", time.time() + 10)
     return tmp_path
@@ -59,7 +69,13 @@ def package(tmp_path, monkeypatch):
 def run(package):
     command = "import sys; sys.path.insert(0, sys.argv[1]); from compiler.passes.fold import ANSWER; print(ANSWER)"
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return subprocess.run([sys.executable, "-c", command, str(package)], capture_output=True, text=True, check=True, env=env).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", command, str(package)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=env,
+    ).stdout.strip()
 
 
 def test_sources_digest_knows_every_text_and_name(package):
@@ -84,7 +100,9 @@ def test_sources_that_are_edited_have_no_digest(package, monkeypatch):
     now = fold.stat().st_ctime
     monkeypatch.setattr(config, "STARTED", now - 5)
     assert cache.sources_digest(str(package), ["compiler"]) is None
-    os.utime(fold, (now - 100, now - 100))  # as copies that keep times do: the file says that it is old
+    os.utime(
+        fold, (now - 100, now - 100)
+    )  # as copies that keep times do: the file says that it is old
     os.utime(package / "compiler/emit.py", (now - 100, now - 100))
     assert cache.sources_digest(str(package), ["compiler"]) is None
     monkeypatch.setattr(config, "STARTED", now + 5)
@@ -181,7 +199,9 @@ def make_device(path, tmp_path):
     path.symlink_to("/dev/zero")
 
 
-@pytest.mark.parametrize("make", [make_fifo, make_link, make_hard_link, make_dangling, make_directory, make_device])
+@pytest.mark.parametrize(
+    "make", [make_fifo, make_link, make_hard_link, make_dangling, make_directory, make_device]
+)
 def test_foreign_entries_are_misses_and_are_replaced(directory, tmp_path, make):
     cache.store(OTHER, b"")
     make(entry(directory), tmp_path)
@@ -209,7 +229,10 @@ def test_a_parent_that_everybody_can_write_is_refused(tmp_path):
     open_parent = tmp_path / "open"
     open_parent.mkdir()
     open_parent.chmod(0o777)
-    with config.override(CACHE=str(open_parent / "cache")), pytest.warns(RuntimeWarning, match="everybody can write"):
+    with (
+        config.override(CACHE=str(open_parent / "cache")),
+        pytest.warns(RuntimeWarning, match="everybody can write"),
+    ):
         assert not cache.store(KEY, b"code")
     cache._refused.clear()
 
@@ -320,7 +343,10 @@ with config.override(CACHE=sys.argv[1]):
 
 def test_concurrent_writers_and_kill_9(directory):
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(directory), KEY, str(i)], stdout=subprocess.PIPE) for i in range(2)
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(directory), KEY, str(i)], stdout=subprocess.PIPE
+        )
+        for i in range(2)
     ]
     try:
         for w in writers:

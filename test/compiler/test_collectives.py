@@ -1,11 +1,16 @@
 """Passes on collectives, text in and text out; values on all devices are compared."""
+
 from __future__ import annotations
 
 import unittest
 
 from test.support import HloTestCase
 from torch_hlo.compiler.cost import cost
-from torch_hlo.compiler.passes.collective_algebra import collective_convert, collective_reassociate, reduce_scatter_creation
+from torch_hlo.compiler.passes.collective_algebra import (
+    collective_convert,
+    collective_reassociate,
+    reduce_scatter_creation,
+)
 from torch_hlo.compiler.passes.collective_async import collective_async
 from torch_hlo.compiler.passes.collective_combine import collective_combine, combiner
 from torch_hlo.compiler.passes.collective_motion import collective_motion
@@ -19,20 +24,30 @@ add {
 }
 """
 HEAD = 'HloModule m, num_partitions=4, frontend_attributes={mesh="x=2,y=2"}\n'
-Y, X = "replica_groups={{0,1},{2,3}}, use_global_device_ids=true", "replica_groups={{0,2},{1,3}}, use_global_device_ids=true"
+Y, X = (
+    "replica_groups={{0,1},{2,3}}, use_global_device_ids=true",
+    "replica_groups={{0,2},{1,3}}, use_global_device_ids=true",
+)
 
 
 class TestAlgebra(HloTestCase):
     def test_sum_of_all_reduces(self):
-        module = self.hlo(HEAD + ADD + f"""
+        module = self.hlo(
+            HEAD
+            + ADD
+            + f"""
 ENTRY main {{
   x = f32[4] parameter(0)
   y = f32[4] parameter(1)
   a = f32[4] all-reduce(x), channel_id=1, {Y}, to_apply=add
   b = f32[4] all-reduce(y), channel_id=2, {Y}, to_apply=add
   ROOT c = f32[4] add(a, b)
-}}""")
-        self.assertPass(collective_reassociate, module, """\
+}}"""
+        )
+        self.assertPass(
+            collective_reassociate,
+            module,
+            """\
 HloModule m, entry_computation_layout={(f32[4]{0}, f32[4]{0})->f32[4]{0}}, num_partitions=4, frontend_attributes={mesh="x=2,y=2"}
 
 %add {
@@ -47,10 +62,14 @@ ENTRY %main {
   %2 = f32[4] add(%0, %1)
   ROOT %3 = f32[4] all-reduce(%2), channel_id=1, replica_groups={{0,1},{2,3}}, use_global_device_ids=true, to_apply=%add
 }
-""")
+""",
+        )
 
     def test_sums_that_others_read_stay(self):
-        module = self.hlo(HEAD + ADD + f"""
+        module = self.hlo(
+            HEAD
+            + ADD
+            + f"""
 ENTRY main {{
   x = f32[4] parameter(0)
   y = f32[4] parameter(1)
@@ -58,22 +77,29 @@ ENTRY main {{
   b = f32[4] all-reduce(y), channel_id=2, {Y}, to_apply=add
   c = f32[4] add(a, b)
   ROOT t = (f32[4], f32[4]) tuple(c, a)
-}}""")
+}}"""
+        )
         self.assertUnchanged(collective_reassociate, module)
 
     def test_sums_over_other_devices_stay(self):
-        module = self.hlo(HEAD + ADD + f"""
+        module = self.hlo(
+            HEAD
+            + ADD
+            + f"""
 ENTRY main {{
   x = f32[4] parameter(0)
   y = f32[4] parameter(1)
   a = f32[4] all-reduce(x), channel_id=1, {Y}, to_apply=add
   b = f32[4] all-reduce(y), channel_id=2, {X}, to_apply=add
   ROOT c = f32[4] add(a, b)
-}}""")
+}}"""
+        )
         self.assertUnchanged(collective_reassociate, module)
 
     def test_narrow_values_travel(self):
-        module = self.hlo(HEAD + f"""
+        module = self.hlo(
+            HEAD
+            + f"""
 ENTRY main {{
   x = bf16[4] parameter(0)
   w = f32[4] convert(x)
@@ -82,8 +108,12 @@ ENTRY main {{
   p = f32[4] collective-permute(y), channel_id=2, source_target_pairs={{{{0,1}},{{1,0}},{{2,3}},{{3,2}}}}
   n = bf16[4] convert(p)
   ROOT t = (f32[8], bf16[4]) tuple(g, n)
-}}""")
-        self.assertPass(collective_convert, module, """\
+}}"""
+        )
+        self.assertPass(
+            collective_convert,
+            module,
+            """\
 HloModule m, entry_computation_layout={(bf16[4]{0}, f32[4]{0})->(f32[8]{0}, bf16[4]{0})}, num_partitions=4, frontend_attributes={mesh="x=2,y=2"}
 
 ENTRY %main {
@@ -95,10 +125,14 @@ ENTRY %main {
   %5 = bf16[4] collective-permute(%4), channel_id=2, source_target_pairs={{0,1},{1,0},{2,3},{3,2}}
   ROOT %6 = (f32[8], bf16[4]) tuple(%3, %5)
 }
-""")
+""",
+        )
 
     def test_own_part_of_a_sum(self):
-        module = self.hlo(HEAD + ADD + f"""
+        module = self.hlo(
+            HEAD
+            + ADD
+            + f"""
 ENTRY main {{
   x = f32[8,3] parameter(0)
   a = f32[8,3] all-reduce(x), channel_id=1, {Y}, to_apply=add
@@ -108,8 +142,12 @@ ENTRY main {{
   i = s32[] reshape(d)
   z = s32[] constant(0)
   ROOT s = f32[4,3] dynamic-slice(a, i, z), dynamic_slice_sizes={{4,3}}
-}}""")
-        self.assertPass(reduce_scatter_creation, module, """\
+}}"""
+        )
+        self.assertPass(
+            reduce_scatter_creation,
+            module,
+            """\
 HloModule m, entry_computation_layout={(f32[8,3]{1,0})->f32[4,3]{1,0}}, num_partitions=4, frontend_attributes={mesh="x=2,y=2"}
 
 %add {
@@ -122,22 +160,30 @@ ENTRY %main {
   %0 = f32[8,3] parameter(0)
   ROOT %1 = f32[4,3] reduce-scatter(%0), channel_id=1, replica_groups={{1,0},{3,2}}, use_global_device_ids=true, dimensions={0}, to_apply=%add
 }
-""")
+""",
+        )
 
     def test_the_same_part_on_all_devices_is_no_scatter(self):
-        module = self.hlo(HEAD + ADD + f"""
+        module = self.hlo(
+            HEAD
+            + ADD
+            + f"""
 ENTRY main {{
   x = f32[8] parameter(0)
   a = f32[8] all-reduce(x), channel_id=1, {Y}, to_apply=add
   i = s32[] constant(4)
   ROOT s = f32[4] dynamic-slice(a, i), dynamic_slice_sizes={{4}}
-}}""")
+}}"""
+        )
         self.assertUnchanged(reduce_scatter_creation, module)
 
 
 class TestCombine(HloTestCase):
     def test_independent_all_reduces(self):
-        module = self.hlo(HEAD + ADD + f"""
+        module = self.hlo(
+            HEAD
+            + ADD
+            + f"""
 ENTRY main {{
   x = f32[4] parameter(0)
   y = f32[2,2] parameter(1)
@@ -146,8 +192,12 @@ ENTRY main {{
   n = f32[4] negate(a)
   c = f32[4] all-reduce(n), channel_id=3, {Y}, to_apply=add
   ROOT t = (f32[4], f32[2,2]) tuple(c, b)
-}}""")
-        self.assertPass(collective_combine, module, """\
+}}"""
+        )
+        self.assertPass(
+            collective_combine,
+            module,
+            """\
 HloModule m, entry_computation_layout={(f32[4]{0}, f32[2,2]{1,0})->(f32[4]{0}, f32[2,2]{1,0})}, num_partitions=4, frontend_attributes={mesh="x=2,y=2"}
 
 %add {
@@ -166,11 +216,15 @@ ENTRY %main {
   %6 = f32[2,2] get-tuple-element(%4), index=1
   ROOT %7 = (f32[4], f32[2,2]) tuple(%5, %6)
 }
-""")
+""",
+        )
 
     def test_groups_that_would_wait_for_each_other(self):
         # a -> b in one order, d -> c in the other: combining a with c and b with d would be a cycle.
-        module = self.hlo(HEAD + ADD + f"""
+        module = self.hlo(
+            HEAD
+            + ADD
+            + f"""
 ENTRY main {{
   x = f32[4] parameter(0)
   a = f32[4] all-reduce(x), channel_id=1, {Y}, to_apply=add
@@ -179,21 +233,29 @@ ENTRY main {{
   d = f32[4] all-reduce(y), channel_id=3, {X}, to_apply=add
   c = f32[4] all-reduce(d), channel_id=4, {Y}, to_apply=add
   ROOT t = (f32[4], f32[4]) tuple(b, c)
-}}""")
+}}"""
+        )
         result = collective_combine(module)
         self.assertEqual(cost(result).collectives["all-reduce"], 3)
         self.assertSameValue(module, result)
 
     def test_reduce_scatters_share_a_matrix(self):
-        module = self.hlo(HEAD + ADD + f"""
+        module = self.hlo(
+            HEAD
+            + ADD
+            + f"""
 ENTRY main {{
   x = f32[4,3] parameter(0)
   y = f32[2,6] parameter(1)
   a = f32[2,3] reduce-scatter(x), channel_id=1, {Y}, dimensions={{0}}, to_apply=add
   b = f32[2,3] reduce-scatter(y), channel_id=2, {Y}, dimensions={{1}}, to_apply=add
   ROOT t = (f32[2,3], f32[2,3]) tuple(a, b)
-}}""")
-        self.assertPass(collective_combine, module, """\
+}}"""
+        )
+        self.assertPass(
+            collective_combine,
+            module,
+            """\
 HloModule m, entry_computation_layout={(f32[4,3]{1,0}, f32[2,6]{1,0})->(f32[2,3]{1,0}, f32[2,3]{1,0})}, num_partitions=4, frontend_attributes={mesh="x=2,y=2"}
 
 %add {
@@ -218,23 +280,29 @@ ENTRY %main {
   %12 = f32[2,3] reshape(%11)
   ROOT %13 = (f32[2,3], f32[2,3]) tuple(%10, %12)
 }
-""")
+""",
+        )
 
     def test_threshold(self):
-        module = self.hlo(HEAD + f"""
+        module = self.hlo(
+            HEAD
+            + f"""
 ENTRY main {{
   x = f32[4] parameter(0)
   y = f32[4] parameter(1)
   a = f32[8] all-gather(x), channel_id=1, {Y}, dimensions={{0}}
   b = f32[8] all-gather(y), channel_id=2, {Y}, dimensions={{0}}
   ROOT t = (f32[8], f32[8]) tuple(a, b)
-}}""")
+}}"""
+        )
         self.assertUnchanged(combiner(16), module)
         self.assertEqual(cost(combiner(32)(module)).collectives["all-gather"], 1)
 
 
 class TestMotion(HloTestCase):
-    LOOP = HEAD + f"""
+    LOOP = (
+        HEAD
+        + f"""
 body {{
   s = (s32[], f32[4], f32[2]) parameter(0)
   i = s32[] get-tuple-element(s), index=0
@@ -262,10 +330,14 @@ ENTRY main {{
   l = (s32[], f32[4], f32[2]) while(t), condition=cond, body=body
   ROOT y = f32[4] get-tuple-element(l), index=1
 }}"""
+    )
 
     def test_gather_of_an_invariant(self):
         module = self.hlo(self.LOOP.replace("WHAT", "w"))
-        self.assertPass(collective_motion, module, """\
+        self.assertPass(
+            collective_motion,
+            module,
+            """\
 HloModule m, entry_computation_layout={(f32[4]{0}, f32[2]{0})->f32[4]{0}}, num_partitions=4, frontend_attributes={mesh="x=2,y=2"}
 
 %body {
@@ -300,7 +372,8 @@ ENTRY %main {
   %9 = (s32[], f32[4], f32[2]) tuple(%6, %7, %8)
   ROOT %10 = f32[4] get-tuple-element(%9), index=1
 }
-""")
+""",
+        )
 
     def test_gather_of_a_changing_value_stays(self):
         text = self.LOOP.replace("WHAT", "h").replace(
@@ -316,14 +389,21 @@ ENTRY %main {
 
 class TestPairs(HloTestCase):
     def test_start_and_done(self):
-        module = self.hlo(HEAD + ADD + f"""
+        module = self.hlo(
+            HEAD
+            + ADD
+            + f"""
 ENTRY main {{
   x = f32[4] parameter(0)
   g = f32[8] all-gather(x), channel_id=2, {Y}, dimensions={{0}}
   r = f32[8] all-reduce(g), channel_id=5, {X}, to_apply=add
   ROOT n = f32[8] negate(r)
-}}""")
-        self.assertPass(collective_async, module, """\
+}}"""
+        )
+        self.assertPass(
+            collective_async,
+            module,
+            """\
 HloModule m, entry_computation_layout={(f32[4]{0})->f32[8]{0}}, num_partitions=4, frontend_attributes={mesh="x=2,y=2"}
 
 %add {
@@ -340,16 +420,24 @@ ENTRY %main {
   %4 = f32[8] all-reduce-done(%3)
   ROOT %5 = f32[8] negate(%4)
 }
-""")
+""",
+        )
 
     def test_channels_follow_the_program(self):
-        module = self.hlo(HEAD + ADD + f"""
+        module = self.hlo(
+            HEAD
+            + ADD
+            + f"""
 ENTRY main {{
   x = f32[4] parameter(0)
   g = f32[8] all-gather(x), channel_id=7, {Y}, dimensions={{0}}
   ROOT r = f32[8] all-reduce(g), channel_id=5, {X}, to_apply=add
-}}""")
-        self.assertPass(number_channels, module, """\
+}}"""
+        )
+        self.assertPass(
+            number_channels,
+            module,
+            """\
 HloModule m, entry_computation_layout={(f32[4]{0})->f32[8]{0}}, num_partitions=4, frontend_attributes={mesh="x=2,y=2"}
 
 %add {
@@ -363,12 +451,16 @@ ENTRY %main {
   %1 = f32[8] all-gather(%0), channel_id=1, replica_groups={{0,1},{2,3}}, use_global_device_ids=true, dimensions={0}
   ROOT %2 = f32[8] all-reduce(%1), channel_id=2, replica_groups={{0,2},{1,3}}, use_global_device_ids=true, to_apply=%add
 }
-""")
+""",
+        )
 
 
 class TestCost(HloTestCase):
     def test_bytes_of_every_kind(self):
-        module = self.hlo(HEAD + ADD + f"""
+        module = self.hlo(
+            HEAD
+            + ADD
+            + f"""
 ENTRY main {{
   x = f32[8] parameter(0)
   a = f32[16] all-gather(x), channel_id=1, {Y}, dimensions={{0}}
@@ -376,9 +468,19 @@ ENTRY main {{
   c = f32[8] all-reduce(b), channel_id=3, {Y}, to_apply=add
   d = f32[8] all-to-all(c), channel_id=4, replica_groups={{{{0,1}},{{2,3}}}}, dimensions={{0}}
   ROOT e = f32[8] collective-permute(d), channel_id=5, source_target_pairs={{{{0,1}},{{1,1}}}}
-}}""")
+}}"""
+        )
         found = cost(module)
-        self.assertEqual(dict(found.sent), {"all-gather": 32, "reduce-scatter": 32, "all-reduce": 32, "all-to-all": 16, "collective-permute": 8})
+        self.assertEqual(
+            dict(found.sent),
+            {
+                "all-gather": 32,
+                "reduce-scatter": 32,
+                "all-reduce": 32,
+                "all-to-all": 16,
+                "collective-permute": 8,
+            },
+        )
         self.assertEqual(found.bytes, 120)
 
 

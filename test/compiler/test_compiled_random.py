@@ -1,4 +1,5 @@
 """Random programs, optimised and compiled, against the evaluator; and programs that once failed."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -33,7 +34,9 @@ def assert_compiles(m: Module, seed: int = 0) -> None:
         s = o.shape
         got = decode(a[: s.nbytes].tobytes(), s.dtype, s.dims)
         if s.kind in "fc":
-            np.testing.assert_allclose(got, expected, rtol=2e-2 if s.dtype == "bf16" else 2e-3, atol=2e-3)
+            np.testing.assert_allclose(
+                got, expected, rtol=2e-2 if s.dtype == "bf16" else 2e-3, atol=2e-3
+            )
         else:
             np.testing.assert_array_equal(got, expected)
 

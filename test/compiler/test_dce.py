@@ -1,4 +1,5 @@
 """dce: loop state, sort payloads and branch results that nobody reads."""
+
 from __future__ import annotations
 
 from test.support import HloTestCase
@@ -40,7 +41,10 @@ class Dce(HloTestCase):
               w = (s32[], f32[4], f32[4], f32[4]) while(s), condition=cond, body=body
               ROOT y = f32[4] get-tuple-element(w), index=1
             }""")
-        self.assertPass(dce, m, """\
+        self.assertPass(
+            dce,
+            m,
+            """\
 %body {
   %0 = (s32[], f32[4]) parameter(0)
   %1 = s32[] get-tuple-element(%0), index=0
@@ -67,7 +71,8 @@ ENTRY %main {
   %3 = (s32[], f32[4]) while(%2), condition=%cond, body=%body
   ROOT %4 = f32[4] get-tuple-element(%3), index=1
 }
-""")
+""",
+        )
 
     def test_sort_payload(self):
         both = h.sort([X, Y], 0, "LT")
@@ -79,9 +84,14 @@ ENTRY %main {
         pred = h.parameter(1, Shape("pred"))
         yes = h.computation(lambda x: [h.negate(x), h.exponential(x)], [X.shape], "yes")
         no = h.computation(lambda x: [x, x], [X.shape], "no")
-        less = [h.computation(lambda x: [h.exponential(x)], [X.shape]), h.computation(lambda x: [x], [X.shape])]
+        less = [
+            h.computation(lambda x: [h.exponential(x)], [X.shape]),
+            h.computation(lambda x: [x], [X.shape]),
+        ]
         self.assertRewrites(
-            dce, h.get_tuple_element(h.conditional(pred, [yes, no], [X, X]), 1), h.get_tuple_element(h.conditional(pred, less, [X, X]), 0)
+            dce,
+            h.get_tuple_element(h.conditional(pred, [yes, no], [X, X]), 1),
+            h.get_tuple_element(h.conditional(pred, less, [X, X]), 0),
         )
 
     def test_variadic_reduce(self):
@@ -93,10 +103,17 @@ ENTRY %main {
 
     def test_argmax_needs_both(self):
         scalar = Shape("f32")
-        c = h.computation(lambda a, b, x, y: [h.maximum(a, x), h.select(h.compare(a, x, "GE"), b, y)], [scalar] * 4)
+        c = h.computation(
+            lambda a, b, x, y: [h.maximum(a, x), h.select(h.compare(a, x, "GE"), b, y)],
+            [scalar] * 4,
+        )
         both = h.reduce([X, Y], [h.constant(h.lowest("f32"), "f32"), h.constant(0, "f32")], (0,), c)
         self.assertKept(dce, h.get_tuple_element(both, 1))
-        self.assertRewrites(dce, h.get_tuple_element(both, 0), h.reduce(X, h.constant(h.lowest("f32"), "f32"), (0,), "maximum"))
+        self.assertRewrites(
+            dce,
+            h.get_tuple_element(both, 0),
+            h.reduce(X, h.constant(h.lowest("f32"), "f32"), (0,), "maximum"),
+        )
 
     def test_whole_tuple_is_read(self):
         self.assertKept(dce, h.sort([X, Y], 0, "LT"))

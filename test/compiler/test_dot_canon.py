@@ -1,4 +1,5 @@
 """dot_canon: one form of dot."""
+
 from __future__ import annotations
 
 from test.support import HloTestCase
@@ -17,14 +18,38 @@ class DotCanon(HloTestCase):
         b = p(3, 4, 6)
         for before, after in [
             (h.dot(h.transpose(p(6, 4), (1, 0)), y, (1,), (0,)), h.dot(p(6, 4), y, (0,), (0,))),
-            (h.dot(x, h.transpose(p(5, 6, index=1), (1, 0)), (1,), (0,)), h.dot(x, p(5, 6, index=1), (1,), (1,))),
-            (h.dot(b, h.broadcast(w, (3, 6, 5), (1, 2)), (2,), (1,), (0,), (0,)), h.dot(b, w, (2,), (0,))),
-            (h.dot(p(1, 6), y, (1,), (0,)), h.reshape(h.dot(h.reshape(p(1, 6), (6,)), y, (0,), (0,)), (1, 5))),
-            (h.dot(p(4), p(5, index=1), (), ()), h.multiply(h.broadcast(p(4), (4, 5), (0,)), h.broadcast(p(5, index=1), (4, 5), (1,)))),
-            (h.dot(p(4, 0), p(0, 5, index=1), (1,), (0,)), h.full(0, "f32", (4, 5))),
-            (h.dot(p(2, 3, 4), p(3, 2, index=1), (1, 0), (0, 1)), h.dot(p(2, 3, 4), p(3, 2, index=1), (0, 1), (1, 0))),
             (
-                h.dot(h.broadcast(x, (3, 4, 6), (1, 2)), h.broadcast(w, (3, 6, 5), (1, 2)), (2,), (1,), (0,), (0,)),
+                h.dot(x, h.transpose(p(5, 6, index=1), (1, 0)), (1,), (0,)),
+                h.dot(x, p(5, 6, index=1), (1,), (1,)),
+            ),
+            (
+                h.dot(b, h.broadcast(w, (3, 6, 5), (1, 2)), (2,), (1,), (0,), (0,)),
+                h.dot(b, w, (2,), (0,)),
+            ),
+            (
+                h.dot(p(1, 6), y, (1,), (0,)),
+                h.reshape(h.dot(h.reshape(p(1, 6), (6,)), y, (0,), (0,)), (1, 5)),
+            ),
+            (
+                h.dot(p(4), p(5, index=1), (), ()),
+                h.multiply(
+                    h.broadcast(p(4), (4, 5), (0,)), h.broadcast(p(5, index=1), (4, 5), (1,))
+                ),
+            ),
+            (h.dot(p(4, 0), p(0, 5, index=1), (1,), (0,)), h.full(0, "f32", (4, 5))),
+            (
+                h.dot(p(2, 3, 4), p(3, 2, index=1), (1, 0), (0, 1)),
+                h.dot(p(2, 3, 4), p(3, 2, index=1), (0, 1), (1, 0)),
+            ),
+            (
+                h.dot(
+                    h.broadcast(x, (3, 4, 6), (1, 2)),
+                    h.broadcast(w, (3, 6, 5), (1, 2)),
+                    (2,),
+                    (1,),
+                    (0,),
+                    (0,),
+                ),
                 h.broadcast(h.dot(x, w, (1,), (0,)), (3, 4, 5), (1, 2)),
             ),
         ]:
@@ -36,15 +61,23 @@ class DotCanon(HloTestCase):
         assert not any(i.op == "dot" for i in self.check(dot_canon, m).entry.instructions())
 
     def test_inner_products(self):
-        for x in (h.dot(p(64), p(64, index=1), (0,), (0,)), h.dot(p(4, 3, 64), p(64, 4, 3, index=1), (2, 1), (0, 2), (0,), (1,))):
+        for x in (
+            h.dot(p(64), p(64, index=1), (0,), (0,)),
+            h.dot(p(4, 3, 64), p(64, 4, 3, index=1), (2, 1), (0, 2), (0,), (1,)),
+        ):
             ops = [i.op for i in self.check(dot_canon, self.program(x)).entry.instructions()]
             self.assertIn("reduce", ops)
             self.assertNotIn("dot", ops)
 
     def test_bytes(self):
         x, y = h.parameter(0, Shape("s8", (4, 6))), h.parameter(1, Shape("s8", (6, 5)))
-        m = self.check(dot_canon, self.program(h.dot(h.convert(x, "s32"), h.convert(y, "s32"), (1,), (0,))))
-        self.assertEqual([[o.shape.dtype for o in i.operands] for i in m.entry.instructions() if i.op == "dot"], [["s8", "s8"]])
+        m = self.check(
+            dot_canon, self.program(h.dot(h.convert(x, "s32"), h.convert(y, "s32"), (1,), (0,)))
+        )
+        self.assertEqual(
+            [[o.shape.dtype for o in i.operands] for i in m.entry.instructions() if i.op == "dot"],
+            [["s8", "s8"]],
+        )
 
     def test_kept(self):
         for why, x in {

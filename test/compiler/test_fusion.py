@@ -1,4 +1,5 @@
 """fusion: what becomes one kernel, and that nothing changes in value."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -19,21 +20,29 @@ from torch_hlo.hlo.shape import Shape
 def kernels(m: Module) -> list[str]:
     """Kinds and shapes of the entry's fusions and steps."""
     skip = ("parameter", "tuple", "get-tuple-element", "constant")
-    return [f"{x.get('kind', x.op)} {x.shape}" for x in postorder((m.entry.root,)) if x.op not in skip]
+    return [
+        f"{x.get('kind', x.op)} {x.shape}" for x in postorder((m.entry.root,)) if x.op not in skip
+    ]
 
 
 def assert_same_value(m: Module, f: Module, sizes=None) -> None:
-    inputs = [np.abs(x) if x.dtype.kind == "f" and m.name == "adam" else x for x in programs.inputs_for(m, sizes=sizes)]
+    inputs = [
+        np.abs(x) if x.dtype.kind == "f" and m.name == "adam" else x
+        for x in programs.inputs_for(m, sizes=sizes)
+    ]
     for x, y in zip(evaluate(m, inputs), evaluate(f, inputs), strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("softmax", ["row f32[64,100]"]),
-    ("layernorm", ["row (f32[8,16], f32[8,16], f32[8,16,96])"]),
-    ("layernorm_backward", ["row (f32[8,16,96], f32[96], f32[96])"]),
-    ("cross_entropy", ["row (f32[32], f32[32,200])", "reduce f32[]"]),
-])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("softmax", ["row f32[64,100]"]),
+        ("layernorm", ["row (f32[8,16], f32[8,16], f32[8,16,96])"]),
+        ("layernorm_backward", ["row (f32[8,16,96], f32[96], f32[96])"]),
+        ("cross_entropy", ["row (f32[32], f32[32,200])", "reduce f32[]"]),
+    ],
+)
 def test_row_programs_are_one_kernel(name, expected):
     m = getattr(programs, name)()
     f = fusion(m)
@@ -72,7 +81,9 @@ ENTRY %main (x: f32[64]) -> (s32[], f32[64]) {
 """)
     f = fusion(m)
     (loop,) = [x for x in f.entry.instructions() if x.op == "while"]
-    assert [x.op for x in loop["body"].instructions() if x.op in ("fusion", "multiply", "cosine")] == ["fusion", "fusion"]
+    assert [
+        x.op for x in loop["body"].instructions() if x.op in ("fusion", "multiply", "cosine")
+    ] == ["fusion", "fusion"]
     assert_same_value(m, f)
     assert fusion(f) is f
 
@@ -134,7 +145,10 @@ def test_siblings_read_a_shared_array_once():
 def test_numbers_of_one_number_are_one_kernel():
     step, p = programs.params(("f32", ()), ("f32", (64, 8)))
     count = b.add(step, b.full(1, "f32", ()))
-    rate, scale = b.power(b.full(0.9, "f32", ()), count), b.sqrt(b.power(b.full(0.5, "f32", ()), count))
+    rate, scale = (
+        b.power(b.full(0.9, "f32", ()), count),
+        b.sqrt(b.power(b.full(0.5, "f32", ()), count)),
+    )
     update = b.add(b.multiply(p, b.broadcast(rate, (64, 8), ())), b.broadcast(scale, (64, 8), ()))
     m = programs.module("counter", [update, count], [step, p])
     f = fusion(m)
@@ -175,10 +189,17 @@ def test_moves_read_through_elementwise_values():
     """slice -> reshape -> transpose of a sum is one kernel that reads the sum's operands."""
     x, bias = programs.params(("f32", (4, 6, 24)), ("f32", (24,)))
     y = b.add(x, b.broadcast(bias, (4, 6, 24), (2,)))
-    parts = [b.transpose(b.reshape(b.slice_(y, [0, 0, 8 * i], [4, 6, 8 * i + 8]), (4, 6, 2, 4)), (0, 2, 1, 3)) for i in range(3)]
+    parts = [
+        b.transpose(
+            b.reshape(b.slice_(y, [0, 0, 8 * i], [4, 6, 8 * i + 8]), (4, 6, 2, 4)), (0, 2, 1, 3)
+        )
+        for i in range(3)
+    ]
     m = programs.module("qkv", parts, [x, bias])
     f = fusion(m)
-    assert kernels(f) == ["loop f32[4,2,6,4]"] * 3 or kernels(f) == ["loop (f32[4,2,6,4], f32[4,2,6,4], f32[4,2,6,4])"]
+    assert kernels(f) == ["loop f32[4,2,6,4]"] * 3 or kernels(f) == [
+        "loop (f32[4,2,6,4], f32[4,2,6,4], f32[4,2,6,4])"
+    ]
     assert_same_value(m, f)
 
 
@@ -189,11 +210,24 @@ def test_picking_few_elements_does_not_materialize_the_whole():
     shifted = b.subtract(x, programs.across(top, (32, 400), (0,)))
     total = b.reduce(b.exponential(shifted), programs.zero(), (1,), "add")
     logp = b.subtract(shifted, programs.across(b.log(total), (32, 400), (0,)))
-    picked = b.gather(logp, target, offset_dims=(), collapsed_slice_dims=(1,), start_index_map=(1,), operand_batching_dims=(0,),
-                      start_indices_batching_dims=(0,), index_vector_dim=1, slice_sizes=(1, 1))
-    m = programs.module("nll", [b.reduce(picked, programs.zero(), (0,), "add"), b.exponential(logp)], [x, target])
+    picked = b.gather(
+        logp,
+        target,
+        offset_dims=(),
+        collapsed_slice_dims=(1,),
+        start_index_map=(1,),
+        operand_batching_dims=(0,),
+        start_indices_batching_dims=(0,),
+        index_vector_dim=1,
+        slice_sizes=(1, 1),
+    )
+    m = programs.module(
+        "nll", [b.reduce(picked, programs.zero(), (0,), "add"), b.exponential(logp)], [x, target]
+    )
     f = fusion(m)
-    assert sum("f32[32,400]" in k for k in kernels(f)) == 1 and "(f32[32,400]" not in " ".join(kernels(f)).replace(", f32[32,400])", "")
+    assert sum("f32[32,400]" in k for k in kernels(f)) == 1 and "(f32[32,400]" not in " ".join(
+        kernels(f)
+    ).replace(", f32[32,400])", "")
     assert_same_value(m, f)
 
 
@@ -207,14 +241,23 @@ def test_what_lies_between_two_picks_is_computed_once():
         value = b.slice_(grown, (0, 64 * i), (16, 64 * (i + 1)))
     m = programs.module("picks", [value, *sums], params)
     f = fusion(m)
-    assert sum(x.op == "dot" for kernel in postorder((f.entry.root,)) for x in (postorder((kernel["calls"].root,)) if kernel.op == "fusion" else (kernel,))) == 4
+    assert (
+        sum(
+            x.op == "dot"
+            for kernel in postorder((f.entry.root,))
+            for x in (postorder((kernel["calls"].root,)) if kernel.op == "fusion" else (kernel,))
+        )
+        == 4
+    )
     assert_same_value(m, f)
 
 
 def test_sum_of_one_hot_row_is_not_computed():
     g, target = programs.params(("f32", (32,)), ("s64", (32,)))
     hot = b.compare(b.iota("s64", (32, 400), 1), programs.across(target, (32, 400), (0,)), "EQ")
-    chosen = b.select(hot, programs.across(g, (32, 400), (0,)), b.broadcast(programs.zero(), (32, 400), ()))
+    chosen = b.select(
+        hot, programs.across(g, (32, 400), (0,)), b.broadcast(programs.zero(), (32, 400), ())
+    )
     m = programs.module("hot", [b.reduce(chosen, programs.zero(), (1,), "add")], [g, target])
     f = fusion(m)
     assert kernels(f) == ["loop f32[32]"]
@@ -230,9 +273,15 @@ def test_scalar_conversions_are_part_of_every_kernel():
 
 def test_products_take_in_what_is_computed_from_them():
     """A kernel that reads two products goes to the last one, and may have several results."""
-    x, w, bias, v = programs.params(("f32", (64, 32)), ("f32", (32, 48)), ("f32", (48,)), ("f32", (32, 48)))
+    x, w, bias, v = programs.params(
+        ("f32", (64, 32)), ("f32", (32, 48)), ("f32", (48,)), ("f32", (32, 48))
+    )
     h = b.add(b.dot(x, w, (1,), (0,)), b.broadcast(bias, (64, 48), (1,)))
-    m = programs.module("mlp", [b.multiply(h, b.logistic(h)), b.add(b.dot(x, v, (1,), (0,)), b.tanh(h))], [x, w, bias, v])
+    m = programs.module(
+        "mlp",
+        [b.multiply(h, b.logistic(h)), b.add(b.dot(x, v, (1,), (0,)), b.tanh(h))],
+        [x, w, bias, v],
+    )
     f = fusion(m)
     assert kernels(f) == ["dot f32[64,48]", "output (f32[64,48], f32[64,48])"]
     assert_same_value(m, f)
@@ -244,7 +293,12 @@ def test_a_product_takes_only_what_saves_bytes_from_a_row_kernel():
     d = b.dot(x, w, (1,), (0,))
 
     def normalized(s):
-        return b.divide(s, b.broadcast(b.reduce(b.multiply(s, s), b.constant(0.0, "f32"), (1,), "add"), (64, 48), (0,)))
+        return b.divide(
+            s,
+            b.broadcast(
+                b.reduce(b.multiply(s, s), b.constant(0.0, "f32"), (1,), "add"), (64, 48), (0,)
+            ),
+        )
 
     # The sum is needed in memory anyway: computed with the product, it is written once and the product not at all.
     s = b.add(d, rest)
@@ -295,7 +349,10 @@ def test_an_array_without_its_mean_is_computed_where_it_is_read():
         }""")
     f = fusion(m)
     assert_same_value(m, f)
-    assert [k.partition(" ")[2] for k in kernels(f) if "512" in k] == ["f32[512,48]", "(f32[512,48], f32[512,48])"]  # the product; y and dx
+    assert [k.partition(" ")[2] for k in kernels(f) if "512" in k] == [
+        "f32[512,48]",
+        "(f32[512,48], f32[512,48])",
+    ]  # the product; y and dx
 
 
 def test_indices_that_a_gather_reads_often_are_in_memory():
@@ -321,20 +378,35 @@ ENTRY %main (x: f32[8,100]) -> f32[8,200] {
 def test_sums_over_the_neighbours_of_few_columns_are_done_in_two_steps():
     """[6, 32, 8, 3] over the middle: first rows of 96, which fill vectors, then the 32 sums of each of the 3 columns."""
     x = b.parameter(0, Shape("f32", (6, 32, 8, 3)))
-    m = Module("narrow", Computation("main", (x,), b.reduce(b.negate(x), b.constant(0.0, "f32"), (1, 2), "add")))
+    m = Module(
+        "narrow",
+        Computation("main", (x,), b.reduce(b.negate(x), b.constant(0.0, "f32"), (1, 2), "add")),
+    )
     f = fusion(m)
-    inside = [y for z in postorder((f.entry.root,)) if z.op == "fusion" for y in z["calls"].instructions() if y.op == "reduce"]
+    inside = [
+        y
+        for z in postorder((f.entry.root,))
+        if z.op == "fusion"
+        for y in z["calls"].instructions()
+        if y.op == "reduce"
+    ]
     assert [y.shape.dims for y in inside] == [(6, 96), (6, 3)]
     assert_same_value(m, f)
 
 
 def test_masks_of_labels_are_computed_where_they_are_read():
     """The gradient waits for a sum over all rows, yet the mask is no array in memory."""
+
     def gradient(x, t):
         counts = b.compare(t, b.full_like(t, -1), "NE")
-        scale = b.divide(b.constant(1.0, "f32"), b.reduce(b.convert(counts, "f32"), b.constant(0.0, "f32"), (0,), "add"))
+        scale = b.divide(
+            b.constant(1.0, "f32"),
+            b.reduce(b.convert(counts, "f32"), b.constant(0.0, "f32"), (0,), "add"),
+        )
         label = b.select(counts, t, b.full_like(t, 0))
-        chosen = b.compare(b.iota("s32", x.shape.dims, 1), b.broadcast(label, x.shape.dims, (0,)), "EQ")
+        chosen = b.compare(
+            b.iota("s32", x.shape.dims, 1), b.broadcast(label, x.shape.dims, (0,)), "EQ"
+        )
         return b.select(chosen, b.broadcast(scale, x.shape.dims, ()), x)
 
     x, t = b.parameter(0, Shape("f32", (64, 1000))), b.parameter(1, Shape("s32", (64,)))
@@ -346,6 +418,7 @@ def test_masks_of_labels_are_computed_where_they_are_read():
 
 def test_groups_of_channels_are_rows_of_one_kernel():
     """Statistics of groups are sums of the channels' sums; where channels are whole pieces of memory, a group is a row."""
+
     def normalized(x):
         def spread(m):
             per_channel = b.reshape(b.broadcast(m, (4, 8, 2), (0, 1)), (4, 16))
@@ -353,7 +426,10 @@ def test_groups_of_channels_are_rows_of_one_kernel():
 
         def mean(y):
             channels = b.reshape(b.reduce(y, b.constant(0.0, "f32"), (2, 3), "add"), (4, 8, 2))
-            return b.multiply(b.reduce(channels, b.constant(0.0, "f32"), (2,), "add"), b.full_like(b.parameter(9, Shape("f32", (4, 8))), 1 / 60))
+            return b.multiply(
+                b.reduce(channels, b.constant(0.0, "f32"), (2,), "add"),
+                b.full_like(b.parameter(9, Shape("f32", (4, 8))), 1 / 60),
+            )
 
         centred = b.subtract(x, spread(mean(x)))
         return b.multiply(centred, spread(b.rsqrt(mean(b.multiply(centred, centred)))))

@@ -1,4 +1,5 @@
 """loop_fill and loop_rows: loops over time that start from nothing, and run on each thread with rows of their own."""
+
 from __future__ import annotations
 
 import re
@@ -101,12 +102,19 @@ class Fill(HloTestCase):
         self.assertTrue(self.first(TEXT.replace("subtract(%last, %i)", "add(%zero, %i)")))
 
     def test_what_is_not_written_whole_is_filled(self) -> None:
-        for old, new in (("%five = s64[] constant(5)", "%five = s64[] constant(4)"),  # a turn is missing
-                         ("%last = s64[] constant(4)", "%last = s64[] constant(5)"),  # the first index is clamped, index 0 never comes
-                         ("%one = s64[] constant(1)", "%one = s64[] constant(2)"),
-                         ("dynamic-slice(%x, %at", "dynamic-slice(%y, %at"),  # it is read
-                         ("tuple(%zero, %h, %x, %w, %y", "tuple(%start, %h, %x, %w, %y")):
-            text = TEXT.replace(old, new).replace("  %value =", "  %start = s64[] constant(1)\n  %value =")
+        for old, new in (
+            ("%five = s64[] constant(5)", "%five = s64[] constant(4)"),  # a turn is missing
+            (
+                "%last = s64[] constant(4)",
+                "%last = s64[] constant(5)",
+            ),  # the first index is clamped, index 0 never comes
+            ("%one = s64[] constant(1)", "%one = s64[] constant(2)"),
+            ("dynamic-slice(%x, %at", "dynamic-slice(%y, %at"),  # it is read
+            ("tuple(%zero, %h, %x, %w, %y", "tuple(%start, %h, %x, %w, %y"),
+        ):
+            text = TEXT.replace(old, new).replace(
+                "  %value =", "  %start = s64[] constant(1)\n  %value ="
+            )
             self.assertNotEqual(text, TEXT)
             self.assertFalse(self.first(text), new)
 
@@ -124,7 +132,10 @@ class Rows(HloTestCase):
         (outer,) = loops(loop_rows(2)(hlo(TEXT)))
         (inner,) = [x for x in outer["body"].instructions() if x.op == "while"]
         # The state is a part's, arrays that turns take slices of are everybody's.
-        self.assertEqual([str(s) for s in inner.shape.elements], ["s64[]", "f32[4,4]", "f32[5,8,4]", "f32[4,4]", "f32[5,8,4]", "s32[]", "s64[]"])
+        self.assertEqual(
+            [str(s) for s in inner.shape.elements],
+            ["s64[]", "f32[4,4]", "f32[5,8,4]", "f32[4,4]", "f32[5,8,4]", "s32[]", "s64[]"],
+        )
 
     def test_rows_that_meet_stay_together(self) -> None:
         for changes in MEETING:
@@ -148,7 +159,10 @@ class Rows(HloTestCase):
 
 def inputs(hidden: int) -> list:
     rng = np.random.default_rng(0)
-    arrays = [rng.standard_normal(s).astype(np.float32) for s in ((8, hidden), (5, 8, hidden), (hidden, hidden))]
+    arrays = [
+        rng.standard_normal(s).astype(np.float32)
+        for s in ((8, hidden), (5, 8, hidden), (hidden, hidden))
+    ]
     return [*arrays[:2], arrays[2] / np.float32(hidden**0.5), np.int32(3)]
 
 
@@ -168,4 +182,7 @@ def test_large_matrices_are_packed_before_the_loop(cores: int) -> None:
         made.append(emit(optimize(module, passes=passes_for(target)), target)[0].functions)
         with on_cores(cores):
             check(module, inputs(256), 1e-4, 1e-6, optimize=True)
-    assert [any(name.startswith("prepack_b") for name in functions) for functions in made] == [False, True]
+    assert [any(name.startswith("prepack_b") for name in functions) for functions in made] == [
+        False,
+        True,
+    ]

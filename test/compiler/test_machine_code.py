@@ -1,4 +1,5 @@
 """Functions become object code while others are still being written."""
+
 from __future__ import annotations
 
 import threading
@@ -17,7 +18,9 @@ def function(name: str, calls: str = "", lines: int = 40) -> str:
     return f"define i64 @{name}(i64 %v0) {{\nentry:\n{body}\n{call}  ret i64 %v{lines + bool(calls)}\n}}\n"
 
 
-def test_modules_are_compiled_before_the_last_function_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_compiled_before_the_last_function_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(machine_code, "MODULE_BYTES", 4000)
     started, go_on = threading.Event(), threading.Event()
     compile_one = machine_code.machine_code
@@ -50,11 +53,16 @@ def test_a_reference_to_a_later_function_waits_for_it(monkeypatch: pytest.Monkey
 
 
 def test_what_is_not_a_function_is_named() -> None:
-    with Objects(host()) as objects, pytest.raises(ValueError, match="function f is not defined by its text"):
+    with (
+        Objects(host()) as objects,
+        pytest.raises(ValueError, match="function f is not defined by its text"),
+    ):
         objects.add("f", function("g"))
 
 
-def test_strength_reduction_is_left_out_while_any_program_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strength_reduction_is_left_out_while_any_program_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
     monkeypatch.setattr(machine_code.llvm, "set_option", lambda name, option: asked.append(option))
     x86 = platform_target("x86_64-linux-gnu")

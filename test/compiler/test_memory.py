@@ -1,4 +1,5 @@
 """memory and schedule: programs run on simulated memory give the evaluator's results."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -20,9 +21,16 @@ def run_in_memory(m: Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """Execute the steps one by one, reading and writing arrays at their slots only."""
     a = assign(m.entry, schedule(m.entry, m.aliases), m.aliases)
     results = outputs(m)
-    memory = {"arena": {0: np.full(int(a.arena) + 64, 0xAB, np.uint8)}, "parameter": {}, "output": {}, "constant": {}}
+    memory = {
+        "arena": {0: np.full(int(a.arena) + 64, 0xAB, np.uint8)},
+        "parameter": {},
+        "output": {},
+        "constant": {},
+    }
     for i, x in enumerate(inputs):
-        memory["parameter"][i] = np.frombuffer(bytearray(np.ascontiguousarray(x).tobytes()), np.uint8)
+        memory["parameter"][i] = np.frombuffer(
+            bytearray(np.ascontiguousarray(x).tobytes()), np.uint8
+        )
     for o, x in enumerate(results):
         memory["output"][o] = np.zeros(x.shape.nbytes, np.uint8)
 
@@ -50,7 +58,10 @@ def run_in_memory(m: Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
     for source, target in a.copies:
         data(target)[:] = data(source)
     where = dict(m.aliases)
-    return [memory["parameter"][where[o]] if o in where else memory["output"][o] for o in range(len(results))]
+    return [
+        memory["parameter"][where[o]] if o in where else memory["output"][o]
+        for o in range(len(results))
+    ]
 
 
 def check(m: Module, seed: int = 0) -> None:
@@ -148,7 +159,11 @@ def test_every_step_is_scheduled_once_and_after_its_operands():
     m = fusion(random_module(3, 400))
     order = schedule(m.entry)
     at = {x: i for i, x in enumerate(order)}
-    assert len(at) == len(order) == sum(map(is_step, Computation("c", m.entry.params, m.entry.root).instructions()))
+    assert (
+        len(at)
+        == len(order)
+        == sum(map(is_step, Computation("c", m.entry.params, m.entry.root).instructions()))
+    )
     for x in order:
         for o in x.operands:
             while not is_step(o) and o.operands:

@@ -1,4 +1,5 @@
 """The pipeline: flags, dumps, checks, and every pass on random programs."""
+
 from __future__ import annotations
 
 import random
@@ -42,7 +43,9 @@ def chain(length: int) -> Module:
     r = random.Random(length)
     x = X
     for i in range(length):
-        x = r.choice((h.add, h.multiply, h.subtract))(h.negate(x), h.full_like(x, float(length + i % 7)))
+        x = r.choice((h.add, h.multiply, h.subtract))(
+            h.negate(x), h.full_like(x, float(length + i % 7))
+        )
     return verify(program(x))
 
 
@@ -62,9 +65,20 @@ def layers(count: int, width: int) -> Module:
     for w in params[1:]:
         mean = h.divide(h.reduce(x, zero, (1,), "add"), h.full(width, "f32", (8,)))
         centred = h.subtract(x, h.broadcast(mean, f32.dims, (0,)))
-        scale = h.rsqrt(h.add(h.reduce(h.multiply(centred, centred), zero, (1,), "add"), h.full(1e-5, "f32", (8,))))
-        x = h.add(x, h.tanh(h.dot(h.multiply(centred, h.broadcast(scale, f32.dims, (0,))), w, (1,), (0,))))
-    return Module("layers", Computation("main", tuple(params), h.tuple_(h.reduce(h.multiply(x, x), zero, (0, 1), "add"), x)))
+        scale = h.rsqrt(
+            h.add(
+                h.reduce(h.multiply(centred, centred), zero, (1,), "add"), h.full(1e-5, "f32", (8,))
+            )
+        )
+        x = h.add(
+            x, h.tanh(h.dot(h.multiply(centred, h.broadcast(scale, f32.dims, (0,))), w, (1,), (0,)))
+        )
+    return Module(
+        "layers",
+        Computation(
+            "main", tuple(params), h.tuple_(h.reduce(h.multiply(x, x), zero, (0, 1), "add"), x)
+        ),
+    )
 
 
 def compiling(module: Module) -> int:
@@ -89,21 +103,36 @@ def test_disable():
     m = program(h.negate(h.negate(X)))
     with config.override(DISABLE="algebra,fusion"):
         assert optimize(m) is m
-    with config.override(DISABLE="nonsense"), pytest.raises(ValueError, match="no pass 'nonsense'; passes are algebra"):
+    with (
+        config.override(DISABLE="nonsense"),
+        pytest.raises(ValueError, match="no pass 'nonsense'; passes are algebra"),
+    ):
         optimize(m)
     with config.override(DISABLE=",".join(p.name for p in SIMPLIFY.members)):
         assert SIMPLIFY not in pipeline.enabled(PIPELINE)
 
 
 def wrong(change) -> Pass:
-    return Pass("wrong", lambda m: Module(m.name, Computation("main", m.entry.params, change(m.entry.root))), "")
+    return Pass(
+        "wrong",
+        lambda m: Module(m.name, Computation("main", m.entry.params, change(m.entry.root))),
+        "",
+    )
 
 
 def test_check_names_the_wrong_pass():
     m = program(h.negate(X))
-    with config.override(CHECK=3), pytest.raises(PassError, match=r"pass wrong on module test: output 0 changed: \[.*\] became \["):
+    with (
+        config.override(CHECK=3),
+        pytest.raises(
+            PassError, match=r"pass wrong on module test: output 0 changed: \[.*\] became \["
+        ),
+    ):
         optimize(m, passes=[wrong(h.negate)])
-    with config.override(CHECK=2), pytest.raises(PassError, match="pass wrong on module test: .*not in its signature"):
+    with (
+        config.override(CHECK=2),
+        pytest.raises(PassError, match="pass wrong on module test: .*not in its signature"),
+    ):
         optimize(m, passes=[wrong(lambda root: h.add(root, h.parameter(5, X.shape)))])
     with config.override(CHECK=0):
         optimize(m, passes=[wrong(h.negate)])

@@ -1,4 +1,5 @@
 """rematerialize: values that are computed again, in text; and a training step under a budget."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -59,11 +60,16 @@ ENTRY %main (x: f32[64,64], u: f32[64,64], w: f32[64,256], v: f32[256,64]) -> f3
 """
 LATE = BODIES + ENTRY.format(early="%a", first="%a = f32[64,64] fusion(%x), kind=loop, calls=%exp")
 CHAIN = BODIES + ENTRY.format(
-    early="%a", first="%b = f32[64,64] fusion(%x), kind=loop, calls=%sine\n  %a = f32[64,64] fusion(%b), kind=loop, calls=%exp")
-RESULTS = BODIES + ENTRY.format(early="%e", first="""%f = (f32[64,64], f32[64,64]) fusion(%u, %x), kind=loop, calls=%two
+    early="%a",
+    first="%b = f32[64,64] fusion(%x), kind=loop, calls=%sine\n  %a = f32[64,64] fusion(%b), kind=loop, calls=%exp",
+)
+RESULTS = BODIES + ENTRY.format(
+    early="%e",
+    first="""%f = (f32[64,64], f32[64,64]) fusion(%u, %x), kind=loop, calls=%two
   %a = f32[64,64] get-tuple-element(%f), index=1
   %other = f32[64,64] get-tuple-element(%f), index=0
-  %e = f32[64,64] fusion(%a, %other), kind=loop, calls=%product""")
+  %e = f32[64,64] fusion(%a, %other), kind=loop, calls=%product""",
+)
 
 
 def peak(m: Module) -> int:
@@ -80,11 +86,29 @@ class Text(HloTestCase):
         self.assertEqual(peak(m), 96 << 10)
         result = self.check(under(81 << 10), m)
         self.assertEqual(peak(result), 80 << 10)
-        entry = [(x.op, x.get("kind")) for x in postorder((result.entry.root,)) if x.op not in ("parameter", "tuple", "get-tuple-element")]
-        self.assertEqual(entry, [("fusion", "loop"), ("dot", None), ("dot", None), ("dot", None), ("opt-barrier", None), ("fusion", "loop"), ("fusion", "loop"), ("dot", None)])
+        entry = [
+            (x.op, x.get("kind"))
+            for x in postorder((result.entry.root,))
+            if x.op not in ("parameter", "tuple", "get-tuple-element")
+        ]
+        self.assertEqual(
+            entry,
+            [
+                ("fusion", "loop"),
+                ("dot", None),
+                ("dot", None),
+                ("dot", None),
+                ("opt-barrier", None),
+                ("fusion", "loop"),
+                ("fusion", "loop"),
+                ("dot", None),
+            ],
+        )
         again = result.entry.root.operands[0].operands[0]
         self.assertIs(again["calls"], m.entry.root.operands[0].operands[0]["calls"])
-        self.assertEqual(again.operands[0].operands[0].operands[0].operands[1].op, "dot")  # get-tuple-element(opt-barrier((x, d)))
+        self.assertEqual(
+            again.operands[0].operands[0].operands[0].operands[1].op, "dot"
+        )  # get-tuple-element(opt-barrier((x, d)))
 
     def test_what_it_is_computed_from_is_repeated_when_it_is_gone(self) -> None:
         m = hlo(CHAIN)
@@ -97,13 +121,23 @@ class Text(HloTestCase):
         result = self.check(under(81 << 10), m)
         self.assertLess(peak(result), peak(m))
         again = [x for x in schedule(result.entry) if x.op == "fusion" and len(x.operands) == 1]
-        self.assertEqual([len(x["calls"].instructions()) for x in again], [2])  # a parameter and its exponential
+        self.assertEqual(
+            [len(x["calls"].instructions()) for x in again], [2]
+        )  # a parameter and its exponential
 
     def test_nothing_changes_within_the_budget_or_where_nothing_helps(self) -> None:
         self.assertUnchanged(under(96 << 10), hlo(LATE))
-        kept = LATE.replace("  ROOT %r =", "  %r =").replace("rhs_contracting_dims={0}\n}", "rhs_contracting_dims={0}\n  ROOT %t = (f32[64,64], f32[64,64]) tuple(%r, %a)\n}").replace(
-            "v: f32[256,64]) -> f32[64,64]", "v: f32[256,64]) -> (f32[64,64], f32[64,64])")
-        self.assertUnchanged(under(1 << 10), hlo(kept))  # a is a result: its memory is no working memory
+        kept = (
+            LATE.replace("  ROOT %r =", "  %r =")
+            .replace(
+                "rhs_contracting_dims={0}\n}",
+                "rhs_contracting_dims={0}\n  ROOT %t = (f32[64,64], f32[64,64]) tuple(%r, %a)\n}",
+            )
+            .replace("v: f32[256,64]) -> f32[64,64]", "v: f32[256,64]) -> (f32[64,64], f32[64,64])")
+        )
+        self.assertUnchanged(
+            under(1 << 10), hlo(kept)
+        )  # a is a result: its memory is no working memory
 
 
 def test_the_pass_runs_with_a_budget_only():
@@ -139,7 +173,10 @@ def test_training_under_a_budget_gives_the_same_numbers(monkeypatch):
 
 def _train() -> list[float]:
     torch.manual_seed(0)
-    layers = [torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(6)]
+    layers = [
+        torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.GELU())
+        for _ in range(6)
+    ]
     model = torch.nn.Sequential(*layers).to("hlo")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(512, 64).to("hlo")
@@ -162,4 +199,6 @@ def test_a_budget_that_cannot_be_met_is_announced():
 def test_symbolic_programs_are_announced():
     module = hlo(LATE)
     with pytest.warns(RuntimeWarning, match="has symbolic sizes"):
-        assert within(symbolic := dataclasses.replace(module, symbols=(("s0", 0, 0),)), 1) is symbolic
+        assert (
+            within(symbolic := dataclasses.replace(module, symbols=(("s0", 0, 0),)), 1) is symbolic
+        )

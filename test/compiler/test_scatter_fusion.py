@@ -1,4 +1,5 @@
 """scatter_fusion: which scatters fill their result and compute their updates themselves."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -39,7 +40,10 @@ class Pass(HloTestCase):
         self.assertEqual([o.op for x in made for o in x.operands], ["parameter"] * 4)
 
     def test_an_array_in_memory_stays_an_operand(self) -> None:
-        text = TEXT.replace("%start = f32[9,20] broadcast(%value), dimensions={}", "%start = f32[9,20] slice(%u), slice={[0:9], [0:20]}")
+        text = TEXT.replace(
+            "%start = f32[9,20] broadcast(%value), dimensions={}",
+            "%start = f32[9,20] slice(%u), slice={[0:9], [0:20]}",
+        )
         self.assertUnchanged(scatter_fusion, hlo(text))
 
 
@@ -79,7 +83,11 @@ def messages(width: int) -> str:
 
 class Updates(HloTestCase):
     def test_updates_are_computed_where_they_are_applied(self) -> None:
-        (made,) = [x for x in self.check(scatter_fusion, hlo(messages(64))).entry.instructions() if x.op != "parameter"]
+        (made,) = [
+            x
+            for x in self.check(scatter_fusion, hlo(messages(64))).entry.instructions()
+            if x.op != "parameter"
+        ]
         self.assertEqual(made.op, "fusion")
 
     def test_elements_are_computed_in_vectors_before(self) -> None:
@@ -87,8 +95,17 @@ class Updates(HloTestCase):
         self.assertUnchanged(scatter_fusion, hlo(messages(8)))
 
     def test_what_others_read_is_in_memory_anyway(self) -> None:
-        text = messages(64).replace("ROOT %r =", "%r =").replace("to_apply=%add\n}", "to_apply=%add\n  ROOT %both = (f32[9,64], f32[50,64]) tuple(%r, %t)\n}")
-        self.assertUnchanged(scatter_fusion, hlo(text.replace("-> f32[9,64] {", "-> (f32[9,64], f32[50,64]) {")))
+        text = (
+            messages(64)
+            .replace("ROOT %r =", "%r =")
+            .replace(
+                "to_apply=%add\n}",
+                "to_apply=%add\n  ROOT %both = (f32[9,64], f32[50,64]) tuple(%r, %t)\n}",
+            )
+        )
+        self.assertUnchanged(
+            scatter_fusion, hlo(text.replace("-> f32[9,64] {", "-> (f32[9,64], f32[50,64]) {"))
+        )
 
 
 @pytest.mark.parametrize("width", [16, 20, 64, 150])
@@ -103,11 +120,15 @@ def test_messages(width: int, threads: int) -> None:
 
 def copies(text: str) -> bool:
     found: list[str] = []
-    compile_module(hlo(text), dump=lambda name, value: found.append(value) if name == "llvm" else None)
+    compile_module(
+        hlo(text), dump=lambda name, value: found.append(value) if name == "llvm" else None
+    )
     return any("copy_bytes" in text for text in found)
 
 
 def test_the_result_may_lie_where_the_scatter_starts() -> None:
     text = messages(64)
     assert copies(text)
-    assert not copies(text.replace("HloModule messages", "HloModule messages, input_output_alias={ {}: (4, {}) }"))
+    assert not copies(
+        text.replace("HloModule messages", "HloModule messages, input_output_alias={ {}: (4, {}) }")
+    )

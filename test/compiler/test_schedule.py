@@ -1,4 +1,5 @@
 """schedule: legal orders, small peaks, readers of a donated parameter before its overwriting."""
+
 from __future__ import annotations
 
 import programs
@@ -40,7 +41,9 @@ def test_wide_values_are_consumed_before_the_next_one_is_made():
     (x,) = programs.params(("f32", (8, 8)))
     small = []
     for i in range(6):
-        large = b.sort(b.broadcast(b.add(x, programs.scalar(float(i), x)), (64, 8, 8), (1, 2)), 0, "LT")
+        large = b.sort(
+            b.broadcast(b.add(x, programs.scalar(float(i), x)), (64, 8, 8), (1, 2)), 0, "LT"
+        )
         small.append(b.reduce(large, programs.zero(), (0,), "add"))
     m = programs.module("wide", small, [x])
     order = [y.op for y in schedule(m.entry)]
@@ -69,10 +72,26 @@ def test_independent_collectives_keep_the_order_of_their_channels():
     (x,) = programs.params(("f32", (4, 4)))
 
     def gather(x, channel):
-        return b.instr("all-gather", (x,), channel_id=channel, replica_groups=((0, 1),), use_global_device_ids=True, dimensions=(0,))
+        return b.instr(
+            "all-gather",
+            (x,),
+            channel_id=channel,
+            replica_groups=((0, 1),),
+            use_global_device_ids=True,
+            dimensions=(0,),
+        )
 
-    parts = [b.reduce(gather(b.multiply(x, b.full_like(x, i)), 9 - i), b.constant(0.0, "f32"), (0, 1), "add") for i in range(6)]
-    order = [y["channel_id"] for y in schedule(programs.module("m", parts, [x]).entry) if y.op == "all-gather"]
+    parts = [
+        b.reduce(
+            gather(b.multiply(x, b.full_like(x, i)), 9 - i), b.constant(0.0, "f32"), (0, 1), "add"
+        )
+        for i in range(6)
+    ]
+    order = [
+        y["channel_id"]
+        for y in schedule(programs.module("m", parts, [x]).entry)
+        if y.op == "all-gather"
+    ]
     assert order == sorted(order)
 
 
@@ -80,5 +99,15 @@ def test_channels_numbered_against_the_data_flow_are_only_names():
     (x,) = programs.params(("f32", (4, 4)))
     gather = x
     for channel in (3, 2, 1):
-        gather = b.instr("all-reduce", (gather,), channel_id=channel, replica_groups=((0, 1),), to_apply=b.binary_computation("add", "f32"))
-    assert [y["channel_id"] for y in schedule(programs.module("m", [gather], [x]).entry)] == [3, 2, 1]
+        gather = b.instr(
+            "all-reduce",
+            (gather,),
+            channel_id=channel,
+            replica_groups=((0, 1),),
+            to_apply=b.binary_computation("add", "f32"),
+        )
+    assert [y["channel_id"] for y in schedule(programs.module("m", [gather], [x]).entry)] == [
+        3,
+        2,
+        1,
+    ]

@@ -1,4 +1,5 @@
 """window_gradient: select-and-scatter without conflicts."""
+
 from __future__ import annotations
 
 from test.support import HloTestCase
@@ -30,7 +31,9 @@ class WindowGradient(HloTestCase):
                 with self.subTest(f"{window} {dtype}"):
                     before = self.program(gradient((2, 3, 9, 10), window, select, dtype=dtype))
                     after = window_gradient(before)
-                    assert "select-and-scatter" not in {x.op for x in postorder((after.entry.root,))}
+                    assert "select-and-scatter" not in {
+                        x.op for x in postorder((after.entry.root,))
+                    }
                     for seed in range(3):
                         compare(before, after, seed)
 

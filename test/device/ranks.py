@@ -1,7 +1,8 @@
 """Processes of one torch.distributed job, for tests.
 
-    outcomes = run(4, function, *args)       # function(rank, *args) in every process; [Outcome, …]
+outcomes = run(4, function, *args)       # function(rank, *args) in every process; [Outcome, …]
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -14,7 +15,9 @@ import torch.distributed as dist
 
 # Children are forked from a server that has imported everything: starting four takes less than importing torch once.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch_hlo", "torch_hlo.device.native", "torch_hlo.tools.devices", "torch.distributed"])
+_context.set_forkserver_preload(
+    ["torch_hlo", "torch_hlo.device.native", "torch_hlo.tools.devices", "torch.distributed"]
+)
 
 
 @dataclass
@@ -24,12 +27,19 @@ class Outcome:
     seconds: float = 0.0
 
 
-def run(n: int, function, *args, limit: float = 90.0, without: tuple[int, ...] = (), **flags) -> list[Outcome]:
+def run(
+    n: int, function, *args, limit: float = 90.0, without: tuple[int, ...] = (), **flags
+) -> list[Outcome]:
     """Call `function(rank, *args)` in `n` processes with these config flags; ranks in `without` are not waited for. The store that they meet in lives
     in this process, as under torchrun."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     queue = _context.Queue()
-    processes = [_context.Process(target=_child, args=(rank, n, store.port, queue, function, args, flags), daemon=True) for rank in range(n)]
+    processes = [
+        _context.Process(
+            target=_child, args=(rank, n, store.port, queue, function, args, flags), daemon=True
+        )
+        for rank in range(n)
+    ]
     for p in processes:
         p.start()
     outcomes = [Outcome(error="ended without a word") for _ in range(n)]
@@ -51,11 +61,18 @@ def _child(rank: int, n: int, port: int, queue, function, args, flags) -> None:
     start = time.monotonic()
     try:
         with config.override(**flags):
-            dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", port, is_master=False), rank=rank, world_size=n)
+            dist.init_process_group(
+                "gloo",
+                store=dist.TCPStore("127.0.0.1", port, is_master=False),
+                rank=rank,
+                world_size=n,
+            )
             start = time.monotonic()
             outcome = Outcome(function(rank, *args))
     except BaseException as error:
         outcome = Outcome(error=f"{type(error).__name__}: {error}")
     outcome.seconds = time.monotonic() - start
     queue.put((rank, outcome))
-    time.sleep(600)  # until this process is killed: nobody sees a link close because a process ended
+    time.sleep(
+        600
+    )  # until this process is killed: nobody sees a link close because a process ended

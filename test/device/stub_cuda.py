@@ -7,6 +7,7 @@
 Work waits in its stream's queue until somebody has to see it, so whatever is not ordered by the stream, an event or a synchronization happens too
 late and shows as wrong numbers. A graph runs its nodes in the latest order that their edges allow. Functions go through the C calling convention.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -37,20 +38,39 @@ class Node:
 class StubCuda:
     """The functions that cuda.py calls, as C functions in its attributes."""
 
-    def __init__(self, version: int = 13000, devices: int = 1, capability: tuple[int, int] = (9, 0), memory: int = 1 << 30, execute: bool = True) -> None:
-        self.version, self.devices, self.capability, self.memory, self.execute = version, devices, capability, memory, execute
+    def __init__(
+        self,
+        version: int = 13000,
+        devices: int = 1,
+        capability: tuple[int, int] = (9, 0),
+        memory: int = 1 << 30,
+        execute: bool = True,
+    ) -> None:
+        self.version, self.devices, self.capability, self.memory, self.execute = (
+            version,
+            devices,
+            capability,
+            memory,
+            execute,
+        )
         self.fail: dict[str, int] = {}
         self.launches: list[tuple[str, int, int, list[int]]] = []
         self.calls: list[str] = []
-        self.problems: list[str] = []  # what went wrong in kernels and copies; the next synchronization fails
+        self.problems: list[
+            str
+        ] = []  # what went wrong in kernels and copies; the next synchronization fails
         self.blocks: dict[int, np.ndarray] = {}
         self.global_memory = GlobalMemory()
         self.pinned: dict[int, np.ndarray] = {}
         self.queues: dict[int, list[Callable[[], None]]] = defaultdict(list)
         self.done: dict[int, int] = defaultdict(int)  # items of each queue that have run
-        self.events: dict[int, tuple[int, int] | frozenset[Node]] = {}  # where it was recorded: (stream, items before), or nodes of a capture
+        self.events: dict[
+            int, tuple[int, int] | frozenset[Node]
+        ] = {}  # where it was recorded: (stream, items before), or nodes of a capture
         self.reached: dict[int, int] = {}
-        self.capture: dict[int, frozenset[Node]] | None = None  # streams that take part -> their last nodes
+        self.capture: dict[int, frozenset[Node]] | None = (
+            None  # streams that take part -> their last nodes
+        )
         self.origin = 0
         self.nodes: list[Node] = []
         self.graphs: dict[int, list[Node]] = {}
@@ -110,7 +130,8 @@ class StubCuda:
         except Exception as error:  # noqa: BLE001 - a failure of the device shows when somebody waits
             self.problems.append(f"{type(error).__name__}: {error}")
 
-    def _cuStreamCreate(self, out, flags): self._put(out, self._number())
+    def _cuStreamCreate(self, out, flags):
+        self._put(out, self._number())
 
     def _cuStreamSynchronize(self, stream):
         if self.capture is not None and (stream or 0) in self.capture:
@@ -149,26 +170,46 @@ class StubCuda:
         stream, count = self.events[event]
         return 0 if self.done[stream] >= count else cuda.NOT_READY
 
-    def _cuEventElapsedTime(self, out, start, end): self._put(out, (self.reached[end] - self.reached[start]) * 1e-3, ctypes.c_float)
+    def _cuEventElapsedTime(self, out, start, end):
+        self._put(out, (self.reached[end] - self.reached[start]) * 1e-3, ctypes.c_float)
 
     # -- the device -------------------------------------------------------------------------------------------------
     def _cuInit(self, flags): ...
-    def _cuDriverGetVersion(self, out): self._put(out, self.version, ctypes.c_int)
-    def _cuDeviceGetCount(self, out): self._put(out, self.devices, ctypes.c_int)
-    def _cuDeviceGet(self, out, number): self._put(out, number, ctypes.c_int)
-    def _cuDeviceGetName(self, out, size, device): ctypes.memmove(out, b"Stub\0", 5)
-    def _cuDeviceGetAttribute(self, out, what, device): self._put(out, self.capability[what - 75], ctypes.c_int)
-    def _cuDevicePrimaryCtxRetain(self, out, device): self._put(out, 7)
-    def _cuCtxPushCurrent_v2(self, context): return 0 if context == 7 else 201
-    def _cuCtxPopCurrent_v2(self, out): self._put(out, 7)
+    def _cuDriverGetVersion(self, out):
+        self._put(out, self.version, ctypes.c_int)
+
+    def _cuDeviceGetCount(self, out):
+        self._put(out, self.devices, ctypes.c_int)
+
+    def _cuDeviceGet(self, out, number):
+        self._put(out, number, ctypes.c_int)
+
+    def _cuDeviceGetName(self, out, size, device):
+        ctypes.memmove(out, b"Stub\0", 5)
+
+    def _cuDeviceGetAttribute(self, out, what, device):
+        self._put(out, self.capability[what - 75], ctypes.c_int)
+
+    def _cuDevicePrimaryCtxRetain(self, out, device):
+        self._put(out, 7)
+
+    def _cuCtxPushCurrent_v2(self, context):
+        return 0 if context == 7 else 201
+
+    def _cuCtxPopCurrent_v2(self, out):
+        self._put(out, 7)
 
     def _cuGetErrorString(self, code, out):
         self._text = ctypes.c_char_p(ERRORS.get(code, b"error"))
         self._put(out, ctypes.cast(self._text, ctypes.c_void_p).value)
 
     # -- memory -----------------------------------------------------------------------------------------------------
-    def _cuDeviceGetDefaultMemPool(self, out, device): self._put(out, 9)
-    def _cuMemPoolSetAttribute(self, pool, what, value): assert (pool, what) == (9, 4)
+    def _cuDeviceGetDefaultMemPool(self, out, device):
+        self._put(out, 9)
+
+    def _cuMemPoolSetAttribute(self, pool, what, value):
+        assert (pool, what) == (9, 4)
+
     def _cuMemPoolTrimTo(self, pool, size): ...
 
     def _cuMemAllocAsync(self, out, size, stream):
@@ -202,7 +243,8 @@ class StubCuda:
         self.pinned[address] = block
         self._put(out, address)
 
-    def _cuMemFreeHost(self, address): self.pinned.pop(address)[:] = FREED
+    def _cuMemFreeHost(self, address):
+        self.pinned.pop(address)[:] = FREED
 
     def _is_pinned(self, address: int) -> bool:
         return any(a <= address < a + b.size for a, b in self.pinned.items())
@@ -227,13 +269,21 @@ class StubCuda:
         self._enqueue(stream, ("copy", size), lambda: ctypes.memmove(target, source, size))
 
     def _cuMemsetD32Async(self, target, value, count, stream):
-        self._enqueue(stream, ("fill", count), lambda: ctypes.memmove(target, np.full(count, value, np.uint32).tobytes(), 4 * count))
+        self._enqueue(
+            stream,
+            ("fill", count),
+            lambda: ctypes.memmove(target, np.full(count, value, np.uint32).tobytes(), 4 * count),
+        )
 
     # -- kernels ----------------------------------------------------------------------------------------------------
     def _cuModuleLoadDataEx(self, out, image, count, options, values):
         self.images.append(ctypes.string_at(image))
         number = self._number()
-        self._kernels[number] = "", self.images[-1], Image(self.images[-1].decode()) if self.execute else None
+        self._kernels[number] = (
+            "",
+            self.images[-1],
+            Image(self.images[-1].decode()) if self.execute else None,
+        )
         self._put(out, number)
 
     def _cuModuleGetFunction(self, out, module, name):
@@ -248,12 +298,30 @@ class StubCuda:
         assert what == 8
         self.shared[function] = value
 
-    def _cuTensorMapEncodeTiled(self, out, dtype, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill):
+    def _cuTensorMapEncodeTiled(
+        self,
+        out,
+        dtype,
+        rank,
+        address,
+        sizes,
+        strides,
+        box,
+        steps,
+        interleave,
+        swizzle,
+        promotion,
+        fill,
+    ):
         assert out % 64 == 0
-        sizes, strides = ((ctypes.c_uint64 * n).from_address(a) for n, a in ((rank, sizes), (rank - 1, strides)))
+        sizes, strides = (
+            (ctypes.c_uint64 * n).from_address(a) for n, a in ((rank, sizes), (rank - 1, strides))
+        )
         box, steps = ((ctypes.c_uint32 * rank).from_address(a) for a in (box, steps))
         try:
-            made = encode_tiled(dtype, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill)
+            made = encode_tiled(
+                dtype, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill
+            )
         except ValueError:
             return 1
         ctypes.memmove(out, made, len(made))
@@ -266,7 +334,10 @@ class StubCuda:
         start = text.decode().split(f".entry {name}(", 1)[1].split(")", 1)[0]
         kinds = start.split(",")
         addresses = (ctypes.c_void_p * len(kinds)).from_address(pointers)
-        words = [ctypes.string_at(a, 128) if "[128]" in kind else ctypes.c_uint64.from_address(a).value for a, kind in zip(addresses, kinds, strict=True)]
+        words = [
+            ctypes.string_at(a, 128) if "[128]" in kind else ctypes.c_uint64.from_address(a).value
+            for a, kind in zip(addresses, kinds, strict=True)
+        ]
 
         def run() -> None:
             self.launches.append((name, gx, bx, words))
@@ -322,5 +393,8 @@ class StubCuda:
 
         self._enqueue(stream, ("graph", executable), run)
 
-    def _cuGraphDestroy(self, graph): del self.graphs[graph]
-    def _cuGraphExecDestroy(self, graph): del self.graphs[graph]
+    def _cuGraphDestroy(self, graph):
+        del self.graphs[graph]
+
+    def _cuGraphExecDestroy(self, graph):
+        del self.graphs[graph]

@@ -1,4 +1,5 @@
 """The thread pool, loading, stored executables and host calls."""
+
 from __future__ import annotations
 
 import ctypes
@@ -78,8 +79,10 @@ def test_concurrent_callers():
                 wrong.append(1)
 
     workers = [threading.Thread(target=work) for _ in range(6)]
-    for w in workers: w.start()
-    for w in workers: w.join()
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
     assert not wrong
 
 
@@ -103,7 +106,9 @@ def native(name: str, *kinds):
 
 def test_who_waits_for_a_program_helps():
     """A thread that waits until the stream has run a program takes ranges of its loops, as a worker does."""
-    parallel = native("torch_hlo_parallel", None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
+    parallel = native(
+        "torch_hlo_parallel", None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3
+    )
     wait = native("torch_hlo_pool_help", None, ctypes.c_void_p, ctypes.c_int64)
     record, who = array("Q", [1]), []
 
@@ -131,9 +136,14 @@ def test_who_waits_for_a_program_helps():
     assert time.perf_counter() - start < 5.0
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads know their processor on Linux only")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="threads know their processor on Linux only"
+)
 def test_a_thread_that_shares_a_processor_moves_away():
-    text = system.PROCESSORS + "define i32 @moved() {\n  call void @move_away()\n  %n = call i32 @processor()\n  ret i32 %n\n}\n"
+    text = (
+        system.PROCESSORS
+        + "define i32 @moved() {\n  call void @move_away()\n  %n = call i32 @processor()\n  ret i32 %n\n}\n"
+    )
     loaded = cpu.engine([machine_code(text, host(), level=0)[0]], host())
     moved = ctypes.CFUNCTYPE(ctypes.c_int)(loaded.get_function_address("moved"))
     allowed = os.sched_getaffinity(0)
@@ -175,15 +185,22 @@ def test_a_team_of_pytorchs_threads(team):
 
     def work() -> None:
         for _ in range(40):
-            if not np.allclose(call(team, x), expected, rtol=1e-6, atol=1e-6) or t.mul(2).sum() != 2 << 18:
+            if (
+                not np.allclose(call(team, x), expected, rtol=1e-6, atol=1e-6)
+                or t.mul(2).sum() != 2 << 18
+            ):
                 wrong.append(1)
 
     work()
     callers = [threading.Thread(target=work) for _ in range(4)]
-    for c in callers: c.start()
-    for c in callers: c.join()
+    for c in callers:
+        c.start()
+    for c in callers:
+        c.join()
     assert not wrong
-    assert cpu._POOL.started == workers or cpu._POOL.pause > cpu._PAUSE  # unless a neighbour has kept the team from running
+    assert (
+        cpu._POOL.started == workers or cpu._POOL.pause > cpu._PAUSE
+    )  # unless a neighbour has kept the team from running
 
 
 def test_a_team_that_stalls_is_left_alone(team, monkeypatch):
@@ -232,7 +249,9 @@ def test_executable_round_trip_and_damage():
 
 def test_executable_for_another_machine():
     executable = add_one(64)
-    other = Executable(**{n: getattr(executable, n) if n != "target" else "vax" for n in Executable.__slots__})
+    other = Executable(
+        **{n: getattr(executable, n) if n != "target" else "vax" for n in Executable.__slots__}
+    )
     with pytest.raises(ValueError, match="vax"):
         cpu.load(other)
 
@@ -253,11 +272,18 @@ def _resident(block: np.ndarray) -> int:
     low = -(-block.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     pages = (block.ctypes.data + len(block) - low) // mmap.PAGESIZE
     state = (ctypes.c_ubyte * pages)()
-    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(low), ctypes.c_size_t(pages * mmap.PAGESIZE), state) == 0
+    assert (
+        ctypes.CDLL(None).mincore(
+            ctypes.c_void_p(low), ctypes.c_size_t(pages * mmap.PAGESIZE), state
+        )
+        == 0
+    )
     return sum(b & 1 for b in state)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are asked for on Linux only")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="pages are asked for on Linux only"
+)
 def test_pages_are_there_before_they_are_written(monkeypatch):
     monkeypatch.setattr(buffer, "COMPILER", 0)
     monkeypatch.setattr(buffer, "_AT_ONCE", 3 << 20)
@@ -294,13 +320,23 @@ def test_host_call_and_its_exceptions():
 
     @emits_step("test-double")
     def step(program, x):
-        program.host_call("test-double", [(program.place(x), x.shape)], [(program.place(x.operands[0]), x.operands[0].shape)], factor=2)
+        program.host_call(
+            "test-double",
+            [(program.place(x), x.shape)],
+            [(program.place(x.operands[0]), x.operands[0].shape)],
+            factor=2,
+        )
 
     try:
         x = instr("parameter", (), Shape("f32", (5,)), index=0)
         y = instr("test-double", (x,), Shape("f32", (5,)))
-        program = cpu.load(Executable.from_bytes(
-            compile_module(Module("host", Computation("main", (x,), instr("add", (y, y)))), optimize=False).to_bytes()))
+        program = cpu.load(
+            Executable.from_bytes(
+                compile_module(
+                    Module("host", Computation("main", (x,), instr("add", (y, y)))), optimize=False
+                ).to_bytes()
+            )
+        )
         v = np.arange(5, dtype=np.float32)
         np.testing.assert_array_equal(call(program, v), 4 * v)
         with pytest.raises(ArithmeticError, match="negative"):

@@ -1,4 +1,5 @@
 """The CUDA runtime against a stub of the driver's library: arguments, memory, graphs, and what happens when something is wrong."""
+
 import threading
 
 import numpy as np
@@ -66,7 +67,10 @@ class Run:
 
 
 def inputs(run: Run) -> list[runtime.Buffer]:
-    return [run.buffer(p.shape, np.arange(p.shape.size, dtype=np.float32)) for p in run.module.entry.params]
+    return [
+        run.buffer(p.shape, np.arange(p.shape.size, dtype=np.float32))
+        for p in run.module.entry.params
+    ]
 
 
 SUM = np.arange(3000, dtype=np.float32).reshape(100, 30) + np.arange(30, dtype=np.float32)
@@ -81,12 +85,19 @@ def test_a_launch_gets_sizes_and_addresses(stub):
     x, y = inputs(run)
     result = run(x, y)
     run.finish()
-    (name, grid, threads, words), = stub.launches
-    kernel, = run.program.executable.kernels
+    ((name, grid, threads, words),) = stub.launches
+    (kernel,) = run.program.executable.kernels
     assert name == kernel.name and threads == kernel.threads
     items = words[0]
-    assert grid == -(-items // threads) and items in (3000, 750)  # a thread per element, or per four
-    assert words[1:] == [x.memory.device_address, y.memory.device_address, result.memory.device_address]
+    assert grid == -(-items // threads) and items in (
+        3000,
+        750,
+    )  # a thread per element, or per four
+    assert words[1:] == [
+        x.memory.device_address,
+        y.memory.device_address,
+        result.memory.device_address,
+    ]
     np.testing.assert_array_equal(values(result), SUM)
 
 
@@ -105,7 +116,9 @@ def test_contents_travel_only_when_needed(stub):
     x.bytes.view(np.float32)[:] = 7  # the host looked at it and may have written
     result = run(x, y)
     assert stub.calls.count("cuMemcpyHtoDAsync_v2") == copies + 1
-    np.testing.assert_array_equal(values(result), np.broadcast_to(7 + np.arange(30, dtype=np.float32), (100, 30)))
+    np.testing.assert_array_equal(
+        values(result), np.broadcast_to(7 + np.arange(30, dtype=np.float32), (100, 30))
+    )
 
 
 def test_addresses_that_come_again_have_a_graph(stub, monkeypatch):
@@ -116,21 +129,36 @@ def test_addresses_that_come_again_have_a_graph(stub, monkeypatch):
     for _ in range(4):
         run.program.run([x, y], [result])
     assert stub.calls.count("cuLaunchKernel") == 2  # at once, and while capturing
-    assert stub.calls.count("cuGraphInstantiateWithFlags") == 1 and stub.calls.count("cuGraphLaunch") == 3
+    assert (
+        stub.calls.count("cuGraphInstantiateWithFlags") == 1
+        and stub.calls.count("cuGraphLaunch") == 3
+    )
     run.finish()
     assert len(stub.launches) == 4 and len({tuple(w[3]) for w in stub.launches}) == 1
-    others = [run.buffer(x.shape, np.full(x.shape.size, k, np.float32)) for k in range(cuda_program.GRAPHS)]
+    others = [
+        run.buffer(x.shape, np.full(x.shape.size, k, np.float32))
+        for k in range(cuda_program.GRAPHS)
+    ]
     for k, other in enumerate(others):
         for _ in range(2):
             run.program.run([other, y], [result])
             run.finish()
             assert stub.launches[-1][3][1] == other.memory.device_address
             np.testing.assert_array_equal(values(result)[0], k + np.arange(30))
-    assert stub.calls.count("cuGraphExecUpdate_v2") == 1 and stub.calls.count("cuGraphInstantiateWithFlags") == cuda_program.GRAPHS
-    captures, launches = stub.calls.count("cuStreamBeginCapture_v2"), stub.calls.count("cuLaunchKernel")
+    assert (
+        stub.calls.count("cuGraphExecUpdate_v2") == 1
+        and stub.calls.count("cuGraphInstantiateWithFlags") == cuda_program.GRAPHS
+    )
+    captures, launches = (
+        stub.calls.count("cuStreamBeginCapture_v2"),
+        stub.calls.count("cuLaunchKernel"),
+    )
     for other in others * 2:  # in turns, as batches come
         run.program.run([other, y], [result])
-    assert stub.calls.count("cuStreamBeginCapture_v2") == captures and stub.calls.count("cuLaunchKernel") == launches
+    assert (
+        stub.calls.count("cuStreamBeginCapture_v2") == captures
+        and stub.calls.count("cuLaunchKernel") == launches
+    )
 
 
 def test_addresses_that_never_come_again_are_launched(stub, monkeypatch):
@@ -151,7 +179,10 @@ def test_small_arrays_that_always_move_do_not_cost_the_graph(stub):
     for k in range(10):
         x = run.buffer(Shape("f32", (100, 30)), np.full(3000, k, np.float32))
         kept += [x, run(x, y)]
-    assert stub.calls.count("cuGraphLaunch") >= 4 and stub.calls.count("cuGraphInstantiateWithFlags") == 1
+    assert (
+        stub.calls.count("cuGraphLaunch") >= 4
+        and stub.calls.count("cuGraphInstantiateWithFlags") == 1
+    )
     for k, result in enumerate(kept[1::2]):
         np.testing.assert_array_equal(values(result)[0], k + np.arange(30))
 
@@ -180,7 +211,10 @@ def test_training_on_the_whole_path(stub, monkeypatch):
     with config.override(DEVICE="cuda"):
         found = losses("hlo")
         torch_hlo.sync()
-        assert torch.hlo.mem_get_info()[1] == stub.memory and torch.hlo.get_device_properties().total_memory == stub.memory
+        assert (
+            torch.hlo.mem_get_info()[1] == stub.memory
+            and torch.hlo.get_device_properties().total_memory == stub.memory
+        )
     np.testing.assert_allclose(found, losses("cpu"), rtol=1e-4)
     assert not stub.problems
 
@@ -207,7 +241,9 @@ def test_independent_steps_are_branches_of_the_graph(stub):
     for _ in range(3):
         np.testing.assert_allclose(values(run(*given)), expected, rtol=2e-5, atol=1e-3)
     nodes = next(iter(stub.graphs.values()))
-    assert len([n for n in nodes if not n.before]) == 2, "the first two products do not depend on each other"
+    assert len([n for n in nodes if not n.before]) == 2, (
+        "the first two products do not depend on each other"
+    )
     assert any(len(n.before) == 2 for n in nodes)
 
 
@@ -257,7 +293,10 @@ def test_programs_run_on_the_stream_and_memory_of_others(stub):
         assert not out.any()
         stub._advance(0)
         np.testing.assert_array_equal(out.reshape(100, 30), SUM)
-    assert [len(stub.queues[s]) for s in (0, run.pool.driver.main.value)] == [before[0] + 3, before[1]]
+    assert [len(stub.queues[s]) for s in (0, run.pool.driver.main.value)] == [
+        before[0] + 3,
+        before[1],
+    ]
 
 
 def test_steps_are_timed_by_events(stub, monkeypatch):
@@ -265,9 +304,16 @@ def test_steps_are_timed_by_events(stub, monkeypatch):
         run = Run(stub, BRANCHES)
     monkeypatch.setattr(programs, "PROFILED", [])
     for _ in range(2):
-        run(*[run.buffer(p.shape, np.ones(p.shape.size, np.float32)) for p in run.module.entry.params])
+        run(
+            *[
+                run.buffer(p.shape, np.ones(p.shape.size, np.float32))
+                for p in run.module.entry.params
+            ]
+        )
     steps, counts = run.program.profile.steps, run.program.counts()
-    assert len(steps) == len(counts) > 2 and all(calls == 2 and total >= 2 * best > 0 for calls, total, best in counts)
+    assert len(steps) == len(counts) > 2 and all(
+        calls == 2 and total >= 2 * best > 0 for calls, total, best in counts
+    )
     assert sum(s.matrix_flops for s in steps) == 2 * 24 * (64 * 40 + 90 * 40 + 64 * 90)
     assert "cuGraphLaunch" not in stub.calls
 
@@ -296,7 +342,9 @@ def test_other_threads_wait_for_a_capture(stub):
 
 def test_loops_ask_the_device(stub):
     """A while loop's condition is fetched; the stub's kernels do nothing, so its memory says when to stop."""
-    run = Run(stub, """HloModule w, entry_computation_layout={(s32[])->s32[]}
+    run = Run(
+        stub,
+        """HloModule w, entry_computation_layout={(s32[])->s32[]}
 body { s = s32[] parameter(0)
  o = s32[] constant(1)
  ROOT n = s32[] add(s, o) }
@@ -305,9 +353,12 @@ cond { s = s32[] parameter(0)
  ROOT c = pred[] compare(s, l), direction=LT }
 ENTRY main { x = s32[] parameter(0)
  ROOT w = s32[] while(x), condition=cond, body=body }
-""")
+""",
+    )
     assert run.program.executable.fetches
-    stub.fail["cuMemcpyDtoHAsync_v2"] = 700  # a failing read ends the loop instead of repeating it for ever
+    stub.fail["cuMemcpyDtoHAsync_v2"] = (
+        700  # a failing read ends the loop instead of repeating it for ever
+    )
     with pytest.raises(DriverError, match="illegal memory access"):
         run(run.buffer(Shape("s32", ()), np.zeros(1, np.int32)))
     assert "cuGraphLaunch" not in stub.calls
@@ -326,10 +377,15 @@ def test_out_of_memory_leaves_arrays_usable(stub):
 
 def test_out_of_memory_names_the_largest_buffers(stub):
     run = Run(stub, BRANCHES)
-    given = [run.buffer(p.shape, np.ones(p.shape.size, np.float32)) for p in run.module.entry.params]
+    given = [
+        run.buffer(p.shape, np.ones(p.shape.size, np.float32)) for p in run.module.entry.params
+    ]
     result = run.buffer(run.module.entry.root.shape)
     stub.memory = sum(b.size for b in stub.blocks.values())
-    with pytest.raises(MemoryError, match=r"no device memory for 0.0 MiB of working arrays (?s:.)*largest buffers:\n +0.0 MiB  \w+(?s:.)*TORCH_HLO_DUMP writes"):
+    with pytest.raises(
+        MemoryError,
+        match=r"no device memory for 0.0 MiB of working arrays (?s:.)*largest buffers:\n +0.0 MiB  \w+(?s:.)*TORCH_HLO_DUMP writes",
+    ):
         run.program.run(given, [result])
     stub.memory = 1 << 30
     run.program.run(given, [result])
@@ -349,13 +405,17 @@ def test_memory_kept_for_reuse_is_given_back_before_giving_up(stub):
 def test_a_failed_launch_names_the_instruction(stub):
     run = Run(stub)
     stub.fail["cuLaunchKernel"] = 700
-    with pytest.raises(LaunchError, match=r"kernel k0_\w+ of fusion f32\[100,30\].*illegal memory access"):
+    with pytest.raises(
+        LaunchError, match=r"kernel k0_\w+ of fusion f32\[100,30\].*illegal memory access"
+    ):
         run(*inputs(run))
 
 
 def test_launches_after_a_failed_one_do_not_happen(stub):
     run = Run(stub, BRANCHES)
-    given = [run.buffer(p.shape, np.ones(p.shape.size, np.float32)) for p in run.module.entry.params]
+    given = [
+        run.buffer(p.shape, np.ones(p.shape.size, np.float32)) for p in run.module.entry.params
+    ]
     stub.fail["cuLaunchKernel"] = 1
     with pytest.raises(LaunchError, match="kernel k0_"):
         run(*given)
@@ -368,7 +428,9 @@ def test_a_failure_while_running_names_the_last_kernel(stub):
     run = Run(stub)
     result = run(*inputs(run))
     stub.fail["cuStreamSynchronize"] = 700
-    with pytest.raises(LaunchError, match=r"illegal memory access.*last kernel started was k0_\w+ of fusion"):
+    with pytest.raises(
+        LaunchError, match=r"illegal memory access.*last kernel started was k0_\w+ of fusion"
+    ):
         result.bytes  # noqa: B018
 
 
@@ -376,8 +438,13 @@ def test_a_fault_inside_a_kernel_is_found_when_somebody_waits(stub):
     """The launch gives no error; the context is lost, as on a device, and the message says so."""
     run = Run(stub)
     x, y = inputs(run)
-    run.program.launch((8, y.memory.device_address, x.memory.device_address), 0, run.pool.driver.main.value)
-    with pytest.raises(LaunchError, match=r"illegal memory access.*start the process anew; the last kernel started was k0_\w+ of fusion"):
+    run.program.launch(
+        (8, y.memory.device_address, x.memory.device_address), 0, run.pool.driver.main.value
+    )
+    with pytest.raises(
+        LaunchError,
+        match=r"illegal memory access.*start the process anew; the last kernel started was k0_\w+ of fusion",
+    ):
         run.finish()
     assert "8" in stub.problems[0]
 
@@ -393,7 +460,9 @@ def test_machines_that_cannot(make, message):
 
 
 def test_no_driver():
-    with pytest.raises(DriverError, match="no NVIDIA driver on this machine.*choose another TORCH_HLO_DEVICE"):
+    with pytest.raises(
+        DriverError, match="no NVIDIA driver on this machine.*choose another TORCH_HLO_DEVICE"
+    ):
         Cuda(0, "libcuda_that_is_not_there.so")
 
 
@@ -403,7 +472,18 @@ def test_wrong_architecture(stub):
         Run(stub)
 
 
-@pytest.mark.parametrize(("capability", "name"), [((8, 0), "sm_80"), ((8, 6), "sm_86"), ((8, 7), "sm_86"), ((9, 0), "sm_90a"), ((10, 0), "sm_100"), ((10, 3), "sm_100"), ((12, 1), "sm_120")])
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        ((8, 0), "sm_80"),
+        ((8, 6), "sm_86"),
+        ((8, 7), "sm_86"),
+        ((9, 0), "sm_90a"),
+        ((10, 0), "sm_100"),
+        ((10, 3), "sm_100"),
+        ((12, 1), "sm_120"),
+    ],
+)
 def test_the_target_follows_the_device(capability, name):
     assert Cuda(0, StubCuda(capability=capability)).target.cpu == name
 

@@ -1,4 +1,5 @@
 """The host call of `fft`: PyTorch's library gives what NumPy gives."""
+
 import numpy as np
 import pytest
 import torch  # noqa: F401  (in the process, so that its library is taken)

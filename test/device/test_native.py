@@ -1,4 +1,5 @@
 """The CPU back end: what the disk cache saves, and what happens when a cached program cannot be used."""
+
 import os
 import re
 import subprocess
@@ -28,14 +29,19 @@ F4 = Shape("f32", (4,))
 
 @pytest.fixture(autouse=True)
 def on_cpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "STARTED", float("inf"))  # these tests run while somebody edits the compiler
+    monkeypatch.setattr(
+        config, "STARTED", float("inf")
+    )  # these tests run while somebody edits the compiler
     with config.override(DEVICE="cpu", CACHE=str(tmp_path / "cache")):
         metrics.clear_all()
         yield tmp_path / "cache"
 
 
 def run(program) -> list[float]:
-    x, y = (runtime.from_bytes(F4, torch.tensor(v, dtype=torch.float32).numpy().tobytes()) for v in ([1, 2, 3, 4], [10, 20, 30, 40]))
+    x, y = (
+        runtime.from_bytes(F4, torch.tensor(v, dtype=torch.float32).numpy().tobytes())
+        for v in ([1, 2, 3, 4], [10, 20, 30, 40])
+    )
     out = runtime.allocate(F4)
     program.run([x, y], [out])
     return torch.frombuffer(bytearray(out.bytes.tobytes()), dtype=torch.float32).tolist()
@@ -57,24 +63,39 @@ def test_second_compile_comes_from_disk(on_cpu, monkeypatch):
 def test_programs_are_cut_for_torchs_threads_and_run_on_any_number(on_cpu):
     product = "ENTRY main { %a = f32[512,256] parameter(0)\n %b = f32[256,512] parameter(1)\n ROOT %c = f32[512,512] dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0} }"
     module = parse_module("HloModule product\n" + product)
-    a, b = (torch.arange(256 * 512).reshape(s).remainder(7).float() for s in ((512, 256), (256, 512)))
+    a, b = (
+        torch.arange(256 * 512).reshape(s).remainder(7).float() for s in ((512, 256), (256, 512))
+    )
     made, items, before = [], [], torch.get_num_threads()
     try:
         for n in (1, 3):
             torch.set_num_threads(n)
             texts = []
-            native.compile_program(module, lambda stage, value, texts=texts: texts.append(value) if stage == "llvm" else None)
-            items.append(re.findall(r"@torch_hlo_parallel\(.*i64 (\d+), i64 \d+, i64 \d+\)", "".join(texts)))
+            native.compile_program(
+                module,
+                lambda stage, value, texts=texts: texts.append(value) if stage == "llvm" else None,
+            )
+            items.append(
+                re.findall(r"@torch_hlo_parallel\(.*i64 (\d+), i64 \d+, i64 \d+\)", "".join(texts))
+            )
             made.append(native.compile_program(module))
             assert made[-1].from_disk and len(list(on_cpu.iterdir())) == n // 2 + 1
         assert items[0] != items[1]
         for n in (1, 2, 3):
             torch.set_num_threads(n)
             for program in made:
-                inputs = [runtime.from_bytes(p.shape, v.numpy().tobytes()) for p, v in zip(module.entry.params, (a, b), strict=True)]
+                inputs = [
+                    runtime.from_bytes(p.shape, v.numpy().tobytes())
+                    for p, v in zip(module.entry.params, (a, b), strict=True)
+                ]
                 out = runtime.allocate(module.entry.root.shape)
                 program.run(inputs, [out])
-                assert torch.equal(torch.frombuffer(bytearray(out.bytes.tobytes()), dtype=torch.float32).view(512, 512), a @ b)
+                assert torch.equal(
+                    torch.frombuffer(bytearray(out.bytes.tobytes()), dtype=torch.float32).view(
+                        512, 512
+                    ),
+                    a @ b,
+                )
     finally:
         torch.set_num_threads(before)
 
@@ -82,7 +103,14 @@ def test_programs_are_cut_for_torchs_threads_and_run_on_any_number(on_cpu):
 def test_the_compilers_thread_hears_of_torchs_threads(on_cpu, monkeypatch):
     cores, before = [], torch.get_num_threads()
     compile_module = programs.compile_module
-    monkeypatch.setattr(programs, "compile_module", lambda module, target, **kwargs: (cores.append(target.cores), compile_module(module, target, **kwargs))[1])
+    monkeypatch.setattr(
+        programs,
+        "compile_module",
+        lambda module, target, **kwargs: (
+            cores.append(target.cores),
+            compile_module(module, target, **kwargs),
+        )[1],
+    )
     try:
         for n in (1, 3, 2, 1):
             torch.set_num_threads(n)
@@ -129,7 +157,9 @@ print((torch.arange(4.0).to("hlo") + 1).tolist(), metrics.counter_value("DiskCac
 
     def go(directory: str) -> str:
         env = {**os.environ, "TORCH_HLO_DEVICE": "cpu", "TORCH_HLO_CACHE": directory}
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -223,7 +253,10 @@ def flags_of(address: int) -> set[str]:
     return set()
 
 
-@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="a kernel without transparent huge pages")
+@pytest.mark.skipif(
+    not os.path.exists("/sys/kernel/mm/transparent_hugepage"),
+    reason="a kernel without transparent huge pages",
+)
 def test_blocks_have_small_pages_once_a_huge_one_was_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer._Huge, "slow", False)
     took = 0.0001

@@ -1,4 +1,5 @@
 """Collectives of programs on CUDA devices, one process each: the way that NCCL goes, with gloo in its place and a stub of the driver's library."""
+
 import contextlib
 import os
 
@@ -33,7 +34,9 @@ def compute_all(rank: int) -> list[np.ndarray]:
     pool = cuda.CudaPool(cuda.Cuda(0, StubCuda()))
     cuda.pool_of = lambda number: pool
     nccl.BACKEND, nccl.Tensors = "gloo", HostTensors
-    return [np.stack(run_on_devices(module, inputs, 4)[0][0]) for module, inputs in cases()], metrics.counter_value("HostCollective")
+    return [
+        np.stack(run_on_devices(module, inputs, 4)[0][0]) for module, inputs in cases()
+    ], metrics.counter_value("HostCollective")
 
 
 def test_collectives_of_four_processes():
@@ -43,7 +46,13 @@ def test_collectives_of_four_processes():
         got, host = outcome.value
         for g, w, (module, _) in zip(got, want, cases(), strict=True):
             if w.dtype.kind in "fc":  # sums are in another order
-                np.testing.assert_allclose(g, w, rtol=1e-2 if "bf16" in str(module.entry.params[0].shape) else 1e-5, atol=1e-4, err_msg=str(module.entry.root))
+                np.testing.assert_allclose(
+                    g,
+                    w,
+                    rtol=1e-2 if "bf16" in str(module.entry.params[0].shape) else 1e-5,
+                    atol=1e-4,
+                    err_msg=str(module.entry.root),
+                )
             else:
                 np.testing.assert_array_equal(g, w, err_msg=str(module.entry.root))
         assert 0 < host < len(got) / 2  # u16 and computations

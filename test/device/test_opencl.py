@@ -1,4 +1,5 @@
 """GPU kernels executed: grids, groups, barriers and shared memory on an OpenCL device, which may be a CPU (package intel-opencl-rt)."""
+
 import dataclasses
 
 import numpy as np
@@ -35,7 +36,9 @@ def test_family_of_kernels(name):
 
 
 @needs_device
-@pytest.mark.parametrize("name", ["elementwise", "row sum", "column sum", "softmax", "wide softmax", "sum f64"])
+@pytest.mark.parametrize(
+    "name", ["elementwise", "row sum", "column sum", "softmax", "wide softmax", "sum f64"]
+)
 def test_vectors_of_16_bytes(name, monkeypatch):
     """The forms that other GPUs get: several elements per thread."""
     driver = opencl._pool(DEVICE.partition(":")[2]).driver
@@ -94,7 +97,9 @@ def test_host_calls():
 
 
 def test_no_library():
-    with pytest.raises(DriverError, match=r"no usable OpenCL device.*not_there.so.*pip install intel-opencl-rt"):
+    with pytest.raises(
+        DriverError, match=r"no usable OpenCL device.*not_there.so.*pip install intel-opencl-rt"
+    ):
         opencl.OpenCL("/not_there.so")
 
 

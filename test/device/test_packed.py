@@ -1,4 +1,5 @@
 """Packed copies of weights (device/packed.py): same bits with and without, never older than the weight, within their budget."""
+
 import gc
 import unittest
 from dataclasses import replace as with_fields
@@ -45,14 +46,32 @@ class PackedTest(unittest.TestCase):
     def test_same_bits(self):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             for m, k, n in ((40, 64, 300), (17, 1024, 100), (100, 400, 333), (250, 96, 777)):
-                with self.subTest(dtype=dtype, shape=(m, k, n)), config.override(PACKED_WEIGHTS=64.0, DYNAMIC=False):
-                    x, w, b = torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype), torch.randn(n, dtype=dtype)
+                with (
+                    self.subTest(dtype=dtype, shape=(m, k, n)),
+                    config.override(PACKED_WEIGHTS=64.0, DYNAMIC=False),
+                ):
+                    x, w, b = (
+                        torch.randn(m, k, dtype=dtype),
+                        torch.randn(n, k, dtype=dtype),
+                        torch.randn(n, dtype=dtype),
+                    )
                     x, w, b = x.to("hlo"), w.to("hlo"), b.to("hlo")
-                    without, marked, first, second = (run(lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b) for _ in range(4))
+                    without, marked, first, second = (
+                        run(lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b) for _ in range(4)
+                    )
                     self.assertGreaterEqual(self.kept(), k * n * w.element_size())
-                    self.assertTrue(torch.equal(without, marked) and torch.equal(without, first) and torch.equal(without, second))
+                    self.assertTrue(
+                        torch.equal(without, marked)
+                        and torch.equal(without, first)
+                        and torch.equal(without, second)
+                    )
                     want = F.relu(F.linear(x.cpu().double(), w.cpu().double(), b.cpu().double()))
-                    torch.testing.assert_close(second.double(), want, rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=0.1 if dtype is torch.bfloat16 else 1e-3)
+                    torch.testing.assert_close(
+                        second.double(),
+                        want,
+                        rtol=2e-2 if dtype is torch.bfloat16 else 1e-4,
+                        atol=0.1 if dtype is torch.bfloat16 else 1e-3,
+                    )
                     del x, w, b
                     gc.collect()
                     self.assertEqual(self.kept(), 0)
@@ -110,7 +129,9 @@ class PackedTest(unittest.TestCase):
                 self.assertTrue(torch.equal(step(x).cpu(), first))
             self.assertGreater(self.kept(), 0)
             layer.weight.copy_(torch.ones(300, 64))
-            torch.testing.assert_close(step(x).cpu(), x.cpu().sum(1, keepdim=True) + layer.bias.cpu(), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                step(x).cpu(), x.cpu().sum(1, keepdim=True) + layer.bias.cpu(), rtol=1e-4, atol=1e-4
+            )
 
     def test_captured_updates(self):
         x, layer = torch.randn(40, 64, device="hlo"), torch.nn.Linear(64, 300, bias=False).to("hlo")
@@ -144,11 +165,16 @@ class PackedTest(unittest.TestCase):
         with config.override(PACKED_WEIGHTS=64.0):
             for rows in (33, 35, 40, 61, 70, 20, 300):
                 x = torch.randn(rows, 64)
-                torch.testing.assert_close(run(F.linear, x.to("hlo"), w), x @ w.cpu().t(), rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(
+                    run(F.linear, x.to("hlo"), w), x @ w.cpu().t(), rtol=1e-4, atol=1e-4
+                )
             self.assertGreater(self.kept(), 0)
 
     def test_budget(self):
-        x, ws = torch.randn(40, 64, device="hlo"), [torch.randn(300 + i, 64, device="hlo") for i in range(4)]
+        x, ws = (
+            torch.randn(40, 64, device="hlo"),
+            [torch.randn(300 + i, 64, device="hlo") for i in range(4)],
+        )
         for budget, count in ((0.0, 0), (0.25, 1)):
             with config.override(PACKED_WEIGHTS=budget, DYNAMIC=False):
                 for _ in range(3):

@@ -1,4 +1,5 @@
 """PJRT plugins as the device: XLA's CPU backend (pip install xla-cpu-pjrt), and compiling for a TPU that is not there (libtpu)."""
+
 import importlib.util
 import os
 import subprocess
@@ -34,16 +35,28 @@ def plugin():
 
 def run_in_process(*command: str) -> str:
     environment = {**os.environ, "TORCH_HLO_DEVICE": f"pjrt:{PLUGIN}"}
-    done = subprocess.run([sys.executable, *command], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @needs_plugin
 def test_programs_of_every_boundary_type(plugin):
-    for dtype in "pred s8 s16 s32 s64 u8 u16 u32 u64 f16 f32 f64 bf16 c64 c128 f8e4m3fn f8e5m2".split():
+    for (
+        dtype
+    ) in "pred s8 s16 s32 s64 u8 u16 u32 u64 f16 f32 f64 bf16 c64 c128 f8e4m3fn f8e5m2".split():
         shape = Shape(dtype, (2, 3))
-        text = hlo(f"x = {dtype}[2,3] parameter(0)", f"ROOT y = {dtype}[3,2] transpose(x), dimensions={{1,0}}")
+        text = hlo(
+            f"x = {dtype}[2,3] parameter(0)",
+            f"ROOT y = {dtype}[3,2] transpose(x), dimensions={{1,0}}",
+        )
         data = np.arange(6).reshape(2, 3) % 2
         want = data.T
         (got,) = torch_hlo.run_text(text, data.astype(numpy_dtype(shape.dtype)))
@@ -87,24 +100,38 @@ def test_host_calls_split_the_program(plugin):
                "ROOT out = (f32[3], f32[3,3], f32[3], f32[3]) tuple(d, s, w, r)")  # fmt: skip
     x = np.random.default_rng(0).standard_normal((3, 3)).astype("f")
     want = np.linalg.eigvalsh(x + x.T)
-    for got, expected in zip(torch_hlo.run_text(text, x), (2 * want, x + x.T, want, want[::-1]), strict=True):
+    for got, expected in zip(
+        torch_hlo.run_text(text, x), (2 * want, x + x.T, want, want[::-1]), strict=True
+    ):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @needs_plugin
 def test_errors_carry_the_plugins_message(plugin):
     with pytest.raises(PjrtError, match="no_such_target"):
-        torch_hlo.run_text(hlo("x = f32[3] parameter(0)", 'ROOT y = f32[3] custom-call(x), custom_call_target="no_such_target"'), np.ones(3, "f"))
+        torch_hlo.run_text(
+            hlo(
+                "x = f32[3] parameter(0)",
+                'ROOT y = f32[3] custom-call(x), custom_call_target="no_such_target"',
+            ),
+            np.ones(3, "f"),
+        )
 
 
 @pytest.mark.parametrize("device", ["pjrt", "pjrt:", "tpu", "cpu:0"])
 def test_unknown_devices_are_named(device):
-    with config.override(DEVICE=device), pytest.raises(ValueError, match="TORCH_HLO_DEVICE='" + device):
+    with (
+        config.override(DEVICE=device),
+        pytest.raises(ValueError, match="TORCH_HLO_DEVICE='" + device),
+    ):
         runtime.backend_name()
 
 
 def test_missing_and_foreign_libraries():
-    with config.override(DEVICE="pjrt:/no/such/file.so"), pytest.raises(PjrtError, match="no such plugin"):
+    with (
+        config.override(DEVICE="pjrt:/no/such/file.so"),
+        pytest.raises(PjrtError, match="no such plugin"),
+    ):
         torch_hlo.run_text(hlo("ROOT y = f32[] constant(1)"))
     import llvmlite.binding.ffi as ffi
 
@@ -114,7 +141,9 @@ def test_missing_and_foreign_libraries():
 
 @needs_plugin
 def test_tensors_fallbacks_and_sizes():
-    out = run_in_process("-c", """if True:
+    out = run_in_process(
+        "-c",
+        """if True:
         import torch, torch_hlo
         x = torch.arange(6.).view(2, 3).to("hlo")
         y = x.clone(); y[0] = 7; y.add_(1)
@@ -125,21 +154,28 @@ def test_tensors_fallbacks_and_sizes():
         torch_hlo.mark_step()
         print(torch.special.i0(torch.linalg.eigvals(x @ x.T).abs().cpu()).shape)
         print(x.dtype, x.half().cpu().sum(), torch.rand(3, device="hlo").cpu().shape)
-    """)
+    """,
+    )
     assert "[[8.0, 8.0, 8.0], [4.0, 5.0, 6.0]] [[5.0, 14.0], [14.0, 50.0]]" in out
     assert "True" in out
 
 
 @needs_plugin
-@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None or importlib.util.find_spec("rich") is None, reason="the example's needs")
+@pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None or importlib.util.find_spec("rich") is None,
+    reason="the example's needs",
+)
 def test_training_the_digits():
-    out = run_in_process("-c", """if True:
+    out = run_in_process(
+        "-c",
+        """if True:
         import sys; sys.path.insert(0, "examples")
         import torch_hlo
         from train_digits import train
         losses, accuracy, _ = train("mlp", "hlo", 3)
         print(len(losses), losses[0] > 2, losses[-1] < 0.5, accuracy > 0.85)
-    """)
+    """,
+    )
     assert out.splitlines()[-1].split()[1:4] == ["True"] * 3, out
 
 

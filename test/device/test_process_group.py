@@ -1,4 +1,5 @@
 """One process per device: the same values as virtual devices, and what the others say when a process dies, hangs or runs something else."""
+
 import os
 import signal
 import time
@@ -21,19 +22,36 @@ def cases():
     """(module, inputs), each kind of collective on several types, small and large."""
     for dtype, numpy in (("f32", "f"), ("bf16", "f"), ("u16", "u2"), ("f64", "d")):
         for kind in KINDS:
-            yield texts.program(f"%p = {dtype}[8,6] parameter(0)", "ROOT %r = " + kind.format(t=dtype), more=texts.ADD.replace("f32", dtype)), [random((8, 6), numpy)]
-    yield parse_module("""
+            yield (
+                texts.program(
+                    f"%p = {dtype}[8,6] parameter(0)",
+                    "ROOT %r = " + kind.format(t=dtype),
+                    more=texts.ADD.replace("f32", dtype),
+                ),
+                [random((8, 6), numpy)],
+            )
+    yield (
+        parse_module("""
 ENTRY %main {
   %p = f32[10,4] parameter(0), sharding={devices=[4,1]<=[4]}
   %q = f32[4,6] parameter(1), sharding={devices=[1,4]<=[4]}
   ROOT %r = f32[10,6] dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-}"""), [np.arange(40, dtype="f").reshape(10, 4), np.arange(24, dtype="f").reshape(4, 6)]
+}"""),
+        [np.arange(40, dtype="f").reshape(10, 4), np.arange(24, dtype="f").reshape(4, 6)],
+    )
     values = [np.random.default_rng(d).standard_normal(30001).astype("f") for d in range(4)]
     for groups in ("{}", "{{3,0},{1,2}}"):
         yield texts.program("%p = f32[30001] parameter(0)",
                             f"ROOT %r = f32[30001] all-reduce(%p), to_apply=%add, replica_groups={groups}, {texts.FLAT}"), [values]  # fmt: skip
     either = texts.ADD.replace("f32", "pred").replace("add(", "or(")
-    yield texts.program("%p = pred[3] parameter(0)", "ROOT %r = pred[3] all-reduce(%p), to_apply=%add, channel_id=1", more=either), [random((3,), bool)]
+    yield (
+        texts.program(
+            "%p = pred[3] parameter(0)",
+            "ROOT %r = pred[3] all-reduce(%p), to_apply=%add, channel_id=1",
+            more=either,
+        ),
+        [random((3,), bool)],
+    )
     yield texts.program("%p = c64[3] parameter(0)", "%d = u32[] partition-id()", "%f = f32[] convert(%d)", "%c = c64[] convert(%f)",
                         "%b = c64[3] broadcast(%c), dimensions={}", "%q = c64[3] add(%p, %b)",
                         "ROOT %r = c64[12] all-gather(%q), dimensions={0}, channel_id=1, use_global_device_ids=true"), [random((3,), "F")]  # fmt: skip
@@ -50,7 +68,9 @@ ENTRY %main {
 
 
 def compute_all(rank):
-    return [np.stack(run_on_devices(module, inputs, 4)[0][0]).tobytes() for module, inputs in cases()]
+    return [
+        np.stack(run_on_devices(module, inputs, 4)[0][0]).tobytes() for module, inputs in cases()
+    ]
 
 
 def test_the_same_bits_as_virtual_devices():
@@ -60,7 +80,10 @@ def test_the_same_bits_as_virtual_devices():
         assert outcome.value == want
 
 
-STEP = "%p = f32[2] parameter(0)", "ROOT %r = f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1,2}}, channel_id=1, use_global_device_ids=true"
+STEP = (
+    "%p = f32[2] parameter(0)",
+    "ROOT %r = f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1,2}}, channel_id=1, use_global_device_ids=true",
+)
 
 
 def die():
@@ -85,7 +108,14 @@ def in_trouble(rank, trouble):
     return value[0][0].tolist()
 
 
-@pytest.mark.parametrize("trouble, verb", [(die, "does not respond any more"), (stop, "does not respond any more"), (dawdle, "did not come")])
+@pytest.mark.parametrize(
+    "trouble, verb",
+    [
+        (die, "does not respond any more"),
+        (stop, "does not respond any more"),
+        (dawdle, "did not come"),
+    ],
+)
 def test_a_rank_in_trouble(trouble, verb):
     """Killed, stopped, or busy with something else: all other ranks name the rank, the collective and the program in a few seconds (and compile time)."""
     outcomes = ranks.run(3, in_trouble, trouble, without=(1,), COLLECTIVE_TIMEOUT=2.0)
@@ -99,23 +129,41 @@ def test_a_rank_in_trouble(trouble, verb):
 def different(rank):
     """Rank 2 multiplies by another number."""
     number = "3" if rank == 2 else "2"
-    lines = STEP[0], f"%c = f32[2] constant({{{number}, 1}})", "%m = f32[2] multiply(%p, %c)", STEP[1].replace("(%p)", "(%m)")
-    return program(replace(texts.program(*lines), num_partitions=3))[1]([np.float32([1, 2])])[0][0].tolist()
+    lines = (
+        STEP[0],
+        f"%c = f32[2] constant({{{number}, 1}})",
+        "%m = f32[2] multiply(%p, %c)",
+        STEP[1].replace("(%p)", "(%m)"),
+    )
+    return program(replace(texts.program(*lines), num_partitions=3))[1]([np.float32([1, 2])])[0][
+        0
+    ].tolist()
 
 
 def test_different_programs():
     """Found before the first collective, on every rank, with the first line that differs."""
     for outcome in ranks.run(3, different):
-        assert outcome.error.startswith("CollectiveError: t: the ranks run different programs. Ranks 0, 1 and 2 differ first in line"), outcome
-        assert "rank 0: %constant" in outcome.error and "constant({2, 1})" in outcome.error and "constant({3, 1})" in outcome.error
+        assert outcome.error.startswith(
+            "CollectiveError: t: the ranks run different programs. Ranks 0, 1 and 2 differ first in line"
+        ), outcome
+        assert (
+            "rank 0: %constant" in outcome.error
+            and "constant({2, 1})" in outcome.error
+            and "constant({3, 1})" in outcome.error
+        )
 
 
 def other_collectives(rank):
     """Programs that may differ, but not in what they exchange."""
     op = "maximum" if rank == 1 else "add"
-    return program(texts.program(*STEP, more=texts.ADD.replace("add(", f"{op}(")))[1]([np.float32([1, 2])])
+    return program(texts.program(*STEP, more=texts.ADD.replace("add(", f"{op}(")))[1](
+        [np.float32([1, 2])]
+    )
 
 
 def test_different_collectives():
     for outcome in ranks.run(3, other_collectives):
-        assert "the ranks do not run the same collectives" in outcome.error and "maximum" in outcome.error, outcome
+        assert (
+            "the ranks do not run the same collectives" in outcome.error
+            and "maximum" in outcome.error
+        ), outcome

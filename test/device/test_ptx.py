@@ -1,11 +1,20 @@
 """The PTX evaluator: what instructions do, by the formulas of the PTX ISA document, and that mistakes are found."""
+
 import numpy as np
 import pytest
 
 from torch_hlo.device.ptx.evaluate import GlobalMemory, Image, PtxError
 
 
-def run(body: str, arrays, threads: int = 32, groups: int = 1, target: str = "sm_90a", declarations: str = "", shared_bytes: int = 0) -> None:
+def run(
+    body: str,
+    arrays,
+    threads: int = 32,
+    groups: int = 1,
+    target: str = "sm_90a",
+    declarations: str = "",
+    shared_bytes: int = 0,
+) -> None:
     """Runs a kernel with a pointer %rdA0, %rdA1, … per array, the thread's number in %tid and in %rdT; arrays change in place."""
     parameters = ",\n".join(f".param .u64 k_param_{i}" for i in range(len(arrays)))
     loads = "\n".join(f"ld.param.b64 %rdA{i}, [k_param_{i}];" for i in range(len(arrays)))
@@ -35,7 +44,7 @@ def of(kind, *values):
     values = np.asarray(values[0] if len(values) == 1 else values, kind)
     raw = np.zeros(values.nbytes + 16, np.uint8)
     skip = -raw.ctypes.data % 16
-    out = raw[skip:skip + values.nbytes].view(values.dtype).reshape(values.shape)
+    out = raw[skip : skip + values.nbytes].view(values.dtype).reshape(values.shape)
     out[...] = values
     return out
 
@@ -50,15 +59,33 @@ def each(instruction: str, kind: str, result: str, *inputs):
     for i, (a, letter) in enumerate(zip(inputs, "abc")):
         size = a.dtype.itemsize
         names[letter] = f"%{width[size]}{i + 1}"
-        lines += [f"mad.lo.u64 %rd9{i}, %rdT, {size}, %rdA{i};", f"ld.global.b{8 * size} {names[letter]}, [%rd9{i}];"]
+        lines += [
+            f"mad.lo.u64 %rd9{i}, %rdT, {size}, %rdA{i};",
+            f"ld.global.b{8 * size} {names[letter]}, [%rd9{i}];",
+        ]
     size = out.dtype.itemsize
     names["d"] = f"%{width[size]}9"
-    body = "\n".join([*lines, instruction.format(**names), f"mad.lo.u64 %rd99, %rdT, {size}, %rdA{len(inputs)};", f"st.global.b{8 * size} [%rd99], {names['d']};"])
+    body = "\n".join(
+        [
+            *lines,
+            instruction.format(**names),
+            f"mad.lo.u64 %rd99, %rdT, {size}, %rdA{len(inputs)};",
+            f"st.global.b{8 * size} [%rd99], {names['d']};",
+        ]
+    )
     run(body, arrays, threads=n)
     return out
 
 
-F32, F64, U32, S32, U64, S64, U16 = np.float32, np.float64, np.uint32, np.int32, np.uint64, np.int64, np.uint16
+F32, F64, U32, S32, U64, S64, U16 = (
+    np.float32,
+    np.float64,
+    np.uint32,
+    np.int32,
+    np.uint64,
+    np.int64,
+    np.uint16,
+)
 NAN, INF = np.nan, np.inf
 
 
@@ -147,7 +174,11 @@ def test_fma_is_rounded_once():
     for values, results, dtype in (((a, b, c), got, F32), (double, got64, F64)):
         for x, y, z, r in zip(*values, results):
             exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
-            near = [dtype(r), np.nextafter(dtype(r), dtype(-np.inf)), np.nextafter(dtype(r), dtype(np.inf))]
+            near = [
+                dtype(r),
+                np.nextafter(dtype(r), dtype(-np.inf)),
+                np.nextafter(dtype(r), dtype(np.inf)),
+            ]
             assert min(near, key=lambda v: abs(Fraction(float(v)) - exact)) == r
 
 
@@ -180,30 +211,45 @@ def test_threads_leave_a_loop_one_by_one():
 def test_shuffle(mode, b, c, source):
     """c: limit in bits 0-4, segment mask in bits 8-12."""
     out = of(U32, np.zeros(64))
-    run(f"shfl.sync.{mode}.b32 %r1|%p1, %tid, {b}, {c}, -1; mad.lo.u64 %rd1, %rdT, 4, %rdA0; st.global.b32 [%rd1], %r1;", [out], threads=64)
+    run(
+        f"shfl.sync.{mode}.b32 %r1|%p1, %tid, {b}, {c}, -1; mad.lo.u64 %rd1, %rdT, 4, %rdA0; st.global.b32 [%rd1], %r1;",
+        [out],
+        threads=64,
+    )
     np.testing.assert_array_equal(out, [w + source(i) for w in (0, 32) for i in range(32)])
 
 
 def test_shuffles_wait_for_lanes_that_took_another_way():
     out = of(U32, np.zeros(32))
-    run("""setp.lt.u32 %p1, %tid, 10; mov.b32 %r1, 1;
+    run(
+        """setp.lt.u32 %p1, %tid, 10; mov.b32 %r1, 1;
 @%p1 bra SHUFFLE;
 mov.b32 %r1, 2;
 SHUFFLE:
-shfl.sync.bfly.b32 %r2, %r1, 16, 31, -1; mad.lo.u64 %rd1, %rdT, 4, %rdA0; st.global.b32 [%rd1], %r2;""", [out])
+shfl.sync.bfly.b32 %r2, %r1, 16, 31, -1; mad.lo.u64 %rd1, %rdT, 4, %rdA0; st.global.b32 [%rd1], %r2;""",
+        [out],
+    )
     np.testing.assert_array_equal(out, [1 if (i ^ 16) < 10 else 2 for i in range(32)])
 
 
 def test_votes():
     out = of(U32, np.zeros(32))
-    run("""setp.lt.u32 %p1, %tid, 5; vote.sync.ballot.b32 %r1, %p1, -1; vote.sync.any.pred %p2, %p1, -1; vote.sync.all.pred %p3, %p1, -1;
-selp.b32 %r2, 256, 0, %p2; selp.b32 %r3, 512, 0, %p3; or.b32 %r1, %r1, %r2; or.b32 %r1, %r1, %r3; mad.lo.u64 %rd1, %rdT, 4, %rdA0; st.global.b32 [%rd1], %r1;""", [out])
+    run(
+        """setp.lt.u32 %p1, %tid, 5; vote.sync.ballot.b32 %r1, %p1, -1; vote.sync.any.pred %p2, %p1, -1; vote.sync.all.pred %p3, %p1, -1;
+selp.b32 %r2, 256, 0, %p2; selp.b32 %r3, 512, 0, %p3; or.b32 %r1, %r1, %r2; or.b32 %r1, %r1, %r3; mad.lo.u64 %rd1, %rdT, 4, %rdA0; st.global.b32 [%rd1], %r1;""",
+        [out],
+    )
     assert (out == 0x1F + 256).all()
 
 
 def test_atomics_take_every_thread():
     out = of(U32, np.zeros(4))
-    run("""and.b32 %r1, %tid, 3; cvt.u64.u32 %rd1, %r1; mad.lo.u64 %rd1, %rd1, 4, %rdA0; atom.global.add.u32 %r2, [%rd1], %tid;""", [out], threads=64, groups=2)
+    run(
+        """and.b32 %r1, %tid, 3; cvt.u64.u32 %rd1, %r1; mad.lo.u64 %rd1, %rd1, 4, %rdA0; atom.global.add.u32 %r2, [%rd1], %tid;""",
+        [out],
+        threads=64,
+        groups=2,
+    )
     np.testing.assert_array_equal(out, [2 * sum(range(k, 64, 4)) for k in range(4)])
 
 
@@ -237,7 +283,13 @@ GLOBAL_READ = "xor.b64 %rd2, %rdT, 33; mad.lo.u64 %rd2, %rd2, 4, %rdA0; ld.globa
 ])  # fmt: skip
 def test_mistakes_are_found(body, threads, message):
     with pytest.raises(PtxError, match=message):
-        run(body, [of(U32, np.zeros(64))], threads=threads, declarations=SHARED, groups=2 if "ctaid" in body else 1)
+        run(
+            body,
+            [of(U32, np.zeros(64))],
+            threads=threads,
+            declarations=SHARED,
+            groups=2 if "ctaid" in body else 1,
+        )
 
 
 def test_clusters_have_one_group():
@@ -245,7 +297,6 @@ def test_clusters_have_one_group():
     Image(kernel.format("1, 1")).launch("k", 1, 32, [], GlobalMemory(), 0)
     with pytest.raises(PtxError, match="clusters of more than one group are not evaluated"):
         Image(kernel.format("2"))
-
 
 
 @pytest.mark.parametrize("body", [WRITE + "bar.sync 0;" + READ.format(32), WRITE + READ.format(0), WRITE + "bar.warp.sync -1;" + READ.format(1),
@@ -281,7 +332,14 @@ FRAGMENTS = {
 def encode(values, kind):
     from torch_hlo.hlo.numeric import encode as bits
 
-    name = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "e4m3": "f8e4m3fn", "e5m2": "f8e5m2", "s8": "s8"}[kind]
+    name = {
+        "bf16": "bf16",
+        "f16": "f16",
+        "tf32": "f32",
+        "e4m3": "f8e4m3fn",
+        "e5m2": "f8e5m2",
+        "s8": "s8",
+    }[kind]
     return np.frombuffer(bits(values, name), np.uint8)
 
 
@@ -292,7 +350,7 @@ def encode(values, kind):
 def test_matrix_product(shape, kind):
     """A and B are random; a fragment in a wrong place gives a wrong product."""
     size = {"bf16": 2, "f16": 2, "tf32": 4}.get(kind, 1)
-    k = int(shape[shape.index("k") + 1:])
+    k = int(shape[shape.index("k") + 1 :])
     rows, columns, deep = FRAGMENTS[shape, size]
     g = np.random.default_rng(0)
     a, b = g.integers(-3, 4, (16, k)), g.integers(-3, 4, (k, 8))
@@ -300,18 +358,37 @@ def test_matrix_product(shape, kind):
     integer = kind == "s8"
     per_a, per_b = 16 * k // 32, 8 * k // 32
     lanes = range(32)
-    fa = np.array([[a[rows(n, i), columns(n, i)] for i in range(per_a)] for n in lanes], F32 if not integer else np.int8)
-    fb = np.array([[b[deep(n, i), group_of(n)] for i in range(per_b)] for n in lanes], F32 if not integer else np.int8)
-    at = [[(group_of(n) + (0 if i < 2 else 8), t_of(n) * 2 + (i & 1)) for i in range(4)] for n in lanes]
+    fa = np.array(
+        [[a[rows(n, i), columns(n, i)] for i in range(per_a)] for n in lanes],
+        F32 if not integer else np.int8,
+    )
+    fb = np.array(
+        [[b[deep(n, i), group_of(n)] for i in range(per_b)] for n in lanes],
+        F32 if not integer else np.int8,
+    )
+    at = [
+        [(group_of(n) + (0 if i < 2 else 8), t_of(n) * 2 + (i & 1)) for i in range(4)]
+        for n in lanes
+    ]
     dtype = S32 if integer else F32
     fc = of(dtype, np.array([[c[p] for p in row] for row in at], dtype))
-    ra, rb = of(U32, encode(fa, kind).view(U32).reshape(32, -1)), of(U32, encode(fb, kind).view(U32).reshape(32, -1))
+    ra, rb = (
+        of(U32, encode(fa, kind).view(U32).reshape(32, -1)),
+        of(U32, encode(fb, kind).view(U32).reshape(32, -1)),
+    )
     out = of(dtype, np.zeros((32, 4)))
     na, nb = ra.shape[1], rb.shape[1]
-    load = "".join(f"mad.lo.u64 %rd{j}, %rdT, {4 * n}, %rdA{j};" + "".join(f"ld.global.b32 %r{10 * j + i}, [%rd{j}+{4 * i}];" for i in range(n)) for j, n in enumerate((na, nb, 4)))
+    load = "".join(
+        f"mad.lo.u64 %rd{j}, %rdT, {4 * n}, %rdA{j};"
+        + "".join(f"ld.global.b32 %r{10 * j + i}, [%rd{j}+{4 * i}];" for i in range(n))
+        for j, n in enumerate((na, nb, 4))
+    )
     reg = lambda j, n: "{" + ", ".join(f"%r{10 * j + i}" for i in range(n)) + "}"  # noqa: E731
     result = "s32" if integer else "f32"
-    body = load + f"mma.sync.aligned.{shape}.row.col.{result}.{kind}.{kind}.{result} {reg(3, 4)}, {reg(0, na)}, {reg(1, nb)}, {reg(2, 4)};"
+    body = (
+        load
+        + f"mma.sync.aligned.{shape}.row.col.{result}.{kind}.{kind}.{result} {reg(3, 4)}, {reg(0, na)}, {reg(1, nb)}, {reg(2, 4)};"
+    )
     body += "mad.lo.u64 %rd3, %rdT, 16, %rdA3; st.global.v4.b32 [%rd3], {%r30, %r31, %r32, %r33};"
     run(body, [ra, rb, fc, out])
     expected = a @ b + c
@@ -325,16 +402,24 @@ def test_matrices_from_shared_memory(count, transposed):
     out, back = of(U16, np.zeros((32, count, 2))), of(U16, np.zeros((count * 8, 8)))
     trans = ".trans" if transposed else ""
     reg = "{" + ", ".join(f"%r{20 + i}" for i in range(count)) + "}"
-    fill = "".join(f"shl.b32 %r2, %tid, 3; add.u32 %r2, %r2, {i}; cvt.u16.u32 %rs1, %r2; st.shared.b16 [%r1+{2 * i}], %rs1;" for i in range(8))
+    fill = "".join(
+        f"shl.b32 %r2, %tid, 3; add.u32 %r2, %r2, {i}; cvt.u16.u32 %rs1, %r2; st.shared.b16 [%r1+{2 * i}], %rs1;"
+        for i in range(8)
+    )
     body = f"""mov.b32 %r0, memory; shl.b32 %r1, %tid, 5; add.u32 %r1, %r1, %r0; {fill} bar.warp.sync -1;
 ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {reg}, [%r1];
-mad.lo.u64 %rd1, %rdT, {4 * count}, %rdA0;""" + "".join(f"st.global.b32 [%rd1+{4 * i}], %r{20 + i};" for i in range(count))
+mad.lo.u64 %rd1, %rdT, {4 * count}, %rdA0;""" + "".join(
+        f"st.global.b32 [%rd1+{4 * i}], %r{20 + i};" for i in range(count)
+    )
     body += f"""bar.warp.sync -1; add.u32 %r1, %r1, 16; stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r1], {reg}; bar.warp.sync -1;
 setp.lt.u32 %p1, %tid, {8 * count}; mad.lo.u64 %rd2, %rdT, 16, %rdA1; @%p1 ld.shared.v4.b32 {{%r40, %r41, %r42, %r43}}, [%r1]; @%p1 st.global.v4.b32 [%rd2], {{%r40, %r41, %r42, %r43}};"""
     run(body, [out, back], declarations=".shared .align 16 .b8 memory[1024];")
     for n in range(32):
         for m in range(count):
-            places = [(2 * (n % 4) + i, n // 4) if transposed else (n // 4, 2 * (n % 4) + i) for i in range(2)]
+            places = [
+                (2 * (n % 4) + i, n // 4) if transposed else (n // 4, 2 * (n % 4) + i)
+                for i in range(2)
+            ]
             assert list(out[n, m]) == [64 * m + 8 * r + c for r, c in places]
     np.testing.assert_array_equal(back, np.arange(count * 64).reshape(-1, 8))
 
@@ -342,7 +427,11 @@ setp.lt.u32 %p1, %tid, {8 * count}; mad.lo.u64 %rd2, %rdT, 16, %rdA1; @%p1 ld.sh
 def test_whole_warps_meet_between_matrices_too():
     body = "mov.b32 %r1, memory; shl.b32 %r2, %tid, 4; add.u32 %r1, %r1, %r2; mov.b32 %r2, 0; stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1], {%r2}; "
     load = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r3}, [%r1];"
-    run(body + "bar.warp.sync -1;" + load, [of(U32, [0])], declarations=".shared .align 16 .b8 memory[1024];")
+    run(
+        body + "bar.warp.sync -1;" + load,
+        [of(U32, [0])],
+        declarations=".shared .align 16 .b8 memory[1024];",
+    )
     with pytest.raises(PtxError, match="has written, with no barrier in between"):
         run(body + load, [of(U32, [0])], declarations=".shared .align 16 .b8 memory[1024];")
 
@@ -359,11 +448,17 @@ def copies(body):
 
 
 def test_copies_in_groups():
-    source, out = copies("cp.async.cg.shared.global [%r1], [%rd1], 16; cp.async.commit_group; cp.async.ca.shared.global [%r1+512], [%rd1], 16, 4; cp.async.commit_group;"
-                         "cp.async.wait_group 1;" + BACK(0))
+    source, out = copies(
+        "cp.async.cg.shared.global [%r1], [%rd1], 16; cp.async.commit_group; cp.async.ca.shared.global [%r1+512], [%rd1], 16, 4; cp.async.commit_group;"
+        "cp.async.wait_group 1;" + BACK(0)
+    )
     np.testing.assert_array_equal(out, source)
-    source, out = copies("cp.async.ca.shared.global [%r1+512], [%rd1], 16, 4; cp.async.wait_all;" + BACK(512))
-    np.testing.assert_array_equal(out.reshape(32, 4), source.reshape(32, 4) * [1, 0, 0, 0])  # the rest is zeros
+    source, out = copies(
+        "cp.async.ca.shared.global [%r1+512], [%rd1], 16, 4; cp.async.wait_all;" + BACK(512)
+    )
+    np.testing.assert_array_equal(
+        out.reshape(32, 4), source.reshape(32, 4) * [1, 0, 0, 0]
+    )  # the rest is zeros
 
 
 @pytest.mark.parametrize(("body", "message"), [
@@ -382,13 +477,18 @@ def test_copies_nobody_waits_for(body, message):
 def image(matrix, swizzle, major):
     """The bytes of [rows, k] bf16 in shared memory and (leading, stride) offsets, by the figures of section 9.7.15.5.1: units of 16 bytes, of row r unit u
     goes to u ^ (r % 8) for 128 bytes, u ^ (r / 2 % 4) for 64, u ^ (r / 4 % 2) for 32, where r counts lines of the swizzle's width."""
-    raw = np.frombuffer(encode(matrix if major == "K" else matrix.T, "bf16"), U16).reshape(matrix.shape if major == "K" else matrix.T.shape)
+    raw = np.frombuffer(encode(matrix if major == "K" else matrix.T, "bf16"), U16).reshape(
+        matrix.shape if major == "K" else matrix.T.shape
+    )
     lines, length = raw.shape  # a line is contiguous in memory: along K, or along MN
     units = raw.reshape(lines, length // 8, 8)
     if swizzle == 0:  # blocks of 8 lines x 1 unit, 128 bytes each: [block of lines][unit][line]
         out = units.reshape(lines // 8, 8, length // 8, 8).swapaxes(1, 2)
         across, down = 128, 128 * (length // 8)  # unit to unit, 8 lines to the next
-        return np.ascontiguousarray(out).view(np.uint8).ravel(), (across, down) if major == "K" else (down, across)
+        return np.ascontiguousarray(out).view(np.uint8).ravel(), (
+            across,
+            down,
+        ) if major == "K" else (down, across)
     w = swizzle // 16
     out = np.zeros((length // 8 // w, lines, w, 8), U16)  # [block of w units][line][unit]
     for line in range(lines):
@@ -424,7 +524,18 @@ mad.lo.u64 %rd9, %rdT, {row}, %rdA1;
 """
 
 
-def warpgroup(swizzle, a_major, b_major, fence="fence.proxy.async;", wait="wgmma.wait_group.sync.aligned 0;", after="", n=64, sign=1, accumulate=1, sync="wgmma.fence.sync.aligned;"):
+def warpgroup(
+    swizzle,
+    a_major,
+    b_major,
+    fence="fence.proxy.async;",
+    wait="wgmma.wait_group.sync.aligned 0;",
+    after="",
+    n=64,
+    sign=1,
+    accumulate=1,
+    sync="wgmma.fence.sync.aligned;",
+):
     g = np.random.default_rng(1)
     # A line along K is as long as the swizzle is wide; the product takes the second 16 elements of it, where there are so many.
     ka, kb = (max(16, swizzle // 2) if major == "K" else 16 for major in (a_major, b_major))
@@ -432,16 +543,39 @@ def warpgroup(swizzle, a_major, b_major, fence="fence.proxy.async;", wait="wgmma
     (ia, (la, sa)), (ib, (lb, sb)) = image(a, swizzle, a_major), image(b, swizzle, b_major)
     start_b = -(-len(ia) // 1024) * 1024
     skip_a, skip_b = 32 * (ka > 16), 32 * (kb > 16)
-    a, b = a[:, skip_a // 2:][:, :16], b[:, skip_b // 2:][:, :16]
+    a, b = a[:, skip_a // 2 :][:, :16], b[:, skip_b // 2 :][:, :16]
     memory = of(np.uint8, np.zeros(start_b + len(ib)))
-    memory[:len(ia)], memory[start_b:] = ia, ib
+    memory[: len(ia)], memory[start_b:] = ia, ib
     out = of(F32, np.zeros((128, n // 2)))
-    code = lambda leading, stride: (leading >> 4) << 16 | (stride >> 4) << 32 | SWIZZLES[swizzle] << 62  # noqa: E731
+    code = lambda leading, stride: (
+        (leading >> 4) << 16 | (stride >> 4) << 32 | SWIZZLES[swizzle] << 62
+    )  # noqa: E731
     count = n // 2
-    body = WGMMA.format(words=len(memory) // 4, fence=fence, a=code(la, sa) + (skip_a >> 4), b=code(lb, sb), second=start_b + skip_b >> 4, n=n, accumulate=accumulate, sign=sign,
-                        zero="".join(f"mov.b32 %d{i}, 0f3F800000;" for i in range(count)), regs=", ".join(f"%d{i}" for i in range(count)), ta=int(a_major != "K"),
-                        tb=int(b_major != "K"), wait=wait, sync=sync, after=after, row=4 * count, stores="".join(f"st.global.b32 [%rd9+{4 * i}], %d{i};" for i in range(count)))
-    run(f".reg .b32 %d<{count}>;" + body, [memory, out], threads=128, declarations=f".shared .align 1024 .b8 memory[{len(memory)}];")
+    body = WGMMA.format(
+        words=len(memory) // 4,
+        fence=fence,
+        a=code(la, sa) + (skip_a >> 4),
+        b=code(lb, sb),
+        second=start_b + skip_b >> 4,
+        n=n,
+        accumulate=accumulate,
+        sign=sign,
+        zero="".join(f"mov.b32 %d{i}, 0f3F800000;" for i in range(count)),
+        regs=", ".join(f"%d{i}" for i in range(count)),
+        ta=int(a_major != "K"),
+        tb=int(b_major != "K"),
+        wait=wait,
+        sync=sync,
+        after=after,
+        row=4 * count,
+        stores="".join(f"st.global.b32 [%rd9+{4 * i}], %d{i};" for i in range(count)),
+    )
+    run(
+        f".reg .b32 %d<{count}>;" + body,
+        [memory, out],
+        threads=128,
+        declarations=f".shared .align 1024 .b8 memory[{len(memory)}];",
+    )
     return a, b, out
 
 
@@ -453,8 +587,13 @@ def test_warpgroup_product(swizzle, a_major, b_major):
     expected = a @ b.T + 1
     for thread in range(128):
         warp, lane = divmod(thread, 32)
-        for i in range(32):  # figure of the D fragment: rows 16 warp + lane / 4 (+ 8), columns 8 j + 2 (lane % 4) (+ 1)
-            row, column = 16 * warp + lane // 4 + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * (lane % 4) + i % 2
+        for i in range(
+            32
+        ):  # figure of the D fragment: rows 16 warp + lane / 4 (+ 8), columns 8 j + 2 (lane % 4) (+ 1)
+            row, column = (
+                16 * warp + lane // 4 + 8 * (i // 2 % 2),
+                8 * (i // 4) + 2 * (lane % 4) + i % 2,
+            )
             assert out[thread, i] == expected[row, column], (thread, i)
 
 
@@ -483,7 +622,9 @@ setp.eq.u32 %one, %tid, 0; mov.b32 %m, barrier; mov.b32 %w, memory;
 @%one mbarrier.init.shared::cta.b64 [%m], 1;
 {sync}
 """
-WAIT = """WAIT{0}: mbarrier.try_wait.parity.shared::cta.b64 %done, [%m], {0}; @!%done bra WAIT{0};"""
+WAIT = (
+    """WAIT{0}: mbarrier.try_wait.parity.shared::cta.b64 %done, [%m], {0}; @!%done bra WAIT{0};"""
+)
 TELL = "@%one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%m], {};"
 MEMORY = ".shared .align 8 .b8 barrier[8]; .shared .align 1024 .b8 memory[2048];"
 OUT = "mad.lo.u32 %r1, %tid, 4, %w; ld.shared.b32 %r2, [%r1]; mad.lo.u64 %rd1, %rdT, 4, %rdA1; st.global.b32 [%rd1], %r2;"
@@ -492,7 +633,13 @@ LOAD = "@%one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes 
 
 def bulk(body, sync="bar.sync 0;", groups=2):
     source, out = of(U32, np.arange(64) + 100), of(U32, np.zeros(64))
-    run(BARRIER.format(sync=sync) + body, [source, out], threads=64, declarations=MEMORY, groups=groups)
+    run(
+        BARRIER.format(sync=sync) + body,
+        [source, out],
+        threads=64,
+        declarations=MEMORY,
+        groups=groups,
+    )
     return source, out
 
 
@@ -503,14 +650,26 @@ def test_bulk_copy():
 
 def test_phases():
     """The second phase's copy overwrites the first's when everybody has read it."""
-    source, out = bulk(TELL.format(256) + LOAD + WAIT.format(0) + OUT + "bar.sync 0;" + TELL.format(256) +
-                       "@%one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%w+16], [%rdA0], 256, [%m];" + WAIT.format(1) + OUT, groups=1)
+    source, out = bulk(
+        TELL.format(256)
+        + LOAD
+        + WAIT.format(0)
+        + OUT
+        + "bar.sync 0;"
+        + TELL.format(256)
+        + "@%one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%w+16], [%rdA0], 256, [%m];"
+        + WAIT.format(1)
+        + OUT,
+        groups=1,
+    )
     np.testing.assert_array_equal(out, [*source[:4], *source[:60]])
 
 
 def test_bulk_copy_to_global_memory():
-    source, out = bulk("mad.lo.u32 %r1, %tid, 4, %w; st.shared.b32 [%r1], %tid; fence.proxy.async.shared::cta; bar.sync 0; @%one cp.async.bulk.global.shared::cta.bulk_group [%rdA1],"
-                       "[%w], 256; @%one cp.async.bulk.commit_group; @%one cp.async.bulk.wait_group.read 0;")
+    source, out = bulk(
+        "mad.lo.u32 %r1, %tid, 4, %w; st.shared.b32 [%r1], %tid; fence.proxy.async.shared::cta; bar.sync 0; @%one cp.async.bulk.global.shared::cta.bulk_group [%rdA1],"
+        "[%w], 256; @%one cp.async.bulk.commit_group; @%one cp.async.bulk.wait_group.read 0;"
+    )
     np.testing.assert_array_equal(out, np.arange(64))
 
 
@@ -539,18 +698,36 @@ def test_tensor_copies(swizzle):
     from torch_hlo.device.ptx import tensor_map
 
     columns = 64 if swizzle == 3 else 16
-    source, target, raw = of(U16, np.arange(200).reshape(5, 40) + 1), of(U16, np.zeros((5, 40))), of(U16, np.zeros(4 * columns))
-    maps = [np.frombuffer(tensor_map.encode_tiled(tensor_map.BFLOAT16, a.ctypes.data, (40, 5), (80,), (columns, 4), swizzle=swizzle), np.uint8) for a in (source, target)]
+    source, target, raw = (
+        of(U16, np.arange(200).reshape(5, 40) + 1),
+        of(U16, np.zeros((5, 40))),
+        of(U16, np.zeros(4 * columns)),
+    )
+    maps = [
+        np.frombuffer(
+            tensor_map.encode_tiled(
+                tensor_map.BFLOAT16, a.ctypes.data, (40, 5), (80,), (columns, 4), swizzle=swizzle
+            ),
+            np.uint8,
+        )
+        for a in (source, target)
+    ]
     blobs = np.zeros(256 + 64, np.uint8)
-    blobs = blobs[-blobs.ctypes.data % 64:][:256]
+    blobs = blobs[-blobs.ctypes.data % 64 :][:256]
     blobs[:] = np.concatenate(maps)
-    body = BARRIER.format(sync="bar.sync 0;") + TELL.format(8 * columns) + """mov.b32 %r10, 30; mov.b32 %r11, -1;
+    body = (
+        BARRIER.format(sync="bar.sync 0;")
+        + TELL.format(8 * columns)
+        + """mov.b32 %r10, 30; mov.b32 %r11, -1;
 @%one cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%w], [%rdA0, {%r10, %r11}], [%m];
-""" + WAIT.format(0) + f"""mov.b32 %r10, 2; mov.b32 %r11, 3; add.u64 %rd5, %rdA0, 128;
+"""
+        + WAIT.format(0)
+        + f"""mov.b32 %r10, 2; mov.b32 %r11, 3; add.u64 %rd5, %rdA0, 128;
 @%one cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd5, {{%r10, %r11}}], [%w]; @%one cp.async.bulk.commit_group; @%one cp.async.bulk.wait_group 0;
 mov.b32 %r1, %tid;
 AGAIN: setp.ge.u32 %p1, %r1, {2 * columns}; @%p1 bra DONE; mad.lo.u32 %r2, %r1, 4, %w; ld.shared.b32 %r3, [%r2]; mad.wide.u32 %rd1, %r1, 4, %rdA3; st.global.b32 [%rd1], %r3;
 add.u32 %r1, %r1, 64; bra AGAIN; DONE:"""
+    )
     run(body, [blobs, source, target, raw], threads=64, declarations=MEMORY)
     box = np.zeros((4, columns), U16)
     box[1:, :10] = source[:3, 30:40]
@@ -563,5 +740,5 @@ add.u32 %r1, %r1, 64; bra AGAIN; DONE:"""
                 expected[r, unit ^ {2: r // 4 % 2, 4: r // 2 % 4, 8: r % 8}[width]] = lines[r, unit]
     np.testing.assert_array_equal(raw, expected.ravel())
     stored = np.zeros((5, 40), U16)
-    stored[3:, 2:2 + min(columns, 38)] = box[:2, :38]
+    stored[3:, 2 : 2 + min(columns, 38)] = box[:2, :38]
     np.testing.assert_array_equal(target, stored)

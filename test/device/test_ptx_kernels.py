@@ -1,4 +1,5 @@
 """Kernels beside products on NVIDIA GPUs, executed by the PTX evaluator: attention, transposes, sorts, scans, scatters, reductions; and how they touch memory."""
+
 from __future__ import annotations
 
 from unittest import mock
@@ -35,15 +36,28 @@ def run(module: Module, inputs, device: str = "ptx:sm_80") -> list[np.ndarray]:
         program = runtime.compile_program(module)
         params = module.entry.params
         sizes = {name: np.shape(inputs[i])[d] for name, i, d in module.symbols}
-        given = [runtime.from_bytes(Shape(p.shape.dtype, np.shape(v)), encode(v, p.shape.dtype)) for p, v in zip(params, inputs, strict=True)]
-        results = [runtime.allocate(Shape(x.shape.dtype, tuple(substitute(d, sizes) for d in x.shape.dims))) for x in outputs(module)]
+        given = [
+            runtime.from_bytes(Shape(p.shape.dtype, np.shape(v)), encode(v, p.shape.dtype))
+            for p, v in zip(params, inputs, strict=True)
+        ]
+        results = [
+            runtime.allocate(
+                Shape(x.shape.dtype, tuple(substitute(d, sizes) for d in x.shape.dims))
+            )
+            for x in outputs(module)
+        ]
         program.run(given, results)
         return [decode(b.bytes.tobytes(), b.shape.dtype, b.shape.dims) for b in results]
 
 
 def check(fn, *arrays, dtypes=(), tolerance: float = 0.0, symbolic: bool = False) -> None:
     """`fn` on the evaluator of PTX and on that of HLO. `dtypes`: of the arrays, where not NumPy's; `symbolic`: all sizes of the first array."""
-    names = [dtypes[i] if i < len(dtypes) else {"f": "f", "i": "s", "u": "u"}[a.dtype.kind] + str(8 * a.dtype.itemsize) for i, a in enumerate(arrays)]
+    names = [
+        dtypes[i]
+        if i < len(dtypes)
+        else {"f": "f", "i": "s", "u": "u"}[a.dtype.kind] + str(8 * a.dtype.itemsize)
+        for i, a in enumerate(arrays)
+    ]
     arrays = [decode(encode(a, n), n, a.shape) for a, n in zip(arrays, names, strict=True)]
     shapes, symbols = [Shape(n, a.shape) for n, a in zip(names, arrays, strict=True)], ()
     if symbolic:
@@ -55,7 +69,9 @@ def check(fn, *arrays, dtypes=(), tolerance: float = 0.0, symbolic: bool = False
         expected = evaluate(module, arrays)
     for e, f in zip(expected, run(module, arrays), strict=True):
         if tolerance:
-            np.testing.assert_allclose(f, e, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(e).max(initial=0))))
+            np.testing.assert_allclose(
+                f, e, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(e).max(initial=0)))
+            )
         else:
             np.testing.assert_array_equal(f, e)
 
@@ -84,7 +100,9 @@ def test_attention(kind, sizes, mask, dtype, group):
         expected = evaluate(m, inputs)
     tolerance = {"f32": 1e-5, "bf16": 2e-2, "f16": 4e-3}[dtype]
     for e, f in zip(expected, run(m, inputs), strict=True):
-        np.testing.assert_allclose(f, e, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(e).max())))
+        np.testing.assert_allclose(
+            f, e, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(e).max()))
+        )
 
 
 def test_attention_of_symbolic_sizes():
@@ -100,14 +118,27 @@ def test_attention_of_symbolic_sizes():
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_no_array_of_scores(kind, dtype):
     scores = 4 * 1024 * 1024 * 4
-    assert compile_module(program(kind, (1, 4, 1024, 1024, 32, 32), "causal", dtype), gpu_target("nvptx:sm_90")).arena < scores / 4
+    assert (
+        compile_module(
+            program(kind, (1, 4, 1024, 1024, 32, 32), "causal", dtype), gpu_target("nvptx:sm_90")
+        ).arena
+        < scores / 4
+    )
 
 
 # -- moving ------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "s8", "f64", "pred", "c64"])
-@pytest.mark.parametrize(("dims", "order"), [((64, 128), (1, 0)), ((70, 33), (1, 0)), ((3, 40, 72), (0, 2, 1)), ((33, 2, 40), (2, 1, 0))], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "order"),
+    [((64, 128), (1, 0)), ((70, 33), (1, 0)), ((3, 40, 72), (0, 2, 1)), ((33, 2, 40), (2, 1, 0))],
+    ids=str,
+)
 def test_transposes(dtype, dims, order):
-    check(lambda x: build.transpose(x, order), rng.integers(0, 2 if dtype == "pred" else 100, dims).astype("float32"), dtypes=[dtype])
+    check(
+        lambda x: build.transpose(x, order),
+        rng.integers(0, 2 if dtype == "pred" else 100, dims).astype("float32"),
+        dtypes=[dtype],
+    )
 
 
 def test_fusions_that_read_across():
@@ -115,35 +146,62 @@ def test_fusions_that_read_across():
         turned = build.transpose(build.add(x, z), (1, 0))
         return build.multiply(turned, y), build.negate(turned)
 
-    check(fn, *(rng.standard_normal(d).astype("float32") for d in ((40, 66), (66, 40), (40, 66))), tolerance=1e-6)
+    check(
+        fn,
+        *(rng.standard_normal(d).astype("float32") for d in ((40, 66), (66, 40), (40, 66))),
+        tolerance=1e-6,
+    )
 
 
 # -- order -------------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("dims", "axis"), [((5,), 0), ((3, 100), 1), ((100, 3), 0), ((1500,), 0), ((2, 1100), 1), ((1030, 2), 0)], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "axis"),
+    [((5,), 0), ((3, 100), 1), ((100, 3), 0), ((1500,), 0), ((2, 1100), 1), ((1030, 2), 0)],
+    ids=str,
+)
 @pytest.mark.parametrize("direction", ["LT", "GT"])
 def test_sorts_are_stable(dims, axis, direction):
     keys = rng.integers(-3, 4, dims).astype("float32")
     keys.flat[0], keys.flat[-1] = np.nan, -0.0
-    check(lambda x, y: build.sort((x, y), axis, direction), keys, np.arange(keys.size, dtype="int32").reshape(dims))
+    check(
+        lambda x, y: build.sort((x, y), axis, direction),
+        keys,
+        np.arange(keys.size, dtype="int32").reshape(dims),
+    )
 
 
 @pytest.mark.parametrize("dtype", ["s64", "u8", "f64", "bf16", "pred", "f16"])
 def test_keys_of_sorts(dtype):
-    check(lambda x: build.sort((x,), 0, "GT"), rng.integers(0, 2 if dtype == "pred" else 200, (300,)).astype("float32"), dtypes=[dtype])
+    check(
+        lambda x: build.sort((x,), 0, "GT"),
+        rng.integers(0, 2 if dtype == "pred" else 200, (300,)).astype("float32"),
+        dtypes=[dtype],
+    )
 
 
 @pytest.mark.parametrize("n", [40, 1200])
 def test_comparator_of_two_arrays(n):
     def before(a, b, c, d):
-        return build.or_(build.compare(a, b, "LT"), build.and_(build.compare(a, b, "EQ"), build.compare(c, d, "GT")))
+        return build.or_(
+            build.compare(a, b, "LT"),
+            build.and_(build.compare(a, b, "EQ"), build.compare(c, d, "GT")),
+        )
 
     order = build.computation(before, [Shape("s32")] * 2 + [Shape("f32")] * 2)
-    check(lambda x, y: build.sort((x, y), 0, order), rng.integers(0, 5, n).astype("int32"), rng.standard_normal(n).astype("float32"))
+    check(
+        lambda x, y: build.sort((x, y), 0, order),
+        rng.integers(0, 5, n).astype("int32"),
+        rng.standard_normal(n).astype("float32"),
+    )
 
 
 @pytest.mark.parametrize("n", [9, 2100])
 def test_sort_of_symbolic_length(n):
-    check(lambda x: build.sort((x,), 1, "LT"), rng.standard_normal((2, n)).astype("float32"), symbolic=True)
+    check(
+        lambda x: build.sort((x,), 1, "LT"),
+        rng.standard_normal((2, n)).astype("float32"),
+        symbolic=True,
+    )
 
 
 # -- folds -------------------------------------------------------------------------------------------------------------------
@@ -169,7 +227,12 @@ def test_scans_of_other_types():
     check(scanned("add"), rng.integers(-9, 9, (2, 3000)))
     check(scanned("add"), rng.standard_normal((2, 300)), dtypes=["bf16"], tolerance=1e-2)
     check(scanned("multiply"), 1 + rng.standard_normal((2, 200)) / 50, tolerance=1e-12)
-    check(scanned("add"), rng.standard_normal((2, 3000)).astype("float32"), tolerance=2e-5, symbolic=True)
+    check(
+        scanned("add"),
+        rng.standard_normal((2, 3000)).astype("float32"),
+        tolerance=2e-5,
+        symbolic=True,
+    )
 
 
 def scattered(fold: str | None):
@@ -177,9 +240,20 @@ def scattered(fold: str | None):
 
     def fn(x, i, y):
         element = Shape(x.shape.dtype)
-        apply = build.computation((lambda a, b: b) if fold is None else lambda a, b: getattr(build, fold)(a, b), [element] * 2)
-        return build.scatter(x, build.reshape(i, (*i.shape.dims, 1)), y, apply, update_window_dims=tuple(range(1, x.shape.rank)), inserted_window_dims=(0,),
-                             scatter_dims_to_operand_dims=(0,), index_vector_dim=1)
+        apply = build.computation(
+            (lambda a, b: b) if fold is None else lambda a, b: getattr(build, fold)(a, b),
+            [element] * 2,
+        )
+        return build.scatter(
+            x,
+            build.reshape(i, (*i.shape.dims, 1)),
+            y,
+            apply,
+            update_window_dims=tuple(range(1, x.shape.rank)),
+            inserted_window_dims=(0,),
+            scatter_dims_to_operand_dims=(0,),
+            index_vector_dim=1,
+        )
 
     return fn
 
@@ -189,14 +263,37 @@ def scattered(fold: str | None):
 def test_scatters(rows, n, width, fold):
     inner = (width,) if width else ()
     where = rng.integers(-1, rows + 1, n).astype("int32")  # some are outside
-    check(scattered(fold), *(v.astype("float32") for v in (rng.standard_normal((rows, *inner)),)), where, rng.standard_normal((n, *inner)).astype("float32"), tolerance=2e-5)
+    check(
+        scattered(fold),
+        *(v.astype("float32") for v in (rng.standard_normal((rows, *inner)),)),
+        where,
+        rng.standard_normal((n, *inner)).astype("float32"),
+        tolerance=2e-5,
+    )
 
 
 def test_scatters_of_narrow_types():
-    check(scattered("add"), np.zeros((4, 16), "float32"), rng.integers(0, 4, 100).astype("int64"), rng.integers(-2, 3, (100, 16)).astype("float32"), dtypes=["bf16", "s64", "bf16"])
+    check(
+        scattered("add"),
+        np.zeros((4, 16), "float32"),
+        rng.integers(0, 4, 100).astype("int64"),
+        rng.integers(-2, 3, (100, 16)).astype("float32"),
+        dtypes=["bf16", "s64", "bf16"],
+    )
 
 
-@pytest.mark.parametrize(("dims", "over"), [((40, 1024), (0,)), ((2, 64, 96), (1,)), ((2, 20000), (1,)), ((4, 8, 2500), (0, 2)), ((60000,), (0,)), ((600, 40), (0,))], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "over"),
+    [
+        ((40, 1024), (0,)),
+        ((2, 64, 96), (1,)),
+        ((2, 20000), (1,)),
+        ((4, 8, 2500), (0, 2)),
+        ((60000,), (0,)),
+        ((600, 40), (0,)),
+    ],
+    ids=str,
+)
 def test_reductions(dims, over):
     x = rng.standard_normal(dims).astype("float32")
     check(lambda x: build.reduce(x, build.full(0, "f32", ()), over, "add"), x, tolerance=2e-5)
@@ -208,7 +305,13 @@ def test_reductions(dims, over):
 CONVOLUTIONS = [
     ("bf16", (2, 9, 9, 8), (24, 3, 3, 8), (2, 9, 9, 24), "size=3x3 pad=1_1x1_1"),
     ("bf16", (2, 9, 9, 16), (8, 3, 3, 16), (2, 5, 5, 8), "size=3x3 stride=2x2 pad=1_1x1_1"),
-    ("f16", (1, 6, 7, 64), (40, 3, 3, 64), (1, 13, 15, 40), "size=3x3 pad=2_2x2_2 lhs_dilate=2x2 rhs_reversal=1x1"),
+    (
+        "f16",
+        (1, 6, 7, 64),
+        (40, 3, 3, 64),
+        (1, 13, 15, 40),
+        "size=3x3 pad=2_2x2_2 lhs_dilate=2x2 rhs_reversal=1x1",
+    ),
     ("bf16", (1, 8, 8, 128), (16, 3, 3, 128), (1, 4, 4, 16), "size=3x3 rhs_dilate=2x2"),
     ("bf16", (3, 40, 8), (8, 5, 8), (3, 36, 8), "size=5"),
 ]
@@ -220,11 +323,16 @@ KERNEL_GRADIENTS = [
 
 
 @pytest.mark.parametrize("device", ["ptx:sm_80", "ptx:sm_90a"])
-@pytest.mark.parametrize(("dtype", "x", "k", "out", "window", "labels"), [
-    *(pytest.param(*c, "b{0}f_o{0}i->b{0}f", id=f"forward {c[4]}") for c in CONVOLUTIONS), *(pytest.param(*c, "f{0}b_i{0}o->f{0}b", id=f"gradient {c[4]}") for c in KERNEL_GRADIENTS)])
+@pytest.mark.parametrize(
+    ("dtype", "x", "k", "out", "window", "labels"),
+    [
+        *(pytest.param(*c, "b{0}f_o{0}i->b{0}f", id=f"forward {c[4]}") for c in CONVOLUTIONS),
+        *(pytest.param(*c, "f{0}b_i{0}o->f{0}b", id=f"gradient {c[4]}") for c in KERNEL_GRADIENTS),
+    ],
+)
 def test_convolutions(device, dtype, x, k, out, window, labels):
     sides = [",".join(map(str, d)) for d in (x, k, out)]
-    labels = labels.format("01"[:len(x) - 2])
+    labels = labels.format("01"[: len(x) - 2])
     module = parse_module(f"""HloModule c
 ENTRY main {{
   x = {dtype}[{sides[0]}] parameter(0)
@@ -232,22 +340,32 @@ ENTRY main {{
   ROOT r = f32[{sides[2]}] convolution(x, k), window={{{window}}}, dim_labels={labels}
 }}""")
     target = gpu_target(device.replace("ptx", "nvptx"))
-    assert any("conv_" in kernel.name and "16k16" in kernel.name or "16r16" in kernel.name for kernel in compile_module(module, target).kernels)
+    assert any(
+        "conv_" in kernel.name and "16k16" in kernel.name or "16r16" in kernel.name
+        for kernel in compile_module(module, target).kernels
+    )
     inputs = random_inputs(module, seed=1)
     (expected,) = evaluate(module, inputs)
-    np.testing.assert_allclose(run(module, inputs, device)[0], expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        run(module, inputs, device)[0], expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max()
+    )
 
 
 @pytest.mark.parametrize(("channels", "features", "groups"), [(16, 16, 16), (6, 12, 6), (8, 24, 2)])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "s32"])
 def test_convolutions_in_groups(channels, features, groups, dtype):
     window = (WindowDim(3, pad_low=1, pad_high=1), WindowDim(3, 2, 1, 1))
-    check(lambda x, k: build.convolution(x, k, window, "bf01_oi01->bf01", feature_group_count=groups), rng.integers(-3, 4, (2, channels, 6, 7)).astype("float32"),
-          rng.integers(-3, 4, (features, channels // groups, 3, 3)).astype("float32"), dtypes=[dtype] * 2)
+    check(
+        lambda x, k: build.convolution(x, k, window, "bf01_oi01->bf01", feature_group_count=groups),
+        rng.integers(-3, 4, (2, channels, 6, 7)).astype("float32"),
+        rng.integers(-3, 4, (features, channels // groups, 3, 3)).astype("float32"),
+        dtypes=[dtype] * 2,
+    )
 
 
 def test_layouts_for_matrix_units():
     """Training a convolution: forward, both gradients; f32 stays as it is, features that are no multiple of 16 bytes get zeros."""
+
     def labels(dtype: str, channels: int) -> list[str]:
         module = parse_module(f"""HloModule c
 ENTRY main {{
@@ -260,7 +378,9 @@ ENTRY main {{
   ROOT t = ({dtype}[2,16,9,9], {dtype}[2,{channels},9,9], {dtype}[16,{channels},3,3]) tuple(y, dx, dk)
 }}""")
         result = for_matrix_units(frozenset(("bf16",))).run(module)
-        for e, f in zip(*(evaluate(m, random_inputs(module)) for m in (module, result)), strict=True):
+        for e, f in zip(
+            *(evaluate(m, random_inputs(module)) for m in (module, result)), strict=True
+        ):
             np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-5)
         return [x["dim_labels"] for x in result.entry.instructions() if x.op == "convolution"]
 
@@ -301,7 +421,9 @@ def touched(name: str) -> tuple[dict[str, float], float]:
     def count(frame, address, nbytes: int) -> None:
         nonlocal sectors, wanted
         for _, at in warps(frame, address):
-            sectors += 32 * len({(int(a) + b) // 32 for a in at for b in range(0, nbytes, min(nbytes, 4))})
+            sectors += 32 * len(
+                {(int(a) + b) // 32 for a in at for b in range(0, nbytes, min(nbytes, 4))}
+            )
             wanted += nbytes * len(np.unique(at))
 
     def load_global(self, frame, address, size, n, **how):
@@ -312,16 +434,33 @@ def touched(name: str) -> tuple[dict[str, float], float]:
         count(frame, address, size * len(values))
         return of_global[1](self, frame, address, values, size, **how)
 
-    of_shared, of_global = (memory.Shared.load, memory.Shared.store), (memory.GlobalMemory.load, memory.GlobalMemory.store)
-    with (mock.patch.object(memory.Shared, "load", load_shared), mock.patch.object(memory.Shared, "store", store_shared),
-          mock.patch.object(memory.GlobalMemory, "load", load_global), mock.patch.object(memory.GlobalMemory, "store", store_global),
-          config.override(DEVICE="ptx:sm_80", CACHE="")):
+    of_shared, of_global = (
+        (memory.Shared.load, memory.Shared.store),
+        (memory.GlobalMemory.load, memory.GlobalMemory.store),
+    )
+    with (
+        mock.patch.object(memory.Shared, "load", load_shared),
+        mock.patch.object(memory.Shared, "store", store_shared),
+        mock.patch.object(memory.GlobalMemory, "load", load_global),
+        mock.patch.object(memory.GlobalMemory, "store", store_global),
+        config.override(DEVICE="ptx:sm_80", CACHE=""),
+    ):
         check_gpu.check(name)
     return worst, sectors / max(wanted, 1)
 
 
-@pytest.mark.parametrize(("name", "load", "store"), [("transpose", 1, 1), ("batched transpose", 1, 1), ("fused transpose", 1, 1), ("wide softmax", 1, 1),
-                                                     ("sort", 2, 2), ("long scan", 1, 1), ("attention", 1, 4)])
+@pytest.mark.parametrize(
+    ("name", "load", "store"),
+    [
+        ("transpose", 1, 1),
+        ("batched transpose", 1, 1),
+        ("fused transpose", 1, 1),
+        ("wide softmax", 1, 1),
+        ("sort", 2, 2),
+        ("long scan", 1, 1),
+        ("attention", 1, 4),
+    ],
+)
 def test_banks(name, load, store):
     worst, _ = touched(name)
     assert (worst["load"], worst["store"]) == (load, store)
@@ -330,7 +469,9 @@ def test_banks(name, load, store):
 def test_sectors():
     """Transposes ask for no byte of memory that they do not need, on either side."""
     assert touched("transpose")[1] == 1
-    assert touched("fused transpose")[1] < 1.2  # rows of 70 elements share sectors with their neighbours
+    assert (
+        touched("fused transpose")[1] < 1.2
+    )  # rows of 70 elements share sectors with their neighbours
 
 
 @pytest.mark.parametrize("width", range(16, 257, 16))

@@ -1,4 +1,5 @@
 """Whole programs for NVIDIA GPUs, executed and checked by the PTX evaluator: plans, memory, kernels of every family, training."""
+
 import re
 
 import numpy as np
@@ -15,13 +16,23 @@ from torch_hlo.hlo.parse import parse_module
 SLOW = {"attention gradient", "attention gradient bf16", "long sort"}  # for the evaluator
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in check_gpu.PROGRAMS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in check_gpu.PROGRAMS],
+)
 def test_family_of_kernels(name):
     with config.override(DEVICE="ptx", CACHE=""):
         check_gpu.check(name)
 
 
-@pytest.mark.parametrize(("cpu", "name"), [*(("sm_80", n) for n in ("softmax", "dot bf16", "fused transpose", "attention bf16")), ("sm_100", "softmax"), ("sm_100", "loop")])
+@pytest.mark.parametrize(
+    ("cpu", "name"),
+    [
+        *(("sm_80", n) for n in ("softmax", "dot bf16", "fused transpose", "attention bf16")),
+        ("sm_100", "softmax"),
+        ("sm_100", "loop"),
+    ],
+)
 def test_other_architectures(cpu, name):
     with config.override(DEVICE=f"ptx:{cpu}", CACHE=""):
         check_gpu.check(name)
@@ -93,13 +104,21 @@ class Block(torch.nn.Module):
     def __init__(self, d=128, heads=2):
         super().__init__()
         self.heads, self.embed, self.norm = heads, torch.nn.Embedding(256, d), torch.nn.LayerNorm(d)
-        self.qkv, self.up, self.down = torch.nn.Linear(d, 3 * d), torch.nn.Linear(d, 4 * d), torch.nn.Linear(4 * d, d)
+        self.qkv, self.up, self.down = (
+            torch.nn.Linear(d, 3 * d),
+            torch.nn.Linear(d, 4 * d),
+            torch.nn.Linear(4 * d, d),
+        )
 
     def forward(self, tokens):
         x = self.embed(tokens)
         b, t, d = x.shape
-        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(self.norm(x)).split(d, 2))
-        x = x + torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d)
+        q, k, v = (
+            y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(self.norm(x)).split(d, 2)
+        )
+        x = x + torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(
+            1, 2
+        ).reshape(b, t, d)
         return x + self.down(torch.nn.functional.gelu(self.up(x)))
 
 
@@ -144,14 +163,17 @@ def test_every_barrier_between_threads_counts(monkeypatch):
         def without(self, image, kernels, which=which):
             text = image.decode()
             at = [m.span() for m in re.finditer(r"bar\.sync[^\n]*", text)][which]
-            return load(self, (text[:at[0]] + text[at[1]:]).encode(), kernels)
+            return load(self, (text[: at[0]] + text[at[1] :]).encode(), kernels)
 
         monkeypatch.setattr(driver.Evaluator, "load", without)
         with config.override(DEVICE="ptx", CACHE=""):
             try:
                 check_gpu.run(module, [x])
             except DriverError as error:
-                assert re.search(r"kernel k\d+_rows_\d+, line \d+: .*(with no barrier in between|never come).* \(of fusion f32\[64,1000\]\)", str(error))
+                assert re.search(
+                    r"kernel k\d+_rows_\d+, line \d+: .*(with no barrier in between|never come).* \(of fusion f32\[64,1000\]\)",
+                    str(error),
+                )
                 found += 1
     assert found == 6
 
@@ -166,11 +188,17 @@ def test_a_freed_array_is_not_read_again():
 
 
 def test_unknown_architecture():
-    with pytest.raises(DriverError, match=r"TORCH_HLO_DEVICE=ptx:sm_10: no GPU target.*nvptx:sm_80"):
+    with pytest.raises(
+        DriverError, match=r"TORCH_HLO_DEVICE=ptx:sm_10: no GPU target.*nvptx:sm_80"
+    ):
         driver.Evaluator("sm_10")
 
 
 def test_kernels_that_are_not_launched_are_not_decoded():
-    module = parse_module("HloModule e\nENTRY main {\n  x = f32[4] parameter(0)\n  ROOT r = f32[4] negate(x)\n}\n")
+    module = parse_module(
+        "HloModule e\nENTRY main {\n  x = f32[4] parameter(0)\n  ROOT r = f32[4] negate(x)\n}\n"
+    )
     with config.override(DEVICE="ptx", CACHE=""):
-        np.testing.assert_array_equal(check_gpu.run(module, [np.arange(4, dtype=np.float32)])[0], -np.arange(4))
+        np.testing.assert_array_equal(
+            check_gpu.run(module, [np.arange(4, dtype=np.float32)])[0], -np.arange(4)
+        )

@@ -1,4 +1,5 @@
 """The native thread that runs programs: order, waiters that run what has not begun, no need of the interpreter's lock, fork."""
+
 from __future__ import annotations
 
 import os
@@ -77,7 +78,9 @@ def test_order(depth: int) -> None:
     affine.check()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads know their processor on Linux only")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="threads know their processor on Linux only"
+)
 def test_only_long_jobs_leave_the_processor_of_who_submits_them() -> None:
     stream, affine = Stream(), Affine()
     for long in (True, False):

@@ -1,4 +1,5 @@
 """Measured choices: what is asked, kept and taken; NVIDIA's library against a stand-in that computes with NumPy on the stub driver."""
+
 import ctypes
 
 import numpy as np
@@ -30,7 +31,7 @@ def cached(tmp_path):
 
 def test_the_fastest_way_is_kept_and_taken(cached):
     module = product("bf16 bf16 f32", 64, 64, 64, "kk")
-    before, = kernels(module)
+    (before,) = kernels(module)
     tried = []
 
     def seconds(device, program, alone):
@@ -41,14 +42,16 @@ def test_the_fastest_way_is_kept_and_taken(cached):
     device = driver.pool().driver
     assert tuning.measure(device, lambda e: GpuProgram(e, driver.pool()), module, seconds)
     assert len(set(tried)) == len(tried) > 3
-    after, = kernels(module)
+    (after,) = kernels(module)
     assert "64x128" in after and "64x128" not in before
     with config.override(TUNE=0.0):
         assert kernels(module) == [before]
     tried.clear()
     assert tuning.measure(device, None, module, seconds) and not tried  # known
     inputs = random_inputs(module, seed=1)
-    np.testing.assert_allclose(check_gpu.run(module, inputs)[0], evaluate(module, inputs)[0], atol=1e-5)
+    np.testing.assert_allclose(
+        check_gpu.run(module, inputs)[0], evaluate(module, inputs)[0], atol=1e-5
+    )
 
 
 def test_choices(cached):
@@ -57,16 +60,24 @@ def test_choices(cached):
         tune.choose("t", "step", ("a", "b"))
     assert wanted == {"step": ("a", "b")}
     assert tune.record("t", "step", {"a": 2.0, "b": 1.0, "gone": 0.5})
-    assert tune.choose("t", "step", ("a", "b")) == "b" and tune.choose("other", "step", ("a", "b")) == "a"
+    assert (
+        tune.choose("t", "step", ("a", "b")) == "b"
+        and tune.choose("other", "step", ("a", "b")) == "a"
+    )
     with tune.trying("step", "a"):
-        assert tune.choose("t", "step", ("a", "b")) == "a" and tune.choose("t", "else", ("x", "y")) == "x"
+        assert (
+            tune.choose("t", "step", ("a", "b")) == "a"
+            and tune.choose("t", "else", ("x", "y")) == "x"
+        )
     cache.store(tune._key("t", "bad"), b"[no json")
     assert tune.choose("t", "bad", ("a", "b")) == "a"
 
 
 def test_out_of_time_is_not_complete(cached):
     with config.override(TUNE=1e-9):
-        assert not tuning.measure(driver.pool().driver, None, product("bf16 bf16 f32", 64, 64, 72, "kk"))
+        assert not tuning.measure(
+            driver.pool().driver, None, product("bf16 bf16 f32", 64, 64, 72, "kk")
+        )
 
 
 class Library:
@@ -76,7 +87,9 @@ class Library:
         self.things: dict[int, dict] = {}
         self.enqueue, self.algorithms, self.calls = enqueue, 1, 0
         for name, arguments in cublaslt.FUNCTIONS.items():
-            setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(getattr(self, f"_{name}")))
+            setattr(
+                self, name, ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(getattr(self, f"_{name}"))
+            )
 
     def _new(self, out, **content) -> int:
         self.things[len(self.things) + 1] = content
@@ -99,9 +112,13 @@ class Library:
     def _cublasLtMatmulPreferenceCreate(self, out):
         return self._new(out)
 
-    _cublasLtMatmulDescSetAttribute = _cublasLtMatrixLayoutSetAttribute = _cublasLtMatmulPreferenceSetAttribute = _put
+    _cublasLtMatmulDescSetAttribute = _cublasLtMatrixLayoutSetAttribute = (
+        _cublasLtMatmulPreferenceSetAttribute
+    ) = _put
 
-    def _cublasLtMatmulAlgoGetHeuristic(self, handle, operation, a, b, c, d, preference, wanted, results, found):
+    def _cublasLtMatmulAlgoGetHeuristic(
+        self, handle, operation, a, b, c, d, preference, wanted, results, found
+    ):
         ctypes.c_int.from_address(found).value = self.algorithms
         return 0
 
@@ -111,17 +128,49 @@ class Library:
         dtype = NUMPY[x["kind"]]
         size = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1, "s32": 4}[dtype]
         start = address + number * x.get(6, 0) * size
-        raw = np.ctypeslib.as_array((ctypes.c_uint8 * (x["line"] * x["columns"] * size)).from_address(start))
-        return np.float64(decode(raw.tobytes(), dtype, (x["columns"], x["line"]))).T[:x["rows"]], raw, dtype, x
+        raw = np.ctypeslib.as_array(
+            (ctypes.c_uint8 * (x["line"] * x["columns"] * size)).from_address(start)
+        )
+        return (
+            np.float64(decode(raw.tobytes(), dtype, (x["columns"], x["line"]))).T[: x["rows"]],
+            raw,
+            dtype,
+            x,
+        )
 
-    def _cublasLtMatmul(self, handle, operation, alpha, a, left, b, right, beta, c, out, d, result, algorithm, workspace, nbytes, stream):
+    def _cublasLtMatmul(
+        self,
+        handle,
+        operation,
+        alpha,
+        a,
+        left,
+        b,
+        right,
+        beta,
+        c,
+        out,
+        d,
+        result,
+        algorithm,
+        workspace,
+        nbytes,
+        stream,
+    ):
         def run() -> None:
             self.calls += 1
             for i in range(self.things[left].get(5, 1)):
                 x, y = self._matrix(left, a, i)[0], self._matrix(right, b, i)[0]
-                x, y = (x.T if self.things[operation][3] else x), (y.T if self.things[operation][4] else y)
+                x, y = (
+                    (x.T if self.things[operation][3] else x),
+                    (y.T if self.things[operation][4] else y),
+                )
                 _, raw, dtype, shape = self._matrix(result, d, i)
-                assert shape["line"] == shape["rows"] and x.shape[0] == shape["rows"] and y.shape[1] == shape["columns"]
+                assert (
+                    shape["line"] == shape["rows"]
+                    and x.shape[0] == shape["rows"]
+                    and y.shape[1] == shape["columns"]
+                )
                 raw[:] = np.frombuffer(encode((x @ y).T.astype(np.float32), dtype), np.uint8)
 
         self.enqueue(stream, run)
@@ -147,18 +196,23 @@ def test_the_librarys_operands(gpu, layout):
     module = product("bf16 bf16 f32", 16, 24, 32, layout, (2,))
     with tune.collecting() as wanted:
         compile_module(module, pool.driver.target)
-    (step, names), = wanted.items()
+    ((step, names),) = wanted.items()
     assert "library" in names
     tune.record(pool.driver.target.key, step, {"library": 1.0, names[0]: 2.0})
     inputs = random_inputs(module, seed=1)
-    given = [runtime.from_bytes(p.shape, encode(v, "bf16")) for p, v in zip(module.entry.params, inputs, strict=True)]
+    given = [
+        runtime.from_bytes(p.shape, encode(v, "bf16"))
+        for p, v in zip(module.entry.params, inputs, strict=True)
+    ]
     result = runtime.allocate(module.entry.root.shape)
     compiled = runtime.compile_program(module)
     assert compiled.executable.kernels[0].library is not None
     for _ in range(3):  # launched, captured, replayed
         compiled.run(given, [result])
-    expected, = evaluate(module, inputs)
-    np.testing.assert_allclose(decode(result.bytes.tobytes(), "f32", expected.shape), expected, atol=1e-5)
+    (expected,) = evaluate(module, inputs)
+    np.testing.assert_allclose(
+        decode(result.bytes.tobytes(), "f32", expected.shape), expected, atol=1e-5
+    )
     assert library.calls >= 2
 
 
@@ -168,7 +222,7 @@ def test_sizes_without_an_algorithm(gpu):
     module = product("bf16 bf16 f32", 16, 24, 32, "kk")
     with tune.collecting() as wanted:
         compile_module(module, pool.driver.target)
-    (step, names), = wanted.items()
+    ((step, names),) = wanted.items()
     with tune.trying(step, "library"):
         e = compile_module(module, pool.driver.target)
     program = CudaProgram(e, pool)

@@ -1,4 +1,5 @@
 """Ways to cut products on the CPU: the same bits whichever is taken; measured once, kept on disk, and not looked at without the flag."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -39,7 +40,12 @@ def asked(dtype: str) -> dict[str, tuple[str, ...]]:
 
 def value(executable) -> bytes:
     rng = np.random.default_rng(0)
-    inputs = [np.frombuffer(encode(rng.standard_normal(s.dims).astype("float32"), s.dtype), np.uint8).copy() for s in executable.parameters]
+    inputs = [
+        np.frombuffer(
+            encode(rng.standard_normal(s.dims).astype("float32"), s.dtype), np.uint8
+        ).copy()
+        for s in executable.parameters
+    ]
     out = np.zeros(executable.outputs[0].nbytes, np.uint8)
     cpu.load(executable).call([a.ctypes.data for a in inputs], [out.ctypes.data])
     return out.tobytes()
@@ -56,7 +62,7 @@ def test_every_way_gives_the_same_bits(cached, dtype):
 
 
 def test_ways_are_measured_and_the_fastest_is_taken(cached, monkeypatch):
-    (step, names), = asked("f32").items()
+    ((step, names),) = asked("f32").items()
     assert len(names) > 3
     programs = []
 
@@ -74,7 +80,7 @@ def test_ways_are_measured_and_the_fastest_is_taken(cached, monkeypatch):
 
 def test_real_times(cached, monkeypatch):
     monkeypatch.setattr(native, "TRIAL_SECONDS", 0.001)
-    (step, names), = asked("f32").items()
+    ((step, names),) = asked("f32").items()
     native.compile_program(product("f32"))
     found = tune.measured(host().cache_key, step)
     assert set(found) == set(names) and all(0 < t < 10 for t in found.values())

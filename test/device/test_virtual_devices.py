@@ -1,4 +1,5 @@
 """Compiled programs with collectives on virtual devices: values, concurrency, failures."""
+
 import threading
 import time
 
@@ -24,7 +25,11 @@ DEVICES = 4
 
 def agree(module, inputs, devices=DEVICES):
     """Compiled and evaluated results are equal on every device."""
-    for (got, dtype), (want, _) in zip(run_on_devices(module, inputs, devices), evaluate_on_devices(module, inputs, devices), strict=True):
+    for (got, dtype), (want, _) in zip(
+        run_on_devices(module, inputs, devices),
+        evaluate_on_devices(module, inputs, devices),
+        strict=True,
+    ):
         for x, y in zip(got, want, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-6, err_msg=dtype)
 
@@ -39,8 +44,10 @@ KINDS = [
     "{t}[8,6] all-reduce(%p), to_apply=%add, replica_groups={{}}, " + texts.FLAT,
     "{t}[16,6] all-gather(%p), dimensions={{0}}, replica_groups={{{{0,2}},{{1,3}}}}, " + texts.FLAT,
     "{t}[8,24] all-gather(%p), dimensions={{1}}, replica_groups={{{{3,1,2,0}}}}, " + texts.FLAT,
-    "{t}[2,6] reduce-scatter(%p), dimensions={{0}}, to_apply=%add, replica_groups={{}}, " + texts.FLAT,
-    "{t}[8,3] reduce-scatter(%p), dimensions={{1}}, to_apply=%add, replica_groups=[2,2]<=[4], " + texts.FLAT,
+    "{t}[2,6] reduce-scatter(%p), dimensions={{0}}, to_apply=%add, replica_groups={{}}, "
+    + texts.FLAT,
+    "{t}[8,3] reduce-scatter(%p), dimensions={{1}}, to_apply=%add, replica_groups=[2,2]<=[4], "
+    + texts.FLAT,
     "{t}[8,6] all-to-all(%p), dimensions={{0}}, replica_groups={{}}, channel_id=1",
     "{t}[8,6] all-to-all(%p), dimensions={{1}}, replica_groups=[2,2]<=[2,2]T(1,0), channel_id=1",
     "{t}[8,6] collective-permute(%p), source_target_pairs={{{{0,1}},{{1,2}},{{2,3}}}}, channel_id=1",
@@ -51,14 +58,28 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.split("(")[0].split()[1])
 @pytest.mark.parametrize("dtype, numpy", [("f32", "f"), ("bf16", "f"), ("s8", "i1")])
 def test_values(kind, dtype, numpy):
-    module = texts.program(f"%p = {dtype}[8,6] parameter(0)", "ROOT %r = " + kind.format(t=dtype), more=texts.ADD.replace("f32", dtype))
+    module = texts.program(
+        f"%p = {dtype}[8,6] parameter(0)",
+        "ROOT %r = " + kind.format(t=dtype),
+        more=texts.ADD.replace("f32", dtype),
+    )
     agree(module, [random((8, 6), numpy)])
 
 
 def test_more_types():
-    for dtype, numpy, op in (("pred", bool, "or"), ("c64", "F", "add"), ("f16", "e", "maximum"), ("f64", "d", "multiply"), ("u32", "u4", "xor")):
+    for dtype, numpy, op in (
+        ("pred", bool, "or"),
+        ("c64", "F", "add"),
+        ("f16", "e", "maximum"),
+        ("f64", "d", "multiply"),
+        ("u32", "u4", "xor"),
+    ):
         more = texts.ADD.replace("f32", dtype).replace("add(", f"{op}(")
-        module = texts.program(f"%p = {dtype}[5] parameter(0)", f"ROOT %r = {dtype}[5] all-reduce(%p), to_apply=%add, channel_id=1", more=more)
+        module = texts.program(
+            f"%p = {dtype}[5] parameter(0)",
+            f"ROOT %r = {dtype}[5] all-reduce(%p), to_apply=%add, channel_id=1",
+            more=more,
+        )
         agree(module, [random((5,), numpy)])
 
 
@@ -81,7 +102,9 @@ def test_asynchronous_pairs():
     )  # fmt: skip
     agree(module, [random((2,), "f")])
     steps = [x.op for x in schedule(module.entry)]
-    assert steps.index("multiply") > steps.index("all-gather-start") and steps.index("all-gather-done") > steps.index("all-reduce-start")
+    assert steps.index("multiply") > steps.index("all-gather-start") and steps.index(
+        "all-gather-done"
+    ) > steps.index("all-reduce-start")
 
 
 def test_operands_live_until_done():
@@ -93,15 +116,20 @@ def test_operands_live_until_done():
             f"%a{i} = f32[64] sine(%p)", f"%b{i} = f32[64] sort(%a{i}), dimensions={{0}}, to_apply=%less", f"%c{i} = f32[64] cosine(%b{i})",
             f"%d{i} = f32[64] all-reduce-done(%s{i})", f"%x{i + 1} = f32[64] multiply(%d{i}, %c{i})",
         ]  # fmt: skip
-    less = texts.ADD + texts.ADD.replace("%add", "%less").replace("ROOT %z = f32[] add(%x, %y)", "ROOT %z = pred[] compare(%x, %y), direction=LT")
+    less = texts.ADD + texts.ADD.replace("%add", "%less").replace(
+        "ROOT %z = f32[] add(%x, %y)", "ROOT %z = pred[] compare(%x, %y), direction=LT"
+    )
     module = texts.program(*lines, "ROOT %r = f32[64] negate(%x5)", more=less)
     order = schedule(module.entry)
     slots = memory.assign(module.entry, order).slots
     for t, x in enumerate(order):
         if x.op in STARTS:
             end = next(i for i, y in enumerate(order) if y.op in DONES and y.operands == (x,))
-            assert not {slots[x], slots[x.operands[0]]} & {slots[y] for y in order[t + 1:end]}
-    agree(module, [[np.random.default_rng(d).standard_normal(64).astype("f") / 8 for d in range(DEVICES)]])
+            assert not {slots[x], slots[x.operands[0]]} & {slots[y] for y in order[t + 1 : end]}
+    agree(
+        module,
+        [[np.random.default_rng(d).standard_normal(64).astype("f") / 8 for d in range(DEVICES)]],
+    )
 
 
 def program(module):
@@ -110,11 +138,22 @@ def program(module):
 
     def run(*rows):
         types = [x.shape for x in outputs(module)]
-        ins = [[runtime.from_bytes(p.shape, encode(np.asarray(v), p.shape.dtype)) for p, v in zip(module.entry.params, row, strict=True)] for row in rows]
+        ins = [
+            [
+                runtime.from_bytes(p.shape, encode(np.asarray(v), p.shape.dtype))
+                for p, v in zip(module.entry.params, row, strict=True)
+            ]
+            for row in rows
+        ]
         shared = dict(made.aliases)
-        outs = [[row[shared[i]] if i in shared else runtime.allocate(t) for i, t in enumerate(types)] for row in ins]
+        outs = [
+            [row[shared[i]] if i in shared else runtime.allocate(t) for i, t in enumerate(types)]
+            for row in ins
+        ]
         collective.run_devices(made, ins, outs)
-        return [[decode(o.bytes.tobytes(), o.shape.dtype, o.shape.dims) for o in row] for row in outs]
+        return [
+            [decode(o.bytes.tobytes(), o.shape.dtype, o.shape.dims) for o in row] for row in outs
+        ]
 
     return made, run
 
@@ -123,11 +162,15 @@ def test_the_pool_is_shared():
     """Eight devices on the threads of one, many times: no deadlock, values stay right, and afterwards the threads are one program's again."""
     lines = ["%p = f32[256,256] parameter(0)"]
     for i in range(6):
-        lines.append(f"%d{i} = f32[256,256] dot(%{'p' if not i else f'r{i - 1}'}, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}")
+        lines.append(
+            f"%d{i} = f32[256,256] dot(%{'p' if not i else f'r{i - 1}'}, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
+        )
         lines.append(f"%r{i} = f32[256,256] all-reduce(%d{i}), to_apply=%add, replica_groups={{{{0,{i % 7 + 1}}},{{{','.join(str(d) for d in range(1, 8) if d != i % 7 + 1)}}}}}, "
                      f"channel_id={i + 1}, use_global_device_ids=true")  # fmt: skip
     module = texts.program(*lines, "ROOT %r = f32[256,256] negate(%r5)")
-    values = [[np.random.default_rng(d).standard_normal((256, 256)).astype("f") / 32] for d in range(8)]
+    values = [
+        [np.random.default_rng(d).standard_normal((256, 256)).astype("f") / 32] for d in range(8)
+    ]
     want = [row[0] for row in evaluate_spmd(module, values)]
     before = cpu.threads()
     _, run = program(module)
@@ -138,8 +181,13 @@ def test_the_pool_is_shared():
 
 
 def test_sums_do_not_depend_on_who_comes_last():
-    module = texts.program("%p = f32[100000] parameter(0)", "ROOT %r = f32[100000] all-reduce(%p), to_apply=%add, channel_id=1")
-    values = [[np.random.default_rng(d).standard_normal(100000).astype("f")] for d in range(DEVICES)]
+    module = texts.program(
+        "%p = f32[100000] parameter(0)",
+        "ROOT %r = f32[100000] all-reduce(%p), to_apply=%add, channel_id=1",
+    )
+    values = [
+        [np.random.default_rng(d).standard_normal(100000).astype("f")] for d in range(DEVICES)
+    ]
     _, run = program(module)
     first = run(*values)
     for _ in range(5):
@@ -175,7 +223,9 @@ def test_a_device_that_fails(trouble):
 
 def test_a_device_that_fails_leaves_loops():
     """Device 0 waits for the others, which have finished; its condition would stay true for ever."""
-    more = texts.ADD + """
+    more = (
+        texts.ADD
+        + """
 %body { %s = f32[1] parameter(0)
  ROOT %r = f32[1] all-reduce(%s), to_apply=%add, replica_groups={}, channel_id=1, use_global_device_ids=true }
 %condition { %s = f32[1] parameter(0)
@@ -186,7 +236,12 @@ def test_a_device_that_fails_leaves_loops():
  %m = f32[] multiply(%f, %n)
  ROOT %c = pred[] compare(%v, %m), direction=GE }
 """
-    module = texts.program("%p = f32[1] parameter(0)", "ROOT %w = f32[1] while(%p), condition=%condition, body=%body", more=more)
+    )
+    module = texts.program(
+        "%p = f32[1] parameter(0)",
+        "ROOT %w = f32[1] while(%p), condition=%condition, body=%body",
+        more=more,
+    )
     with pytest.raises(CollectiveError, match="devices 1, 2: finished"):
         program(module)[1](*[[np.float32([1])]] * 3)
 
@@ -208,7 +263,13 @@ ENTRY %main {{
     made = runtime.compile_program(parse_module(text))
     assert made.aliases == ((0, 0),)
     for q, want in ((1.0, 3.0), (0.0, 6.0 if before else 3.0)):
-        ins = [[runtime.from_bytes(Shape("f32", (2,)), np.full(2, v, "f").view(np.uint8)) for v in (3.0, q if d == 1 else 0.0)] for d in range(2)]
+        ins = [
+            [
+                runtime.from_bytes(Shape("f32", (2,)), np.full(2, v, "f").view(np.uint8))
+                for v in (3.0, q if d == 1 else 0.0)
+            ]
+            for d in range(2)
+        ]
         outs = [[row[0], runtime.allocate(Shape("f32", (2,)))] for row in ins]
         if q == 1:
             with pytest.raises(ArithmeticError):
@@ -231,7 +292,12 @@ ENTRY %main {{
 
 def test_a_device_that_hangs(trouble):
     start = time.monotonic()
-    with config.override(COLLECTIVE_TIMEOUT=0.3), pytest.raises(CollectiveError, match=r"t: device 2 did not come to all-reduce.* within 0.3 s"):
+    with (
+        config.override(COLLECTIVE_TIMEOUT=0.3),
+        pytest.raises(
+            CollectiveError, match=r"t: device 2 did not come to all-reduce.* within 0.3 s"
+        ),
+    ):
         program(trouble)[1](*[[np.float32([v, v])] for v in (0, 0, 2)])
     assert time.monotonic() - start < 9
     while any(t.name == "torch_hlo device" and not t.daemon for t in threading.enumerate()):
@@ -239,6 +305,9 @@ def test_a_device_that_hangs(trouble):
 
 
 def test_one_device_is_told_what_to_do():
-    module = texts.program("%p = f32[2] parameter(0)", "ROOT %r = f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1}}, channel_id=1")
+    module = texts.program(
+        "%p = f32[2] parameter(0)",
+        "ROOT %r = f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1}}, channel_id=1",
+    )
     with pytest.raises(CollectiveError, match=r"run_text\(…, devices=N\)"):
         program(module)[1]([np.zeros(2, "f")])

@@ -1,4 +1,5 @@
 """Real processes: `launch(script, 4)` runs a Python script in as many ranks of torch.distributed as asked."""
+
 from __future__ import annotations
 
 import contextlib
@@ -19,7 +20,9 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def start(script: str, world: int, *args: str, env: dict[str, str] | None = None) -> list[subprocess.Popen]:
+def start(
+    script: str, world: int, *args: str, env: dict[str, str] | None = None
+) -> list[subprocess.Popen]:
     """The ranks of a job, as torchrun would start them, without its own process."""
     common = {
         **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world), "PYTHONPATH": str(ROOT),
@@ -36,7 +39,9 @@ def start(script: str, world: int, *args: str, env: dict[str, str] | None = None
 
 def run_group(command: list, env: dict[str, str], timeout: float) -> None:
     """Run a command that starts processes of its own (torchrun); none of them outlives the call. Fails with the end of its stderr."""
-    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         _, err = process.communicate(timeout=timeout)
         assert process.returncode == 0, err[-3000:]
@@ -84,5 +89,7 @@ def finish(ranks: list[subprocess.Popen], timeout: float = 240) -> list[str]:
     return outputs
 
 
-def launch(script: str, world: int, *args: str, timeout: float = 240, env: dict[str, str] | None = None) -> list[str]:
+def launch(
+    script: str, world: int, *args: str, timeout: float = 240, env: dict[str, str] | None = None
+) -> list[str]:
     return finish(start(script, world, *args, env=env), timeout)

@@ -1,4 +1,5 @@
 """Meshes, partition specs and their errors; tensors with values are cut at once; pictures."""
+
 from __future__ import annotations
 
 import copy
@@ -7,7 +8,16 @@ import pytest
 import torch
 
 from torch_hlo import config, debug
-from torch_hlo.distributed import Dim, Mesh, PartitionSpec, ShardingError, clear_sharding, mark_sharding, sharding_of, visualize_sharding
+from torch_hlo.distributed import (
+    Dim,
+    Mesh,
+    PartitionSpec,
+    ShardingError,
+    clear_sharding,
+    mark_sharding,
+    sharding_of,
+    visualize_sharding,
+)
 from torch_hlo.distributed.mesh import to_sharding
 
 
@@ -36,7 +46,10 @@ def test_specs(spec, text):
 
 
 def test_axes_that_propagation_must_not_use():
-    assert str(to_sharding(mesh(), (Dim(open=True),), (16,), replicated=("x",))) == "{[{?}], replicated={x}}"
+    assert (
+        str(to_sharding(mesh(), (Dim(open=True),), (16,), replicated=("x",)))
+        == "{[{?}], replicated={x}}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +69,12 @@ def test_errors_name_tensor_and_axis(spec, message):
 
 def test_meshes_that_cannot_be():
     for shape, names, devices, message in (
-        ((4, 4), ("x", "y"), None, "x=4,y=4 needs 16 devices, there are 8; set TORCH_HLO_CPU_DEVICES=16"),
+        (
+            (4, 4),
+            ("x", "y"),
+            None,
+            "x=4,y=4 needs 16 devices, there are 8; set TORCH_HLO_CPU_DEVICES=16",
+        ),
         ((4,), ("x", "y"), None, "needs 1 axis names"),
         ((2, 2), ("x", "x"), None, "axis x is given twice"),
         ((2, 2), ("x", "y"), [0, 1, 2], "has 4 devices, got 3"),
@@ -71,7 +89,9 @@ def test_tensor_of_another_device():
         mark_sharding(torch.zeros(4), mesh(), ("x",), name="w")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex128])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex128]
+)
 @pytest.mark.parametrize("spec", [("x", "y"), ("y", None), (None, ("x", "y")), (None, None)])
 def test_values_are_cut_and_come_back(dtype, spec):
     values = torch.arange(9 * 21).reshape(9, 21).to(dtype)
@@ -79,7 +99,9 @@ def test_values_are_cut_and_come_back(dtype, spec):
     assert mark_sharding(t, mesh(), spec) is t
     assert sharding_of(t) == to_sharding(mesh(), spec, (9, 21))
     blocks = t._storage.value.data.memory.blocks
-    assert len(blocks) == 8 and len({b.address for b in blocks}) == 8  # devices have memory of their own
+    assert (
+        len(blocks) == 8 and len({b.address for b in blocks}) == 8
+    )  # devices have memory of their own
     assert torch.equal(t.cpu(), values)
     assert sharding_of(clear_sharding(t)) is None
     assert torch.equal(t.cpu(), values)
@@ -88,10 +110,21 @@ def test_values_are_cut_and_come_back(dtype, spec):
 def test_pictures():
     t = mark_sharding(torch.zeros(4, 8).to("hlo"), Mesh((2, 2), ("x", "y")), ("x", "y"))
     assert visualize_sharding(t) == visualize_sharding("{devices=[2,2]<=[4]}")
-    assert visualize_sharding(t).splitlines() == ["┌─────┬─────┐", "│  0  │  1  │", "├─────┼─────┤", "│  2  │  3  │", "└─────┴─────┘"]
+    assert visualize_sharding(t).splitlines() == [
+        "┌─────┬─────┐",
+        "│  0  │  1  │",
+        "├─────┼─────┤",
+        "│  2  │  3  │",
+        "└─────┴─────┘",
+    ]
     mark_sharding(t, Mesh((2, 2), ("x", "y")), ("x", None))
     assert "│  0,1  │" in visualize_sharding(t) and "\x1b[" in visualize_sharding(t, use_color=True)
-    assert visualize_sharding(to_sharding(Mesh((2, 2), ("x", "y")), ("x", "y", None), (2, 2, 2))).count("┌") == 1
+    assert (
+        visualize_sharding(
+            to_sharding(Mesh((2, 2), ("x", "y")), ("x", "y", None), (2, 2, 2))
+        ).count("┌")
+        == 1
+    )
 
 
 def test_annotations_inside_torch_compile():
@@ -105,7 +138,9 @@ def test_annotations_inside_torch_compile():
     y = f(a, b)
     assert 'custom_call_target="Sharding", sharding={[{x}, {y}]}' in debug.hlo_text([y])
     y.sum().backward()
-    assert debug.hlo_text([a.grad]).count('custom_call_target="Sharding"') == 2  # the gradient lives where the value does
+    assert (
+        debug.hlo_text([a.grad]).count('custom_call_target="Sharding"') == 2
+    )  # the gradient lives where the value does
     with pytest.raises(ShardingError, match="no axis 'z'"):
         mark_sharding(a, here, ("z", None))
 

@@ -1,4 +1,5 @@
 """Checkpoints of sharded tensors: other meshes, other numbers of processes, interrupted ones, training that goes on after a rank was killed."""
+
 from __future__ import annotations
 
 import json
@@ -28,7 +29,11 @@ VALUES = torch.arange(9 * 21.0).reshape(9, 21)
 def state(mesh: Mesh, spec, filled: bool) -> dict:
     values = VALUES if filled else torch.zeros_like(VALUES)
     return {
-        "model": {"w": mark_sharding(values.to("hlo"), mesh, spec), "plain": values[0].to("hlo"), "host": values[1].clone()},
+        "model": {
+            "w": mark_sharding(values.to("hlo"), mesh, spec),
+            "plain": values[0].to("hlo"),
+            "host": values[1].clone(),
+        },
         "rest": [1.5, "text", {3: values[2].clone()}] if filled else [0, "", {3: torch.zeros(21)}],
     }
 
@@ -39,9 +44,14 @@ def test_another_mesh(before, after, tmp_path):
     assert checkpoint.latest(tmp_path) == path and path.name == "step_00000007"
     empty = state(Mesh(after, ("x", "y")), ("y", "x"), False)
     found = checkpoint.load(empty, path)
-    assert torch.equal(found["model"]["w"].cpu(), VALUES) and found["model"]["w"] is empty["model"]["w"]
+    assert (
+        torch.equal(found["model"]["w"].cpu(), VALUES)
+        and found["model"]["w"] is empty["model"]["w"]
+    )
     assert sharding_of(found["model"]["w"]).mesh == Mesh(after, ("x", "y")).hlo
-    assert torch.equal(found["model"]["plain"].cpu(), VALUES[0]) and torch.equal(found["model"]["host"], VALUES[1])
+    assert torch.equal(found["model"]["plain"].cpu(), VALUES[0]) and torch.equal(
+        found["model"]["host"], VALUES[1]
+    )
     assert found["rest"][:2] == [1.5, "text"] and torch.equal(found["rest"][2][3], VALUES[2])
 
 
@@ -62,7 +72,10 @@ def test_states_that_the_optimizer_does_not_have_yet(tmp_path):
     step(layer, optimizer)
     checkpoint.save({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path, 1)
     other, other_optimizer = make((4, 2))
-    found = checkpoint.load({"model": other.state_dict(), "optimizer": other_optimizer.state_dict()}, checkpoint.latest(tmp_path))
+    found = checkpoint.load(
+        {"model": other.state_dict(), "optimizer": other_optimizer.state_dict()},
+        checkpoint.latest(tmp_path),
+    )
     other_optimizer.load_state_dict(found["optimizer"])
     for pair in ((layer, optimizer), (other, other_optimizer)):
         step(*pair)
@@ -95,10 +108,22 @@ checkpoint.save({"a": torch.full((4,), 2.0).hlo()}, sys.argv[1], int(sys.argv[2]
 """
 
 
-@pytest.mark.parametrize("step, moment", [pytest.param(2, ".metadata", marks=pytest.mark.slow), (2, "step_00000002"), (1, "step_00000001")])
+@pytest.mark.parametrize(
+    "step, moment",
+    [
+        pytest.param(2, ".metadata", marks=pytest.mark.slow),
+        (2, "step_00000002"),
+        (1, "step_00000001"),
+    ],
+)
 def test_killed_while_saving(step, moment, tmp_path):
     """Also when the checkpoint of the same step is written once more."""
-    process = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(step), moment], cwd=ROOT, capture_output=True, timeout=120)
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(step), moment],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=120,
+    )
     assert process.returncode == -9
     left = checkpoint.latest(tmp_path)
     assert left is not None and left.name.startswith("step_00000001")
@@ -132,9 +157,17 @@ def test_two_processes_then_one(tmp_path):
     launch(PROCESSES, 2, str(tmp_path))
     torch.manual_seed(0)
     layer = nn.Linear(8, 6)
-    mine = {"w": mark_sharding(torch.zeros(9, 21).to("hlo"), Mesh((2, 4), ("x", "y")), ("x", "y")), "fsdp": nn.Linear(8, 6).state_dict(), "n": 0}
+    mine = {
+        "w": mark_sharding(torch.zeros(9, 21).to("hlo"), Mesh((2, 4), ("x", "y")), ("x", "y")),
+        "fsdp": nn.Linear(8, 6).state_dict(),
+        "n": 0,
+    }
     found = checkpoint.load(mine, checkpoint.latest(tmp_path / "ours"))
-    assert torch.equal(found["w"].cpu(), VALUES) and found["n"] == 3 and torch.equal(found["fsdp"]["weight"], layer.weight)
+    assert (
+        torch.equal(found["w"].cpu(), VALUES)
+        and found["n"] == 3
+        and torch.equal(found["fsdp"]["weight"], layer.weight)
+    )
     theirs = {"fsdp": nn.Linear(8, 6).to("hlo").state_dict()}
     torch.distributed.checkpoint.load(theirs, checkpoint_id=str(tmp_path / "theirs"), no_dist=True)
     assert torch.equal(theirs["fsdp"]["weight"].cpu(), layer.weight)
@@ -178,12 +211,29 @@ def test_training_goes_on_after_a_rank_was_killed(tmp_path):
         root = tmp_path / name
         root.mkdir()
         # A store of its own for each start: torchrun's still has the addresses of the processes before.
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--standalone"]
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_HLO_COLLECTIVE_TIMEOUT": "20", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--max-restarts",
+            "1",
+            "--standalone",
+        ]
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TORCH_HLO_COLLECTIVE_TIMEOUT": "20",
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
         run_group([*command, script, root, str(die_at)], env, timeout=200)
         losses[name] = [json.loads(line) for line in (root / "losses").read_text().splitlines()]
     assert {attempt for attempt, _, _ in losses["killed"]} == {0, 1}
-    assert min(step for attempt, step, _ in losses["killed"] if attempt == 1) == 2, "it did not go on from the checkpoint"
+    assert min(step for attempt, step, _ in losses["killed"] if attempt == 1) == 2, (
+        "it did not go on from the checkpoint"
+    )
     want = {step: loss for _, step, loss in losses["undisturbed"]}
     for _, step, loss in losses["killed"]:
         assert loss == pytest.approx(want[step], rel=1e-6)

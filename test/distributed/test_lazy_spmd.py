@@ -1,4 +1,5 @@
 """Training on sharded tensors equals training on one device: virtual devices in one process, then real processes with the same code."""
+
 from __future__ import annotations
 
 import copy
@@ -32,14 +33,22 @@ class Block(nn.Module):
 
     def forward(self, x):
         b, s, w = x.shape
-        q, k, v = (t.view(b, s, self.heads, -1).transpose(1, 2) for t in self.qkv(self.ln1(x)).split(w, 2))
-        a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, w)
+        q, k, v = (
+            t.view(b, s, self.heads, -1).transpose(1, 2) for t in self.qkv(self.ln1(x)).split(w, 2)
+        )
+        a = (
+            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .reshape(b, s, w)
+        )
         x = x + self.dropout(self.out(a))
         return x + self.down(nn.functional.gelu(self.up(self.ln2(x))))
 
 
 class Gpt(nn.Module):
-    def __init__(self, vocabulary: int = 96, width: int = 32, layers: int = 1, dropout: float = 0.0) -> None:
+    def __init__(
+        self, vocabulary: int = 96, width: int = 32, layers: int = 1, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(width, dropout=dropout) for _ in range(layers))
@@ -80,7 +89,9 @@ def both(model, mesh):
 def train(model, mesh, steps=3, batch=8):
     """Losses, and how many programs were compiled in each step."""
     device = next(model.parameters()).device.type
-    o = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)  # Adam would amplify the noise of gradients that are zero
+    o = torch.optim.SGD(
+        model.parameters(), lr=0.3, momentum=0.9
+    )  # Adam would amplify the noise of gradients that are zero
     losses, compiles = [], []
     for i in range(steps):
         before = compiled()
@@ -101,7 +112,7 @@ def train(model, mesh, steps=3, batch=8):
 
 
 def compiled() -> int:
-    return (metric[0] if (metric := metrics.metric_data("CompileTime")) else 0)
+    return metric[0] if (metric := metrics.metric_data("CompileTime")) else 0
 
 
 def check(strategy, shape: tuple[int, int], batch: int = 8) -> list[float]:
@@ -115,15 +126,23 @@ def check(strategy, shape: tuple[int, int], batch: int = 8) -> list[float]:
     got, compiles = train(model, mesh, batch=batch)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     for (name, p), q in zip(model.named_parameters(), reference.named_parameters()):
-        torch.testing.assert_close(p.cpu(), q[1], rtol=1e-3, atol=1e-5, msg=lambda m: f"{name}: {m}")  # noqa: B023
+        torch.testing.assert_close(
+            p.cpu(), q[1], rtol=1e-3, atol=1e-5, msg=lambda m: f"{name}: {m}"
+        )  # noqa: B023
     assert compiles[2:] == [0] * len(compiles[2:]), "the third step compiled something"
     return got
 
 
-@pytest.mark.parametrize("strategy, shape", [
-    (data_parallel, (8, 1)), (fsdp, (2, 4)), (both, (4, 2)),
-    pytest.param(tensor_parallel, (2, 4), marks=pytest.mark.slow), pytest.param(both, (2, 2), marks=pytest.mark.slow),  # both (4, 2) has what they have
-])
+@pytest.mark.parametrize(
+    "strategy, shape",
+    [
+        (data_parallel, (8, 1)),
+        (fsdp, (2, 4)),
+        (both, (4, 2)),
+        pytest.param(tensor_parallel, (2, 4), marks=pytest.mark.slow),
+        pytest.param(both, (2, 2), marks=pytest.mark.slow),  # both (4, 2) has what they have
+    ],
+)
 def test_gpt(strategy, shape):
     check(strategy, shape)
 
@@ -143,7 +162,10 @@ def test_parameters_stay_sharded_and_optimizer_states_follow():
         o.step()
         torch_hlo.mark_step()
     states = o.state[layer.weight]
-    assert {str(sharding_of(t)) for t in (layer.weight, layer.weight.grad, states["exp_avg"], states["exp_avg_sq"])} == {"{[{y}, {}]}"}
+    assert {
+        str(sharding_of(t))
+        for t in (layer.weight, layer.weight.grad, states["exp_avg"], states["exp_avg_sq"])
+    } == {"{[{y}, {}]}"}
     assert layer.weight._storage.value.data.on(0).shape.dims == (8, 16)
 
 
@@ -168,7 +190,9 @@ def test_two_meshes_in_one_step_are_an_error_and_in_two_steps_none():
         (b + c).tolist()
     del c
     torch_hlo.sync()
-    assert (mark_sharding(a + b, Mesh((2, 4), ("x", "y")), ("x",)) * 2).tolist() == [4.0 * i for i in range(8)]
+    assert (mark_sharding(a + b, Mesh((2, 4), ("x", "y")), ("x",)) * 2).tolist() == [
+        4.0 * i for i in range(8)
+    ]
 
 
 PROCESSES = """
@@ -213,14 +237,18 @@ def test_compiled_functions(how):
         tokens = torch.randint(96, (8, 16), generator=torch.Generator().manual_seed(i))
         got = captured(forward, o, mark_sharding(tokens.to("hlo"), mesh, ("x", None)))
         torch_hlo.mark_step()
-        torch.testing.assert_close(got.cpu(), step(reference, reference_o, tokens), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            got.cpu(), step(reference, reference_o, tokens), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_an_index_out_of_range_is_an_error_also_when_it_is_sharded():
     mesh = Mesh((8,), ("x",))
     table = torch.randn(4, 2).to("hlo")
     with pytest.raises(IndexError):
-        nn.functional.embedding(mark_sharding(torch.tensor([0, 9, 1, 2]).to("hlo"), mesh, ("x",)), table)
+        nn.functional.embedding(
+            mark_sharding(torch.tensor([0, 9, 1, 2]).to("hlo"), mesh, ("x",)), table
+        )
 
 
 READ_ALONE = """
@@ -238,4 +266,9 @@ import time; time.sleep(12)
 
 def test_a_sharded_tensor_is_read_by_all_or_none():
     out = launch(READ_ALONE, 2, env={"TORCH_HLO_COLLECTIVE_TIMEOUT": "6"})[0]
-    assert out.startswith("error: reading a tensor f32[6] that is sharded as {[{x}]}, which all ranks do together") and "rank 1" in out
+    assert (
+        out.startswith(
+            "error: reading a tensor f32[6] that is sharded as {[{x}]}, which all ranks do together"
+        )
+        and "rank 1" in out
+    )

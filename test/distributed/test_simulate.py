@@ -1,4 +1,5 @@
 """The simulator: numbers that can be computed by hand, tactics compared, nothing run."""
+
 from __future__ import annotations
 
 import pytest
@@ -24,7 +25,15 @@ from torch_hlo.distributed import (
     zero1,
 )  # fmt: skip
 
-MACHINE = Machine("test", flops=1e12, memory=1e9, bandwidth=1e11, link=Link(1e9, 1e-6), links={"data": Link(1e8, 1e-5)}, efficiency=1.0)
+MACHINE = Machine(
+    "test",
+    flops=1e12,
+    memory=1e9,
+    bandwidth=1e11,
+    link=Link(1e9, 1e-6),
+    links={"data": Link(1e8, 1e-5)},
+    efficiency=1.0,
+)
 MEGATRON_MLP = """
 HloModule mlp, num_partitions=4
 add { a = f32[] parameter(0) b = f32[] parameter(1) ROOT s = f32[] add(a, b) }
@@ -80,14 +89,20 @@ def test_nothing_runs_and_real_tensors_stay_pending():
 def test_tactics_one_after_another():
     mesh = Mesh((8, 4), ("data", "model"), check=False)
     batch = (torch.empty(512, 64), torch.empty(512, 64))
-    rows = compare(mlp(), loss, batch, mesh, [data_parallel("data"), megatron("model")], MACHINE).rows
+    rows = compare(
+        mlp(), loss, batch, mesh, [data_parallel("data"), megatron("model")], MACHINE
+    ).rows
     (_, none), (_, data), (name, both) = rows
     assert name == "+ megatron('model')"
-    assert none.cost.bytes == 0 and none.cost.matrix_flops == pytest.approx(8 * data.cost.matrix_flops)
+    assert none.cost.bytes == 0 and none.cost.matrix_flops == pytest.approx(
+        8 * data.cost.matrix_flops
+    )
     assert data.cost.matrix_flops == pytest.approx(4 * both.cost.matrix_flops)
     assert none.memory > data.memory > both.memory
     weights = 2 * 64 * 256 * 4 + 256 * 4 + 64 * 4
-    assert data.cost.bytes == pytest.approx(2 * weights * 7 / 8, rel=0.01)  # gradients are summed once
+    assert data.cost.bytes == pytest.approx(
+        2 * weights * 7 / 8, rel=0.01
+    )  # gradients are summed once
     # Slow links hurt data parallelism more than tensor parallelism here.
     assert data.seconds > both.seconds
 
@@ -100,7 +115,9 @@ def test_sharded_states_take_less_memory():
         rows = compare(mlp(), loss, batch, mesh, [tactic("data")], MACHINE).rows
         memory[tactic] = rows[-1][1].resident
     weights = 2 * 64 * 256 * 4 + 256 * 4 + 64 * 4
-    assert memory[data_parallel] == pytest.approx(3 * weights, rel=0.1)  # parameters and two states of AdamW
+    assert memory[data_parallel] == pytest.approx(
+        3 * weights, rel=0.1
+    )  # parameters and two states of AdamW
     assert memory[zero1] == pytest.approx(weights + 2 * weights / 8, rel=0.1)
     assert memory[fsdp] == pytest.approx(3 * weights / 8, rel=0.2)
 
@@ -117,7 +134,11 @@ def test_sequence_parallel_marks_norms():
 def test_a_plan_adds_axes_where_they_fit():
     mesh = Mesh((2, 4), ("data", "model"), check=False)
     plan = Plan(mlp(), mesh, [megatron("model"), fsdp("data")])
-    assert plan.parameters["0.weight"] == [("model",), ("data",)] and plan.parameters["2.weight"] == [("data",), ("model",)]
-    assert plan.parameters["0.bias"] == [("model", "data")] and plan.parameters["2.bias"] == [("data",)]
+    assert plan.parameters["0.weight"] == [("model",), ("data",)] and plan.parameters[
+        "2.weight"
+    ] == [("data",), ("model",)]
+    assert plan.parameters["0.bias"] == [("model", "data")] and plan.parameters["2.bias"] == [
+        ("data",)
+    ]
     assert not plan.shard("0.weight", 0, "data") and not plan.shard("nothing", 0, "data")
     torch_hlo.sync()

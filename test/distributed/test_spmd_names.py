@@ -1,4 +1,5 @@
 """torch_xla's names: axes by number, global mesh, regions written per device."""
+
 from __future__ import annotations
 
 import pytest
@@ -17,7 +18,11 @@ def eight_devices():
 
 def test_meshes_and_numbers():
     mesh = xs.Mesh([7, 6, 5, 4, 3, 2, 1, 0], (2, 4))
-    assert (mesh.mesh_shape, mesh.device_ids[:2], mesh.axis_names) == ((2, 4), (7, 6), ("axis0", "axis1"))
+    assert (mesh.mesh_shape, mesh.device_ids[:2], mesh.axis_names) == (
+        (2, 4),
+        (7, 6),
+        ("axis0", "axis1"),
+    )
     values = torch.arange(32.0).reshape(4, 8)
     t = xs.mark_sharding(values.to("hlo"), mesh, (1, 0))
     assert str(sharding_of(t)) == "{[{axis1}, {axis0}]}"
@@ -49,7 +54,9 @@ def test_regions_written_per_device():
             part = want[4 * i : 4 * i + 4, 2 * j : 2 * j + 2]
             part -= part.sum()
     assert torch.equal(whole.cpu(), want)
-    with pytest.raises(ShardingError, match="dimension 0 of size 6 does not divide into 4 blocks along y"):
+    with pytest.raises(
+        ShardingError, match="dimension 0 of size 6 does not divide into 4 blocks along y"
+    ):
         xs.enable_manual_sharding(torch.zeros(6, 8).to("hlo"), ("y", None), mesh=mesh)
     with pytest.raises(ShardingError, match="do not make a tensor of shape"):
         xs.disable_manual_sharding(block, ("x", "y"), (8, 16), mesh=mesh)

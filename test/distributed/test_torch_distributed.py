@@ -1,4 +1,5 @@
 """torch.distributed with hlo tensors in real processes: equal to a single process, recorded in the graph, compiled once."""
+
 from __future__ import annotations
 
 import pytest
@@ -47,7 +48,9 @@ def reference(steps=4):
     return model, train(model, batches, steps)
 """
 
-COLLECTIVES = HEADER + """
+COLLECTIVES = (
+    HEADER
+    + """
 cuts = count("MarkStep")
 own = torch.device("hlo", rank); torch.hlo.set_device(own); assert torch.ones(2, device=own).to(own).tolist() == [1, 1]   # as CUDA scripts write
 cuts = count("MarkStep")
@@ -88,6 +91,7 @@ if rank == 0: assert x.item() == 1
 del x
 torch_hlo.sync(); dist.barrier(); print("done"); dist.destroy_process_group()
 """
+)
 
 DDP = """
 _, want = reference()
@@ -138,13 +142,19 @@ print("done", programs() - before, flush=True)
 """
 
 
-@pytest.mark.parametrize("backend", ["cpu:gloo,hlo:gloo", pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", ["cpu:gloo,hlo:gloo", pytest.param("gloo", marks=pytest.mark.slow)]
+)
 def test_collectives(backend):
     assert launch(COLLECTIVES, 2, backend) == ["done\n"] * 2
 
 
 def test_training():
     """Data parallel, sharded parameters, tensor parallel; a second round of training compiles at most the step that finds gradients cleared."""
-    for out in launch(HEADER + DDP + FSDP + TENSOR_PARALLEL + "dist.destroy_process_group()", 2, "cpu:gloo,hlo:gloo"):
+    for out in launch(
+        HEADER + DDP + FSDP + TENSOR_PARALLEL + "dist.destroy_process_group()",
+        2,
+        "cpu:gloo,hlo:gloo",
+    ):
         words = out.split()
         assert words[::2] == ["done"] * 3 and all(int(n) <= 1 for n in words[1::2]), out

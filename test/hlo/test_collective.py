@@ -1,4 +1,5 @@
 """Programs on several devices in the evaluator: the meaning of collectives, and devices that do not meet."""
+
 import threading
 
 import numpy as np
@@ -9,7 +10,9 @@ from torch_hlo.hlo.evaluate import EvaluateError, evaluate
 from torch_hlo.hlo.evaluate_collective import arrangement, collectives, devices_of, evaluate_spmd
 from torch_hlo.hlo.parse import parse_module
 
-ADD = "%add {\n %x = f32[] parameter(0)\n %y = f32[] parameter(1)\n ROOT %z = f32[] add(%x, %y)\n}\n"
+ADD = (
+    "%add {\n %x = f32[] parameter(0)\n %y = f32[] parameter(1)\n ROOT %z = f32[] add(%x, %y)\n}\n"
+)
 FLAT = "channel_id=1, use_global_device_ids=true"
 
 
@@ -28,7 +31,17 @@ def f32(*rows):
 
 def one(line: str, *inputs, operands="%p", shape="f32[2]", more=ADD):
     """The collective `line` on one parameter."""
-    return [r.tolist() for r in run(program(f"%p = {shape} parameter(0)", f"ROOT %r = {line.replace('(%p)', '(' + operands + ')')}", more=more), *inputs)]
+    return [
+        r.tolist()
+        for r in run(
+            program(
+                f"%p = {shape} parameter(0)",
+                f"ROOT %r = {line.replace('(%p)', '(' + operands + ')')}",
+                more=more,
+            ),
+            *inputs,
+        )
+    ]
 
 
 ROWS = f32([1, 2], [3, 4], [5, 6], [7, 8])
@@ -37,16 +50,43 @@ ROWS = f32([1, 2], [3, 4], [5, 6], [7, 8])
 @pytest.mark.parametrize(
     "line, want",
     [
-        (f"f32[2] all-reduce(%p), to_apply=%add, replica_groups={{{{0,1}},{{2,3}}}}, {FLAT}", [[4, 6], [4, 6], [12, 14], [12, 14]]),
-        (f"f32[2] all-reduce(%p), to_apply=%add, replica_groups=[2,2]<=[2,2]T(1,0), {FLAT}", [[6, 8], [10, 12], [6, 8], [10, 12]]),
+        (
+            f"f32[2] all-reduce(%p), to_apply=%add, replica_groups={{{{0,1}},{{2,3}}}}, {FLAT}",
+            [[4, 6], [4, 6], [12, 14], [12, 14]],
+        ),
+        (
+            f"f32[2] all-reduce(%p), to_apply=%add, replica_groups=[2,2]<=[2,2]T(1,0), {FLAT}",
+            [[6, 8], [10, 12], [6, 8], [10, 12]],
+        ),
         (f"f32[2] all-reduce(%p), to_apply=%add, replica_groups={{}}, {FLAT}", [[16, 20]] * 4),
-        ("f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1},{2,3}}", [[4, 6], [4, 6], [12, 14], [12, 14]]),
-        (f"f32[4] all-gather(%p), dimensions={{0}}, replica_groups={{{{1,0}},{{2,3}}}}, {FLAT}", [[3, 4, 1, 2]] * 2 + [[5, 6, 7, 8]] * 2),
-        (f"f32[1] reduce-scatter(%p), dimensions={{0}}, to_apply=%add, replica_groups={{{{0,2}},{{1,3}}}}, {FLAT}", [[6], [10], [8], [12]]),
-        ("f32[2] all-to-all(%p), dimensions={0}, replica_groups={{0,1},{2,3}}, channel_id=1", [[1, 3], [2, 4], [5, 7], [6, 8]]),
-        ("f32[2] collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}, channel_id=1", [[7, 8], [1, 2], [3, 4], [5, 6]]),
-        ("f32[2] collective-permute(%p), source_target_pairs={{0,1},{2,2}}, channel_id=1", [[0, 0], [1, 2], [5, 6], [0, 0]]),
-        ("f32[2] collective-broadcast(%p), replica_groups={{2,1,0}}, channel_id=1", [[5, 6]] * 3 + [[0, 0]]),
+        (
+            "f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1},{2,3}}",
+            [[4, 6], [4, 6], [12, 14], [12, 14]],
+        ),
+        (
+            f"f32[4] all-gather(%p), dimensions={{0}}, replica_groups={{{{1,0}},{{2,3}}}}, {FLAT}",
+            [[3, 4, 1, 2]] * 2 + [[5, 6, 7, 8]] * 2,
+        ),
+        (
+            f"f32[1] reduce-scatter(%p), dimensions={{0}}, to_apply=%add, replica_groups={{{{0,2}},{{1,3}}}}, {FLAT}",
+            [[6], [10], [8], [12]],
+        ),
+        (
+            "f32[2] all-to-all(%p), dimensions={0}, replica_groups={{0,1},{2,3}}, channel_id=1",
+            [[1, 3], [2, 4], [5, 7], [6, 8]],
+        ),
+        (
+            "f32[2] collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}, channel_id=1",
+            [[7, 8], [1, 2], [3, 4], [5, 6]],
+        ),
+        (
+            "f32[2] collective-permute(%p), source_target_pairs={{0,1},{2,2}}, channel_id=1",
+            [[0, 0], [1, 2], [5, 6], [0, 0]],
+        ),
+        (
+            "f32[2] collective-broadcast(%p), replica_groups={{2,1,0}}, channel_id=1",
+            [[5, 6]] * 3 + [[0, 0]],
+        ),
     ],
 )
 def test_meaning(line, want):
@@ -59,7 +99,9 @@ def test_tuples():
         "%g = (f32[2], s8[2]) all-gather(%p, %q), dimensions={0}, replica_groups={{0,1}}, channel_id=1, use_global_device_ids=true",
         "ROOT %r = s8[2] get-tuple-element(%g), index=1",
     )  # fmt: skip
-    assert [r.tolist() for r in run(gather, f32([1], [2]), [np.int8([3]), np.int8([4])])] == [[3, 4]] * 2
+    assert [r.tolist() for r in run(gather, f32([1], [2]), [np.int8([3]), np.int8([4])])] == [
+        [3, 4]
+    ] * 2
     exchange = program(
         "%p = f32[1] parameter(0)", "%q = f32[1] parameter(1)", "%t = (f32[1], f32[1]) all-to-all(%p, %q), replica_groups={{0,1}}, channel_id=1",
         "%a = f32[1] get-tuple-element(%t), index=0", "%b = f32[1] get-tuple-element(%t), index=1", "ROOT %r = f32[2] concatenate(%a, %b), dimensions={0}",
@@ -73,10 +115,20 @@ def test_reductions():
     got = one("f32[2] all-reduce(%p), to_apply=%f, replica_groups={{0,1,2,3}}", ROWS, more=last)
     assert got == [[((1 * 3 + 3) * 5 + 5) * 7 + 7, ((2 * 4 + 4) * 6 + 6) * 8 + 8]] * 4
     bf16 = ADD.replace("f32", "bf16")
-    got = one("bf16[1] all-reduce(%p), to_apply=%add, replica_groups={}", f32([256], [1], [1], [1]), shape="bf16[1]", more=bf16)
+    got = one(
+        "bf16[1] all-reduce(%p), to_apply=%add, replica_groups={}",
+        f32([256], [1], [1], [1]),
+        shape="bf16[1]",
+        more=bf16,
+    )
     assert got == [[260]] * 4  # in bf16, 256 + 1 is 256
     either = ADD.replace("f32", "pred").replace("add(", "or(")
-    got = one("pred[2] all-reduce(%p), to_apply=%add", [np.array([True, False]), np.array([False, False])], shape="pred[2]", more=either)
+    got = one(
+        "pred[2] all-reduce(%p), to_apply=%add",
+        [np.array([True, False]), np.array([False, False])],
+        shape="pred[2]",
+        more=either,
+    )
     assert got == [[True, False]] * 2
 
 
@@ -95,20 +147,36 @@ def test_ragged_all_to_all():
 
 
 def test_ids_without_a_channel_are_replicas():
-    lines = ("%p = f32[2] parameter(0)", "ROOT %r = f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1}}", )
+    lines = (
+        "%p = f32[2] parameter(0)",
+        "ROOT %r = f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1}}",
+    )
     assert arrangement(program(*lines), 4) == (4, 1)
     c = Collective.of(program(*lines).entry.root)
     assert c.ids == "replica" and c.groups(2, 3) == ((0, 3), (1, 4), (2, 5))
     both = Collective.of(program(lines[0], lines[1] + ", channel_id=3").entry.root)
     assert both.groups(2, 3) == ((0, 1, 2, 3, 4, 5),)
-    permute = Collective.of(program(lines[0], "ROOT %r = f32[2] collective-permute(%p), source_target_pairs={{0,2}}, channel_id=3").entry.root)
+    permute = Collective.of(
+        program(
+            lines[0],
+            "ROOT %r = f32[2] collective-permute(%p), source_target_pairs={{0,2}}, channel_id=3",
+        ).entry.root
+    )
     assert permute.groups(2, 3) == ((0, 2), (3, 5)) and permute.pairs(2, 3) == ((0, 2), (3, 5))
     assert Collective.from_json(permute.to_json()) == permute
 
 
 def test_device_ids():
-    module = program("%p = u32[] partition-id()", "%q = u32[] replica-id()", "ROOT %t = (u32[], u32[]) tuple(%p, %q)")
-    assert [[int(v) for v in outs] for outs in evaluate_spmd(module, [[]] * 3)] == [[0, 0], [1, 0], [2, 0]]
+    module = program(
+        "%p = u32[] partition-id()",
+        "%q = u32[] replica-id()",
+        "ROOT %t = (u32[], u32[]) tuple(%p, %q)",
+    )
+    assert [[int(v) for v in outs] for outs in evaluate_spmd(module, [[]] * 3)] == [
+        [0, 0],
+        [1, 0],
+        [2, 0],
+    ]
     assert [int(v) for v in evaluate(module, [])] == [0, 0]
 
 
@@ -125,7 +193,9 @@ def test_started_and_done():
     assert [r.tolist() for r in run(module, f32([1, 2], [3, 4]))] == [[0] * 4, [2, 4, 6, 8]]
 
 
-LOOP = ADD + """
+LOOP = (
+    ADD
+    + """
 %body {
   %s = (s32[], f32[1]) parameter(0)
   %i = s32[] get-tuple-element(%s), index=0
@@ -142,6 +212,7 @@ LOOP = ADD + """
   ROOT %c = pred[] compare(%i, %n), direction=LT
 }
 """
+)
 
 
 def loop():
@@ -157,15 +228,21 @@ def test_in_loops():
 
 def test_devices_that_do_not_meet():
     """One device goes round the loop less often: an error that says who waits where, and nobody hangs."""
-    with pytest.raises(CollectiveError, match=r"device 0: in all-reduce\(f32\) by add over \{0,1\}, channel 1 of sizes \[1\]; device 1: finished"):
+    with pytest.raises(
+        CollectiveError,
+        match=r"device 0: in all-reduce\(f32\) by add over \{0,1\}, channel 1 of sizes \[1\]; device 1: finished",
+    ):
         run(loop(), [np.int32(0), np.int32(1)], f32([1], [2]))
-    branches = ADD + """
+    branches = (
+        ADD
+        + """
 %t { %p = f32[2] parameter(0)
  ROOT %r = f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1}} }
 %f { %p = f32[2] parameter(0)
  %g = f32[4] all-gather(%p), dimensions={0}, replica_groups={{0,1}}
  ROOT %r = f32[2] slice(%g), slice={[0:2]} }
 """
+    )
     module = program("%c = pred[] parameter(0)", "%p = f32[2] parameter(1)",
                      "ROOT %r = f32[2] conditional(%c, %p, %p), true_computation=%t, false_computation=%f", more=branches)  # fmt: skip
     assert [r.tolist() for r in run(module, [np.bool_(True)] * 2, ROWS[:2])] == [[4, 6]] * 2
@@ -184,9 +261,15 @@ def test_a_device_that_fails_releases_the_others():
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,5}}", "no such replica among 4 replicas"),
+        (
+            "f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,5}}",
+            "no such replica among 4 replicas",
+        ),
         ("f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1},{1,2}}", "in two groups"),
-        ("f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1}}", "device [23], which is in none of its groups"),
+        (
+            "f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1}}",
+            "device [23], which is in none of its groups",
+        ),
         ("f32[4] all-gather(%p), dimensions={0}, replica_groups={}", "does not fit a group of 4"),
     ],
 )
@@ -196,6 +279,9 @@ def test_wrong_groups(line, message):
 
 
 def test_one_device_is_not_enough():
-    module = program("%p = f32[2] parameter(0)", "ROOT %r = f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1}}")
+    module = program(
+        "%p = f32[2] parameter(0)",
+        "ROOT %r = f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1}}",
+    )
     with pytest.raises(CollectiveError, match="needs more than one device"):
         evaluate(module, [np.zeros(2, "f")])

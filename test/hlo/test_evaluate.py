@@ -1,4 +1,5 @@
 """The evaluator: XLA's meaning of every opcode, in particular at the edges."""
+
 import numpy as np
 import pytest
 
@@ -61,15 +62,28 @@ def test_float_to_integer_saturates(dtype, expected):
 def test_integers_wrap():
     assert value(lambda p: b.convert(p, "s8"), np.int32([200, -200])).tolist() == [-56, 56]
     assert value(lambda p: b.convert(p, "s4"), np.int32([9, -9])).tolist() == [-7, 7]
-    assert value(b.power, np.int32([2, 2, -1, 0, 1]), np.int32([31, -1, -3, 0, -5])).tolist() == [-(2**31), 0, -1, 1, 1]
+    assert value(b.power, np.int32([2, 2, -1, 0, 1]), np.int32([31, -1, -3, 0, -5])).tolist() == [
+        -(2**31),
+        0,
+        -1,
+        1,
+        1,
+    ]
 
 
 def test_nan_and_signed_zero():
     nan, x = np.float32("nan"), np.float32([1, np.nan, -0.0])
     assert np.isnan(value(b.maximum, x, np.float32([nan, 1, 1]))).tolist() == [True, True, False]
-    assert np.signbit(value(b.sign, x)).tolist() == [False, False, True] and np.isnan(value(b.sign, x)[1])
+    assert np.signbit(value(b.sign, x)).tolist() == [False, False, True] and np.isnan(
+        value(b.sign, x)[1]
+    )
     assert value(lambda p: b.compare(p, p, "NE"), x).tolist() == [False, True, False]
-    order = instr("compare", (b.constant(-0.0, "f32"), b.constant(0.0, "f32")), direction="LT", type="TOTALORDER")
+    order = instr(
+        "compare",
+        (b.constant(-0.0, "f32"), b.constant(0.0, "f32")),
+        direction="LT",
+        type="TOTALORDER",
+    )
     assert evaluate(Computation("c", (), order), [])[0]
 
 
@@ -98,7 +112,14 @@ def test_reduce_precision():
     assert y.tolist() == [expected[0], np.inf, 0, np.inf, expected[1]]
 
 
-@pytest.mark.parametrize("source, dtype", [(np.float32([1.5, -2]), "s32"), (np.float32([1.5, -2]), "u8"), (np.arange(8, dtype=np.uint8).reshape(2, 4), "f32")])
+@pytest.mark.parametrize(
+    "source, dtype",
+    [
+        (np.float32([1.5, -2]), "s32"),
+        (np.float32([1.5, -2]), "u8"),
+        (np.arange(8, dtype=np.uint8).reshape(2, 4), "f32"),
+    ],
+)
 def test_bitcast_convert(source, dtype):
     y = value(lambda p: b.bitcast_convert(p, dtype), source)
     assert y.tobytes() == source.tobytes() and y.dtype == numpy_dtype(dtype)
@@ -126,7 +147,15 @@ def test_variadic_reduce_is_argmax():
 
     x = np.random.default_rng(0).integers(0, 5, (6, 9)).astype("f")
     by = b.computation(pick, (Shape("f32"), Shape("s32")) * 2)
-    best, where = value(lambda p: b.reduce((p, b.iota("s32", (6, 9), 1)), (b.constant(-np.inf, "f32"), b.constant(0, "s32")), (1,), by), x)
+    best, where = value(
+        lambda p: b.reduce(
+            (p, b.iota("s32", (6, 9), 1)),
+            (b.constant(-np.inf, "f32"), b.constant(0, "s32")),
+            (1,),
+            by,
+        ),
+        x,
+    )
     assert np.array_equal(best, x.max(1)) and np.array_equal(where, x.argmax(1))
 
 
@@ -163,14 +192,30 @@ def test_reduce_window_with_dilations_and_padding():
 def test_select_and_scatter():
     x, source = np.float32([1, 3, 3, 0]), np.float32([10, 20, 30])
     window = (WindowDim(2),)
-    y = value(lambda p, s: b.select_and_scatter(p, s, b.constant(0.0, "f32"), window, "GE", "add"), x, source)
+    y = value(
+        lambda p, s: b.select_and_scatter(p, s, b.constant(0.0, "f32"), window, "GE", "add"),
+        x,
+        source,
+    )
     assert y.tolist() == [0, 30, 30, 0]
 
 
 def test_gather_clamps_and_scatter_drops():
     x = np.arange(12, dtype="f").reshape(4, 3)
     i = np.int32([[-5], [2], [9]])
-    rows = value(lambda p, q: b.gather(p, q, offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), index_vector_dim=1, slice_sizes=(1, 3)), x, i)
+    rows = value(
+        lambda p, q: b.gather(
+            p,
+            q,
+            offset_dims=(1,),
+            collapsed_slice_dims=(0,),
+            start_index_map=(0,),
+            index_vector_dim=1,
+            slice_sizes=(1, 3),
+        ),
+        x,
+        i,
+    )
     assert np.array_equal(rows, x[[0, 2, 3]])
     u = np.ones((3, 3), "f")
     y = value(lambda p, q, r: b.scatter(p, q, r, "add", update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,),
@@ -188,7 +233,9 @@ def test_scatter_applies_updates_in_order():
 def test_dynamic_slices_clamp():
     x, at = np.arange(5, dtype="f"), np.int32(9)
     assert value(lambda p, i: b.dynamic_slice(p, (i,), (2,)), x, at).tolist() == [3, 4]
-    assert value(lambda p, u, i: b.dynamic_update_slice(p, u, (i,)), x, np.float32([7, 8]), np.int32(-3)).tolist() == [7, 8, 2, 3, 4]
+    assert value(
+        lambda p, u, i: b.dynamic_update_slice(p, u, (i,)), x, np.float32([7, 8]), np.int32(-3)
+    ).tolist() == [7, 8, 2, 3, 4]
 
 
 @pytest.mark.parametrize("direction", ["LT", "GT"])
@@ -201,14 +248,22 @@ def test_sort_is_stable_and_puts_nan_last(direction):
 
 
 def test_sort_with_a_comparator_that_calls():
-    inner = b.computation(lambda p: b.reduce(b.broadcast(p, (2,)), b.constant(0.0, "f32"), (0,), "add"), (Shape("f32"),))
-    by = b.computation(lambda p, q: b.compare(b.call(inner, (p,)), b.call(inner, (q,)), "LT"), (Shape("f32"), Shape("f32")))
+    inner = b.computation(
+        lambda p: b.reduce(b.broadcast(p, (2,)), b.constant(0.0, "f32"), (0,), "add"),
+        (Shape("f32"),),
+    )
+    by = b.computation(
+        lambda p, q: b.compare(b.call(inner, (p,)), b.call(inner, (q,)), "LT"),
+        (Shape("f32"), Shape("f32")),
+    )
     assert value(lambda p: b.sort(p, 0, by), np.float32([3, 1, 2])).tolist() == [1, 2, 3]
 
 
 def test_random_permutations_sort_like_numpy():
     x = np.random.default_rng(1).integers(0, 50, (3, 200)).astype(np.int32)
-    by = b.computation(lambda p, q: b.compare(b.negate(p), b.negate(q), "GT"), (Shape("s32"), Shape("s32")))
+    by = b.computation(
+        lambda p, q: b.compare(b.negate(p), b.negate(q), "GT"), (Shape("s32"), Shape("s32"))
+    )
     assert np.array_equal(value(lambda p: b.sort(p, 1, by), x), np.sort(x, 1))
 
 
@@ -231,9 +286,15 @@ ENTRY e { i = s32[] parameter(0)
   ROOT w = (s32[], f32[]) while(s), condition=cond, body=body }"""
     assert [float(v) for v in run(text, 0, 1.5)] == [5, 48]
     scalar = Shape("f32")
-    branches = [b.computation(lambda p, k=k: b.add(p, b.constant(float(k), "f32")), (scalar,)) for k in range(3)]
+    branches = [
+        b.computation(lambda p, k=k: b.add(p, b.constant(float(k), "f32")), (scalar,))
+        for k in range(3)
+    ]
     for index, expected in ((0, 0), (2, 2), (-1, 2), (7, 2)):
-        assert value(lambda i, x: b.conditional(i, branches, (x,) * 3), np.int32(index), np.float32(0)) == expected
+        assert (
+            value(lambda i, x: b.conditional(i, branches, (x,) * 3), np.int32(index), np.float32(0))
+            == expected
+        )
 
 
 def test_linear_algebra():
@@ -242,7 +303,11 @@ def test_linear_algebra():
     lower = np.tril(a) + 4 * np.eye(4)
     for left in (True, False):
         for transpose in ("NO_TRANSPOSE", "TRANSPOSE"):
-            x = value(lambda p, q: b.triangular_solve(p, q, left_side=left, transpose_a=transpose), lower, y)  # noqa: B023
+            x = value(
+                lambda p, q: b.triangular_solve(p, q, left_side=left, transpose_a=transpose),
+                lower,
+                y,
+            )  # noqa: B023
             op = lower if transpose == "NO_TRANSPOSE" else lower.swapaxes(1, 2)
             np.testing.assert_allclose(op @ x if left else x @ op, y, atol=1e-10)
     spd = a @ a.swapaxes(1, 2) + np.eye(4)
@@ -253,24 +318,41 @@ def test_linear_algebra():
 def test_rng_bit_generator_is_xlas():
     # From XLA's CPU backend (jaxlib 0.10.2), state = [0x123456789abcdef0, 2**64 - 2, 5].
     state = np.uint64([0x123456789ABCDEF0, 2**64 - 2, 5])
-    fry, bits = value(lambda s: b.rng_bit_generator(s, "rng_three_fry", Shape("u32", (5,))), state[:2])
-    assert bits.tolist() == [1010520186, 1888741164, 2754706343, 569486026, 1593802813] and fry[1] == 1
-    new, bits = value(lambda s: b.rng_bit_generator(s, "rng_default", Shape("u32", (4,))), state[:2])
+    fry, bits = value(
+        lambda s: b.rng_bit_generator(s, "rng_three_fry", Shape("u32", (5,))), state[:2]
+    )
+    assert (
+        bits.tolist() == [1010520186, 1888741164, 2754706343, 569486026, 1593802813] and fry[1] == 1
+    )
+    new, bits = value(
+        lambda s: b.rng_bit_generator(s, "rng_default", Shape("u32", (4,))), state[:2]
+    )
     assert bits.tolist() == [3151517439, 3080049825, 2645875639, 2972309415] and new[1] == 2**64 - 1
     new, bits = value(lambda s: b.rng_bit_generator(s, "rng_philox", Shape("u64", (2,))), state)
-    assert bits.tolist() == [15813803508474477396, 1354861976551600639] and new.tolist()[1:] == [2**64 - 1, 5]
+    assert bits.tolist() == [15813803508474477396, 1354861976551600639] and new.tolist()[1:] == [
+        2**64 - 1,
+        5,
+    ]
 
 
 def test_custom_calls_are_python_functions(monkeypatch):
     monkeypatch.setitem(CUSTOM_CALLS, "twice", lambda x, v: 2 * v)
-    assert value(lambda p: b.custom_call("twice", (p,), p.shape), np.float32([1, 2])).tolist() == [2, 4]
+    assert value(lambda p: b.custom_call("twice", (p,), p.shape), np.float32([1, 2])).tolist() == [
+        2,
+        4,
+    ]
     with pytest.raises(EvaluateError, match="'thrice' is not registered"):
         value(lambda p: b.custom_call("thrice", (p,), p.shape), np.float32([1]))
 
 
 def test_collectives_of_one_device():
     text = "ROOT %0 = f32[4] all-gather(%1), dimensions={0}"
-    assert run("%1 = f32[4] parameter(0)\n" + text, np.arange(4, dtype="f")).tolist() == [0, 1, 2, 3]
+    assert run("%1 = f32[4] parameter(0)\n" + text, np.arange(4, dtype="f")).tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
     with pytest.raises(EvaluateError, match="does not fit a group of 1 device"):
         run("%1 = f32[2] parameter(0)\n" + text, np.arange(2, dtype="f"))
 

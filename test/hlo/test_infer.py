@@ -1,4 +1,5 @@
 """Shape rules: results, and messages that name the opcode, what is wrong and the operand shapes."""
+
 from __future__ import annotations
 
 import pytest
@@ -54,32 +55,64 @@ RESULTS = [
 ]  # fmt: skip
 
 ERRORS = [
-    (lambda: h.dot(X, p(dims=(4, 5)), (1,), (0,)), "dot: contracting sizes 3 != 4 (f32[2,3] · f32[4,5])"),
+    (
+        lambda: h.dot(X, p(dims=(4, 5)), (1,), (0,)),
+        "dot: contracting sizes 3 != 4 (f32[2,3] · f32[4,5])",
+    ),
     (lambda: h.add(X, p(dims=(3,))), "add: shapes differ (f32[2,3] · f32[3])"),
     (lambda: h.add(X, I), "add: element types differ (f32[2,3] · s32[2,3])"),
     (lambda: h.add(p(dims=(N,)), p(dims=(4,))), "add: shapes differ (f32[s0] · f32[4])"),
     (lambda: h.exponential(I), "exponential: is not defined on s32 (s32[2,3])"),
     (lambda: h.compare(C, C, "LT"), "compare: complex numbers have no LT"),
     (lambda: h.reshape(X, (7,)), "reshape: element types or counts differ (f32[2,3] · f32[7])"),
-    (lambda: h.broadcast(X, (2, 4), (0, 1)), "broadcast: dimensions [0, 1] do not carry the operand into the result"),
+    (
+        lambda: h.broadcast(X, (2, 4), (0, 1)),
+        "broadcast: dimensions [0, 1] do not carry the operand into the result",
+    ),
     (lambda: h.transpose(X, (0, 0)), "transpose: dimensions [0, 0] are no permutation of 2"),
     (lambda: h.slice_(X, (0, 0), (2, 4)), "slice: limit 4 exceeds size 3"),
-    (lambda: h.concatenate([X, p(dims=(2, 4))], 0), "concatenate: operands differ outside dimension 0"),
-    (lambda: h.reduce(X, h.constant(0, "s32"), (0,), "add"), "reduce: parameter 1 of add_s32 is s32[], got f32[]"),
+    (
+        lambda: h.concatenate([X, p(dims=(2, 4))], 0),
+        "concatenate: operands differ outside dimension 0",
+    ),
+    (
+        lambda: h.reduce(X, h.constant(0, "s32"), (0,), "add"),
+        "reduce: parameter 1 of add_s32 is s32[], got f32[]",
+    ),
     (lambda: h.reduce(X, ZERO, (2,), "add"), "reduce: dimensions [2] out of range for rank 2"),
     (lambda: h.select(X, X, X), "select: the predicate must be pred with the dims of the branches"),
     (lambda: h.get_tuple_element(X, 0), "get-tuple-element: no element 0 (f32[2,3])"),
-    (lambda: h.convolution(p(dims=(1, 3, 8)), p(dims=(4, 2, 3)), [WindowDim(3)], "bf0_oi0->bf0"), "convolution: 3 input features, the kernel expects 2"),
-    (lambda: h.dynamic_slice(X, [h.constant(0, "s32")], (1, 1)), "dynamic-slice: 1 start indices for rank 2"),
+    (
+        lambda: h.convolution(p(dims=(1, 3, 8)), p(dims=(4, 2, 3)), [WindowDim(3)], "bf0_oi0->bf0"),
+        "convolution: 3 input features, the kernel expects 2",
+    ),
+    (
+        lambda: h.dynamic_slice(X, [h.constant(0, "s32")], (1, 1)),
+        "dynamic-slice: 1 start indices for rank 2",
+    ),
     (lambda: h.cholesky(X), "cholesky: takes square matrices"),
     (lambda: h.sort(X, 0, "LE"), "sort: the comparator must be LT or GT, got 'LE'"),
     (lambda: instr("add", (X,)), "add: takes 2 operands, got 1 (f32[2,3])"),
-    (lambda: instr("negate", (X,), dimensions=(1,)), "negate: unknown attribute dimensions; legal are none"),
+    (
+        lambda: instr("negate", (X,), dimensions=(1,)),
+        "negate: unknown attribute dimensions; legal are none",
+    ),
     (lambda: instr("transpose", (X,)), "transpose: missing attribute dimensions"),
-    (lambda: instr("iota", (), iota_dimension=0), "iota: the operands do not determine the shape; give one"),
+    (
+        lambda: instr("iota", (), iota_dimension=0),
+        "iota: the operands do not determine the shape; give one",
+    ),
     (lambda: conv_dims("bf01_oi0->bf01"), "convolution: bad dim_labels 'bf01_oi0->bf01'"),
-    (lambda: h.rng_bit_generator(p("u64", (2,)), "rng_three_fry", Shape("s4", (7,))), "rng-bit-generator: bits must be integers of 8 bits"),
-    (lambda: h.while_(h.computation(lambda s: s, [X.shape]), h.computation(lambda s: s, [X.shape]), X), "while: the condition must return pred[]"),
+    (
+        lambda: h.rng_bit_generator(p("u64", (2,)), "rng_three_fry", Shape("s4", (7,))),
+        "rng-bit-generator: bits must be integers of 8 bits",
+    ),
+    (
+        lambda: h.while_(
+            h.computation(lambda s: s, [X.shape]), h.computation(lambda s: s, [X.shape]), X
+        ),
+        "while: the condition must return pred[]",
+    ),
 ]
 
 
@@ -113,8 +146,18 @@ def test_tables_agree():
 
 
 def test_identities_build_nothing():
-    assert h.reshape(X, (2, 3)) is X and h.transpose(X, (0, 1)) is X and h.convert(X, "f32") is X and h.broadcast(X, (2, 3), (0, 1)) is X
-    assert h.slice_(X, (0, 0), (2, 3)) is X and h.concatenate([X], 0) is X and h.reverse(X, ()) is X and h.pad(X, ZERO, [(0, 0, 0)] * 2) is X
+    assert (
+        h.reshape(X, (2, 3)) is X
+        and h.transpose(X, (0, 1)) is X
+        and h.convert(X, "f32") is X
+        and h.broadcast(X, (2, 3), (0, 1)) is X
+    )
+    assert (
+        h.slice_(X, (0, 0), (2, 3)) is X
+        and h.concatenate([X], 0) is X
+        and h.reverse(X, ()) is X
+        and h.pad(X, ZERO, [(0, 0, 0)] * 2) is X
+    )
     assert h.get_tuple_element(h.tuple_(X, I), 1) is I
 
 
@@ -125,7 +168,12 @@ def test_defaults_are_left_out():
 
 
 def test_limits():
-    assert (h.lowest("f32"), h.highest("s8"), h.highest("u64"), h.lowest("pred")) == (-float("inf"), 127, 2**64 - 1, False)
+    assert (h.lowest("f32"), h.highest("s8"), h.highest("u64"), h.lowest("pred")) == (
+        -float("inf"),
+        127,
+        2**64 - 1,
+        False,
+    )
     assert h.highest("f8e4m3fn") == 448 and h.lowest("s64") == -(2**63)
 
 

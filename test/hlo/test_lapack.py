@@ -1,4 +1,5 @@
 """LAPACK routines in NumPy: each factorization gives its matrix back, and follows LAPACK's conventions."""
+
 import numpy as np
 import pytest
 
@@ -20,9 +21,15 @@ def test_qr(dims, dtype):
     a = matrix(*dims, dtype=dtype)
     packed, tau = lapack.call("lapack_dgeqrf_ffi", None, [a])
     k = min(dims[-2:])
-    (q,) = lapack.call("lapack_zungqr_ffi" if dtype == "D" else "lapack_dorgqr_ffi", None, [packed[..., :k], tau])
+    (q,) = lapack.call(
+        "lapack_zungqr_ffi" if dtype == "D" else "lapack_dorgqr_ffi", None, [packed[..., :k], tau]
+    )
     np.testing.assert_allclose(q @ np.triu(packed)[..., :k, :], a, atol=1e-12)
-    np.testing.assert_allclose(np.conj(np.swapaxes(q, -1, -2)) @ q, np.broadcast_to(np.eye(k), (*dims[:-2], k, k)), atol=1e-12)
+    np.testing.assert_allclose(
+        np.conj(np.swapaxes(q, -1, -2)) @ q,
+        np.broadcast_to(np.eye(k), (*dims[:-2], k, k)),
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("dims", [(4, 4), (5, 3), (3, 5)])
@@ -33,7 +40,9 @@ def test_lu(dims):
     for k, p in enumerate(pivots):
         rows[[k, p - 1]] = rows[[p - 1, k]]
     k = min(dims)
-    np.testing.assert_allclose((np.tril(packed[:, :k], -1) + np.eye(dims[0], k)) @ np.triu(packed[:k]), a[rows], atol=1e-12)
+    np.testing.assert_allclose(
+        (np.tril(packed[:, :k], -1) + np.eye(dims[0], k)) @ np.triu(packed[:k]), a[rows], atol=1e-12
+    )
     assert info == 0 and lapack.call("lapack_dgetrf_ffi", None, [np.zeros((2, 2))])[2] == 1
 
 
@@ -43,14 +52,21 @@ def test_tridiagonal_has_the_same_eigenvalues(uplo, dtype):
     a = matrix(5, 5, dtype=dtype)
     a = a + np.conj(a).T
     _, d, e, tau, _ = lapack.call("lapack_dsytrd_ffi", f"{{uplo = {ord(uplo)} : ui8}}", [a])
-    np.testing.assert_allclose(np.linalg.eigvalsh(np.diag(d) + np.diag(e, -1) + np.diag(e, 1)), np.linalg.eigvalsh(a), atol=1e-12)
+    np.testing.assert_allclose(
+        np.linalg.eigvalsh(np.diag(d) + np.diag(e, -1) + np.diag(e, 1)),
+        np.linalg.eigvalsh(a),
+        atol=1e-12,
+    )
     assert tau.shape == (4,)
 
 
 def test_hessenberg_schur_and_pivoted_qr():
     a = matrix(5, 5)
     packed, tau, _ = lapack.call("lapack_dgehrd_ffi", "{high = 5 : i32, low = 1 : i32}", [a])
-    assert np.allclose(np.sort_complex(np.linalg.eigvals(np.triu(packed, -1))), np.sort_complex(np.linalg.eigvals(a)))
+    assert np.allclose(
+        np.sort_complex(np.linalg.eigvals(np.triu(packed, -1))),
+        np.sort_complex(np.linalg.eigvals(a)),
+    )
     t, q, *_ = lapack.call("lapack_dgees_ffi", "{mode = 86 : ui8, sort = 78 : ui8}", [a])
     np.testing.assert_allclose(q @ t @ q.T, a, atol=1e-10)
     packed, order, tau = lapack.call("lapack_dgeqp3_ffi", None, [a, np.zeros(5, np.int32)])
@@ -60,7 +76,9 @@ def test_hessenberg_schur_and_pivoted_qr():
 
 
 def test_empty_stack_and_unknown_routine():
-    values = lapack.call("lapack_dsyevd_ffi", "{mode = 86 : ui8, uplo = 76 : ui8}", [np.zeros((0, 3, 3))])
+    values = lapack.call(
+        "lapack_dsyevd_ffi", "{mode = 86 : ui8, uplo = 76 : ui8}", [np.zeros((0, 3, 3))]
+    )
     assert [v.shape for v in values] == [(0, 3, 3), (0, 3), (0,)]
     assert lapack.routine("lapack_dgbsv_ffi") is None and lapack.routine("cudnn$conv") is None
 
@@ -73,4 +91,6 @@ ENTRY e {
   ROOT w = f32[3] get-tuple-element(s), index=1
 }"""
     a = matrix(3, 3).astype("f")
-    np.testing.assert_allclose(evaluate(parse_module(text), [a])[0], np.linalg.eigvalsh(a), rtol=1e-5)
+    np.testing.assert_allclose(
+        evaluate(parse_module(text), [a])[0], np.linalg.eigvalsh(a), rtol=1e-5
+    )

@@ -1,4 +1,5 @@
 """The HLO text parser: everything XLA prints, errors, hostile text."""
+
 import random
 import re
 from pathlib import Path
@@ -13,7 +14,11 @@ from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.text import module_text
 from torch_hlo.hlo.verify import verify
 
-SAMPLES = {p.stem: p.read_text() for p in (Path(__file__).parent / "samples").glob("*.txt") if "stablehlo" not in p.stem}
+SAMPLES = {
+    p.stem: p.read_text()
+    for p in (Path(__file__).parent / "samples").glob("*.txt")
+    if "stablehlo" not in p.stem
+}
 
 
 def run(body: str, *inputs):
@@ -80,10 +85,15 @@ ENTRY e {
     assert parse_module(str(module)) == module
 
 
-@pytest.mark.parametrize("source, target, dims", [("{0,1}", "{1,0}", (3, 2)), ("{1,0}", "{0,1}", (3, 2)), ("{0,1}", "{0,1}", (6, 1))])
+@pytest.mark.parametrize(
+    "source, target, dims",
+    [("{0,1}", "{1,0}", (3, 2)), ("{1,0}", "{0,1}", (3, 2)), ("{0,1}", "{0,1}", (6, 1))],
+)
 def test_bitcast_between_layouts(source, target, dims):
-    text = f"ENTRY e {{\n p = f32[2,3] parameter(0)\n c = f32[2,3]{source} copy(p)\n" \
-           f" ROOT b = f32[{dims[0]},{dims[1]}]{target} bitcast(c)\n}}"
+    text = (
+        f"ENTRY e {{\n p = f32[2,3] parameter(0)\n c = f32[2,3]{source} copy(p)\n"
+        f" ROOT b = f32[{dims[0]},{dims[1]}]{target} bitcast(c)\n}}"
+    )
     x = np.arange(6, dtype="f").reshape(2, 3)
     memory = x.ravel(order="F" if source == "{0,1}" else "C")
     expected = memory.reshape(dims, order="F" if target == "{0,1}" else "C")
@@ -163,7 +173,20 @@ def test_errors_point_at_the_place(line):
     assert lines[2].index("^") - 2 == caught.value.column - 1
 
 
-@pytest.mark.parametrize("text", ["", "hello", "HloModule m", "((((" * 10000, "{" * 100000, "ENTRY e {", "\0", '"', "ENTRY e { p = " + "(" * 10000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello",
+        "HloModule m",
+        "((((" * 10000,
+        "{" * 100000,
+        "ENTRY e {",
+        "\0",
+        '"',
+        "ENTRY e { p = " + "(" * 10000,
+    ],
+)
 def test_junk(text):
     with pytest.raises(ParseError):
         parse_module(text)
@@ -182,19 +205,31 @@ HEADERS = {
 @pytest.mark.parametrize("header", HEADERS)
 def test_hostile_headers(header):
     with pytest.raises(ParseError, match=re.escape(HEADERS[header])):
-        parse_module(f"HloModule m, {header}\nENTRY e {{\n ROOT p = f32[2] parameter(0), sharding={{replicated}}\n}}")
+        parse_module(
+            f"HloModule m, {header}\nENTRY e {{\n ROOT p = f32[2] parameter(0), sharding={{replicated}}\n}}"
+        )
 
 
-@pytest.mark.parametrize("sharding", [
-    "{devices=[99999999999]<=[99999999999]}", "{devices=[99999999999]0,1}", f"{{devices=[2]<=[2{',1' * 70}]T({','.join(map(str, range(71)))})}}"])
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        "{devices=[99999999999]<=[99999999999]}",
+        "{devices=[99999999999]0,1}",
+        f"{{devices=[2]<=[2{',1' * 70}]T({','.join(map(str, range(71)))})}}",
+    ],
+)
 def test_hostile_shardings(sharding):
     with pytest.raises(ParseError):
-        parse_module(f"HloModule m\nENTRY e {{\n ROOT p = f32[2] parameter(0), sharding={sharding}\n}}")
+        parse_module(
+            f"HloModule m\nENTRY e {{\n ROOT p = f32[2] parameter(0), sharding={sharding}\n}}"
+        )
 
 
 @pytest.mark.parametrize("frame", ["\u00b2", "1" * 5000])
 def test_a_frame_that_is_no_number_names_no_source(frame):
-    root = parse_module(f"HloModule m\nFileNames\n1 \"a\"\nENTRY e {{\n ROOT p = f32[2] parameter(0), metadata={{stack_frame_id={frame}}}\n}}").entry.root
+    root = parse_module(
+        f'HloModule m\nFileNames\n1 "a"\nENTRY e {{\n ROOT p = f32[2] parameter(0), metadata={{stack_frame_id={frame}}}\n}}'
+    ).entry.root
     assert META[root].source == ""
 
 
@@ -216,17 +251,23 @@ def mutate(text: str, rng: random.Random) -> str:
         elif kind == 3:
             numbers = list(re.finditer(r"\d+", text))
             m = rng.choice(numbers)
-            text = text[:m.start()] + rng.choice(["0", "1", "7", "-3", "4294967296"]) + text[m.end():]
+            text = (
+                text[: m.start()]
+                + rng.choice(["0", "1", "7", "-3", "4294967296"])
+                + text[m.end() :]
+            )
         else:
             words = list(re.finditer(r"[a-z][a-z\-]{2,}", text))
             m, other = rng.choice(words), rng.choice(words)
-            text = text[:m.start()] + other.group() + text[m.end():]
+            text = text[: m.start()] + other.group() + text[m.end() :]
     return text
 
 
 def test_mutated_text_parses_or_raises_parse_error():
     rng = random.Random(7)
-    texts = sorted(SAMPLES.values()) + [module_text(parse_module(t)) for t in sorted(SAMPLES.values())]
+    texts = sorted(SAMPLES.values()) + [
+        module_text(parse_module(t)) for t in sorted(SAMPLES.values())
+    ]
     parsed = 0
     for _ in range(600):
         text = mutate(rng.choice(texts), rng)

@@ -1,4 +1,5 @@
 """Meshes, shardings, their two text forms, and blocks of arrays."""
+
 import itertools
 
 import numpy as np
@@ -7,8 +8,24 @@ import pytest
 from test.support import hlo
 from torch_hlo.hlo.parse import ParseError, parse_module
 from torch_hlo.hlo.shape import Shape, tuple_shape
-from torch_hlo.hlo.sharding import Axis, DimSharding, Mesh, Sharding, ShardingError, complement, shard, simplify, unshard
-from torch_hlo.hlo.sharding_text import common_mesh, from_xla, mesh_from_text, parse_sharding, to_xla
+from torch_hlo.hlo.sharding import (
+    Axis,
+    DimSharding,
+    Mesh,
+    Sharding,
+    ShardingError,
+    complement,
+    shard,
+    simplify,
+    unshard,
+)
+from torch_hlo.hlo.sharding_text import (
+    common_mesh,
+    from_xla,
+    mesh_from_text,
+    parse_sharding,
+    to_xla,
+)
 from torch_hlo.hlo.text import module_text
 
 MESH = Mesh((("x", 2), ("y", 4)))
@@ -45,16 +62,24 @@ def test_axis_algebra():
     assert not major.overlaps(minor) and major.overlaps(MESH.axis("y"))
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: spec("x", "x"), "axis x is used twice"),
-    (lambda: spec("z"), "no axis 'z'"),
-    (lambda: Sharding(MESH, (DimSharding((Axis("y", 1, 3),)),)), "no part of axis y of size 4"),
-    (lambda: Sharding(MESH, (DimSharding((Axis("y", 1, 2),)),), replicated=(MESH.axis("y"),)), "axis y is used twice"),
-    (lambda: spec("x").shard_dims((4, 4)), "for 1 dimensions, the array has 2"),
-    (lambda: Mesh((("x", 2), ("x", 2))), "axis x is given twice"),
-    (lambda: Mesh((("x", 2),), (0, 2)), "devices 0 to 1 once each"),
-    (lambda: Mesh((("x", 0),)), "sizes are positive"),
-])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: spec("x", "x"), "axis x is used twice"),
+        (lambda: spec("z"), "no axis 'z'"),
+        (lambda: Sharding(MESH, (DimSharding((Axis("y", 1, 3),)),)), "no part of axis y of size 4"),
+        (
+            lambda: Sharding(
+                MESH, (DimSharding((Axis("y", 1, 2),)),), replicated=(MESH.axis("y"),)
+            ),
+            "axis y is used twice",
+        ),
+        (lambda: spec("x").shard_dims((4, 4)), "for 1 dimensions, the array has 2"),
+        (lambda: Mesh((("x", 2), ("x", 2))), "axis x is given twice"),
+        (lambda: Mesh((("x", 2),), (0, 2)), "devices 0 to 1 once each"),
+        (lambda: Mesh((("x", 0),)), "sizes are positive"),
+    ],
+)
 def test_errors(make, message):
     with pytest.raises(ShardingError, match=message):
         make()
@@ -64,7 +89,9 @@ def all_shardings(mesh: Mesh, rank: int):
     """Every way to deal the mesh's axes, in every order, to `rank` dimensions or to none."""
     for order in itertools.permutations(mesh.names):
         for homes in itertools.product(range(rank + 1), repeat=len(order)):
-            yield Sharding.of(mesh, [tuple(n for n, home in zip(order, homes) if home == d) for d in range(rank)])
+            yield Sharding.of(
+                mesh, [tuple(n for n, home in zip(order, homes) if home == d) for d in range(rank)]
+            )
 
 
 @pytest.mark.parametrize("mesh", [MESH, CUBE, Mesh((("x", 2), ("y", 2)), (0, 3, 1, 2))], ids=str)
@@ -77,29 +104,44 @@ def test_both_texts_read_back(mesh):
             other = from_xla(to_xla(s), shape)  # on the coarsest mesh: other axes, the same blocks
             assert other.mesh.size in (1, mesh.size)
             if other.mesh.size > 1:
-                assert [other.tile(d) for d in range(mesh.size)] == [s.tile(d) for d in range(mesh.size)]
+                assert [other.tile(d) for d in range(mesh.size)] == [
+                    s.tile(d) for d in range(mesh.size)
+                ]
 
 
-@pytest.mark.parametrize("text", [
-    "{[{x, ?}, {y:(2)2}p1, {?}], replicated={y:(1)2}}", "{[{}, {}], unreduced={x}}", "{[{y}], manual={x}}", "{maximal device=3}", "{[]}",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{[{x, ?}, {y:(2)2}p1, {?}], replicated={y:(1)2}}",
+        "{[{}, {}], unreduced={x}}",
+        "{[{y}], manual={x}}",
+        "{maximal device=3}",
+        "{[]}",
+    ],
+)
 def test_axis_form(text):
     rank = text.partition("]")[0].count("{") - 1
     value = parse_sharding(text, Shape("f32", (4,) * rank), MESH)
     assert str(value) == text
 
 
-@pytest.mark.parametrize("text, want", [
-    ("{devices=[2,1,4]<=[8] last_tile_dim_replicate}", "{[{x}, {}]}"),
-    ("{devices=[4,2]<=[2,4]T(1,0)}", "{[{y}, {x}]}"),
-    ("{devices=[2,4]0,1,2,3,4,5,6,7}", "{[{x}, {y}]}"),
-    ("{devices=[1,2,4]0,4,1,5,2,6,3,7 last_tile_dim_replicate}", "{[{}, {y:(1)2}]}"),
-    ("{devices=[2,1,2,2]<=[8] last_tile_dims={manual, replicated}}", "{[{x}, {}], manual={y:(1)2}}"),
-    ("{devices=[8,1]<=[8] metadata={op_name=\"a/b}c\" source_line=3}}", "{[{x, y}, {}]}"),
-    ("{replicated}", "{[{}, {}]}"),
-    ("{manual}", "{[{}, {}], manual={x, y}}"),
-    ("{maximal device=2}", "{maximal device=2}"),
-])
+@pytest.mark.parametrize(
+    "text, want",
+    [
+        ("{devices=[2,1,4]<=[8] last_tile_dim_replicate}", "{[{x}, {}]}"),
+        ("{devices=[4,2]<=[2,4]T(1,0)}", "{[{y}, {x}]}"),
+        ("{devices=[2,4]0,1,2,3,4,5,6,7}", "{[{x}, {y}]}"),
+        ("{devices=[1,2,4]0,4,1,5,2,6,3,7 last_tile_dim_replicate}", "{[{}, {y:(1)2}]}"),
+        (
+            "{devices=[2,1,2,2]<=[8] last_tile_dims={manual, replicated}}",
+            "{[{x}, {}], manual={y:(1)2}}",
+        ),
+        ('{devices=[8,1]<=[8] metadata={op_name="a/b}c" source_line=3}}', "{[{x, y}, {}]}"),
+        ("{replicated}", "{[{}, {}]}"),
+        ("{manual}", "{[{}, {}], manual={x, y}}"),
+        ("{maximal device=2}", "{maximal device=2}"),
+    ],
+)
 def test_tile_assignments(text, want):
     assert str(from_xla(text, Shape("f32", (8, 8)), MESH)) == want
 
@@ -107,14 +149,19 @@ def test_tile_assignments(text, want):
 def test_tuples():
     shape = tuple_shape(Shape("f32", (8,)), Shape("f32"))
     value = from_xla("{{devices=[8]<=[8]}, {replicated}}", shape, MESH)
-    assert value == (spec(("x", "y")), spec()) and to_xla(value) == "{{devices=[8]<=[8]}, {replicated}}"
+    assert (
+        value == (spec(("x", "y")), spec())
+        and to_xla(value) == "{{devices=[8]<=[8]}, {replicated}}"
+    )
     assert from_xla("{replicated}", shape, MESH) == (spec(None), spec())
     with pytest.raises(ShardingError, match="1 shardings"):
         from_xla("{{replicated}}", shape, MESH)
 
 
 def test_common_mesh():
-    assert common_mesh(["{devices=[2,4]<=[8]}", "{devices=[4,2]<=[8]}"]) == Mesh((("a", 2), ("b", 2), ("c", 2)))
+    assert common_mesh(["{devices=[2,4]<=[8]}", "{devices=[4,2]<=[8]}"]) == Mesh(
+        (("a", 2), ("b", 2), ("c", 2))
+    )
     assert common_mesh(["{replicated}"], 8) == Mesh((("a", 8),))
     assert common_mesh(["{devices=[4]0,2,3,1}"]).devices == (0, 2, 3, 1)
     for texts, message in (
@@ -138,7 +185,9 @@ def test_blocks(dims):
 
 def test_blocks_of_partial_sums():
     s = Sharding(MESH, (DimSharding((MESH.axis("x"),)),), unreduced=(MESH.axis("y"),))
-    np.testing.assert_array_equal(unshard([np.full(2, d) for d in range(8)], s, (4,)), [6, 6, 22, 22])
+    np.testing.assert_array_equal(
+        unshard([np.full(2, d) for d in range(8)], s, (4,)), [6, 6, 22, 22]
+    )
     with pytest.raises(ShardingError, match="partial sums"):
         shard(np.ones(4), s)
 
@@ -159,7 +208,10 @@ def test_module_text():
     assert module.mesh == MESH
     assert module_text(module) == PROGRAM
     xla = module_text(module, style="xla")
-    assert "sharding={devices=[2,1,4]<=[8] last_tile_dim_replicate}" in xla and "sharding={{devices=[2,4]<=[8]}, {replicated}}" in xla
+    assert (
+        "sharding={devices=[2,1,4]<=[8] last_tile_dim_replicate}" in xla
+        and "sharding={{devices=[2,4]<=[8]}, {replicated}}" in xla
+    )
     assert parse_module(xla).entry.root["sharding"][0] == spec("x", "y")
 
 
@@ -170,7 +222,10 @@ def test_mesh_of_xlas_text():
           p = f32[8,4] parameter(0), sharding={devices=[8,1]<=[8]}
           ROOT r = f32[8,4] negate(p), sharding={devices=[2,1,4]<=[8] last_tile_dim_replicate}
         }""")
-    assert str(module.mesh) == "a=2,b=4" and str(module.entry.params[0]["sharding"]) == "{[{a, b}, {}]}"
+    assert (
+        str(module.mesh) == "a=2,b=4"
+        and str(module.entry.params[0]["sharding"]) == "{[{a, b}, {}]}"
+    )
 
 
 def test_per_device_module():
@@ -184,42 +239,70 @@ ENTRY %main (parameter.0: f32[4]) -> f32[4] {
 }
 """
     module = hlo(text)
-    assert (module.num_partitions, module.in_shardings, module.out_shardings) == (8, (spec("x"),), (spec(None),))
+    assert (module.num_partitions, module.in_shardings, module.out_shardings) == (
+        8,
+        (spec("x"),),
+        (spec(None),),
+    )
     assert module_text(module) == text
 
 
-@pytest.mark.parametrize("sharding, message", [
-    ("{devices=[2,2]<=[4]}", "different numbers of devices"), ("{[{q}]}", "no axis 'q'"), ("{nonsense}", "cannot read"),
-    ("{devices=[8]<=[8]}", "on an array of 2"),
-])
+@pytest.mark.parametrize(
+    "sharding, message",
+    [
+        ("{devices=[2,2]<=[4]}", "different numbers of devices"),
+        ("{[{q}]}", "no axis 'q'"),
+        ("{nonsense}", "cannot read"),
+        ("{devices=[8]<=[8]}", "on an array of 2"),
+    ],
+)
 def test_bad_text(sharding, message):
     with pytest.raises(ParseError, match=message):
-        parse_module(f"HloModule m, num_partitions=8\nENTRY main {{ ROOT p = f32[8,4] parameter(0), sharding={sharding} }}")
+        parse_module(
+            f"HloModule m, num_partitions=8\nENTRY main {{ ROOT p = f32[8,4] parameter(0), sharding={sharding} }}"
+        )
 
 
-@pytest.mark.parametrize("text, groups", [
-    ("mesh['a'=2,'b'=4] {'b'}", MESH.groups((MESH.axis("y"),))), ("mesh['a'=2,'b'=4] {'b':(2)2}", MESH.groups((Axis("y", 2, 2),))),
-    ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", MESH.groups((MESH.axis("y"),))),
-])
+@pytest.mark.parametrize(
+    "text, groups",
+    [
+        ("mesh['a'=2,'b'=4] {'b'}", MESH.groups((MESH.axis("y"),))),
+        ("mesh['a'=2,'b'=4] {'b':(2)2}", MESH.groups((Axis("y", 2, 2),))),
+        ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", MESH.groups((MESH.axis("y"),))),
+    ],
+)
 def test_replica_groups_along_axes(text, groups):
-    root = parse_module(f"p = f32[8,4] parameter(0)\nROOT r = f32[8,4] all-reduce(p), replica_groups={text}, to_apply=f\n"
-                        "f { a = f32[] parameter(0)\nb = f32[] parameter(1)\nROOT c = f32[] add(a, b) }").entry.root
+    root = parse_module(
+        f"p = f32[8,4] parameter(0)\nROOT r = f32[8,4] all-reduce(p), replica_groups={text}, to_apply=f\n"
+        "f { a = f32[] parameter(0)\nb = f32[] parameter(1)\nROOT c = f32[] add(a, b) }"
+    ).entry.root
     assert root["replica_groups"] == groups
 
 
-@pytest.mark.parametrize("allowed, want", [("", "{[{}]}"), (", allow_spmd_sharding_propagation_to_output={true}", "{[{?}]}")])
+@pytest.mark.parametrize(
+    "allowed, want",
+    [("", "{[{}]}"), (", allow_spmd_sharding_propagation_to_output={true}", "{[{?}]}")],
+)
 def test_outputs_that_propagation_may_place(allowed, want):
-    module = parse_module(f"HloModule m{allowed}, num_partitions=8\nENTRY main {{ p = f32[8] parameter(0), sharding={{devices=[8]<=[8]}}\n"
-                          "ROOT t = (f32[8]) tuple(p), sharding={{replicated}} }")
+    module = parse_module(
+        f"HloModule m{allowed}, num_partitions=8\nENTRY main {{ p = f32[8] parameter(0), sharding={{devices=[8]<=[8]}}\n"
+        "ROOT t = (f32[8]) tuple(p), sharding={{replicated}} }"
+    )
     assert str(module.entry.root["sharding"][0]) == want
 
 
-@pytest.mark.parametrize("text, want", [
-    ("{mesh['x'=2,'y'=4], [{'x'}, {'y'}]}", "{[{x}, {y}]}"),
-    ("{mesh['x'=2,'y'=4], [{'x', ?}, {'y':(1)2}], replicated={'y':(2)2}}", "{[{x, ?}, {y:(1)2}], replicated={y:(2)2}}"),
-    ("{mesh['b'=4,'a'=2], device_ids=([2,4]T(1,0)), [{'b'}, {'a', ?}]}", "{[{y}, {x, ?}]}"),
-    ("{mesh['q'=8] [{'q'}, {}]}", "{[{x, y}, {}]}"),
-])
+@pytest.mark.parametrize(
+    "text, want",
+    [
+        ("{mesh['x'=2,'y'=4], [{'x'}, {'y'}]}", "{[{x}, {y}]}"),
+        (
+            "{mesh['x'=2,'y'=4], [{'x', ?}, {'y':(1)2}], replicated={'y':(2)2}}",
+            "{[{x, ?}, {y:(1)2}], replicated={y:(2)2}}",
+        ),
+        ("{mesh['b'=4,'a'=2], device_ids=([2,4]T(1,0)), [{'b'}, {'a', ?}]}", "{[{y}, {x, ?}]}"),
+        ("{mesh['q'=8] [{'q'}, {}]}", "{[{x, y}, {}]}"),
+    ],
+)
 def test_shardings_that_name_their_mesh(text, want):
     assert str(parse_sharding(text, Shape("f32", (8, 8)), MESH)) == want
 
@@ -227,4 +310,6 @@ def test_shardings_that_name_their_mesh(text, want):
 def test_mesh_of_shardings_that_name_it():
     assert common_mesh(["{mesh['x'=2,'y'=4], [{'x'}]}", "{replicated}"]) == MESH
     assert str(common_mesh(["{mesh['x'=2,'y'=4], [{'x'}]}", "{mesh['z'=8], [{'z'}]}"])) == "a=2,b=4"
-    assert str(common_mesh(["{{mesh['x'=2,'y'=4], [{'x'}]}, {devices=[4,2]<=[8]}}"])) == "a=2,b=2,c=2"
+    assert (
+        str(common_mesh(["{{mesh['x'=2,'y'=4], [{'x'}]}, {devices=[4,2]<=[8]}}"])) == "a=2,b=2,c=2"
+    )

@@ -1,4 +1,5 @@
 """Shardy's dialect and mhlo.sharding in StableHLO text, in and out."""
+
 import pytest
 
 from test.support import short
@@ -7,12 +8,25 @@ from torch_hlo.hlo.stablehlo import parse_stablehlo, stablehlo_text
 from torch_hlo.hlo.verify import verify
 
 
-def read(body: str, args: str = "%a: tensor<8x16xf32>", result: str = "tensor<8x16xf32>", mesh: str = 'sdy.mesh @mesh = <["x"=2, "y"=4]>'):
-    return verify(parse_stablehlo(f"module @m {{\n {mesh}\n func.func public @main({args}) -> ({result}) {{\n {body}\n }}\n}}"))
+def read(
+    body: str,
+    args: str = "%a: tensor<8x16xf32>",
+    result: str = "tensor<8x16xf32>",
+    mesh: str = 'sdy.mesh @mesh = <["x"=2, "y"=4]>',
+):
+    return verify(
+        parse_stablehlo(
+            f"module @m {{\n {mesh}\n func.func public @main({args}) -> ({result}) {{\n {body}\n }}\n}}"
+        )
+    )
 
 
 def lines(module) -> list[str]:
-    return [line.strip() for line in short(module).splitlines() if " = " in line and "HloModule" not in line]
+    return [
+        line.strip()
+        for line in short(module).splitlines()
+        if " = " in line and "HloModule" not in line
+    ]
 
 
 def test_arguments_and_results():
@@ -29,18 +43,27 @@ def test_arguments_and_results():
 def test_single_result():
     module = read("%0 = stablehlo.negate %a : tensor<8x16xf32>\nreturn %0 : tensor<8x16xf32>",
                   result='tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}')  # fmt: skip
-    assert lines(module)[-1] == 'ROOT %2 = f32[8,16] custom-call(%1), custom_call_target="Sharding", sharding={[{x}, {}]}'
+    assert (
+        lines(module)[-1]
+        == 'ROOT %2 = f32[8,16] custom-call(%1), custom_call_target="Sharding", sharding={[{x}, {}]}'
+    )
 
 
-@pytest.mark.parametrize("operation", [
-    'sdy.sharding_constraint %a <@mesh, [{"x"}, {?}]> : tensor<8x16xf32>',
-    'sdy.reshard %a <@mesh, [{"x"}, {?}]> : tensor<8x16xf32>',
-    '"sdy.sharding_constraint"(%a) <{sharding = #sdy.sharding<@mesh, [{"x"}, {?}]>}> : (tensor<8x16xf32>) -> tensor<8x16xf32>',
-    'sdy.all_gather [{}, {"y"}] %a out_sharding=<@mesh, [{"x"}, {?}]> : tensor<8x16xf32>',
-])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        'sdy.sharding_constraint %a <@mesh, [{"x"}, {?}]> : tensor<8x16xf32>',
+        'sdy.reshard %a <@mesh, [{"x"}, {?}]> : tensor<8x16xf32>',
+        '"sdy.sharding_constraint"(%a) <{sharding = #sdy.sharding<@mesh, [{"x"}, {?}]>}> : (tensor<8x16xf32>) -> tensor<8x16xf32>',
+        'sdy.all_gather [{}, {"y"}] %a out_sharding=<@mesh, [{"x"}, {?}]> : tensor<8x16xf32>',
+    ],
+)
 def test_constraints(operation):
     module = read(f"%0 = {operation}\nreturn %0 : tensor<8x16xf32>")
-    assert lines(module)[-1] == 'ROOT %1 = f32[8,16] custom-call(%0), custom_call_target="Sharding", sharding={[{x}, {?}]}'
+    assert (
+        lines(module)[-1]
+        == 'ROOT %1 = f32[8,16] custom-call(%0), custom_call_target="Sharding", sharding={[{x}, {?}]}'
+    )
 
 
 def test_values_of_operations():
@@ -50,7 +73,10 @@ def test_values_of_operations():
         %2 = sdy.propagation_barrier %1 allowed_direction=NONE : tensor<8x16xf32>
         sdy.sharding_group %2 group_id=1 : tensor<8x16xf32>
         return %2 : tensor<8x16xf32>""")
-    assert lines(module)[1:] == ["%1 = f32[8,16] add(%0, %0), sharding={[{y}, {}]}", "ROOT %2 = f32[8,16] negate(%1), sharding={[{x}, {y}]}"]
+    assert lines(module)[1:] == [
+        "%1 = f32[8,16] add(%0, %0), sharding={[{y}, {}]}",
+        "ROOT %2 = f32[8,16] negate(%1), sharding={[{x}, {y}]}",
+    ]
 
 
 def test_constant_and_named_computation():
@@ -62,7 +88,11 @@ def test_constant_and_named_computation():
           sdy.return %2 : tensor<8x16xf32>
         } : (tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<8x16xf32>
         return %1 : tensor<8x16xf32>""")
-    assert [line.rpartition("sharding=")[2] for line in lines(module) if "Sharding" in line] == ["{[{}, {x}]}", "{[{?}, {?}]}", "{[{y}, {}]}"]
+    assert [line.rpartition("sharding=")[2] for line in lines(module) if "Sharding" in line] == [
+        "{[{}, {x}]}",
+        "{[{?}, {?}]}",
+        "{[{y}, {}]}",
+    ]
 
 
 def test_manual_computation():
@@ -88,7 +118,10 @@ def test_xlas_attributes():
     module = read("%0 = stablehlo.custom_call @Sharding(%a) {mhlo.sharding = \"{replicated}\"} : (tensor<8x16xf32>) -> tensor<8x16xf32>\n"
                   "return %0 : tensor<8x16xf32>", '%a: tensor<8x16xf32> {mhlo.sharding = "{devices=[2,1,4]<=[8] last_tile_dim_replicate}"}', mesh="")  # fmt: skip
     assert str(module.mesh) == "a=2,b=4"
-    assert [line.rpartition("sharding=")[2] for line in lines(module)] == ["{[{a}, {}]}", "{[{}, {}]}"]
+    assert [line.rpartition("sharding=")[2] for line in lines(module)] == [
+        "{[{a}, {}]}",
+        "{[{}, {}]}",
+    ]
 
 
 def test_other_meshes():
@@ -96,16 +129,28 @@ def test_other_meshes():
     mesh = 'sdy.mesh @mesh = <["x"=2, "y"=4]>\nsdy.mesh @other = <["a"=8]>\nsdy.mesh @one = <[], device_ids=[3]>'
     module = read('%0 = sdy.sharding_constraint %a <@other, [{}, {"a"}]> : tensor<8x16xf32>\n%1 = sdy.sharding_constraint %0 <@one, []> : tensor<8x16xf32>\n'
                   '%2 = sdy.sharding_constraint %1 <mesh<["q"=4, "r"=2]>, [{"q"}, {}]> : tensor<8x16xf32>\nreturn %2 : tensor<8x16xf32>', mesh=mesh)  # fmt: skip
-    assert [line.rpartition("sharding=")[2] for line in lines(module)[1:]] == ["{[{}, {x, y}]}", "{maximal device=3}", "{[{x, y:(1)2}, {}]}"]
+    assert [line.rpartition("sharding=")[2] for line in lines(module)[1:]] == [
+        "{[{}, {x, y}]}",
+        "{maximal device=3}",
+        "{[{x, y:(1)2}, {}]}",
+    ]
 
 
-@pytest.mark.parametrize("sharding, message", [
-    ('@nowhere, [{"x"}, {}]', "mesh @nowhere is not defined"), ('@mesh, [{"z"}, {}]', "no axis 'z'"), ('@mesh, [{"x"}, {"x"}]', "axis x is used twice"),
-    ("[{}]", "begins with no mesh"), ('@mesh, [{"x"}]', "for 1 dimensions"),
-])
+@pytest.mark.parametrize(
+    "sharding, message",
+    [
+        ('@nowhere, [{"x"}, {}]', "mesh @nowhere is not defined"),
+        ('@mesh, [{"z"}, {}]', "no axis 'z'"),
+        ('@mesh, [{"x"}, {"x"}]', "axis x is used twice"),
+        ("[{}]", "begins with no mesh"),
+        ('@mesh, [{"x"}]', "for 1 dimensions"),
+    ],
+)
 def test_errors(sharding, message):
     with pytest.raises(ParseError, match=message):
-        read(f"%0 = sdy.sharding_constraint %a <{sharding}> : tensor<8x16xf32>\nreturn %0 : tensor<8x16xf32>")
+        read(
+            f"%0 = sdy.sharding_constraint %a <{sharding}> : tensor<8x16xf32>\nreturn %0 : tensor<8x16xf32>"
+        )
 
 
 def test_written_text_reads_back():
@@ -117,5 +162,8 @@ def test_written_text_reads_back():
         '%a: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {"y"}]>}',
         'tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}, tensor<4x16xf32>')  # fmt: skip
     text = stablehlo_text(module)
-    assert 'sdy.mesh @mesh = <["x"=2, "y"=4]>' in text and '{sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {"y"}]>}' in text
+    assert (
+        'sdy.mesh @mesh = <["x"=2, "y"=4]>' in text
+        and '{sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {"y"}]>}' in text
+    )
     assert parse_stablehlo(text).entry.root is module.entry.root

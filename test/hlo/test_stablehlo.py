@@ -1,4 +1,5 @@
 """StableHLO text in and out. samples/jax.json.gz: programs as JAX 0.10.2 printed them, inputs, and what XLA's CPU backend computed."""
+
 import base64
 import gzip
 import json
@@ -39,7 +40,9 @@ def check(module, name: str) -> None:
     for got, want in zip(results, map(decoded, case["outputs"]), strict=True):
         assert got.shape == want.shape and got.dtype == want.dtype
         if want.dtype.kind in "fc" and "bin_max" not in name:
-            loose = {2: 2e-3, 4: 2e-5, 8: 1e-9 if want.dtype.kind == "f" else 2e-5}[want.dtype.itemsize]
+            loose = {2: 2e-3, 4: 2e-5, 8: 1e-9 if want.dtype.kind == "f" else 2e-5}[
+                want.dtype.itemsize
+            ]
             loose = 8e-3 if "bf16" in name else loose
             if want.dtype == np.float32:
                 got, want = (np.where(np.abs(v) < normal, 0, v) for v in (got, want))
@@ -168,12 +171,18 @@ def test_einsum_and_index_select():
   return %0 : tensor<2x5x3xf32>"""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((2, 3, 4)).astype("f"), rng.standard_normal((2, 4, 5)).astype("f")
-    got = run(function(body, "%x: tensor<2x3x4xf32>, %y: tensor<2x4x5xf32>", "tensor<2x5x3xf32>"), x, y)
+    got = run(
+        function(body, "%x: tensor<2x3x4xf32>, %y: tensor<2x4x5xf32>", "tensor<2x5x3xf32>"), x, y
+    )
     np.testing.assert_allclose(got, np.einsum("bij,bjk->bki", x, y), rtol=1e-5)
     body = """
   %0 = "stablehlo.torch_index_select"(%x, %i) {dim = 1 : i64, batch_dims = 0 : i64} : (tensor<2x3x4xf32>, tensor<2xi32>) -> tensor<2x2x4xf32>
   return %0 : tensor<2x2x4xf32>"""
-    got = run(function(body, "%x: tensor<2x3x4xf32>, %i: tensor<2xi32>", "tensor<2x2x4xf32>"), x, np.int32([2, 0]))
+    got = run(
+        function(body, "%x: tensor<2x3x4xf32>, %i: tensor<2xi32>", "tensor<2x2x4xf32>"),
+        x,
+        np.int32([2, 0]),
+    )
     assert np.array_equal(got, x[:, [2, 0]])
 
 
@@ -192,19 +201,41 @@ ERRORS = {
 @pytest.mark.parametrize("line", ERRORS)
 def test_errors_point_at_the_place(line):
     with pytest.raises(ParseError, match=re.escape(ERRORS[line])) as caught:
-        parse_stablehlo(function(f"  {line}\n  return %0 : tensor<2xf32>", "%x: tensor<2xf32>", "tensor<2xf32>"))
+        parse_stablehlo(
+            function(f"  {line}\n  return %0 : tensor<2xf32>", "%x: tensor<2xf32>", "tensor<2xf32>")
+        )
     assert caught.value.line == 2
 
 
-@pytest.mark.parametrize("text", ["", "module", "func.func", "module {" * 5000, "func.func @main(" + "tuple<" * 5000, '"' * 100, "#a = " + "[" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "module",
+        "func.func",
+        "module {" * 5000,
+        "func.func @main(" + "tuple<" * 5000,
+        '"' * 100,
+        "#a = " + "[" * 5000,
+    ],
+)
 def test_junk(text):
     with pytest.raises(ParseError):
         parse_stablehlo(text)
 
 
-@pytest.mark.parametrize("mesh, attribute", [
-    ("sdy.mesh @m = <[\"x\"=2]>", "sdy.sharding = #sdy.sharding_per_value<[<@m, [{}]>, <@m, [{}]>]>"),
-    ("sdy.mesh 7 = <[\"x\"=2]>", "x = 1"), ("sdy.mesh @m = <[\"x\"=99999999999999999999]>", "x = 1"), ("", f"x = {'9' * 350} : f32")])
+@pytest.mark.parametrize(
+    "mesh, attribute",
+    [
+        (
+            'sdy.mesh @m = <["x"=2]>',
+            "sdy.sharding = #sdy.sharding_per_value<[<@m, [{}]>, <@m, [{}]>]>",
+        ),
+        ('sdy.mesh 7 = <["x"=2]>', "x = 1"),
+        ('sdy.mesh @m = <["x"=99999999999999999999]>', "x = 1"),
+        ("", f"x = {'9' * 350} : f32"),
+    ],
+)
 def test_hostile_attributes(mesh, attribute):
     body = f"func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {{\n%b = stablehlo.add %a, %a {{{attribute}}} : tensor<2xf32>\nreturn %b : tensor<2xf32>\n}}"
     with pytest.raises(ParseError):
@@ -217,12 +248,46 @@ def test_symbolic_programs_are_not_written():
         stablehlo_text(module)
 
 
-FRAGMENTS = ["{", "}", "(", ")", "<", ">", ",", '"', "%", "=", ":", "->", "tensor<", "dense<", "x", "?", "#", "@", "-1", "99999999999999999999", "^bb0"]
+FRAGMENTS = [
+    "{",
+    "}",
+    "(",
+    ")",
+    "<",
+    ">",
+    ",",
+    '"',
+    "%",
+    "=",
+    ":",
+    "->",
+    "tensor<",
+    "dense<",
+    "x",
+    "?",
+    "#",
+    "@",
+    "-1",
+    "99999999999999999999",
+    "^bb0",
+]
 
 
 def test_mutated_text_parses_or_raises_parse_error():
     rng = random.Random(3)
-    texts = [programs()[n]["stablehlo"] for n in ("while", "conv2", "maxpool_grad", "sort_kv", "scatter_add", "dynamic_scan", "cond", "fft")]
+    texts = [
+        programs()[n]["stablehlo"]
+        for n in (
+            "while",
+            "conv2",
+            "maxpool_grad",
+            "sort_kv",
+            "scatter_add",
+            "dynamic_scan",
+            "cond",
+            "fft",
+        )
+    ]
     parsed = 0
     for _ in range(400):
         text = rng.choice(texts)
@@ -237,7 +302,11 @@ def test_mutated_text_parses_or_raises_parse_error():
             text = text[:q] + text[p:q] + text[q:]
         else:
             m = rng.choice(list(re.finditer(r"\d+", text)))
-            text = text[:m.start()] + rng.choice(["0", "1", "7", "-3", "4294967296"]) + text[m.end():]
+            text = (
+                text[: m.start()]
+                + rng.choice(["0", "1", "7", "-3", "4294967296"])
+                + text[m.end() :]
+            )
         try:
             parse_stablehlo(text)
             parsed += 1

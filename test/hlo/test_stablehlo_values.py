@@ -1,5 +1,6 @@
 """Values of single StableHLO operations by the specification, evaluated and compiled. A row: operation with %0, %1 … for the arguments,
 their types, the result's type, arguments, expected result."""
+
 import math
 
 import numpy as np
@@ -54,8 +55,12 @@ def test_value(engine, op, operand, result, values, want):
     types = ", ".join([f"tensor<{operand}>"] * len(values))
     arguments = ", ".join(f"{n}: tensor<{operand}>" for n in names)
     text = f'func.func @main({arguments}) -> tensor<{result}> {{\n %0 = "{op}"({", ".join(names)}) : ({types}) -> tensor<{result}>\n return %0 : tensor<{result}>\n}}'
-    ((got, _),) = ENGINES[engine](parse_text(text), [np.array(v, numpy_type(operand)) for v in values])
-    np.testing.assert_allclose(got, np.array(want, numpy_type(result)), rtol=1e-6, atol=1e-6) if got.dtype.kind in "fc" else np.testing.assert_array_equal(got, want)
+    ((got, _),) = ENGINES[engine](
+        parse_text(text), [np.array(v, numpy_type(operand)) for v in values]
+    )
+    np.testing.assert_allclose(
+        got, np.array(want, numpy_type(result)), rtol=1e-6, atol=1e-6
+    ) if got.dtype.kind in "fc" else np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("engine", ["evaluator", "compiled"])

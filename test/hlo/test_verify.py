@@ -1,4 +1,5 @@
 """The verifier names the instruction and what is wrong with it."""
+
 from __future__ import annotations
 
 import pytest

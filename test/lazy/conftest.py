@@ -1,4 +1,5 @@
 """Every test of this folder that asks for `recorded` runs on the interpreter; the others on the device."""
+
 from __future__ import annotations
 
 import pytest
@@ -22,4 +23,6 @@ def recorded():
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(spmd, "active", False)  # once anything has been annotated, graphs are looked at for shardings
+    monkeypatch.setattr(
+        spmd, "active", False
+    )  # once anything has been annotated, graphs are looked at for shardings

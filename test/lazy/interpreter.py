@@ -4,6 +4,7 @@
 
 It knows nothing of lowering and compiling, so a difference from PyTorch's eager CPU result is a mistake in lazy/.
 """
+
 from __future__ import annotations
 
 import threading
@@ -48,7 +49,9 @@ class Interpreter:
     def materialize(self, tensors) -> list[torch.Tensor]:
         results = []
         for t in tensors:
-            while type(t._storage.value) is Out:  # another thread may write between the step and here
+            while (
+                type(t._storage.value) is Out
+            ):  # another thread may write between the step and here
                 self.mark_step()
             value = t._storage.value.data
             chain = []
@@ -68,7 +71,11 @@ class Interpreter:
             if node in self.results:
                 stack.pop()
                 continue
-            missing = [n for n in _operands((node.args, tuple(node.kwargs.values()))) if n not in self.results]
+            missing = [
+                n
+                for n in _operands((node.args, tuple(node.kwargs.values())))
+                if n not in self.results
+            ]
             if missing:
                 stack.extend(missing)
                 continue
@@ -82,7 +89,12 @@ class Interpreter:
         seed, offset = kwargs.pop("seed", None), kwargs.pop("offset", None)
         special = SPECIAL.get(node.target)
         if node.target.namespace == "torch_hlo" or node.target in LOWERED:
-            result = evaluated(node.target, args, kwargs, [s and torch.empty(s.dims, dtype=HLO_TO_TORCH[s.dtype]) for s in node.outs])
+            result = evaluated(
+                node.target,
+                args,
+                kwargs,
+                [s and torch.empty(s.dims, dtype=HLO_TO_TORCH[s.dtype]) for s in node.outs],
+            )
         elif special is not None:
             result = special(*args, **kwargs)
         elif seed is not None:
@@ -92,12 +104,18 @@ class Interpreter:
         else:
             result = node.target(*args, **kwargs)
         flat = _flatten(result)
-        assert len(flat) == len(node.outs), f"{node.target}: {len(flat)} results, {len(node.outs)} recorded"
+        assert len(flat) == len(node.outs), (
+            f"{node.target}: {len(flat)} results, {len(node.outs)} recorded"
+        )
         for i, (value, shape) in enumerate(zip(flat, node.outs)):
             if value is not None and shape is not None:
-                if value.numel() == 0 and shape.size:  # statistics that batch norm does not compute in eval mode
+                if (
+                    value.numel() == 0 and shape.size
+                ):  # statistics that batch norm does not compute in eval mode
                     value = flat[i] = torch.zeros(shape.dims, dtype=value.dtype)
-                assert tuple(value.shape) == shape.dims, f"{node.target}: {tuple(value.shape)}, recorded {shape}"
+                assert tuple(value.shape) == shape.dims, (
+                    f"{node.target}: {tuple(value.shape)}, recorded {shape}"
+                )
         return [None if v is None else _dense(v) for v in flat]
 
     def value(self, x):
@@ -133,26 +151,38 @@ def _flatten(result) -> list:
 
 def _linear_backward(x, grad, weight, mask):
     rows, grows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-    return (grows @ weight).reshape(x.shape) if mask[0] else None, grows.t() @ rows if mask[1] else None, grows.sum(0) if mask[2] else None
+    return (
+        (grows @ weight).reshape(x.shape) if mask[0] else None,
+        grows.t() @ rows if mask[1] else None,
+        grows.sum(0) if mask[2] else None,
+    )
 
 
 def _attention(q, k, v, bias=None, dropout_p=0.0, is_causal=False, debug=False, scale=None):
     groups = q.shape[1] // k.shape[1]
     k2, v2 = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    out = torch.nn.functional.scaled_dot_product_attention(q, k2, v2, bias, 0.0, is_causal, scale=scale)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k2, v2, bias, 0.0, is_causal, scale=scale
+    )
     state = torch.zeros((), dtype=torch.int64)
     return out, torch.zeros(q.shape[:3]), None, None, state, state, None
 
 
-def _attention_backward(grad, q, k, v, bias, mask, out, lse, cq, ck, mq, mk, p, causal, seed, offset, scale=None):
+def _attention_backward(
+    grad, q, k, v, bias, mask, out, lse, cq, ck, mq, mk, p, causal, seed, offset, scale=None
+):
     groups = q.shape[1] // k.shape[1]
     k2, v2 = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q @ k2.transpose(-1, -2) * scale
     if bias is not None:
-        scores = scores.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else scores + bias
+        scores = (
+            scores.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else scores + bias
+        )
     if causal:
-        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), float("-inf"))
+        scores = scores.masked_fill(
+            ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), float("-inf")
+        )
     w = scores.softmax(-1)
     dw = grad @ v2.transpose(-1, -2)
     ds = w * (dw - (dw * w).sum(-1, keepdim=True))
@@ -160,7 +190,11 @@ def _attention_backward(grad, q, k, v, bias, mask, out, lse, cq, ck, mq, mk, p, 
     def ungroup(t):
         return t.unflatten(1, (-1, groups)).sum(2)
 
-    grads = [ds @ k2 * scale, ungroup(ds.transpose(-1, -2) @ q * scale), ungroup(w.transpose(-1, -2) @ grad)]
+    grads = [
+        ds @ k2 * scale,
+        ungroup(ds.transpose(-1, -2) @ q * scale),
+        ungroup(w.transpose(-1, -2) @ grad),
+    ]
     grads.append(ds.sum_to_size(bias.shape) if bias is not None else None)
     return tuple(g if m else None for g, m in zip(grads, mask))
 
@@ -185,5 +219,7 @@ SPECIAL = {
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: _attention_backward,
     aten._fused_adamw.default: _fused_adam(aten._fused_adamw_.default),
     aten._fused_adam.default: _fused_adam(aten._fused_adam_.default),
-    aten.empty.memory_format: lambda size, dtype=None, memory_format=None: torch.zeros(size, dtype=dtype),
+    aten.empty.memory_format: lambda size, dtype=None, memory_format=None: torch.zeros(
+        size, dtype=dtype
+    ),
 }

@@ -1,4 +1,5 @@
 """What tests of captured steps share."""
+
 import torch
 from torch import nn
 

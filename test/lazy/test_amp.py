@@ -1,4 +1,5 @@
 """autocast("hlo") and GradScaler."""
+
 from __future__ import annotations
 
 import pytest
@@ -18,12 +19,26 @@ def test_dtypes(dtype):
     conv = nn.Conv2d(1, 2, 3).to("hlo")
     with torch.autocast("hlo", dtype=dtype):
         y = m(x)
-        assert y.dtype == dtype and (x @ x).dtype == dtype and torch.bmm(x[None], x[None]).dtype == dtype
+        assert (
+            y.dtype == dtype
+            and (x @ x).dtype == dtype
+            and torch.bmm(x[None], x[None]).dtype == dtype
+        )
         assert conv(x.view(1, 1, 4, 4)).dtype == dtype
-        assert y.softmax(-1).dtype == torch.float32 and y.sum().dtype == torch.float32 and F.layer_norm(y, (4,)).dtype == torch.float32
-        assert F.cross_entropy(y, torch.zeros(4, dtype=torch.long).to("hlo")).dtype == torch.float32 and y.exp().dtype == torch.float32
+        assert (
+            y.softmax(-1).dtype == torch.float32
+            and y.sum().dtype == torch.float32
+            and F.layer_norm(y, (4,)).dtype == torch.float32
+        )
+        assert (
+            F.cross_entropy(y, torch.zeros(4, dtype=torch.long).to("hlo")).dtype == torch.float32
+            and y.exp().dtype == torch.float32
+        )
         assert (y + x).dtype == torch.float32 and (y + y).dtype == dtype and y.relu().dtype == dtype
-        assert torch.addcmul(y, y, x.to(dtype)).dtype == dtype and torch.atan2(y, x).dtype == torch.float32
+        assert (
+            torch.addcmul(y, y, x.to(dtype)).dtype == dtype
+            and torch.atan2(y, x).dtype == torch.float32
+        )
         assert torch.cat([y, x]).dtype == torch.float32
         assert x.double().matmul(x.double()).dtype == torch.float64
         q = torch.randn(1, 2, 3, 4).to("hlo")
@@ -41,7 +56,9 @@ def test_training_follows_the_cpu():
     losses = []
     for device in ("cpu", "hlo"):
         torch.manual_seed(0)
-        m = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3)).to(device)
+        m = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3)).to(
+            device
+        )
         o = torch.optim.AdamW(m.parameters(), lr=0.01)
         x, t = torch.randn(8, 4).to(device), (torch.arange(8) % 3).to(device)
         for _ in range(3):
@@ -84,14 +101,23 @@ def test_unscale_as_on_the_cpu(dtype):
             for before in (0.0, 1.0):
                 results = []
                 for device in ("cpu", "hlo"):
-                    grads = [torch.arange(4.0).to(dtype).to(device), torch.full((2, 3), 8.0, dtype=dtype).to(device), torch.ones(0, dtype=dtype).to(device)]
+                    grads = [
+                        torch.arange(4.0).to(dtype).to(device),
+                        torch.full((2, 3), 8.0, dtype=dtype).to(device),
+                        torch.ones(0, dtype=dtype).to(device),
+                    ]
                     if bad is not None:
                         grads[1][0, 1] = bad
-                    found, scale = torch.full((1,), before).to(device), torch.full((1,), inverse).to(device)
+                    found, scale = (
+                        torch.full((1,), before).to(device),
+                        torch.full((1,), inverse).to(device),
+                    )
                     torch._amp_foreach_non_finite_check_and_unscale_(grads, found, scale)
                     results.append([t.cpu() for t in (*grads, found)])
                 for cpu, ours in zip(*results):
-                    assert ours.dtype == cpu.dtype and torch.equal(ours.nan_to_num(-7, posinf=-8), cpu.nan_to_num(-7, posinf=-8))
+                    assert ours.dtype == cpu.dtype and torch.equal(
+                        ours.nan_to_num(-7, posinf=-8), cpu.nan_to_num(-7, posinf=-8)
+                    )
 
 
 def test_update_scale_as_on_the_cpu():
@@ -100,7 +126,14 @@ def test_update_scale_as_on_the_cpu():
             for scale in (65536.0, 3e38):
                 results = []
                 for device in ("cpu", "hlo"):
-                    given = torch.full((), scale).to(device), torch.full((), tracked, dtype=torch.int32).to(device)
+                    given = (
+                        torch.full((), scale).to(device),
+                        torch.full((), tracked, dtype=torch.int32).to(device),
+                    )
                     torch._amp_update_scale_(*given, torch.full((), found).to(device), 2.0, 0.3, 2)
                     results.append([t.cpu() for t in given])
-                assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*results)), (found, tracked, scale)
+                assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*results)), (
+                    found,
+                    tracked,
+                    scale,
+                )

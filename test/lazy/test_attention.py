@@ -1,4 +1,5 @@
 """Attention as programs write it: equal to the CPU's, forward and backward, and without an array of scores."""
+
 from __future__ import annotations
 
 import math
@@ -27,7 +28,10 @@ def plain(q, k, v, causal, keys, bias):
 
 @form
 def filled(q, k, v, causal, keys, bias):
-    return F.softmax((q @ k.transpose(-2, -1) / math.sqrt(D)).masked_fill(~causal, float("-inf")), -1) @ v
+    return (
+        F.softmax((q @ k.transpose(-2, -1) / math.sqrt(D)).masked_fill(~causal, float("-inf")), -1)
+        @ v
+    )
 
 
 @form
@@ -43,7 +47,9 @@ def einsum(q, k, v, causal, keys, bias):
 
 @form
 def wide_softmax(q, k, v, causal, keys, bias):
-    s = torch.matmul(q, k.transpose(2, 3)) * D**-0.5 + torch.where(causal, 0.0, torch.finfo(q.dtype).min)[None, None].to(q.dtype)
+    s = torch.matmul(q, k.transpose(2, 3)) * D**-0.5 + torch.where(
+        causal, 0.0, torch.finfo(q.dtype).min
+    )[None, None].to(q.dtype)
     return torch.matmul(F.softmax(s, -1, dtype=torch.float32).to(q.dtype), v).transpose(1, 2)
 
 
@@ -71,15 +77,22 @@ def windows(q, k, v, causal, keys, bias):
 @form
 def capped(q, k, v, causal, keys, bias):
     """As Gemma 2 does: scores between -2 and 2, then the mask."""
-    s = torch.tanh(q @ k.mT * D**-0.5 / 2) * 2 + torch.where(causal, 0.0, torch.finfo(q.dtype).min).to(q.dtype)
+    s = torch.tanh(q @ k.mT * D**-0.5 / 2) * 2 + torch.where(
+        causal, 0.0, torch.finfo(q.dtype).min
+    ).to(q.dtype)
     return F.softmax(s, -1, dtype=torch.float32).to(q.dtype) @ v
 
 
 def run(f, device: str, dtype=torch.float32, seed=None):
     g = torch.Generator().manual_seed(0)
-    q, k, v = leaves = [torch.randn(B, H, S, D, generator=g).to(dtype).to(device).requires_grad_() for _ in range(3)]
+    q, k, v = leaves = [
+        torch.randn(B, H, S, D, generator=g).to(dtype).to(device).requires_grad_() for _ in range(3)
+    ]
     bias = torch.randn(H, S, S, generator=g).to(dtype).to(device).requires_grad_()
-    causal, keys = torch.ones(S, S, dtype=torch.bool).tril(), torch.rand(B, 1, 1, S, generator=g) > 0.3
+    causal, keys = (
+        torch.ones(S, S, dtype=torch.bool).tril(),
+        torch.rand(B, 1, 1, S, generator=g) > 0.3,
+    )
     if seed is not None:
         torch.manual_seed(seed)
     y = f(q, k, v, causal.to(device), keys.to(device), bias)
@@ -94,7 +107,11 @@ def fusions(monkeypatch):
 
     def optimize(*args, **kwargs):
         module = original(*args, **kwargs)
-        found.extend(attention_of(x).kind for x in module.entry.instructions() if x.op == "fusion" and x.get("kind") == "custom" and attention_of(x))
+        found.extend(
+            attention_of(x).kind
+            for x in module.entry.instructions()
+            if x.op == "fusion" and x.get("kind") == "custom" and attention_of(x)
+        )
         return module
 
     original = pipeline.optimize
@@ -132,7 +149,12 @@ def test_dropout_is_what_the_program_draws(name, fusions, monkeypatch) -> None:
     assert fusions == ["forward", "backward"]
     monkeypatch.setenv("TORCH_HLO_DISABLE", "attention,attention_match")
     for x, y in zip(found, run(f, "hlo", dtype, seed=3), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4 if dtype == torch.float32 else 5e-2, atol=1e-5 if dtype == torch.float32 else 5e-2)
+        torch.testing.assert_close(
+            x,
+            y,
+            rtol=1e-4 if dtype == torch.float32 else 5e-2,
+            atol=1e-5 if dtype == torch.float32 else 5e-2,
+        )
 
 
 @pytest.mark.parametrize("weights", [False, True])
@@ -174,13 +196,24 @@ def test_hidden_blocks(mask, fusions) -> None:
     """Keys that a block of queries does not see are skipped where that changes nothing; rows that see nothing are as on the CPU."""
     n = {"causal": 700, "window": 701, "padding": 702, "blocks": 703}[mask]
     i = torch.arange(n)
-    seen = {"causal": i[:, None] >= i, "window": (i[:, None] - i).abs() < 40, "padding": (i < 130).expand(n, n), "blocks": i[:, None] // 64 % 3 == i // 64 % 3}[mask]
+    seen = {
+        "causal": i[:, None] >= i,
+        "window": (i[:, None] - i).abs() < 40,
+        "padding": (i < 130).expand(n, n),
+        "blocks": i[:, None] // 64 % 3 == i // 64 % 3,
+    }[mask]
 
     def step(device: str, number: float, seen: torch.Tensor):
         g = torch.Generator().manual_seed(0)
-        q, k, v = leaves = [torch.randn(1, 2, n, 8, generator=g).to(device).requires_grad_() for _ in range(3)]
+        q, k, v = leaves = [
+            torch.randn(1, 2, n, 8, generator=g).to(device).requires_grad_() for _ in range(3)
+        ]
         s = q @ k.mT * 0.5
-        s = s.masked_fill(~seen.to(device), number) if mask != "blocks" else s + torch.where(seen, 0.0, number).to(device)
+        s = (
+            s.masked_fill(~seen.to(device), number)
+            if mask != "blocks"
+            else s + torch.where(seen, 0.0, number).to(device)
+        )
         y = F.softmax(s, -1) @ v
         del s
         (y * torch.randn(y.shape, generator=g).to(device)).sum().backward()
@@ -190,15 +223,21 @@ def test_hidden_blocks(mask, fusions) -> None:
         rows = seen if number == -math.inf else seen & (i[:, None] != 333)
         for x, y in zip(step("hlo", number, rows), step("cpu", number, rows), strict=True):
             torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
-    assert fusions in (["forward", "backward"], [])  # or one of the programs before, with symbolic sizes
+    assert fusions in (
+        ["forward", "backward"],
+        [],
+    )  # or one of the programs before, with symbolic sizes
 
 
 def test_symbolic_lengths(fusions) -> None:
     """Programs of another length each: the second one is for all lengths."""
     for n in (90, 91, 130):
+
         def step(device: str, n=n):
             g = torch.Generator().manual_seed(0)
-            q, k, v = leaves = [torch.randn(1, 2, n, 24, generator=g).to(device).requires_grad_() for _ in range(3)]
+            q, k, v = leaves = [
+                torch.randn(1, 2, n, 24, generator=g).to(device).requires_grad_() for _ in range(3)
+            ]
             causal = torch.ones(n, n, dtype=torch.bool).tril().to(device)
             y = F.softmax((q @ k.mT * 0.2).masked_fill(~causal, -1e9), -1) @ v
             (y * torch.randn(y.shape, generator=g).to(device)).sum().backward()

@@ -1,4 +1,5 @@
 """Autograd on hlo tensors: gradients equal the CPU's, errors are PyTorch's own and never end the process."""
+
 from __future__ import annotations
 
 import math
@@ -196,14 +197,18 @@ def test_gradients_by_torch_func_run_where_they_are_taken():
         return y.sum()
 
     x = torch.ones(3, device="hlo", requires_grad=True)
-    (second,) = torch.autograd.grad(torch.func.vmap(torch.func.grad(f))(torch.stack([x, x])).sum(), x)
+    (second,) = torch.autograd.grad(
+        torch.func.vmap(torch.func.grad(f))(torch.stack([x, x])).sum(), x
+    )
     assert set(threads) == {threading.get_ident()}
     assert second.tolist() == pytest.approx([2 * math.e] * 3)
 
 
 def test_interrupts_end_backward(request):
     x = torch.randn(3, device="hlo", requires_grad=True)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore the signal
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore the signal
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     y = x.exp()
     y.register_hook(lambda g: os.kill(os.getpid(), signal.SIGINT))
@@ -251,7 +256,12 @@ def test_hooks():
     x.register_hook(lambda g: g * 10)
     m[0].weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
     m(x).sum().backward()
-    assert seen == ["pre", "forward", "accumulated", "backward"] or set(seen) == {"pre", "forward", "accumulated", "backward"}
+    assert seen == ["pre", "forward", "accumulated", "backward"] or set(seen) == {
+        "pre",
+        "forward",
+        "accumulated",
+        "backward",
+    }
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -362,7 +372,9 @@ def test_recurrent(cell):
     two = getattr(nn, cell + "Cell")(4, 5)
     two.load_state_dict(one.state_dict())
     e, g = one(x[0]), two.to("hlo")(x[0].to("hlo"))
-    torch.testing.assert_close((g[0] if cell == "LSTM" else g).detach().cpu(), (e[0] if cell == "LSTM" else e).detach())
+    torch.testing.assert_close(
+        (g[0] if cell == "LSTM" else g).detach().cpu(), (e[0] if cell == "LSTM" else e).detach()
+    )
 
 
 def test_packed_sequences():
@@ -412,7 +424,9 @@ def test_dispatch_modes_see_composites_once(grad):
         with seen:
             watched = F.linear(x, w), F.rms_norm(x, (4,)), F.scaled_dot_product_attention(q, q, q)
     wanted = "linear", "_fused_rms_norm", "_scaled_dot_product_fused_attention_overrideable"
-    assert [sum(op is getattr(torch.ops.aten, name).default for op in seen.ops) for name in wanted] == [1, 1, 1]
+    assert [
+        sum(op is getattr(torch.ops.aten, name).default for op in seen.ops) for name in wanted
+    ] == [1, 1, 1]
     for a, b in zip(plain, watched):
         torch.testing.assert_close(a.detach().cpu(), b.detach().cpu())
     assert plain[0].requires_grad == grad

@@ -1,4 +1,5 @@
 """torch_hlo.compile: traced until stable, then replayed without running the function."""
+
 import copy
 from array import array
 
@@ -53,7 +54,9 @@ def test_training_step():
     reference, fast = make(model, "cpu"), torch_hlo.compile(make(twin, "hlo"))
     for _ in range(8):
         x, y = torch.randn(5, 4), torch.randn(5, 2)
-        torch.testing.assert_close(fast(x.to("hlo"), y.to("hlo")).cpu(), reference(x, y), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            fast(x.to("hlo"), y.to("hlo")).cpu(), reference(x, y), rtol=1e-4, atol=1e-5
+        )
     for p, q in zip(model.parameters(), twin.parameters()):
         torch.testing.assert_close(q.detach().cpu(), p.detach(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(q.grad.cpu(), p.grad, rtol=1e-4, atol=1e-5)
@@ -119,7 +122,9 @@ def test_results_that_need_gradients(monkeypatch):
         torch.testing.assert_close(loss.detach().cpu(), x.square().sum())
         torch.testing.assert_close(gradient.cpu(), 2 * x.square())
         torch.testing.assert_close(y.detach().cpu(), x.exp())
-        with pytest.raises(RuntimeError, match="backward.. or torch.autograd.grad.. inside .*lambda"):
+        with pytest.raises(
+            RuntimeError, match="backward.. or torch.autograd.grad.. inside .*lambda"
+        ):
             (y.sum() + w.sum()).backward()
 
 
@@ -152,7 +157,9 @@ def test_modules_made_inside(monkeypatch):
         assert captured(x, y).cpu().equal(expected)
     model[1] = nn.Tanh()
     with torch.no_grad():
-        torch.testing.assert_close(captured(x, y).cpu(), nn.functional.cross_entropy(model(x), y).cpu())
+        torch.testing.assert_close(
+            captured(x, y).cpu(), nn.functional.cross_entropy(model(x), y).cpu()
+        )
 
 
 def test_replays_record_nothing(monkeypatch):
@@ -179,7 +186,12 @@ def test_replays_record_nothing(monkeypatch):
     with monkeypatch.context() as m:
         no_recording(m)
         losses += [fast(*b) for b in given[4:]]
-    torch.testing.assert_close(torch.stack([x.cpu() for x in losses]), torch.stack([reference(*b) for b in batches]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.stack([x.cpu() for x in losses]),
+        torch.stack([reference(*b) for b in batches]),
+        rtol=1e-4,
+        atol=1e-5,
+    )
     for p, q in zip(model.parameters(), twin.parameters()):
         torch.testing.assert_close(q.detach().cpu(), p.detach(), rtol=1e-4, atol=1e-5)
 
@@ -200,7 +212,9 @@ def test_replays_leave_copies_alone(monkeypatch):
     copied = x.detach().clone()  # shares x's array until one of them is written to
     second = fn(x, y)
     assert copied.tolist() == (2 * before).tolist()
-    assert first.tolist() == (2 * before + 1).tolist() and second.tolist() == (4 * before + 1).tolist()
+    assert (
+        first.tolist() == (2 * before + 1).tolist() and second.tolist() == (4 * before + 1).tolist()
+    )
     third = fn(x, x.detach().clone())  # two arguments with one array
     assert third.tolist() == (12 * before).tolist() and copied.tolist() == (2 * before).tolist()
     x.add_(1)  # recorded before the replay, so part of what it sees
@@ -262,7 +276,9 @@ def test_constants_made_inside_are_kept():
         return x * torch.tensor([0.25, 0.5, 2.0], device="hlo")
 
     for i in range(8):
-        torch.testing.assert_close(fn(torch.full((3,), float(i)).to("hlo")).cpu(), i * torch.tensor([0.25, 0.5, 2.0]))
+        torch.testing.assert_close(
+            fn(torch.full((3,), float(i)).to("hlo")).cpu(), i * torch.tensor([0.25, 0.5, 2.0])
+        )
 
 
 def test_copies_are_computed():
@@ -275,10 +291,16 @@ def test_copies_are_computed():
         return x.clone()
 
     kept = [fn(torch.full((3,), float(i)).to("hlo")) for i in range(5)]
-    assert [y.tolist() for y in kept] == [[float(i)] * 3 for i in range(5)] and target.tolist() == [4.0] * 3
+    assert [y.tolist() for y in kept] == [[float(i)] * 3 for i in range(5)] and target.tolist() == [
+        4.0
+    ] * 3
 
 
-@pytest.mark.parametrize("write", [lambda b, y: b.copy_(y), lambda b, y: b.add_(y), lambda b, y: b[1:].add_(y[1:])], ids=["copy", "add", "view"])
+@pytest.mark.parametrize(
+    "write",
+    [lambda b, y: b.copy_(y), lambda b, y: b.add_(y), lambda b, y: b[1:].add_(y[1:])],
+    ids=["copy", "add", "view"],
+)
 def test_a_tensor_from_before_is_written_and_returned(write):
     """What the call returns is the tensor that it wrote to, not one that each call makes."""
     kept, plain = torch.zeros(4, device="hlo"), torch.zeros(4)

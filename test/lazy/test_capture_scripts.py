@@ -1,4 +1,5 @@
 """torch_hlo.compile: whole training scripts, beside the same on the CPU."""
+
 import copy
 import math
 from array import array
@@ -13,7 +14,17 @@ from torch_hlo.lazy import capture
 from .support import network, no_recording
 
 
-@pytest.mark.parametrize("name, options", [("SGD", {}), ("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {"weight_decay": 0.1}), ("AdamW", {"foreach": False}), ("RMSprop", {})])
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("SGD", {}),
+        ("SGD", {"momentum": 0.9}),
+        ("Adam", {}),
+        ("AdamW", {"weight_decay": 0.1}),
+        ("AdamW", {"foreach": False}),
+        ("RMSprop", {}),
+    ],
+)
 @pytest.mark.parametrize("period", [1, 3])
 def test_schedules_outside_are_followed(name, options, period):
     def losses(device, wrap):
@@ -40,13 +51,20 @@ def test_schedules_outside_are_followed(name, options, period):
                 optimizer.param_groups[0]["lr"] = 0.3
         return torch.stack(found)
 
-    torch.testing.assert_close(losses("hlo", torch_hlo.compile(full_graph=False)), losses("cpu", lambda f: f), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        losses("hlo", torch_hlo.compile(full_graph=False)),
+        losses("cpu", lambda f: f),
+        rtol=1e-4,
+        atol=1e-6,
+    )
 
 
 def test_schedules_outside_are_no_reason_to_record():
     w = torch.nn.Parameter(torch.ones(4).to("hlo"))
     optimizer = torch.optim.Adam([w], lr=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)  # the betas, too
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total_steps=100
+    )  # the betas, too
     calls = array("b")
 
     @torch_hlo.compile(full_graph=True)
@@ -95,7 +113,13 @@ def skips_what_is_not_finite(device):
 @script
 def clips_and_checks(device):
     model, optimizer = network(device)
-    return stepping(model, optimizer, after=lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True) is None)
+    return stepping(
+        model,
+        optimizer,
+        after=lambda: (
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True) is None
+        ),
+    )
 
 
 @script
@@ -189,7 +213,10 @@ class Trainer:
 
     def step(self, x, y):
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.model(x), y) + (self.model(x) - self.target(x).detach()).square().mean()
+        loss = (
+            nn.functional.cross_entropy(self.model(x), y)
+            + (self.model(x) - self.target(x).detach()).square().mean()
+        )
         loss.backward()
         self.optimizer.step()
         self.steps += 1
@@ -240,12 +267,20 @@ class CountingAdam(torch.optim.Optimizer):
             for p in group["params"]:
                 state = self.state[p]
                 if not state:
-                    state["step"], state["m"], state["v"] = 0, torch.zeros_like(p), torch.zeros_like(p)
+                    state["step"], state["m"], state["v"] = (
+                        0,
+                        torch.zeros_like(p),
+                        torch.zeros_like(p),
+                    )
                 state["step"] += 1
                 one, two = group["betas"]
                 state["m"] = one * state["m"] + (1 - one) * p.grad
                 state["v"].mul_(two).addcmul_(p.grad, p.grad, value=1 - two)
-                p.addcdiv_(state["m"] / (1 - one ** state["step"]), (state["v"] / (1 - two ** state["step"])).sqrt() + 1e-8, value=-group["lr"])
+                p.addcdiv_(
+                    state["m"] / (1 - one ** state["step"]),
+                    (state["v"] / (1 - two ** state["step"])).sqrt() + 1e-8,
+                    value=-group["lr"],
+                )
 
 
 @script
@@ -345,7 +380,10 @@ def makes_optimizers(device):
 
     def step(x, y):
         old = [p.detach().clone() for p in model.parameters()]
-        for inner in (torch.optim.SGD(model.parameters(), 0.05), torch.optim.Adam(model.parameters(), 0.01)):
+        for inner in (
+            torch.optim.SGD(model.parameters(), 0.05),
+            torch.optim.Adam(model.parameters(), 0.01),
+        ):
             for _ in range(2):
                 loss = stepping(model, inner)[0](x, y)
         with torch.no_grad():
@@ -365,7 +403,10 @@ def solves(device):
     def step(x, y):
         optimizer.zero_grad()
         gram = x @ x.T + torch.eye(len(x), device=x.device)
-        loss = torch.linalg.solve(gram, model(x)).square().mean() + torch.linalg.cholesky(gram).diagonal().log().mean()
+        loss = (
+            torch.linalg.solve(gram, model(x)).square().mean()
+            + torch.linalg.cholesky(gram).diagonal().log().mean()
+        )
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -377,7 +418,10 @@ def solves(device):
 def test_scripts(name, monkeypatch):
     """What training scripts do besides computing: the same losses and parameters as on the CPU, and in the end nothing is recorded."""
     generator = torch.Generator().manual_seed(1)
-    batches = [(torch.randn(5, 8, generator=generator), torch.randint(3, (5,), generator=generator)) for _ in range(16)]
+    batches = [
+        (torch.randn(5, 8, generator=generator), torch.randint(3, (5,), generator=generator))
+        for _ in range(16)
+    ]
     if name == "skips_what_is_not_finite":
         batches[6] = batches[7] = batches[14] = (batches[6][0] * float("nan"), batches[6][1])
     found = []
@@ -392,7 +436,9 @@ def test_scripts(name, monkeypatch):
                 if device == "hlo" and i >= 13:
                     no_recording(m)
                 losses.append(step(*given))
-        found.append([torch.as_tensor(loss).cpu() for loss in losses] + [t.detach().cpu() for t in tensors])
+        found.append(
+            [torch.as_tensor(loss).cpu() for loss in losses] + [t.detach().cpu() for t in tensors]
+        )
     for a, b in zip(*found):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4, equal_nan=True)
 
@@ -401,7 +447,12 @@ def test_lengths_of_lines_change(monkeypatch):
     """CTC in a captured step: lengths are values like others, whatever they are."""
     generator = torch.Generator().manual_seed(0)
     batches = [
-        (torch.randn(12, 2, 8, generator=generator), torch.randint(1, 3, (2, 4), generator=generator), torch.randint(8, 13, (2,), generator=generator), torch.randint(0, 5, (2,), generator=generator))
+        (
+            torch.randn(12, 2, 8, generator=generator),
+            torch.randint(1, 3, (2, 4), generator=generator),
+            torch.randint(8, 13, (2,), generator=generator),
+            torch.randint(0, 5, (2,), generator=generator),
+        )
         for _ in range(8)
     ]
 
@@ -410,7 +461,9 @@ def test_lengths_of_lines_change(monkeypatch):
 
         @wrap
         def step(x, targets, *lengths):
-            loss = nn.functional.ctc_loss(model(x).log_softmax(-1), targets, *lengths, zero_infinity=True)
+            loss = nn.functional.ctc_loss(
+                model(x).log_softmax(-1), targets, *lengths, zero_infinity=True
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -421,4 +474,9 @@ def test_lengths_of_lines_change(monkeypatch):
                 monkeypatch.setattr(capture.Captured, "_trace", None)
             yield step(*(t.to(device) for t in batch)).cpu()
 
-    torch.testing.assert_close(list(losses("hlo", torch_hlo.compile)), list(losses("cpu", lambda f: f)), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        list(losses("hlo", torch_hlo.compile)),
+        list(losses("cpu", lambda f: f)),
+        rtol=1e-3,
+        atol=1e-4,
+    )

@@ -1,4 +1,5 @@
 """torch_hlo.compile: values that Python reads inside a captured step, and what it does with them."""
+
 import contextlib
 import copy
 import math
@@ -19,7 +20,9 @@ def test_values_of_a_tensor_are_needed():
     def fn(x):
         return x * x.tolist()[0]
 
-    with pytest.raises(RuntimeError, match="needs the values of a tensor at .*test_capture_values.py"):
+    with pytest.raises(
+        RuntimeError, match="needs the values of a tensor at .*test_capture_values.py"
+    ):
         fn(torch.ones(3).to("hlo") + 1)  # the device computes it
 
 
@@ -88,7 +91,15 @@ def test_numbers_that_python_computes_with(use):
         torch.testing.assert_close(y.cpu(), x * want)
 
 
-@pytest.mark.parametrize("use, message", [(lambda n: f"{n:.3f}", "is shown"), (KEPT.append, "is kept"), (lambda n: [0] * int(n), "keep changing"), (float, "keep changing")])
+@pytest.mark.parametrize(
+    "use, message",
+    [
+        (lambda n: f"{n:.3f}", "is shown"),
+        (KEPT.append, "is kept"),
+        (lambda n: [0] * int(n), "keep changing"),
+        (float, "keep changing"),
+    ],
+)
 def test_numbers_that_leave_unseen(use, message):
     def fn(x):
         return use((x * 2).sum().item())
@@ -115,7 +126,9 @@ def test_truth_values_of_data_are_looked_at_by_replays(monkeypatch):
 
     def check(given):
         x, mask = torch.randn(3, 4), torch.tensor(given)
-        torch.testing.assert_close(fn(x.to("hlo"), mask.to("hlo")).cpu(), x @ weight.cpu() * mask[:, None])
+        torch.testing.assert_close(
+            fn(x.to("hlo"), mask.to("hlo")).cpu(), x @ weight.cpu() * mask[:, None]
+        )
 
     for given in ([1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 1]):
         check(given)
@@ -136,7 +149,10 @@ def test_numbers_of_data_are_looked_at_by_replays():
 
     def check(extra):
         y = fn(torch.ones(2, 4).to("hlo"), torch.tensor(extra).to("hlo"))
-        assert y.tolist() == [[0.0] * (size - size // 2) + [size] * 4 + [0.0] * (size // 2 + extra)] * 2
+        assert (
+            y.tolist()
+            == [[0.0] * (size - size // 2) + [size] * 4 + [0.0] * (size // 2 + extra)] * 2
+        )
 
     size = 3
     for extra in (1, 1, 1, 0, 0, 0, 1):
@@ -161,9 +177,15 @@ def test_truth_values_that_keep_changing(full_graph):
 
     def call(i):
         bits = torch.tensor([i >> n & 1 for n in range(5)])
-        assert fn(torch.zeros(2).to("hlo"), bits.to("hlo")).tolist() == [2 * bits.sum().item() - 5] * 2
+        assert (
+            fn(torch.zeros(2).to("hlo"), bits.to("hlo")).tolist() == [2 * bits.sum().item() - 5] * 2
+        )
 
-    with pytest.raises(RuntimeError, match="keep changing") if full_graph else contextlib.nullcontext():
+    with (
+        pytest.raises(RuntimeError, match="keep changing")
+        if full_graph
+        else contextlib.nullcontext()
+    ):
         for i in range(16):
             call(i)
     assert len(calls) == (9 if full_graph else 16)
@@ -201,7 +223,9 @@ def test_numbers_that_change():
         power[0] += 1
         return x * [1, 1, 1, 1, 1, 2, 3, 4, 5][power[0]]
 
-    with pytest.raises(RuntimeError, match=r"changes power\[0\] \(from .* to .*\), which a replay does not do"):
+    with pytest.raises(
+        RuntimeError, match=r"changes power\[0\] \(from .* to .*\), which a replay does not do"
+    ):
         for _ in range(8):
             table(torch.ones(3).to("hlo"))
 
@@ -228,7 +252,9 @@ def test_lengths_that_are_looked_at():
 def test_errors_of_linear_algebra_are_raised_by_replays():
     solve = torch_hlo.compile(torch.linalg.inv)
     for i in range(5):
-        torch.testing.assert_close(solve((torch.eye(3) * (i + 1)).to("hlo") + 0).cpu(), torch.eye(3) / (i + 1))
+        torch.testing.assert_close(
+            solve((torch.eye(3) * (i + 1)).to("hlo") + 0).cpu(), torch.eye(3) / (i + 1)
+        )
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         solve(torch.zeros(3, 3).to("hlo") + 0)
 
@@ -246,6 +272,7 @@ def test_errors_of_batched_linear_algebra_are_raised_by_replays():
 
 def test_turns_that_differ_in_an_index_are_launched_again(monkeypatch):
     """They share a program that has the index as an input: replays neither record nor look for it."""
+
     @torch_hlo.compile
     def fn(x, gain):
         total = x[0]
@@ -290,7 +317,9 @@ def test_comparisons_that_cut_a_call_do_not_cut_its_replays():
 
     def iterate(a, b, tolerance):
         x, steps = torch.zeros_like(b), 0
-        scale = (a.abs().sum(1).max()).item()  # a number that is computed with: what follows waits for it
+        scale = (
+            a.abs().sum(1).max()
+        ).item()  # a number that is computed with: what follows waits for it
         while True:
             r = b - a @ x
             if (r * r).sum().item() < tolerance:
@@ -386,14 +415,29 @@ def test_lbfgs_made_in_the_step(monkeypatch):
 
 def test_numbers_are_read_where_they_are(monkeypatch):
     """Without tensors of the CPU; those of rarer types, and parts of others, with them."""
-    values = [torch.tensor(-3.7), torch.tensor(2.5, dtype=torch.float64), torch.tensor(-(1 << 40)), torch.tensor([7], dtype=torch.int32), torch.tensor(True)]
+    values = [
+        torch.tensor(-3.7),
+        torch.tensor(2.5, dtype=torch.float64),
+        torch.tensor(-(1 << 40)),
+        torch.tensor([7], dtype=torch.int32),
+        torch.tensor(True),
+    ]
     there = [v.to("hlo").clone() for v in values]
     torch_hlo.mark_step()
-    other = [torch.arange(5.0).to("hlo")[3], torch.tensor(1.5, dtype=torch.bfloat16, device="hlo") * 2]
+    other = [
+        torch.arange(5.0).to("hlo")[3],
+        torch.tensor(1.5, dtype=torch.bfloat16, device="hlo") * 2,
+    ]
     assert step.items([*there, *other]) == [*(v.item() for v in values), 3.0, 3.0]
     monkeypatch.setattr(step, "to_cpu", lambda tensors: pytest.fail("copied"))
     found = step.items(there)
-    assert found == [v.item() for v in values] and [*map(type, found)] == [float, float, int, int, bool]
+    assert found == [v.item() for v in values] and [*map(type, found)] == [
+        float,
+        float,
+        int,
+        int,
+        bool,
+    ]
 
 
 def test_equality_is_one_truth_value():
@@ -404,7 +448,14 @@ def test_equality_is_one_truth_value():
     for same in (True, True, False, False, True, False):
         x = torch.randn(3, 8)
         y = x.clone() if same else x + 1
-        torch.testing.assert_close(fn(x.to("hlo") * 1, y.to("hlo") * 1).cpu(), torch.cov(x) if same else x - y, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            fn(x.to("hlo") * 1, y.to("hlo") * 1).cpu(),
+            torch.cov(x) if same else x - y,
+            rtol=1e-4,
+            atol=1e-5,
+        )
     large = torch.arange(1 << 15)
-    assert torch.equal(large.to("hlo"), large.to("hlo")) and not torch.equal(large.to("hlo"), large.to("hlo") + 1)
+    assert torch.equal(large.to("hlo"), large.to("hlo")) and not torch.equal(
+        large.to("hlo"), large.to("hlo") + 1
+    )
     assert not torch.equal(large.to("hlo"), large[1:].to("hlo"))

@@ -1,4 +1,5 @@
 """torch_hlo.compile: Python's variables that a captured step sees, compared before a replay, and left as the function leaves them."""
+
 from array import array
 from collections import deque
 
@@ -51,7 +52,11 @@ def changed_outside(device):
     """Name -> (function of x, what is changed after four calls)."""
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block(), nn.Dropout(0.0)).to(device)
-    other, weight, tables = nn.Linear(4, 4).to(device), torch.ones(4, 4, device=device), [torch.ones(4, device=device), torch.zeros(4, device=device)]
+    other, weight, tables = (
+        nn.Linear(4, 4).to(device),
+        torch.ones(4, 4, device=device),
+        [torch.ones(4, device=device), torch.zeros(4, device=device)],
+    )
     holder = {"table": tables[0]}
     optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
 
@@ -65,12 +70,27 @@ def changed_outside(device):
         "a module is replaced": (lambda x: model(x), lambda: setattr(model[1], "layer", other)),
         "a module is removed": (lambda x: model(x), lambda: model.__delitem__(1)),
         "a flag of a module": (lambda x: model(x), lambda: setattr(model[1], "skip", True)),
-        "an option of a module of PyTorch": (lambda x: model(x), lambda: setattr(model[2], "p", 1.0)),
-        "a hook": (lambda x: model(x), lambda: model[0].register_forward_hook(lambda module, given, result: result * 2)),
-        "the data of a parameter": (lambda x: model(x), lambda: setattr(model[0].layer.weight, "data", weight)),
-        "a tensor in a dictionary": (lambda x: model(x) + holder["table"], lambda: holder.update(table=tables[1])),
+        "an option of a module of PyTorch": (
+            lambda x: model(x),
+            lambda: setattr(model[2], "p", 1.0),
+        ),
+        "a hook": (
+            lambda x: model(x),
+            lambda: model[0].register_forward_hook(lambda module, given, result: result * 2),
+        ),
+        "the data of a parameter": (
+            lambda x: model(x),
+            lambda: setattr(model[0].layer.weight, "data", weight),
+        ),
+        "a tensor in a dictionary": (
+            lambda x: model(x) + holder["table"],
+            lambda: holder.update(table=tables[1]),
+        ),
         "a buffer": (lambda x: model(x), lambda: setattr(model[0], "mean", tables[0])),
-        "a group of parameters": (step, lambda: optimizer.add_param_group({"params": list(model[1].parameters())})),
+        "a group of parameters": (
+            step,
+            lambda: optimizer.add_param_group({"params": list(model[1].parameters())}),
+        ),
     }
 
 
@@ -103,8 +123,18 @@ class Meter:
 def leaving(device):
     """Name -> (function of x, what it has left)."""
     torch.manual_seed(0)
-    model, state, losses, numbers, last, meter = nn.Sequential(Block(), Block()).to(device), {"mean": torch.zeros(4, device=device)}, [], [], deque(maxlen=3), Meter()
-    weight, hidden = nn.Parameter(torch.ones(4, 4, device=device)), [(torch.zeros(2, 4, device=device), torch.ones(2, 4, device=device))]
+    model, state, losses, numbers, last, meter = (
+        nn.Sequential(Block(), Block()).to(device),
+        {"mean": torch.zeros(4, device=device)},
+        [],
+        [],
+        deque(maxlen=3),
+        Meter(),
+    )
+    weight, hidden = (
+        nn.Parameter(torch.ones(4, 4, device=device)),
+        [(torch.zeros(2, 4, device=device), torch.ones(2, 4, device=device))],
+    )
     training = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(device)
 
     def rebinds(x):
@@ -217,7 +247,9 @@ def test_containers_that_make_what_is_read():
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("change", [lambda x: x.unsqueeze_(0), lambda x: x.resize_(1), lambda x: x.set_(x[:1])])
+@pytest.mark.parametrize(
+    "change", [lambda x: x.unsqueeze_(0), lambda x: x.resize_(1), lambda x: x.set_(x[:1])]
+)
 def test_arguments_keep_their_shape(change):
     """A replay writes values; an argument of another shape after the call is an error, not forgotten."""
 
@@ -245,4 +277,7 @@ def test_arguments_keep_their_shape(change):
 
     captured = torch_hlo.compile(there_and_back)
     for n in range(5):
-        assert captured(torch.arange(6.0).view(2, 3).to("hlo") + n).tolist() == (2 * (torch.arange(6.0).view(2, 3) + n).t()).tolist()
+        assert (
+            captured(torch.arange(6.0).view(2, 3).to("hlo") + n).tolist()
+            == (2 * (torch.arange(6.0).view(2, 3) + n).t()).tolist()
+        )

@@ -1,4 +1,5 @@
 """Conditions on values: errors that PyTorch raises, at the call or when the value has been computed, without steps that are cut for them."""
+
 from __future__ import annotations
 
 import pytest
@@ -60,7 +61,9 @@ def test_distributions_do_not_cut_the_graph():
     b = MultivariateNormal(mean, torch.eye(2, device="hlo")).log_prob(x)
     assert steps() == before
     torch.testing.assert_close(a.cpu(), Normal(mean.cpu(), scale.cpu()).log_prob(x.cpu()))
-    torch.testing.assert_close(b.cpu(), MultivariateNormal(mean.cpu(), torch.eye(2)).log_prob(x.cpu()))
+    torch.testing.assert_close(
+        b.cpu(), MultivariateNormal(mean.cpu(), torch.eye(2)).log_prob(x.cpu())
+    )
 
 
 def test_a_captured_step_with_distributions_replays():
@@ -101,9 +104,15 @@ def test_a_captured_transformer_replays():
 
     @torch_hlo.compile(full_graph=True)
     def step(a, b):
-        return model(a, b, tgt_mask=model.generate_square_subsequent_mask(3, device="hlo")).detach().sum()
+        return (
+            model(a, b, tgt_mask=model.generate_square_subsequent_mask(3, device="hlo"))
+            .detach()
+            .sum()
+        )
 
-    results = {step(torch.ones(2, 4, 8).to("hlo"), torch.ones(2, 3, 8).to("hlo")).item() for _ in range(4)}
+    results = {
+        step(torch.ones(2, 4, 8).to("hlo"), torch.ones(2, 3, 8).to("hlo")).item() for _ in range(4)
+    }
     assert len(results) == 1
 
 

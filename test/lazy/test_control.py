@@ -1,4 +1,5 @@
 """cond, while_loop and scan on lazy tensors: one loop in the program, values like Python's."""
+
 import pytest
 import torch
 
@@ -20,7 +21,11 @@ def test_cond(p):
 
 def test_while_loop_over_values():
     x, limit = torch.rand(5), torch.tensor(100.0)
-    i, y = torch_hlo.while_loop(lambda i, a: a.sum() < limit.to("hlo") * 1, lambda i, a: (i + 1, a * 2), hlo(torch.tensor(0), x))
+    i, y = torch_hlo.while_loop(
+        lambda i, a: a.sum() < limit.to("hlo") * 1,
+        lambda i, a: (i + 1, a * 2),
+        hlo(torch.tensor(0), x),
+    )
     n, want = 0, x
     while want.sum() < limit:
         n, want = n + 1, want * 2
@@ -47,7 +52,11 @@ def test_scan_with_captured_weights():
 
 def test_one_program_for_any_count():
     def run(n):
-        i, y = torch_hlo.while_loop(lambda i, a, n: i < n, lambda i, a, n: (i + 1, a + i, n), hlo(torch.tensor(0), torch.zeros(3), torch.tensor(n)))[:2]
+        i, y = torch_hlo.while_loop(
+            lambda i, a, n: i < n,
+            lambda i, a, n: (i + 1, a + i, n),
+            hlo(torch.tensor(0), torch.zeros(3), torch.tensor(n)),
+        )[:2]
         return y.cpu()
 
     run(1)

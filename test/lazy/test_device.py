@@ -1,4 +1,5 @@
 """The device as users see it: names, factories, moving, printing, torch.hlo, generators, threads, processes."""
+
 from __future__ import annotations
 
 import copy
@@ -20,8 +21,18 @@ pytestmark = pytest.mark.usefixtures("recorded")
 def test_names():
     assert str(torch.device("hlo", 0)) == "hlo:0" and torch_hlo.device() == torch.device("hlo:0")
     x = torch.ones(3)
-    for y in (x.to("hlo"), x.hlo(), x.to(torch.device("hlo:0")), x.to(device=hlo, dtype=torch.double)):
-        assert y.is_hlo and y.device == torch.device("hlo:0") and y.cpu().device.type == "cpu" and not y.is_cpu
+    for y in (
+        x.to("hlo"),
+        x.hlo(),
+        x.to(torch.device("hlo:0")),
+        x.to(device=hlo, dtype=torch.double),
+    ):
+        assert (
+            y.is_hlo
+            and y.device == torch.device("hlo:0")
+            and y.cpu().device.type == "cpu"
+            and not y.is_cpu
+        )
     assert nn.Linear(2, 2).hlo().weight.is_hlo
     assert x.hlo().type() == "torch.hlo.FloatTensor"
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
@@ -35,7 +46,11 @@ def test_module_functions():
     assert m.is_available() and m.device_count() == 1 and m.current_device() == 0
     m.set_device(0)
     m.synchronize()
-    assert m.memory_allocated() >= 0 and m.max_memory_allocated() >= 0 and "allocated_bytes.all.current" in m.memory_stats()
+    assert (
+        m.memory_allocated() >= 0
+        and m.max_memory_allocated() >= 0
+        and "allocated_bytes.all.current" in m.memory_stats()
+    )
     m.empty_cache()
     m.reset_peak_memory_stats()
     s = m.Stream()
@@ -45,7 +60,10 @@ def test_module_functions():
         f = m.Event(enable_timing=True)
         f.record()
     assert e.elapsed_time(f) >= 0 and m.current_stream() == s
-    assert torch.accelerator.current_accelerator().type == "hlo" and torch.accelerator.device_count() == 1
+    assert (
+        torch.accelerator.current_accelerator().type == "hlo"
+        and torch.accelerator.device_count() == 1
+    )
     torch.accelerator.synchronize()
     assert "hlo" in m.get_device_name() and m.get_device_properties().total_memory > 0
     with m.device(0):
@@ -78,7 +96,12 @@ def test_factories(name):
 def test_default_device():
     torch.set_default_device("hlo")
     try:
-        assert torch.zeros(2).is_hlo and nn.Linear(2, 2).weight.is_hlo and torch.tensor([1.0]).is_hlo and torch.randn(3).is_hlo
+        assert (
+            torch.zeros(2).is_hlo
+            and nn.Linear(2, 2).weight.is_hlo
+            and torch.tensor([1.0]).is_hlo
+            and torch.randn(3).is_hlo
+        )
         assert (torch.arange(3) + 1).tolist() == [1, 2, 3]
     finally:
         torch.set_default_device(None)
@@ -86,7 +109,14 @@ def test_default_device():
 
 def test_like_and_new():
     x = torch.arange(6.0).view(2, 3).to("hlo")
-    for t in (torch.zeros_like(x), x.new_zeros(2, 3), torch.ones_like(x) - 1, torch.empty_like(x).fill_(0), x.new_full((2, 3), 0.0), x.new_tensor([[0.0] * 3] * 2)):
+    for t in (
+        torch.zeros_like(x),
+        x.new_zeros(2, 3),
+        torch.ones_like(x) - 1,
+        torch.empty_like(x).fill_(0),
+        x.new_full((2, 3), 0.0),
+        x.new_tensor([[0.0] * 3] * 2),
+    ):
         assert t.is_hlo and t.cpu().equal(torch.zeros(2, 3))
     c = torch.ones_like(x, device="cpu")
     assert c.device.type == "cpu" and c.equal(torch.ones(2, 3))
@@ -97,13 +127,22 @@ def test_to_variants():
     x = torch.arange(6.0).view(2, 3)
     y = x.to("hlo")
     assert y.to("hlo") is y and y.to(torch.float32) is y and y.to("hlo", copy=True) is not y
-    assert y.to("cpu", torch.int32).equal(x.int()) and y.half().cpu().equal(x.half()) and x.to(y).is_hlo and y.to(x).device.type == "cpu"
+    assert (
+        y.to("cpu", torch.int32).equal(x.int())
+        and y.half().cpu().equal(x.half())
+        and x.to(y).is_hlo
+        and y.to(x).device.type == "cpu"
+    )
     assert y.to("meta").device.type == "meta"
     z = torch.empty(2, 3)
     z.copy_(y)
     assert z.equal(x)
     cl = torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last)
-    assert cl.to("hlo").stride() == cl.stride() and cl.to("hlo").cpu().stride() == cl.stride() and cl.to("hlo").cpu().equal(cl)
+    assert (
+        cl.to("hlo").stride() == cl.stride()
+        and cl.to("hlo").cpu().stride() == cl.stride()
+        and cl.to("hlo").cpu().equal(cl)
+    )
 
 
 def test_upload_is_a_copy():
@@ -118,7 +157,9 @@ def test_upload_is_a_copy():
 def test_printing():
     x = torch.tensor([1.0, 2.5]).to("hlo")
     assert repr(x) == "tensor([1.0000, 2.5000], device='hlo:0')" == str(x)
-    assert repr(x.requires_grad_() * 2) == "tensor([2., 5.], device='hlo:0', grad_fn=<MulBackward0>)"
+    assert (
+        repr(x.requires_grad_() * 2) == "tensor([2., 5.], device='hlo:0', grad_fn=<MulBackward0>)"
+    )
     assert repr(torch.zeros(0, device="hlo")) == "tensor([], device='hlo:0')"
     assert repr(torch.zeros(0, 2, device="hlo")) == "tensor([], device='hlo:0', size=(0, 2))"
     assert repr(torch.tensor(3).to("hlo")) == "tensor(3, device='hlo:0')"
@@ -129,8 +170,19 @@ def test_printing():
 
 def test_conversions():
     x = torch.arange(3.0).to("hlo")
-    assert x.tolist() == [0, 1, 2] and x[1].item() == 1.0 and float(x[2]) == 2.0 and int(x[2]) == 2 and bool(x[1]) and len(x) == 3
-    assert [float(v) for v in x] == [0, 1, 2] and 2.0 in x and list(range(5))[torch.tensor(2).to("hlo")] == 2
+    assert (
+        x.tolist() == [0, 1, 2]
+        and x[1].item() == 1.0
+        and float(x[2]) == 2.0
+        and int(x[2]) == 2
+        and bool(x[1])
+        and len(x) == 3
+    )
+    assert (
+        [float(v) for v in x] == [0, 1, 2]
+        and 2.0 in x
+        and list(range(5))[torch.tensor(2).to("hlo")] == 2
+    )
     for f in (lambda: x.numpy(), lambda: np.asarray(x)):
         with pytest.raises(TypeError, match="can't convert hlo:0 device type tensor to numpy"):
             f()
@@ -148,7 +200,12 @@ def test_tied_weights_and_identity_survive_moving():
     m = nn.Sequential(a, b)
     opt = torch.optim.SGD(m.parameters(), lr=1.0)
     m.to("hlo")
-    assert a.weight is b.weight is w and isinstance(w, nn.Parameter) and w.is_hlo and opt.param_groups[0]["params"][0] is w
+    assert (
+        a.weight is b.weight is w
+        and isinstance(w, nn.Parameter)
+        and w.is_hlo
+        and opt.param_groups[0]["params"][0] is w
+    )
     m.half()
     assert w.dtype == torch.half and a.weight is b.weight
     m.float().to("cpu")
@@ -171,7 +228,12 @@ def test_deepcopy():
     m = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).to("hlo")
     m[0].weight.note = "kept"
     c = copy.deepcopy(m)
-    assert isinstance(c[0].weight, nn.Parameter) and c[0].weight.requires_grad and c[0].weight.note == "kept" and c[0].weight is not m[0].weight
+    assert (
+        isinstance(c[0].weight, nn.Parameter)
+        and c[0].weight.requires_grad
+        and c[0].weight.note == "kept"
+        and c[0].weight is not m[0].weight
+    )
     with torch.no_grad():
         c[0].weight.zero_()
     assert m[0].weight.abs().sum().item() > 0
@@ -184,7 +246,13 @@ def test_deepcopy():
 
 def test_seeds():
     def draw():
-        return torch.cat([torch.rand(4, device="hlo"), torch.randn(4, device="hlo"), torch.empty(4, device="hlo").exponential_()]).cpu()
+        return torch.cat(
+            [
+                torch.rand(4, device="hlo"),
+                torch.randn(4, device="hlo"),
+                torch.empty(4, device="hlo").exponential_(),
+            ]
+        ).cpu()
 
     torch.manual_seed(7)
     a = draw()
@@ -206,7 +274,11 @@ def test_seeds():
 
 def test_generator():
     g = torch.Generator(device="hlo").manual_seed(3)
-    assert g.device == torch.device("hlo:0") and isinstance(g, torch.Generator) and isinstance(torch.Generator(), torch.Generator)
+    assert (
+        g.device == torch.device("hlo:0")
+        and isinstance(g, torch.Generator)
+        and isinstance(torch.Generator(), torch.Generator)
+    )
     a = torch.rand(5, device="hlo", generator=g)
     g2 = torch.Generator(device="hlo")
     g2.manual_seed(3)
@@ -215,7 +287,9 @@ def test_generator():
     b = torch.randn(3, device="hlo", generator=g).cpu()
     g.set_state(state)
     assert torch.randn(3, device="hlo", generator=g).cpu().equal(b)
-    with pytest.raises(RuntimeError, match="Expected a 'hlo' device type for generator but found 'cpu'"):
+    with pytest.raises(
+        RuntimeError, match="Expected a 'hlo' device type for generator but found 'cpu'"
+    ):
         torch.rand(3, device="hlo", generator=torch.Generator())
     assert g.manual_seed(-1).initial_seed() == 2**64 - 1
     torch.rand(3, device="hlo", generator=g).cpu()
@@ -230,7 +304,10 @@ def test_more_random_ops():
     assert r.min() >= 3 and r.max() <= 6 and r.dtype == torch.long
     m = torch.multinomial(torch.tensor([0.0, 1.0, 0.0]).to("hlo"), 4, replacement=True)
     assert m.tolist() == [1, 1, 1, 1]
-    assert torch.normal(torch.zeros(3).to("hlo"), 1.0).shape == (3,) and torch.normal(0.0, 1.0, (3,), device="hlo").is_hlo
+    assert (
+        torch.normal(torch.zeros(3).to("hlo"), 1.0).shape == (3,)
+        and torch.normal(0.0, 1.0, (3,), device="hlo").is_hlo
+    )
     d = nn.functional.dropout(torch.ones(1000, device="hlo"), 0.5)
     assert set(d.tolist()) == {0.0, 2.0}
     nn.init.kaiming_uniform_(torch.empty(4, 4, device="hlo"))
@@ -268,11 +345,16 @@ def _run(code: str) -> str:
 
 
 def test_exit_with_pending_work():
-    assert _run("import torch, torch_hlo; x = torch.ones(3).to('hlo'); y = x + 1; print('end')") == "end\n"
+    assert (
+        _run("import torch, torch_hlo; x = torch.ones(3).to('hlo'); y = x + 1; print('end')")
+        == "end\n"
+    )
 
 
 def test_import_after_tensors_exist():
-    _run("import torch; x = torch.ones(3); m = torch.nn.Linear(3, 3); g = torch.Generator(); import torch_hlo; m.to('hlo'); y = x.to('hlo')")
+    _run(
+        "import torch; x = torch.ones(3); m = torch.nn.Linear(3, 3); g = torch.Generator(); import torch_hlo; m.to('hlo'); y = x.to('hlo')"
+    )
 
 
 def test_fork_after_use():
@@ -295,7 +377,9 @@ def test_dataloader():
     data = torch.utils.data.TensorDataset(torch.arange(8.0).view(4, 2), torch.arange(4))
     for workers in (0, 2):
         seen = 0
-        for x, y in torch.utils.data.DataLoader(data, batch_size=2, num_workers=workers, pin_memory=True):
+        for x, y in torch.utils.data.DataLoader(
+            data, batch_size=2, num_workers=workers, pin_memory=True
+        ):
             seen += x.to("hlo", non_blocking=True).sum().item() + y.to("hlo").sum().item()
         assert seen == 28 + 6
 
@@ -315,7 +399,9 @@ def test_default_dtype_is_part_of_the_key():
     assert (x / 2).dtype == torch.float32
     torch.set_default_dtype(torch.float64)
     try:
-        assert (x / 2).dtype == torch.float64 and torch.full((2,), 1.5, device="hlo").dtype == torch.float64
+        assert (x / 2).dtype == torch.float64 and torch.full(
+            (2,), 1.5, device="hlo"
+        ).dtype == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
     assert (x / 2).dtype == torch.float32

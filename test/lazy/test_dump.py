@@ -1,4 +1,5 @@
 """TORCH_HLO_DUMP: a folder per compile."""
+
 import os
 
 import pytest
@@ -73,7 +74,12 @@ def test_logs(capsys):
     with config.override(LOG=3):
         (torch.ones(4).to("hlo") + 1).tolist()
     err = capsys.readouterr().err
-    assert "compiling step_" in err and "after input:" in err and "HloModule" in err and "1 ops, cut" in err
+    assert (
+        "compiling step_" in err
+        and "after input:" in err
+        and "HloModule" in err
+        and "1 ops, cut" in err
+    )
     metrics.clear_all()
     (torch.ones(4).to("hlo") + 1).tolist()
     assert capsys.readouterr().err == ""

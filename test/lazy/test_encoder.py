@@ -1,4 +1,5 @@
 """nn.TransformerEncoder and nn.MultiheadAttention in evaluation, where PyTorch calls ops of its own for them."""
+
 import pytest
 import torch
 from torch import nn
@@ -32,11 +33,25 @@ def both(run) -> None:
 @pytest.mark.parametrize("activation, norm_first", [("relu", False), ("gelu", True)])
 def test_encoder(activation, norm_first, masks, context):
     def run(device):
-        layer = nn.TransformerEncoderLayer(16, 2, 32, activation=activation, batch_first=True, norm_first=norm_first)
-        model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(16), enable_nested_tensor=not norm_first).to(device).eval()
+        layer = nn.TransformerEncoderLayer(
+            16, 2, 32, activation=activation, batch_first=True, norm_first=norm_first
+        )
+        model = (
+            nn.TransformerEncoder(layer, 2, nn.LayerNorm(16), enable_nested_tensor=not norm_first)
+            .to(device)
+            .eval()
+        )
         x = torch.randn(3, 5, 16).to(device)
         with context():
-            return [model(x, **{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in masks.items()})]
+            return [
+                model(
+                    x,
+                    **{
+                        k: v.to(device) if isinstance(v, torch.Tensor) else v
+                        for k, v in masks.items()
+                    },
+                )
+            ]
 
     both(run)
 
@@ -57,7 +72,11 @@ def test_multihead_attention(padding, mask, need_weights, average):
 
 
 def test_padding_is_not_waited_for():
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).to("hlo").eval()
+    model = (
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+        .to("hlo")
+        .eval()
+    )
     x, padding = torch.randn(3, 5, 16, device="hlo"), PADDING.to("hlo")
 
     @torch_hlo.compile(full_graph=True)

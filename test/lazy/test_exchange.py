@@ -1,4 +1,5 @@
 """Arrays shared with other libraries: DLPack on the CPU, and copies between the hlo device and torch.cuda on a stub of the driver."""
+
 import gc
 
 import numpy as np
@@ -13,7 +14,19 @@ from torch_hlo.hlo.shape import Shape
 from torch_hlo.lazy import exchange
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.float64,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    ],
+)
 def test_both_ways_without_a_copy(dtype):
     x = torch.arange(12).reshape(3, 4).to(dtype)
     y = torch_hlo.from_dlpack(x)
@@ -61,7 +74,9 @@ def test_memory_lives_as_long_as_somebody_uses_it():
 
 def test_views_and_pending_work_are_evaluated():
     x = torch.arange(12.0, device="hlo").view(3, 4)
-    assert torch.equal(torch.from_dlpack((x + 1).t()[1:3]), (torch.arange(12.0).view(3, 4) + 1).t()[1:3])
+    assert torch.equal(
+        torch.from_dlpack((x + 1).t()[1:3]), (torch.arange(12.0).view(3, 4) + 1).t()[1:3]
+    )
 
 
 @pytest.mark.parametrize(("make", "message"), [
@@ -79,7 +94,9 @@ def test_an_array_of_another_device():
         def __dlpack_device__(self):
             return dlpack.CUDA, 0
 
-    with pytest.raises(BufferError, match=r"on DLPack device \(2, 0\), the hlo device computes on \(1, 0\)"):
+    with pytest.raises(
+        BufferError, match=r"on DLPack device \(2, 0\), the hlo device computes on \(1, 0\)"
+    ):
         torch_hlo.from_dlpack(Elsewhere())
 
 
@@ -110,11 +127,15 @@ def theirs(stub: StubCuda, x: torch.Tensor) -> torch.Tensor:
 def test_copies_from_and_to_torch_cuda_stay_on_the_device(stub, monkeypatch):
     x = theirs(stub, torch.zeros(64))
     values = torch.arange(64.0)
-    stub.queues[0].append(lambda: x.copy_(values))  # a kernel of PyTorch's stream that has not run yet
+    stub.queues[0].append(
+        lambda: x.copy_(values)
+    )  # a kernel of PyTorch's stream that has not run yet
     with monkeypatch.context() as patch:
         patch.setattr(exchange, "shares", lambda device: True)
         y = x.to("hlo")
-        patch.setattr(torch, "empty", lambda *size, **options: torch.zeros(*size, dtype=options["dtype"]))
+        patch.setattr(
+            torch, "empty", lambda *size, **options: torch.zeros(*size, dtype=options["dtype"])
+        )
         z = exchange.hand_out(y * 2, torch.device("cpu"))
     assert not z.any()  # nothing has happened
     stub._advance(0)
@@ -145,7 +166,10 @@ def test_adopted_device_memory(stub):
 
         def __dlpack__(self, stream):
             assert stream == runtime._memory_type().pool().driver.main.value
-            return dlpack.export(dlpack.Array(x.data_ptr(), Shape("f32", (16,)), (dlpack.CUDA, 0)), lambda: released.append(True))
+            return dlpack.export(
+                dlpack.Array(x.data_ptr(), Shape("f32", (16,)), (dlpack.CUDA, 0)),
+                lambda: released.append(True),
+            )
 
     released: list[bool] = []
     y = torch_hlo.from_dlpack(OnDevice())

@@ -1,4 +1,5 @@
 """The two background threads."""
+
 from __future__ import annotations
 
 import os
@@ -11,7 +12,9 @@ from torch_hlo.device import runtime
 from torch_hlo.lazy import executor, log
 
 
-def test_housekeeping_that_fails_leaves_the_compiler_running(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_housekeeping_that_fails_leaves_the_compiler_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail() -> None:
         raise OSError("no such page")
 

@@ -1,4 +1,5 @@
 """Why something was compiled, in words."""
+
 import pytest
 import torch
 
@@ -38,7 +39,9 @@ def test_first_program():
 
 
 def test_another_op():
-    assert "op 0, aten.cos.default: was aten.sin.default" in reason_of(lambda: vector().sin(), lambda: vector().cos())
+    assert "op 0, aten.cos.default: was aten.sin.default" in reason_of(
+        lambda: vector().sin(), lambda: vector().cos()
+    )
 
 
 def test_another_shape():
@@ -47,7 +50,9 @@ def test_another_shape():
 
 
 def test_another_dtype():
-    assert "input 0 was f32[4], is f64[4]" in reason_of(lambda: vector().sin(), lambda: vector(dtype=torch.float64).sin())
+    assert "input 0 was f32[4], is f64[4]" in reason_of(
+        lambda: vector().sin(), lambda: vector(dtype=torch.float64).sin()
+    )
 
 
 def test_another_static_argument():
@@ -58,10 +63,14 @@ def test_another_static_argument():
 def test_another_number_of_threads():
     before = torch.get_num_threads()
     try:
-        assert f"it was compiled for {before} threads, there are {before + 1}" in reason_of(lambda: vector().sin(), lambda: (torch.set_num_threads(before + 1), vector().sin()))
+        assert f"it was compiled for {before} threads, there are {before + 1}" in reason_of(
+            lambda: vector().sin(), lambda: (torch.set_num_threads(before + 1), vector().sin())
+        )
         torch.set_num_threads(before)
         vector().sin().tolist()
-        assert metrics.counter_value("UncachedCompile") == 2, "the program for so many was forgotten"
+        assert metrics.counter_value("UncachedCompile") == 2, (
+            "the program for so many was forgotten"
+        )
     finally:
         torch.set_num_threads(before)
 
@@ -72,7 +81,9 @@ def test_another_integer():
 
 
 def test_more_and_fewer_ops():
-    assert "1 more ops, the first of them aten.neg.default" in reason_of(lambda: vector().sin(), lambda: vector().sin().neg())
+    assert "1 more ops, the first of them aten.neg.default" in reason_of(
+        lambda: vector().sin(), lambda: vector().sin().neg()
+    )
 
 
 def test_a_tensor_is_kept_alive():
@@ -83,7 +94,9 @@ def test_a_tensor_is_kept_alive():
         kept.append(x)
         return x.neg()
 
-    assert "is now wanted: a tensor is or was kept alive" in reason_of(lambda: vector().sin().neg(), keep)
+    assert "is now wanted: a tensor is or was kept alive" in reason_of(
+        lambda: vector().sin().neg(), keep
+    )
 
 
 def test_memory_that_stays_alive():
@@ -98,7 +111,10 @@ def test_memory_that_stays_alive():
         _kept = __import__("copy").deepcopy(x)
         x.add_(1)
 
-    assert "input 0 (f32[4]) stays alive after this step; before, it gave its memory to a result" in reason_of(once, kept)
+    assert (
+        "input 0 (f32[4]) stays alive after this step; before, it gave its memory to a result"
+        in reason_of(once, kept)
+    )
 
 
 def test_nearest_program_is_compared():
@@ -123,4 +139,6 @@ def test_source_line_and_log(monkeypatch, capsys):
         text = reason_of(lambda: vector().sin(), lambda: vector().cos())
     assert "test_explain.py:" in text
     err = capsys.readouterr().err
-    assert err.count("torch_hlo: compiling step_") == 2 and text in err.replace("torch_hlo: compiling ", "")
+    assert err.count("torch_hlo: compiling step_") == 2 and text in err.replace(
+        "torch_hlo: compiling ", ""
+    )

@@ -1,4 +1,5 @@
 """Ops that run on the CPU."""
+
 import warnings
 
 import pytest
@@ -87,7 +88,10 @@ def test_device_arguments_become_the_cpu():
 
 
 def test_one_warning_per_op_with_the_reason():
-    with pytest.warns(RuntimeWarning, match=r"aten.sin.default \(f32\[1\]\) runs on the CPU: torch_hlo has no lowering"):
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"aten.sin.default \(f32\[1\]\) runs on the CPU: torch_hlo has no lowering",
+    ):
         run_fallback(aten.sin.default, (hlo(1.0),), {})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

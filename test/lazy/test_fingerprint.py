@@ -1,4 +1,5 @@
 """Keys of recorded graphs: equal exactly when one program computes both."""
+
 import gc
 import time
 import weakref
@@ -38,7 +39,14 @@ def test_same_structure_same_key():
 
 
 @pytest.mark.parametrize(
-    "other", [pair(aten.sub.Tensor), pair(shape=Shape("f32", (5,))), pair(shape=Shape("f64", (4,))), pair(alpha=2)], ids=["op", "shape", "dtype", "keyword"]
+    "other",
+    [
+        pair(aten.sub.Tensor),
+        pair(shape=Shape("f32", (5,))),
+        pair(shape=Shape("f64", (4,))),
+        pair(alpha=2),
+    ],
+    ids=["op", "shape", "dtype", "keyword"],
 )
 def test_op_shape_dtype_keyword_differ(other):
     assert key(pair()) != key(other)
@@ -46,7 +54,9 @@ def test_op_shape_dtype_keyword_differ(other):
 
 def test_wiring_differs():
     x, y = leaf(), leaf()
-    assert key(node(aten.sub.Tensor, x, y)) == key(node(aten.sub.Tensor, y, x))  # both are (input 0, input 1)
+    assert key(node(aten.sub.Tensor, x, y)) == key(
+        node(aten.sub.Tensor, y, x)
+    )  # both are (input 0, input 1)
     assert key(node(aten.sub.Tensor, x, x)) != key(node(aten.sub.Tensor, x, y))
     a = node(aten.exp.default, x)
     assert key(node(aten.sub.Tensor, a, x)) != key(node(aten.sub.Tensor, x, a))
@@ -59,7 +69,25 @@ def test_the_same_leaf_is_one_input():
 
 
 # Values that Python calls equal or that do not equal themselves.
-STATICS = [1, True, 1.0, 0.0, -0.0, "1", None, 1j, [1], [True], [1.0], [], torch.float32, torch.preserve_format, float("inf"), [[1], 1], [1, 1]]
+STATICS = [
+    1,
+    True,
+    1.0,
+    0.0,
+    -0.0,
+    "1",
+    None,
+    1j,
+    [1],
+    [True],
+    [1.0],
+    [],
+    torch.float32,
+    torch.preserve_format,
+    float("inf"),
+    [[1], 1],
+    [1, 1],
+]
 
 
 def test_static_arguments_never_collide():
@@ -70,7 +98,9 @@ def test_static_arguments_never_collide():
 
 
 def test_static_nan_equals_itself():
-    assert key(node(aten.add.Tensor, leaf(), float("nan"))) == key(node(aten.add.Tensor, leaf(), float("nan")))
+    assert key(node(aten.add.Tensor, leaf(), float("nan"))) == key(
+        node(aten.add.Tensor, leaf(), float("nan"))
+    )
 
 
 def test_results_do_not_collide_with_integers():
@@ -103,7 +133,9 @@ def test_outputs_are_part_of_the_key():
 
 def test_result_dtype_is_part_of_the_key():
     # arange's dtype follows the default dtype, which no argument shows.
-    assert key(node(aten.arange.default, 4, shape=Shape("f32", (4,)))) != key(node(aten.arange.default, 4, shape=Shape("f64", (4,))))
+    assert key(node(aten.arange.default, 4, shape=Shape("f32", (4,)))) != key(
+        node(aten.arange.default, 4, shape=Shape("f64", (4,)))
+    )
 
 
 def test_evaluated_results_are_leaves():

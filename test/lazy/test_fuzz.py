@@ -1,4 +1,5 @@
 """A fast part of the fuzzer (test/sweeps/fuzz.py): random programs give the CPU's values, strides, dtypes and exceptions."""
+
 from __future__ import annotations
 
 import warnings

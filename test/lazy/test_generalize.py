@@ -1,4 +1,5 @@
 """One symbolic program for many sizes: few compiles, and never a wrong result, whatever sizes coincide."""
+
 import random
 
 import pytest
@@ -30,7 +31,9 @@ def check(fn, *inputs, tol=1e-5):
     want = fn(*inputs)
     got = fn(*[x.to("hlo") if isinstance(x, torch.Tensor) else x for x in inputs])
     torch_hlo.sync()
-    for g, w in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True):
+    for g, w in zip(
+        torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True
+    ):
         torch.testing.assert_close(g.cpu(), w, rtol=tol, atol=tol)
 
 
@@ -42,12 +45,22 @@ def test_third_and_later_sizes_compile_nothing():
     def fn(x):
         return F.layer_norm(x, (4,)).softmax(0).sum(1), x.reshape(-1)[:-1] * 2
 
-    assert counts(fn, [(5,), (9,), (23,), (3,), (101,)], lambda n: (torch.randn(n, 4),)) == [1, 1, 0, 0, 0]
+    assert counts(fn, [(5,), (9,), (23,), (3,), (101,)], lambda n: (torch.randn(n, 4),)) == [
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_windows_that_a_size_decides():
     """Adaptive pooling into 5: as long as the size, over 5, rounded up, and sometimes one more."""
-    found = counts(lambda x: F.adaptive_max_pool2d(x, 5), [(38,), (19,), (27,), (75,), (12,)], lambda n: (torch.randn(2, 3, n, n),))
+    found = counts(
+        lambda x: F.adaptive_max_pool2d(x, 5),
+        [(38,), (19,), (27,), (75,), (12,)],
+        lambda n: (torch.randn(2, 3, n, n),),
+    )
     assert found == [1, 1, 0, 0, 0]
 
 
@@ -55,7 +68,9 @@ def test_sizes_zero_and_one_are_compiled_for_themselves():
     def fn(x):
         return (x + x.mean(0, keepdim=True)).exp(), x.sum()
 
-    assert counts(fn, [(5,), (9,), (1,), (0,), (23,), (1,), (0,)], lambda n: (torch.randn(n, 4),))[2:] == [1, 1, 0, 0, 0]
+    assert counts(fn, [(5,), (9,), (1,), (0,), (23,), (1,), (0,)], lambda n: (torch.randn(n, 4),))[
+        2:
+    ] == [1, 1, 0, 0, 0]
 
 
 def test_size_one_first():
@@ -78,7 +93,13 @@ def test_a_size_that_meets_a_constant():
     def fn(x):
         return torch.cat([x, torch.ones(x.shape[0], 16, device=x.device)], 1), x @ x.t()
 
-    assert counts(fn, [(16,), (12,), (16,), (32,), (17,)], lambda n: (torch.randn(n, 16),)) == [1, 1, 0, 0, 0]
+    assert counts(fn, [(16,), (12,), (16,), (32,), (17,)], lambda n: (torch.randn(n, 16),)) == [
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 def tokens(n, k):
@@ -90,14 +111,28 @@ def test_inputs_whose_sizes_belong_together():
     def fn(x, w, i):
         return x.exp() + (w * w.cumsum(2)).reshape(x.shape) + x.reshape(w.shape)[0][i].amax()
 
-    assert counts(fn, [(6, 5), (6, 7), (5, 9), (5, 11), (13, 30), (6, 3)], tokens) == [1, 1, 1, 0, 0, 0]
+    assert counts(fn, [(6, 5), (6, 7), (5, 9), (5, 11), (13, 30), (6, 3)], tokens) == [
+        1,
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_the_likest_instance_is_generalised_where_all_together_are_not():
     def fn(x, w, i):  # sizes of w come first: x's do not follow from them
         return (w * w.cumsum(2)).reshape(x.shape) + x.exp() + x.reshape(w.shape)[0][i].amax()
 
-    assert counts(fn, [(6, 5), (6, 7), (5, 9), (5, 11), (5, 13), (5, 8)], tokens) == [1, 1, 1, 1, 0, 0]
+    assert counts(fn, [(6, 5), (6, 7), (5, 9), (5, 11), (5, 13), (5, 8)], tokens) == [
+        1,
+        1,
+        1,
+        1,
+        0,
+        0,
+    ]
 
 
 def test_integers_that_happen_to_follow_a_size():
@@ -107,7 +142,9 @@ def test_integers_that_happen_to_follow_a_size():
     def fn(x, y):
         return x.sum(1), y[: length[x.shape[0]]] * 3
 
-    assert counts(fn, [(n,) for n in (4, 5, 6, 7)], lambda n: (torch.randn(n, 3), torch.randn(40)))[:2] == [1, 1]
+    assert counts(fn, [(n,) for n in (4, 5, 6, 7)], lambda n: (torch.randn(n, 3), torch.randn(40)))[
+        :2
+    ] == [1, 1]
 
 
 def test_data_dependent_branch_on_the_size():
@@ -131,7 +168,9 @@ def test_position_as_an_argument():
     assert results[3:] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("read", [lambda x, i: x[:, i], lambda x, i: x[:, i : i + 8] ** 2, lambda x, i: x[:, i:] ** 2])
+@pytest.mark.parametrize(
+    "read", [lambda x, i: x[:, i], lambda x, i: x[:, i : i + 8] ** 2, lambda x, i: x[:, i:] ** 2]
+)
 def test_position_of_what_is_read_and_its_gradient(read):
     """Positions that were read from values (`x[:, top[0]]`) go into the gradient's scatter too."""
 
@@ -143,16 +182,26 @@ def test_position_of_what_is_read_and_its_gradient(read):
     assert counts(fn, [(5,), (11,), (23,), (77,), (40,)], lambda i: (x, i)) == [1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("read", [
-    lambda x, i: x[:, i], lambda x, i: x[:, i] * x[:, -1 - i], lambda x, i: x[:, i : i + 8] ** 2, lambda x, i: x.roll(i, 1) * x, lambda x, i: x.roll((-i, i), (1, 0)) * x, lambda x, i: x.roll(-i) * x,
-])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x, i: x[:, i],
+        lambda x, i: x[:, i] * x[:, -1 - i],
+        lambda x, i: x[:, i : i + 8] ** 2,
+        lambda x, i: x.roll(i, 1) * x,
+        lambda x, i: x.roll((-i, i), (1, 0)) * x,
+        lambda x, i: x.roll(-i) * x,
+    ],
+)
 def test_positions_may_be_zero_and_one(read):
     """Crops, shifts and rows drawn at random, or read from values."""
 
     def fn(x, i):
         x = x.detach().requires_grad_()
         y = read(x, i)
-        return y, *torch.autograd.grad((y * torch.arange(y.numel(), device=x.device).view(y.shape)).sum(), x)
+        return y, *torch.autograd.grad(
+            (y * torch.arange(y.numel(), device=x.device).view(y.shape)).sum(), x
+        )
 
     x = torch.randn(4, 24)
     assert counts(fn, [(5,), (0,), (1,), (11,), (2,), (3,)], lambda i: (x, i)) == [1, 1, 0, 0, 0, 0]
@@ -176,7 +225,11 @@ def test_positions_that_happen_to_stay():
         return sum(x[i] * (i + 1) for i in range(2)), *[x.roll(i, 1) for i in at]
 
     x = torch.randn(4, 16)
-    assert counts(fn, [(3, 4, 5, 6), (5, 4, 5, 8), (0, 9, 5, 1), (15, 4, 7, 11), (1, 2, 3, 4)], lambda *at: (x, *at)) == [1, 1, 1, 0, 0]
+    assert counts(
+        fn,
+        [(3, 4, 5, 6), (5, 4, 5, 8), (0, 9, 5, 1), (15, 4, 7, 11), (1, 2, 3, 4)],
+        lambda *at: (x, *at),
+    ) == [1, 1, 1, 0, 0]
 
 
 def test_pieces_of_sizes_that_nothing_explains():
@@ -206,7 +259,10 @@ def test_why_it_was_not_generalised():
 
     for p in (2, 3):
         check(fn, torch.randn(1, 1, 12, 12), p)
-    assert "for these sizes only" in metrics.last_compile_reason() and "max_pool" in metrics.last_compile_reason()
+    assert (
+        "for these sizes only" in metrics.last_compile_reason()
+        and "max_pool" in metrics.last_compile_reason()
+    )
 
 
 def test_training_step_with_donated_parameters():
@@ -215,7 +271,10 @@ def test_training_step_with_donated_parameters():
     twin = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
     twin.load_state_dict(model.state_dict())
     twin.to("hlo")
-    pair = [(m, torch.optim.AdamW(m.parameters(), lr=1e-2), d) for m, d in ((model, "cpu"), (twin, "hlo"))]
+    pair = [
+        (m, torch.optim.AdamW(m.parameters(), lr=1e-2), d)
+        for m, d in ((model, "cpu"), (twin, "hlo"))
+    ]
     total = 0
     for n in (5, 6, 7, 16, 8, 31, 4):
         x = torch.randn(n, 8)
@@ -267,7 +326,9 @@ def test_random_programs_at_random_sizes(seed):
     results = []
     for _ in range(5):
         n, m = rng.randint(2, 40), rng.randint(2, 40)
-        results.append(compiles(lambda n=n, m=m: check(fn, torch.randn(n, m), torch.randn(m, n), tol=1e-4)))
+        results.append(
+            compiles(lambda n=n, m=m: check(fn, torch.randn(n, m), torch.randn(m, n), tol=1e-4))
+        )
     assert sum(results) <= 3, results
 
 
@@ -285,6 +346,7 @@ def test_expressions(column, size):
 
 def test_convolutions_get_programs_of_their_own_for_a_few_sizes():
     """Their kernels are faster where sizes are known; weights may be converted first. Other kernels are another model."""
+
     def fn(x, k):
         return F.relu(F.conv2d(x, k.to(torch.float64).float(), padding=1)).mean((2, 3))
 

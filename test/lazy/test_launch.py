@@ -1,4 +1,5 @@
 """Steps that are launched again: what is updated in place, what takes the memory of what it replaces, and who must not see that."""
+
 from __future__ import annotations
 
 import copy
@@ -23,7 +24,9 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def training(device: str, compile: bool = True) -> tuple[Callable, nn.Module, torch.optim.Optimizer]:
+def training(
+    device: str, compile: bool = True
+) -> tuple[Callable, nn.Module, torch.optim.Optimizer]:
     model = network().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
 
@@ -42,7 +45,9 @@ def batch(i: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 6, generator=g), torch.randint(3, (4,), generator=g)
 
 
-def side_by_side(between: Callable[[int, nn.Module, torch.optim.Optimizer], object], steps: int = 10) -> None:
+def side_by_side(
+    between: Callable[[int, nn.Module, torch.optim.Optimizer], object], steps: int = 10
+) -> None:
     """Train on both devices; `between(i, model, optimizer)` after step i: what it returns is compared when all is over, and so are losses and parameters."""
     seen = {}
     for device in ("cpu", "hlo"):
@@ -51,7 +56,13 @@ def side_by_side(between: Callable[[int, nn.Module, torch.optim.Optimizer], obje
         for i in range(steps):
             losses.append(step(*(t.to(device) for t in batch(i))))
             kept.append(between(i, model, optimizer))
-        flat = [t for t in torch.utils._pytree.tree_leaves((losses, kept, list(model.parameters()), [p.grad for p in model.parameters()])) if isinstance(t, torch.Tensor)]
+        flat = [
+            t
+            for t in torch.utils._pytree.tree_leaves(
+                (losses, kept, list(model.parameters()), [p.grad for p in model.parameters()])
+            )
+            if isinstance(t, torch.Tensor)
+        ]
         seen[device] = [t.detach().cpu() for t in flat]
     assert len(seen["cpu"]) == len(seen["hlo"])
     for a, b in zip(seen["cpu"], seen["hlo"]):
@@ -72,7 +83,9 @@ def test_steps_that_come_back_keep_arrays_and_memory(launches: list[bool]) -> No
     for i in range(8):
         step(*(t.to("hlo") for t in batch(i)))
     torch_hlo.sync()
-    held = [p._storage.value for p in model.parameters()] + [p.grad._storage.value for p in model.parameters()]
+    held = [p._storage.value for p in model.parameters()] + [
+        p.grad._storage.value for p in model.parameters()
+    ]
     addresses = [a.data.address for a in held]
     step(*(t.to("hlo") for t in batch(8)))
     step(*(t.to("hlo") for t in batch(9)))  # the one before may still be under way
@@ -96,14 +109,23 @@ def test_results_that_are_kept(launches: list[bool]) -> None:
 
 def test_copies_of_parameters_and_gradients_keep_their_values() -> None:
     def between(i: int, model: nn.Module, _) -> list:
-        kept = [p.detach().clone() for p in model.parameters()] + [p.grad.clone() for p in model.parameters()]
+        kept = [p.detach().clone() for p in model.parameters()] + [
+            p.grad.clone() for p in model.parameters()
+        ]
         return kept + [copy.deepcopy(model.state_dict())] if i % 3 == 2 else kept
 
     side_by_side(between)
 
 
 def test_deep_copies_between_steps_and_in_place_again(launches: list[bool]) -> None:
-    side_by_side(lambda i, model, optimizer: copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"])) if i in (4, 7) else None, steps=12)
+    side_by_side(
+        lambda i, model, optimizer: (
+            copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+            if i in (4, 7)
+            else None
+        ),
+        steps=12,
+    )
     assert False in launches and launches[-1]
 
 
@@ -112,7 +134,10 @@ def test_state_is_loaded_between_steps() -> None:
 
     def between(i: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if i == 3:
-            saved.update(model=copy.deepcopy(model.state_dict()), optimizer=copy.deepcopy(optimizer.state_dict()))
+            saved.update(
+                model=copy.deepcopy(model.state_dict()),
+                optimizer=copy.deepcopy(optimizer.state_dict()),
+            )
         if i == 6:
             model.load_state_dict(saved["model"])
         if i == 8:
@@ -266,7 +291,9 @@ def test_a_call_that_takes_another_way_leaves_gradients() -> None:
 
     for i in [1, 2, 3, 4, 5, 6, 9, 9, 2, 3, 9, 1, 4, 9, 2]:
         got = step(torch.full((4,), float(i), device="hlo"))
-        undone.append((got.item(), weight.grad.cpu().tolist(), 0.0 if i == 9 else 4.0 * i + 1, [float(i)] * 4))
+        undone.append(
+            (got.item(), weight.grad.cpu().tolist(), 0.0 if i == 9 else 4.0 * i + 1, [float(i)] * 4)
+        )
     assert [(a, b) for a, b, _, _ in undone] == [(c, d) for _, _, c, d in undone]
 
 
@@ -328,7 +355,9 @@ def test_dropped_results_give_their_memory_back() -> None:
 
 def test_results_that_need_gradients_have_no_graph() -> None:
     step, _, _ = training("hlo")
-    results = [step(*(t.to("hlo") for t in batch(i))) for i in range(40)]  # more than are made at a time
+    results = [
+        step(*(t.to("hlo") for t in batch(i))) for i in range(40)
+    ]  # more than are made at a time
     assert all(r.requires_grad and not r.is_leaf for r in results)
     assert len({id(r) for r in results}) == 40
     with pytest.raises(RuntimeError, match="no graph to go back through"):

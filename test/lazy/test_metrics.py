@@ -1,4 +1,5 @@
 """torch_hlo.metrics: torch_xla's names and verbs."""
+
 import re
 import threading
 
@@ -73,11 +74,16 @@ def test_short_report():
     text = metrics.short_metrics_report()
     assert "CompileTime" in text and "UncachedCompile" in text
     assert "Other" not in text and "internal" not in text
-    assert metrics.short_metrics_report(["internal"], ["Other"]).split() == "Metric: Other samples 1 total 01s000ms000.000us Counter: internal 1".split()
+    assert (
+        metrics.short_metrics_report(["internal"], ["Other"]).split()
+        == "Metric: Other samples 1 total 01s000ms000.000us Counter: internal 1".split()
+    )
 
 
 def test_threads():
-    threads = [threading.Thread(target=lambda: [metrics.count("n") for _ in range(1000)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: [metrics.count("n") for _ in range(1000)]) for _ in range(4)
+    ]
     for t in threads:
         t.start()
     for t in threads:

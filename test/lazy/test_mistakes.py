@@ -1,4 +1,5 @@
 """What users get wrong: the error has PyTorch's type and words, comes from the call, and nothing is broken afterwards."""
+
 from __future__ import annotations
 
 import warnings
@@ -23,7 +24,9 @@ def long(*values):
 SAME = {
     "matmul": lambda d: torch.ones(2, 3, device=d) @ torch.ones(2, 3, device=d),
     "broadcast": lambda d: torch.ones(2, 3, device=d) + torch.ones(4, device=d),
-    "shape before dtype": lambda d: torch.ones(4, dtype=torch.long, device=d).lerp_(torch.ones(3, 2, dtype=torch.long, device=d), 0.5),
+    "shape before dtype": lambda d: torch.ones(4, dtype=torch.long, device=d).lerp_(
+        torch.ones(3, 2, dtype=torch.long, device=d), 0.5
+    ),
     "linear": lambda d: nn.Linear(3, 4).to(d)(torch.ones(2, 5, device=d)),
     "conv": lambda d: nn.Conv2d(3, 4, 3).to(d)(torch.ones(1, 2, 8, 8, device=d)),
     "cat": lambda d: torch.cat([torch.ones(2, 3, device=d), torch.ones(2, 4, device=d)]),
@@ -37,40 +40,62 @@ SAME = {
     "in-place cast": lambda d: torch.ones(3, dtype=torch.long, device=d).add_(0.5),
     "expand": lambda d: torch.ones(2, 3, device=d).expand(4, 3),
     "mask shape": lambda d: torch.ones(3, device=d)[torch.ones(4, dtype=torch.bool, device=d)],
-    "index put dtype": lambda d: torch.ones(3, device=d).index_put_((torch.tensor([0], device=d),), torch.ones(1, dtype=torch.double, device=d)),
+    "index put dtype": lambda d: torch.ones(3, device=d).index_put_(
+        (torch.tensor([0], device=d),), torch.ones(1, dtype=torch.double, device=d)
+    ),
     "stack": lambda d: torch.stack([torch.ones(2, device=d), torch.ones(3, device=d)]),
     "embedding": lambda d: F.embedding(torch.tensor([1, 7]).to(d), torch.ones(3, 2, device=d)),
-    "embedding negative": lambda d: F.embedding(torch.tensor([-1]).to(d), torch.ones(3, 2, device=d)),
+    "embedding negative": lambda d: F.embedding(
+        torch.tensor([-1]).to(d), torch.ones(3, 2, device=d)
+    ),
     "index_select": lambda d: torch.ones(3, device=d).index_select(0, torch.tensor([3]).to(d)),
     "gather": lambda d: torch.ones(3, device=d).gather(0, torch.tensor([5]).to(d)),
-    "scatter": lambda d: torch.zeros(3, device=d).scatter_(0, torch.tensor([5]).to(d), torch.ones(1, device=d)),
+    "scatter": lambda d: torch.zeros(3, device=d).scatter_(
+        0, torch.tensor([5]).to(d), torch.ones(1, device=d)
+    ),
     "advanced index": lambda d: torch.ones(3, device=d)[torch.tensor([0, 4]).to(d)],
     "advanced index negative": lambda d: torch.ones(3, device=d)[torch.tensor([-4]).to(d)],
     "advanced index list": lambda d: torch.ones(3, device=d)[[0, 3]],
-    "index_put range": lambda d: torch.ones(3, device=d).index_put_((torch.tensor([3]).to(d),), torch.ones(1, device=d)),
+    "index_put range": lambda d: torch.ones(3, device=d).index_put_(
+        (torch.tensor([3]).to(d),), torch.ones(1, device=d)
+    ),
     "take": lambda d: torch.take(torch.ones(3, device=d), torch.tensor([3]).to(d)),
     "target": lambda d: F.cross_entropy(torch.ones(2, 3, device=d), torch.tensor([0, 3]).to(d)),
     "target size": lambda d: F.cross_entropy(torch.ones(2, 3, device=d), torch.tensor([0]).to(d)),
-    "target dtype": lambda d: F.nll_loss(torch.ones(2, 3, device=d), torch.tensor([0.0, 1.0]).to(d)),
+    "target dtype": lambda d: F.nll_loss(
+        torch.ones(2, 3, device=d), torch.tensor([0.0, 1.0]).to(d)
+    ),
     "integer mean": lambda d: torch.ones(3, dtype=torch.long, device=d).mean(),
     "integer gradient": lambda d: torch.ones(3, dtype=torch.long, device=d).requires_grad_(),
-    "matmul dtypes": lambda d: torch.ones(2, 2, device=d) @ torch.ones(2, 2, dtype=torch.double, device=d),
-    "linear dtypes": lambda d: F.linear(torch.ones(2, 2, device=d), torch.ones(2, 2, dtype=torch.half, device=d)),
+    "matmul dtypes": lambda d: (
+        torch.ones(2, 2, device=d) @ torch.ones(2, 2, dtype=torch.double, device=d)
+    ),
+    "linear dtypes": lambda d: F.linear(
+        torch.ones(2, 2, device=d), torch.ones(2, 2, dtype=torch.half, device=d)
+    ),
     "no gradient": lambda d: torch.ones(3, device=d).sum().backward(),
     "vector backward": lambda d: (torch.ones(3, device=d).requires_grad_() * 2).backward(),
     "negative power": lambda d: torch.ones(3, dtype=torch.long, device=d) ** -1,
-    "squeeze assignment": lambda d: torch.ones(2, 3, device=d).__setitem__(0, torch.ones(4, device=d)),
+    "squeeze assignment": lambda d: torch.ones(2, 3, device=d).__setitem__(
+        0, torch.ones(4, device=d)
+    ),
     "split": lambda d: torch.ones(4, device=d).split([1, 2]),
     "pad": lambda d: F.pad(torch.ones(1, 1, 2, device=d), (3, 3), mode="reflect"),
     "softmax dim": lambda d: torch.ones(2, device=d).softmax(3),
     "too many dims": lambda d: torch.ones(2, device=d).transpose(0, 2),
     "one_hot": lambda d: F.one_hot(torch.tensor([3]).to(d), 2),
     "multinomial": lambda d: torch.multinomial(torch.tensor([0.5, 0.5]).to(d), 3),
-    "out dtype": lambda d: torch.add(torch.ones(2, device=d), 1.5, out=torch.ones(2, dtype=torch.long, device=d)),
+    "out dtype": lambda d: torch.add(
+        torch.ones(2, device=d), 1.5, out=torch.ones(2, dtype=torch.long, device=d)
+    ),
     "resize with grad": lambda d: torch.ones(2, device=d).requires_grad_().resize_(3),
     "set data": lambda d: setattr(torch.ones(2, device=d), "grad", torch.ones(3, device=d)),
     "batch of one": lambda d: nn.BatchNorm1d(2).to(d)(torch.ones(1, 2, device=d)),
-    "attention": lambda d: F.scaled_dot_product_attention(torch.ones(1, 2, 3, 4, device=d), torch.ones(1, 2, 3, 5, device=d), torch.ones(1, 2, 3, 4, device=d)),
+    "attention": lambda d: F.scaled_dot_product_attention(
+        torch.ones(1, 2, 3, 4, device=d),
+        torch.ones(1, 2, 3, 5, device=d),
+        torch.ones(1, 2, 3, 4, device=d),
+    ),
     "unknown dtype op": lambda d: torch.bitwise_and(torch.ones(2, device=d), 1),
     "arange": lambda d: torch.arange(0, 10, -1, device=d),
     "negative size": lambda d: torch.zeros(-1, device=d),
@@ -108,7 +133,9 @@ MIXED = {
     "mse": lambda: F.mse_loss(h(2), torch.ones(2)),
     "foreach": lambda: torch._foreach_add([h(2)], [torch.ones(2)]),
     "cpu indexed": lambda: torch.ones(3)[long(1, 2)],
-    "gradient": lambda: torch.autograd.grad(h(3).requires_grad_() * 2, [h(3).requires_grad_()], torch.ones(3)),
+    "gradient": lambda: torch.autograd.grad(
+        h(3).requires_grad_() * 2, [h(3).requires_grad_()], torch.ones(3)
+    ),
     "fallback": lambda: torch.linalg.solve(h(2, 2), torch.ones(2, 2)),
 }
 
@@ -123,7 +150,9 @@ def test_mixed_devices(name):
 
 def test_scalars_of_the_cpu_may_take_part():
     x = h(3)
-    assert (x + torch.tensor(2.0)).tolist() == [3, 3, 3] and (torch.tensor(2) * x).dtype == torch.float32
+    assert (x + torch.tensor(2.0)).tolist() == [3, 3, 3] and (
+        torch.tensor(2) * x
+    ).dtype == torch.float32
     assert (x * torch.tensor(2.0, dtype=torch.double)).dtype == torch.float32
     assert (h(3).int() * torch.tensor(2.0, dtype=torch.double)).dtype == torch.float64
     assert torch.where(x > 0, x, torch.tensor(0.0)).tolist() == [1, 1, 1]
@@ -131,19 +160,32 @@ def test_scalars_of_the_cpu_may_take_part():
     assert x.tolist() == [5, 1, 5] and x[torch.tensor(1)].item() == 1
 
 
-@pytest.mark.parametrize("lengths", [torch.Tensor.clone, lambda n: n.to("hlo"), torch.Tensor.tolist])
+@pytest.mark.parametrize(
+    "lengths", [torch.Tensor.clone, lambda n: n.to("hlo"), torch.Tensor.tolist]
+)
 def test_lengths_of_the_cpu_may_take_part(lengths):
-    x, targets = torch.randn(12, 2, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([[1, 2, 3], [4, 1, 2]])
+    x, targets = (
+        torch.randn(12, 2, 5, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([[1, 2, 3], [4, 1, 2]]),
+    )
     found = []
     for device in ("cpu", "hlo"):
         y = x.detach().to(device).requires_grad_()
         numbers = (torch.tensor([12, 9]), torch.tensor([3, 2]))
-        loss = F.ctc_loss(y.log_softmax(-1), targets.to(device), *(numbers if device == "cpu" else map(lengths, numbers)))
+        loss = F.ctc_loss(
+            y.log_softmax(-1),
+            targets.to(device),
+            *(numbers if device == "cpu" else map(lengths, numbers)),
+        )
         loss.backward()
         found.append((loss.detach().cpu(), y.grad.cpu()))
     torch.testing.assert_close(*found)
     with pytest.raises(RuntimeError, match="input_lengths to have value at most 12"):
-        F.ctc_loss(y.log_softmax(-1), targets.to("hlo"), *map(lengths, (torch.tensor([13, 9]), torch.tensor([3, 2]))))
+        F.ctc_loss(
+            y.log_softmax(-1),
+            targets.to("hlo"),
+            *map(lengths, (torch.tensor([13, 9]), torch.tensor([3, 2]))),
+        )
 
 
 def test_data_assignment_between_devices():
@@ -174,7 +216,9 @@ def test_unsupported_kinds():
 def test_ignored_targets_are_no_error():
     x = torch.randn(3, 4)
     t = torch.tensor([0, -100, 3])
-    assert F.cross_entropy(x.to("hlo"), t.to("hlo")).item() == pytest.approx(F.cross_entropy(x, t).item(), rel=1e-5)
+    assert F.cross_entropy(x.to("hlo"), t.to("hlo")).item() == pytest.approx(
+        F.cross_entropy(x, t).item(), rel=1e-5
+    )
     assert F.embedding(long(0, 2), h(3, 2), padding_idx=0).shape == (2, 2)
 
 

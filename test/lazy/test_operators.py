@@ -1,4 +1,5 @@
 """Python's operators on tensors take a shorter way while nobody else takes part in them; what is recorded is the same."""
+
 from __future__ import annotations
 
 import pytest
@@ -73,7 +74,12 @@ def test_unary(name: str, ways) -> None:
 @torch.no_grad()
 def test_items(ways) -> None:
     x = torch.arange(12.0).view(3, 4).to("hlo")
-    for index, short in ((torch.tensor([2, 0]), True), (torch.tensor([[1], [1]]), True), (torch.tensor(1), False), (torch.tensor([True, False, True]), False)):
+    for index, short in (
+        (torch.tensor([2, 0]), True),
+        (torch.tensor([[1], [1]]), True),
+        (torch.tensor(1), False),
+        (torch.tensor([True, False, True]), False),
+    ):
         i = index.to("hlo")
         ways.clear()
         result = x[i]
@@ -105,7 +111,14 @@ def test_others_see_operators(ways) -> None:
 
     with torch.no_grad():
         assert through() == [False] * 3
-        for observer in (torch.enable_grad(), torch.autocast("hlo"), Functions(), Dispatches(), torch.profiler.profile(), torch.autograd.forward_ad.dual_level()):
+        for observer in (
+            torch.enable_grad(),
+            torch.autocast("hlo"),
+            Functions(),
+            Dispatches(),
+            torch.profiler.profile(),
+            torch.autograd.forward_ad.dual_level(),
+        ):
             with observer:
                 assert all(through()), observer
         with torch.autocast("hlo", torch.bfloat16):
@@ -131,9 +144,14 @@ def test_in_transforms() -> None:
 def test_results_that_nobody_gets() -> None:
     """Composites that are one op with several results make a tensor of the first alone, where autograd does not want the others."""
     if "__tensor_flatten__" in HloTensor.__dict__:
-        pytest.skip("torch.compile has been used in this process: every op looks at its arguments first")
+        pytest.skip(
+            "torch.compile has been used in this process: every op looks at its arguments first"
+        )
     x, w = torch.randn(1, 2, 4, 8).to("hlo"), torch.randn(8).to("hlo")
-    for function in (lambda: F.rms_norm(x, (8,), w), lambda: F.scaled_dot_product_attention(x, x, x, is_causal=True)):
+    for function in (
+        lambda: F.rms_norm(x, (8,), w),
+        lambda: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+    ):
         with torch.no_grad():
             torch_hlo.sync()
             before = len(PENDING)

@@ -1,4 +1,5 @@
 """Optimizers on hlo parameters follow the CPU's trajectory, in every implementation, and do not record step-dependent constants."""
+
 from __future__ import annotations
 
 import copy
@@ -40,12 +41,16 @@ CASES = {
 }
 
 
-def train(device: str, name: str, options: dict, steps: int = 4, clip: bool = True) -> list[torch.Tensor]:
+def train(
+    device: str, name: str, options: dict, steps: int = 4, clip: bool = True
+) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     x, y = torch.randn(6, 4).to(device), torch.randn(6, 2).to(device)
     model.to(device)
-    optimizer = getattr(torch.optim, name)(model.parameters(), **copy.deepcopy(options))  # schedules write to rates that are tensors
+    optimizer = getattr(torch.optim, name)(
+        model.parameters(), **copy.deepcopy(options)
+    )  # schedules write to rates that are tensors
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 / (1 + i))
 
     def closure():
@@ -76,7 +81,9 @@ def test_follows_the_cpu(case):
         torch.testing.assert_close(a, e, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("case", ["SGD momentum", "AdamW", "AdamW fused", "AdamW capturable", "AdamW loop"])
+@pytest.mark.parametrize(
+    "case", ["SGD momentum", "AdamW", "AdamW fused", "AdamW capturable", "AdamW loop"]
+)
 def test_steps_have_one_fingerprint(case, recorded):
     name, options = CASES[case]
     model = nn.Linear(4, 3).to("hlo")
@@ -114,14 +121,22 @@ def test_default_implementation_is_captured(name):
         step = wrap(step)
         return torch.stack([step(x).cpu() for _ in range(8)])
 
-    torch.testing.assert_close(losses("hlo", torch_hlo.compile(full_graph=True)), losses("cpu", lambda f: f), rtol=2e-4, atol=2e-5)
+    torch.testing.assert_close(
+        losses("hlo", torch_hlo.compile(full_graph=True)),
+        losses("cpu", lambda f: f),
+        rtol=2e-4,
+        atol=2e-5,
+    )
 
 
 def test_complex_parameters_are_captured():
     import torch_hlo
 
     def values(device, wrap):
-        w, z = (nn.Parameter(torch.ones(3, dtype=t).to(device)) for t in (torch.float32, torch.complex64))
+        w, z = (
+            nn.Parameter(torch.ones(3, dtype=t).to(device))
+            for t in (torch.float32, torch.complex64)
+        )
         optimizer = torch.optim.Adam([w, z], lr=0.1)
 
         def step():
@@ -140,7 +155,12 @@ def test_complex_parameters_are_captured():
 
 def test_chosen_implementation_is_kept():
     w = nn.Parameter(torch.ones(3, device="hlo"))
-    for options, key in ((dict(foreach=True), "fused"), (dict(foreach=False), "fused"), (dict(fused=False), "fused"), (dict(capturable=True), "fused")):
+    for options, key in (
+        (dict(foreach=True), "fused"),
+        (dict(foreach=False), "fused"),
+        (dict(fused=False), "fused"),
+        (dict(capturable=True), "fused"),
+    ):
         o = torch.optim.Adam([w], **options)
         w.grad = torch.ones_like(w)
         o.step()
@@ -164,11 +184,17 @@ def test_training_goes_on_from_a_checkpoint_of_the_cpu():
     hlo_state, a = trained("hlo", copy.deepcopy(state))
     torch.testing.assert_close(a, e)
     assert hlo_state["state"][0]["step"].item() == 6
-    torch.testing.assert_close(trained("cpu", copy.deepcopy(hlo_state))[1], trained("cpu", trained("cpu", copy.deepcopy(state))[0])[1])
+    torch.testing.assert_close(
+        trained("cpu", copy.deepcopy(hlo_state))[1],
+        trained("cpu", trained("cpu", copy.deepcopy(state))[0])[1],
+    )
 
 
 def test_clip_and_zero():
-    for fn in (lambda ps: nn.utils.clip_grad_norm_(ps, 0.1), lambda ps: nn.utils.clip_grad_value_(ps, 0.1)):
+    for fn in (
+        lambda ps: nn.utils.clip_grad_norm_(ps, 0.1),
+        lambda ps: nn.utils.clip_grad_value_(ps, 0.1),
+    ):
         results = []
         for device in ("cpu", "hlo"):
             torch.manual_seed(0)
@@ -197,7 +223,9 @@ def test_state_dict_moves_between_devices():
 
 def test_averaged_model_and_parameter_vectors():
     m = nn.Linear(2, 2).to("hlo")
-    ema = torch.optim.swa_utils.AveragedModel(m, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    ema = torch.optim.swa_utils.AveragedModel(
+        m, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
     with torch.no_grad():
         m.weight.add_(1)
     ema.update_parameters(m)
@@ -209,7 +237,9 @@ def test_averaged_model_and_parameter_vectors():
 
 def minimize(device: str, options: dict) -> tuple[torch.Tensor, int]:
     """(minimum of a quadratic in float64 by LBFGS, evaluations of it)."""
-    a = torch.tensor([[3.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 1.0]], dtype=torch.float64).to(device)
+    a = torch.tensor([[3.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 1.0]], dtype=torch.float64).to(
+        device
+    )
     b = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64).to(device)
     x = torch.zeros(3, dtype=torch.float64, device=device, requires_grad=True)
     optimizer = torch.optim.LBFGS([x], **options)
@@ -225,7 +255,11 @@ def minimize(device: str, options: dict) -> tuple[torch.Tensor, int]:
     return x.detach().cpu(), optimizer.state[x]["func_evals"]
 
 
-@pytest.mark.parametrize("options", [{}, {"tolerance_grad": 1e-3}, {"line_search_fn": "strong_wolfe"}, {"max_iter": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tolerance_grad": 1e-3}, {"line_search_fn": "strong_wolfe"}, {"max_iter": 4}],
+    ids=str,
+)
 def test_lbfgs_walks_the_same_way(options):
     # In float64: its history amplifies rounding, so that runs in float32 part after some iterations on any two devices.
     ours, evaluations = minimize("hlo", options)

@@ -1,4 +1,5 @@
 """`out=` arguments, and ops whose C++ kernels write through aliases that schemas do not mention."""
+
 import torch
 
 from torch_hlo import metrics
@@ -29,7 +30,19 @@ def test_out_beside_arguments_updated_in_place():
         x = torch.arange(24.0, device=device).reshape(2, 3, 4)
         mean, variance = torch.zeros(3, device=device), torch.ones(3, device=device)
         outs = [torch.empty(0, device=device) for _ in range(3)]
-        result = torch.ops.aten._native_batch_norm_legit.out(x, None, None, mean, variance, True, 0.1, 1e-5, out=outs[0], save_mean=outs[1], save_invstd=outs[2])
+        result = torch.ops.aten._native_batch_norm_legit.out(
+            x,
+            None,
+            None,
+            mean,
+            variance,
+            True,
+            0.1,
+            1e-5,
+            out=outs[0],
+            save_mean=outs[1],
+            save_invstd=outs[2],
+        )
         assert all(r is o for r, o in zip(result, outs, strict=True))
         return mean, variance, *outs
 
@@ -71,10 +84,17 @@ def test_factorizations_stay_in_the_program():
 
     def run(device):
         x = torch.tensor([[4.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 2.0]], device=device)
-        return torch.linalg.eigvalsh(x), torch.linalg.svdvals(x), torch.linalg.pinv(x), torch.linalg.eigvals(x).real.sort()[0]
+        return (
+            torch.linalg.eigvalsh(x),
+            torch.linalg.svdvals(x),
+            torch.linalg.pinv(x),
+            torch.linalg.eigvals(x).real.sort()[0],
+        )
 
     assert_same(run)
-    assert metrics.counter_value("MarkStep") in (None, 0) and not [n for n in metrics.counter_names() if n.startswith("aten::")]
+    assert metrics.counter_value("MarkStep") in (None, 0) and not [
+        n for n in metrics.counter_names() if n.startswith("aten::")
+    ]
 
 
 def test_empty_out_shared_or_not():

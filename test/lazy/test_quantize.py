@@ -1,4 +1,5 @@
 """Fake quantization: values, masks (as gradients) and no fallback."""
+
 from __future__ import annotations
 
 import pytest

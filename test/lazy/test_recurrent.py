@@ -1,4 +1,5 @@
 """nn.LSTM, nn.GRU and nn.RNN as one loop per layer and direction: values and gradients of every input equal the CPU's."""
+
 from __future__ import annotations
 
 import copy
@@ -32,7 +33,9 @@ def _pair(network: str, dtype=torch.float32, **options):
 def _state(model: nn.Module, x: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, ...]:
     count = model.num_layers * (2 if model.bidirectional else 1)
     size = (count, 5) if x.dim() == 2 else (count, x.shape[0 if batch_first else 1], 5)
-    return tuple(torch.randn(size, dtype=x.dtype) for _ in range(2 if isinstance(model, nn.LSTM) else 1))
+    return tuple(
+        torch.randn(size, dtype=x.dtype) for _ in range(2 if isinstance(model, nn.LSTM) else 1)
+    )
 
 
 def _run(model: nn.Module, x: torch.Tensor, state, loss) -> list[torch.Tensor]:
@@ -42,11 +45,23 @@ def _run(model: nn.Module, x: torch.Tensor, state, loss) -> list[torch.Tensor]:
     out, last = model(x, tuple(state) if len(state) == 2 else state[0]) if state else model(x)
     last = last if isinstance(last, tuple) else (last,)
     loss(out, *last).backward()
-    return [t.detach().cpu() for t in (out, *last, x.grad, *(s.grad for s in state), *(p.grad for p in model.parameters())) if t is not None]
+    return [
+        t.detach().cpu()
+        for t in (
+            out,
+            *last,
+            x.grad,
+            *(s.grad for s in state),
+            *(p.grad for p in model.parameters()),
+        )
+        if t is not None
+    ]
 
 
 def _weighted(*results):
-    return sum((r * torch.linspace(-1, 1, r.numel()).to(r.device).view(r.shape)).sum() for r in results)
+    return sum(
+        (r * torch.linspace(-1, 1, r.numel()).to(r.device).view(r.shape)).sum() for r in results
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -57,7 +72,9 @@ def test_values_and_gradients(network, form):
     x = torch.randn(shape)
     for state in ((), _state(cpu, x, cpu.batch_first)):
         cpu.zero_grad(), hlo.zero_grad()
-        for want, got in zip(_run(cpu, x, state, _weighted), _run(hlo, x, state, _weighted), strict=True):
+        for want, got in zip(
+            _run(cpu, x, state, _weighted), _run(hlo, x, state, _weighted), strict=True
+        ):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -66,7 +83,11 @@ def test_values_and_gradients(network, form):
 def test_gradient_of_one_result(network, part):
     cpu, hlo = _pair(network)
     x = torch.randn(6, 2, 4)
-    loss = (lambda out, *last: out[3].square().sum()) if part == "output" else (lambda out, *last: last[-1].square().sum())
+    loss = (
+        (lambda out, *last: out[3].square().sum())
+        if part == "output"
+        else (lambda out, *last: last[-1].square().sum())
+    )
     for want, got in zip(_run(cpu, x, (), loss), _run(hlo, x, (), loss), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
@@ -76,7 +97,9 @@ def test_second_derivative(network):
     cls, extra = NETWORKS[network]
     model = cls(2, 3, bidirectional=True, **extra).double().to("hlo")
     x = torch.randn(4, 2, 2, dtype=torch.float64).to("hlo").requires_grad_()
-    grads = torch.autograd.grad(model(x)[0].square().sum(), (x, *model.parameters()), create_graph=True)
+    grads = torch.autograd.grad(
+        model(x)[0].square().sum(), (x, *model.parameters()), create_graph=True
+    )
     first = sum(g.square().sum() for g in grads)
     got = torch.autograd.grad(first, (x, *model.parameters()))
     with torch.no_grad():  # one direction in parameter space, by central differences
@@ -102,7 +125,9 @@ def test_inference_and_bfloat16():
         torch.testing.assert_close(hlo(x.to("hlo"))[0].cpu(), cpu(x)[0], rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         half = copy.deepcopy(hlo).bfloat16()
-        torch.testing.assert_close(half(x.to("hlo").bfloat16())[0].float().cpu(), cpu(x)[0], rtol=0.05, atol=0.05)
+        torch.testing.assert_close(
+            half(x.to("hlo").bfloat16())[0].float().cpu(), cpu(x)[0], rtol=0.05, atol=0.05
+        )
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -120,7 +145,9 @@ def test_cells(kind, bias):
         h = state[0] if kind == "LSTM" else state
         leaves = (xs, *model.parameters())
         grads = torch.autograd.grad(h.square().sum(), leaves, create_graph=True)
-        results.append([h, *grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), leaves)])
+        results.append(
+            [h, *grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), leaves)]
+        )
     for want, got in zip(*results, strict=True):
         torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=1e-4, atol=1e-5)
 
@@ -177,7 +204,9 @@ def test_autocast_runs_the_network_in_the_lower_precision(network, packed):
         torch.testing.assert_close(q.grad.cpu(), p.grad.float(), rtol=5e-2, atol=5e-2)
 
 
-@pytest.mark.parametrize(("network", "form"), [("lstm", "deep"), ("gru", "deep"), ("tanh", "plain"), ("lstm", "no_bias")])
+@pytest.mark.parametrize(
+    ("network", "form"), [("lstm", "deep"), ("gru", "deep"), ("tanh", "plain"), ("lstm", "no_bias")]
+)
 @pytest.mark.parametrize("with_state", [False, True])
 def test_packed_sequences(network, form, with_state):
     cpu, hlo = _pair(network, **FORMS[form][0])
@@ -189,10 +218,21 @@ def test_packed_sequences(network, form, with_state):
         leaf = x.to(device).detach().requires_grad_()
         states = [s.to(device).detach().requires_grad_() for s in state]
         packed = nn.utils.rnn.pack_padded_sequence(leaf, lengths)
-        out, last = model(packed, *((tuple(states) if len(states) == 2 else states[0],) if states else ()))
+        out, last = model(
+            packed, *((tuple(states) if len(states) == 2 else states[0],) if states else ())
+        )
         last = last if isinstance(last, tuple) else (last,)
         _weighted(nn.utils.rnn.pad_packed_sequence(out)[0], *last).backward()
-        return [t.detach().cpu() for t in (out.data, *last, leaf.grad, *(s.grad for s in states), *(p.grad for p in model.parameters()))]
+        return [
+            t.detach().cpu()
+            for t in (
+                out.data,
+                *last,
+                leaf.grad,
+                *(s.grad for s in states),
+                *(p.grad for p in model.parameters()),
+            )
+        ]
 
     for want, got in zip(run(cpu), run(hlo), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
@@ -202,7 +242,12 @@ def test_second_derivative_of_packed_sequences():
     cpu, hlo = _pair("gru", dtype=torch.float64)
     found = []
     for model in (cpu, hlo):
-        x = torch.linspace(-1, 1, 48, dtype=torch.float64).view(4, 3, 4).to(next(model.parameters()).device).requires_grad_()
+        x = (
+            torch.linspace(-1, 1, 48, dtype=torch.float64)
+            .view(4, 3, 4)
+            .to(next(model.parameters()).device)
+            .requires_grad_()
+        )
         out = model(nn.utils.rnn.pack_padded_sequence(x, [4, 2, 1]))[0].data
         (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
         found.append(torch.autograd.grad(grad.square().sum(), x)[0].cpu())
@@ -219,13 +264,19 @@ def dynamo():
 
 
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.parametrize(("network", "form"), [("lstm", "deep"), ("gru", "plain"), ("relu", "no_bias")])
+@pytest.mark.parametrize(
+    ("network", "form"), [("lstm", "deep"), ("gru", "plain"), ("relu", "no_bias")]
+)
 def test_compiled_as_one_graph(network, form):
     options, shape = FORMS[form]
     cpu, _ = _pair(network, **options)
-    compiled = torch.compile(copy.deepcopy(cpu), backend="hlo", fullgraph=True, options={"fallback": "error"})
+    compiled = torch.compile(
+        copy.deepcopy(cpu), backend="hlo", fullgraph=True, options={"fallback": "error"}
+    )
     x = torch.randn(shape)
-    for want, got in zip(_run(cpu, x, (), _weighted), _run(compiled, x, (), _weighted), strict=True):
+    for want, got in zip(
+        _run(cpu, x, (), _weighted), _run(compiled, x, (), _weighted), strict=True
+    ):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -233,7 +284,13 @@ def test_compiled_as_one_graph(network, form):
 def test_compiled_on_the_device_and_with_any_length():
     cpu, hlo = _pair("lstm")
     recorded = torch.compile(hlo, backend="hlo", fullgraph=True)
-    dynamic = torch.compile(copy.deepcopy(cpu), backend="hlo", fullgraph=True, dynamic=True, options={"fallback": "error"})
+    dynamic = torch.compile(
+        copy.deepcopy(cpu),
+        backend="hlo",
+        fullgraph=True,
+        dynamic=True,
+        options={"fallback": "error"},
+    )
     for length in (3, 6):
         x = torch.randn(length, 2, 4)
         cpu.zero_grad(), hlo.zero_grad(), dynamic.zero_grad()
@@ -246,7 +303,9 @@ def test_compiled_on_the_device_and_with_any_length():
 @pytest.mark.usefixtures("dynamo")
 def test_compiled_under_autocast():
     cpu, _ = _pair("lstm")
-    compiled = torch.compile(copy.deepcopy(cpu), backend="hlo", fullgraph=True, options={"fallback": "error"})
+    compiled = torch.compile(
+        copy.deepcopy(cpu), backend="hlo", fullgraph=True, options={"fallback": "error"}
+    )
     x = torch.randn(6, 2, 4)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         torch.testing.assert_close(compiled(x)[0], cpu(x)[0], rtol=0.05, atol=0.05)

@@ -1,4 +1,5 @@
 """torch.save, torch.load, pickle: every direction between devices, sharing kept."""
+
 from __future__ import annotations
 
 import io
@@ -25,10 +26,21 @@ def test_tensor(weights_only):
     assert y.is_hlo and y.cpu().equal(x.cpu())
     z = roundtrip(x, map_location="cpu", weights_only=weights_only)
     assert z.device.type == "cpu" and z.equal(x.cpu())
-    for where in ("hlo", "hlo:0", torch.device("hlo"), {"cpu": "hlo:0"}, lambda storage, tag: torch.serialization.default_restore_location(storage, "hlo:0")):
+    for where in (
+        "hlo",
+        "hlo:0",
+        torch.device("hlo"),
+        {"cpu": "hlo:0"},
+        lambda storage, tag: torch.serialization.default_restore_location(storage, "hlo:0"),
+    ):
         w = roundtrip(torch.arange(6.0), map_location=where, weights_only=weights_only)
         assert w.is_hlo and w.tolist() == [0, 1, 2, 3, 4, 5]
-    assert roundtrip(x, map_location=lambda storage, tag: storage, weights_only=weights_only).device.type == "cpu"  # as for CUDA
+    assert (
+        roundtrip(
+            x, map_location=lambda storage, tag: storage, weights_only=weights_only
+        ).device.type
+        == "cpu"
+    )  # as for CUDA
 
 
 def test_sharing_is_kept():
@@ -48,7 +60,12 @@ def test_odd_tensors():
     z = torch.tensor([1 + 2j, 3j]).to("hlo")
     assert roundtrip(z.conj()).cpu().equal(z.cpu().conj().resolve_conj())
     assert roundtrip(torch.view_as_real(z)).cpu().equal(torch.view_as_real(z.cpu()))
-    for t in (torch.zeros(0, 3), torch.tensor(3), torch.ones(2, dtype=torch.bool), torch.ones(3, dtype=torch.bfloat16)):
+    for t in (
+        torch.zeros(0, 3),
+        torch.tensor(3),
+        torch.ones(2, dtype=torch.bool),
+        torch.ones(3, dtype=torch.bfloat16),
+    ):
         r = roundtrip(t.to("hlo"))
         assert r.is_hlo and r.dtype == t.dtype and r.cpu().equal(t)
     g = torch.ones(2).to("hlo").requires_grad_()
@@ -72,7 +89,11 @@ def test_modules_and_optimizers():
     m3.load_state_dict(state["model"], assign=True)
     assert m3[0].weight.is_hlo and isinstance(m3[0].weight, nn.Parameter)
     whole = roundtrip(m, weights_only=False)
-    assert isinstance(whole[0].weight, nn.Parameter) and whole[0].weight.is_hlo and whole[0].weight.cpu().equal(m[0].weight.cpu())
+    assert (
+        isinstance(whole[0].weight, nn.Parameter)
+        and whole[0].weight.is_hlo
+        and whole[0].weight.cpu().equal(m[0].weight.cpu())
+    )
     whole.cpu()
     torch.optim.AdamW(m2.parameters()).load_state_dict(state["optimizer"])
 

@@ -1,4 +1,5 @@
 """Odd situations: after each, the exception is PyTorch's and the device works."""
+
 from __future__ import annotations
 
 import subprocess

@@ -1,4 +1,5 @@
 """Sizes that are new: what is known of an op's result from other sizes is what PyTorch says (lazy/sizes.py)."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,21 +16,49 @@ OPS = {
     "add": lambda n, m: (torch.add, torch.ones(n, m), torch.ones(m)),
     "add, middle size of 1": lambda n, m: (torch.add, torch.ones(n, 1, m), torch.ones(n, m, 1)),
     "compare": lambda n, m: (torch.lt, torch.ones(n, 1), torch.ones(n, m, dtype=torch.int32)),
-    "int and float": lambda n, m: (torch.mul, torch.ones(n, m, dtype=torch.int64), torch.tensor(2.5)),
+    "int and float": lambda n, m: (
+        torch.mul,
+        torch.ones(n, m, dtype=torch.int64),
+        torch.tensor(2.5),
+    ),
     "int and number": lambda n, m: (lambda x: x * 0.5, torch.ones(n, m, dtype=torch.int64)),
-    "where": lambda n, m: (torch.where, torch.ones(n, 1) > 0, torch.ones(m), torch.ones(n, m, dtype=torch.float64)),
+    "where": lambda n, m: (
+        torch.where,
+        torch.ones(n, 1) > 0,
+        torch.ones(m),
+        torch.ones(n, m, dtype=torch.float64),
+    ),
     "sigmoid": lambda n, m: (torch.sigmoid, torch.ones(n, 3, m)),
     "linear": lambda n, m: (F.linear, torch.ones(2, n, m), torch.ones(7, m), torch.ones(7)),
     "mm": lambda n, m: (torch.mm, torch.ones(n, m), torch.ones(m, 5)),
     "bmm": lambda n, m: (torch.bmm, torch.ones(3, n, m), torch.ones(3, m, 5)),
     "embedding": lambda n, m: (F.embedding, torch.ones(n, 1).long(), torch.ones(9, 4)),
     "index_select": lambda n, m: (torch.index_select, torch.ones(4, m), 1, _index(m, n)),
-    "index_add": lambda n, m: (torch.index_add, torch.ones(4, m), 0, _index(4, n), torch.ones(n, m)),
+    "index_add": lambda n, m: (
+        torch.index_add,
+        torch.ones(4, m),
+        0,
+        _index(4, n),
+        torch.ones(n, m),
+    ),
     "index": lambda n, m: (lambda x, i: x[i], torch.ones(n, 3), _index(n, m)),
-    "index by two": lambda n, m: (lambda x, i, j: x[i, j], torch.ones(n, 3), _index(n, m), _index(3, m)),
-    "index_put": lambda n, m: (lambda x, i, y: x.index_put((i,), y, accumulate=True), torch.ones(n, 3), _index(n, m), torch.ones(m, 3)),
+    "index by two": lambda n, m: (
+        lambda x, i, j: x[i, j],
+        torch.ones(n, 3),
+        _index(n, m),
+        _index(3, m),
+    ),
+    "index_put": lambda n, m: (
+        lambda x, i, y: x.index_put((i,), y, accumulate=True),
+        torch.ones(n, 3),
+        _index(n, m),
+        torch.ones(m, 3),
+    ),
     "sum": lambda n, m: (lambda x: x.sum((0, -1)), torch.ones(n, 4, m)),
-    "sum of bytes, kept": lambda n, m: (lambda x: x.sum(0, keepdim=True), torch.ones(n, m, dtype=torch.uint8)),
+    "sum of bytes, kept": lambda n, m: (
+        lambda x: x.sum(0, keepdim=True),
+        torch.ones(n, m, dtype=torch.uint8),
+    ),
     "mean": lambda n, m: (lambda x: x.mean(1), torch.ones(n, m)),
     "softmax": lambda n, m: (lambda x: x.softmax(-1), torch.ones(n, m)),
 }
@@ -53,7 +82,11 @@ def test_sizes_are_predicted_as_pytorch_has_them(name, monkeypatch):
             m.setattr(meta, "infer", no_run)
             result = _run(op, args)
         expected = op(*args)
-        assert (result.shape, result.stride(), result.dtype) == (expected.shape, expected.stride(), expected.dtype)
+        assert (result.shape, result.stride(), result.dtype) == (
+            expected.shape,
+            expected.stride(),
+            expected.dtype,
+        )
         torch.testing.assert_close(result.cpu(), expected)
 
 
@@ -69,7 +102,11 @@ def test_sizes_of_one_and_none_are_another_kind(name, sizes):
                 _run(op, args)
             continue
         result = _run(op, args)
-        assert (result.shape, result.stride(), result.dtype) == (expected.shape, expected.stride(), expected.dtype)
+        assert (result.shape, result.stride(), result.dtype) == (
+            expected.shape,
+            expected.stride(),
+            expected.dtype,
+        )
 
 
 @pytest.mark.parametrize("op,good,bad", [

@@ -1,4 +1,5 @@
 """Processes started with spawn, and DataLoader workers, after the device has been used."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -27,5 +28,7 @@ def test_spawn_after_use():
 def test_data_loader_workers_after_use():
     assert torch.ones(2, device="hlo").sum().item() == 2
     data = TensorDataset(torch.arange(8.0))
-    batches = [x.to("hlo") * 2 for (x,) in DataLoader(data, batch_size=4, num_workers=2, pin_memory=True)]
+    batches = [
+        x.to("hlo") * 2 for (x,) in DataLoader(data, batch_size=4, num_workers=2, pin_memory=True)
+    ]
     assert torch.cat(batches).tolist() == [2.0 * i for i in range(8)]

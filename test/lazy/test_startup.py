@@ -1,4 +1,5 @@
 """What the first step must not wait for."""
+
 from __future__ import annotations
 
 import subprocess
@@ -9,7 +10,9 @@ import pytest
 from torch_hlo.lazy import backend
 
 # Before 2.13 PyTorch compares a tensor's type with DTensor, which nothing can stand in for: the first op imports it, and with it sympy.
-asks_for_instances = pytest.mark.skipif(backend.VERSION < (2, 13), reason="PyTorch before 2.13 imports DTensor at the first op")
+asks_for_instances = pytest.mark.skipif(
+    backend.VERSION < (2, 13), reason="PyTorch before 2.13 imports DTensor at the first op"
+)
 
 CODE = """
 import sys, torch, torch_hlo

@@ -1,4 +1,5 @@
 """Steps on the evaluator: cuts, the program cache, donation, failures, threads, forks, exits."""
+
 import gc
 import os
 import subprocess
@@ -78,7 +79,9 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.parametrize("optimizer, options", OPTIMIZERS, ids=lambda x: getattr(x, "__name__", str(x)))
+@pytest.mark.parametrize(
+    "optimizer, options", OPTIMIZERS, ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_training_matches_the_cpu_and_compiles_in_the_first_two_steps(optimizer, options):
     model, make = model_and(optimizer, **options)
     expected, parameters = train("cpu", 6, model, make)
@@ -164,7 +167,9 @@ def test_a_read_lets_go_of_what_the_step_read():
     z = (x * 2).sum()
     read = weakref.ref(x._storage.value)
     torch_hlo.mark_step()
-    while (job := z._storage.value.data.job) is not None and not job.is_done():  # so that nobody waits for it
+    while (
+        job := z._storage.value.data.job
+    ) is not None and not job.is_done():  # so that nobody waits for it
         time.sleep(0.001)
     del x
     assert z.cpu() == 5000
@@ -195,7 +200,18 @@ def test_copies_are_copies():
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64]
+    "dtype",
+    [
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    ],
 )
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3)])
 def test_transfers_keep_every_bit(dtype, shape):
@@ -298,7 +314,9 @@ def test_what_follows_a_failed_step_fails_with_it_once(failing):
         pass
     failing.broken = False
     result = x.tolist()
-    assert result[0] in (1, 2, 0, 1.0) and len(result) == 4  # as many operations as were recorded before the error
+    assert (
+        result[0] in (1, 2, 0, 1.0) and len(result) == 4
+    )  # as many operations as were recorded before the error
     step.sync()
 
 
@@ -390,7 +408,9 @@ def test_interrupt_while_waiting_for_the_compiler():
         print(len(calls))
         """
     )
-    assert done.returncode == 0 and done.stdout.split() == ["interrupted", "True", "1"], done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.split() == ["interrupted", "True", "1"], (
+        done.stdout + done.stderr
+    )
 
 
 def test_interrupts_at_any_time_lose_nothing():
@@ -461,7 +481,9 @@ def test_interrupt_while_binding(monkeypatch):
 def test_out_of_memory_names_the_shape(monkeypatch):
     x = torch.zeros(4).to("hlo")
     y = x + 1
-    monkeypatch.setattr(runtime.Memory, "__init__", lambda self, n: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(
+        runtime.Memory, "__init__", lambda self, n: (_ for _ in ()).throw(MemoryError)
+    )
     monkeypatch.setattr(runtime.Memory, "__del__", lambda self: None)
     with pytest.raises(MemoryError, match=r"f32\[4\]"):
         step.mark_step()
@@ -604,7 +626,9 @@ def test_a_failure_that_nobody_waited_for_is_told_at_exit():
         step.mark_step()
         """
     )
-    assert done.returncode == 0 and "step_1 failed" in done.stderr and "on fire" in done.stderr, done.stderr
+    assert done.returncode == 0 and "step_1 failed" in done.stderr and "on fire" in done.stderr, (
+        done.stderr
+    )
 
 
 def test_synchronous_mode():
@@ -626,7 +650,10 @@ def test_synchronous_mode_raises_at_once(failing):
 
 def test_unknown_device_is_an_error():
     x = torch.arange(4.0).to("hlo") + 1
-    with config.override(DEVICE="abacus"), pytest.raises(ValueError, match="abacus.*cpu.*evaluator"):
+    with (
+        config.override(DEVICE="abacus"),
+        pytest.raises(ValueError, match="abacus.*cpu.*evaluator"),
+    ):
         step.mark_step()
     assert x.tolist() == [1, 2, 3, 4]
 
@@ -646,7 +673,14 @@ def test_results_of_views_are_not_kept() -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "options"),
-    [("AdamW", {"fused": True}), ("AdamW", {}), ("Adam", {"foreach": False, "amsgrad": True}), ("Adagrad", {}), ("RMSprop", {"momentum": 0.9}), ("RAdam", {})],
+    [
+        ("AdamW", {"fused": True}),
+        ("AdamW", {}),
+        ("Adam", {"foreach": False, "amsgrad": True}),
+        ("Adagrad", {}),
+        ("RMSprop", {"momentum": 0.9}),
+        ("RAdam", {}),
+    ],
 )
 def test_the_first_step_is_the_program_of_all_steps(optimizer, options):
     import copy

@@ -1,4 +1,5 @@
 """Steps that come back are recognized by their tape, and only those."""
+
 from __future__ import annotations
 
 import pytest
@@ -48,16 +49,29 @@ def test_a_step_that_comes_back_is_recognized() -> None:
     torch_hlo.sync()
     first = run(f, 2.0)
     assert looks(lambda: torch.testing.assert_close(run(f, 2.0), first)) == 0
-    assert looks(lambda: torch.testing.assert_close(run(f, 0.5), (x.cpu().t() @ w.cpu() * 0.5).softmax(-1).view(2, 8))) == 0
+    assert (
+        looks(
+            lambda: torch.testing.assert_close(
+                run(f, 0.5), (x.cpu().t() @ w.cpu() * 0.5).softmax(-1).view(2, 8)
+            )
+        )
+        == 0
+    )
 
 
 # Pairs of functions of two matrices that record equally many ops and differ in one thing.
 DIFFERENT = {
     "operand order": (lambda x, y: (x * 2) - (y * 3), lambda x, y: (y * 2) - (x * 3)),
-    "which result": (lambda x, y: x.sort(0)[0] + y.sort(0)[0], lambda x, y: x.sort(0)[0] + y.sort(0)[1]),
+    "which result": (
+        lambda x, y: x.sort(0)[0] + y.sort(0)[0],
+        lambda x, y: x.sort(0)[0] + y.sort(0)[1],
+    ),
     "shared operand": (lambda x, y: (x + y) * (x + y), lambda x, y: (x + y) * (x + x)),
     "static int": (lambda x, y: x.roll(1, 0) + y, lambda x, y: x.roll(2, 0) + y),
-    "sign of zero": (lambda x, y: torch.full_like(x, 0.0).copysign(torch.full_like(y, 0.0)), lambda x, y: torch.full_like(x, 0.0).copysign(torch.full_like(y, -0.0))),
+    "sign of zero": (
+        lambda x, y: torch.full_like(x, 0.0).copysign(torch.full_like(y, 0.0)),
+        lambda x, y: torch.full_like(x, 0.0).copysign(torch.full_like(y, -0.0)),
+    ),
     "view": (lambda x, y: x[0] + y, lambda x, y: x[1] + y),
     "dtype": (lambda x, y: (x.int() + y).double(), lambda x, y: (x.long() + y).double()),
     "int or float": (lambda x, y: x * 2 + y, lambda x, y: x * 2.0 + y + 0),
@@ -91,7 +105,9 @@ def test_an_input_that_stays_alive_is_not_overwritten() -> None:
         if not keep:
             del x
         torch_hlo.sync()
-        assert y.cpu().eq(2).all() and (alias is None or alias.cpu().eq(1).all() and kept.cpu().eq(1).all())
+        assert y.cpu().eq(2).all() and (
+            alias is None or alias.cpu().eq(1).all() and kept.cpu().eq(1).all()
+        )
 
 
 def test_values_from_before_a_failure_are_not_on_the_tape() -> None:
@@ -109,7 +125,9 @@ def test_only_who_records_writes_on_the_tape() -> None:
     x = torch.ones(3).to("hlo")
     torch_hlo.sync()
     written = [*TAPE.words]
-    node = Node(torch.ops.aten.neg.default, (x._storage.value,), {}, (x._meta.hlo,))  # as the compiler makes them, beside other threads that record
+    node = Node(
+        torch.ops.aten.neg.default, (x._storage.value,), {}, (x._meta.hlo,)
+    )  # as the compiler makes them, beside other threads that record
     assert TAPE.words == written and Out(node).place < 0
     y = x + 1
     assert y._storage.value.place >= TAPE.base and len(TAPE.words) > len(written) and TAPE.exact
@@ -123,7 +141,9 @@ def test_results_of_one_node_have_places_of_their_own() -> None:
 
 
 def test_training_is_recognized_from_the_third_step_on() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to("hlo")
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+    ).to("hlo")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     x, y = torch.randn(4, 8).to("hlo"), torch.tensor([0, 1, 1, 0]).to("hlo")
 

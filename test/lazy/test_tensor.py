@@ -1,4 +1,5 @@
 """Tensors that are made ahead, while the device computes."""
+
 from __future__ import annotations
 
 import torch

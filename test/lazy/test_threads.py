@@ -1,4 +1,5 @@
 """Several Python threads that record and cut steps at the same time."""
+
 from __future__ import annotations
 
 import math
@@ -42,7 +43,10 @@ def test_training_loops_in_threads_do_not_disturb_each_other(restless) -> None:
     alone = [train(seed) for seed in range(THREADS)]
     for _ in range(ROUNDS):
         found: dict[int, torch.Tensor] = {}
-        threads = [threading.Thread(target=lambda s=s, found=found: found.__setitem__(s, train(s))) for s in range(THREADS)]
+        threads = [
+            threading.Thread(target=lambda s=s, found=found: found.__setitem__(s, train(s)))
+            for s in range(THREADS)
+        ]
         for t in threads:
             t.start()
         for t in threads:
@@ -75,7 +79,12 @@ def captured(seed: int) -> torch.Tensor:
 
     for _ in range(STEPS):
         step(torch.randn(5, 8, generator=generator, dtype=torch.float64).to("hlo"))
-    return torch.cat([torch.tensor(losses, dtype=torch.float64), *[p.detach().cpu().flatten() for p in model.parameters()]])
+    return torch.cat(
+        [
+            torch.tensor(losses, dtype=torch.float64),
+            *[p.detach().cpu().flatten() for p in model.parameters()],
+        ]
+    )
 
 
 def test_a_step_is_captured_while_other_threads_record(restless) -> None:
@@ -85,7 +94,10 @@ def test_a_step_is_captured_while_other_threads_record(restless) -> None:
     alone = [job() for job in jobs]
     for _ in range(ROUNDS):
         found: dict[int, torch.Tensor] = {}
-        threads = [threading.Thread(target=lambda i=i, found=found: found.__setitem__(i, jobs[i]())) for i in range(len(jobs))]
+        threads = [
+            threading.Thread(target=lambda i=i, found=found: found.__setitem__(i, jobs[i]()))
+            for i in range(len(jobs))
+        ]
         for t in threads:
             t.start()
         for t in threads:
@@ -115,9 +127,13 @@ def test_a_captured_function_may_wait_for_a_thread_that_records(monkeypatch) -> 
 def test_gradients_of_functorch_belong_to_the_call(monkeypatch) -> None:
     """Autograd computes them on a thread of its own, which waits for nobody."""
     waited, wait = [], storage.Tracing.wait
-    monkeypatch.setattr(storage.Tracing, "wait", lambda tracing: waited.append(wait(tracing)) or waited[-1])
+    monkeypatch.setattr(
+        storage.Tracing, "wait", lambda tracing: waited.append(wait(tracing)) or waited[-1]
+    )
     weight = torch.ones(3, device="hlo")
-    step = torch_hlo.compile(torch.func.vmap(torch.func.grad(lambda x: (x * weight).square().sum())))
+    step = torch_hlo.compile(
+        torch.func.vmap(torch.func.grad(lambda x: (x * weight).square().sum()))
+    )
     for i in range(4):
         assert step(torch.full((2, 3), float(i)).to("hlo")).tolist() == [[2.0 * i] * 3] * 2
     assert waited and True not in waited

@@ -1,4 +1,5 @@
 """nn.Lazy* modules on the device."""
+
 from __future__ import annotations
 
 import copy
@@ -15,7 +16,9 @@ X = torch.randn(3, 4)
 @pytest.mark.parametrize("how", ["to", "device", "context"])
 def test_materialize(how):
     def build(device=None):
-        return nn.Sequential(nn.LazyLinear(5, device=device), nn.ReLU(), nn.LazyBatchNorm1d(device=device))
+        return nn.Sequential(
+            nn.LazyLinear(5, device=device), nn.ReLU(), nn.LazyBatchNorm1d(device=device)
+        )
 
     if how == "context":
         with torch.device("hlo"):
@@ -24,13 +27,18 @@ def test_materialize(how):
         m = build("hlo" if how == "device" else None)
     if how == "to":
         m.to("hlo")
-    assert all(p.device.type == "hlo" for p in m.parameters()) and m[2].running_mean.device.type == "hlo"
+    assert (
+        all(p.device.type == "hlo" for p in m.parameters())
+        and m[2].running_mean.device.type == "hlo"
+    )
     optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
     before = list(m.parameters())
     m(X.to("hlo")).square().sum().backward()
     assert type(m[0]) is nn.Linear and all(a is b for a, b in zip(before, m.parameters()))
     reference = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.BatchNorm1d(5))
-    assert all(isinstance(p, nn.Parameter) and p.is_leaf and p.grad is not None for p in m.parameters())
+    assert all(
+        isinstance(p, nn.Parameter) and p.is_leaf and p.grad is not None for p in m.parameters()
+    )
     assert [n for n, _ in m.named_parameters()] == [n for n, _ in reference.named_parameters()]
     weight = m[0].weight.detach().cpu()
     optimizer.step()
@@ -41,7 +49,11 @@ def test_materialize(how):
 
 def test_before_materializing():
     m = nn.LazyLinear(2, device="hlo", dtype=torch.float64)
-    assert m.weight.dtype == torch.float64 and "LazyLinear" in repr(m) and isinstance(m.weight, UninitializedParameter)
+    assert (
+        m.weight.dtype == torch.float64
+        and "LazyLinear" in repr(m)
+        and isinstance(m.weight, UninitializedParameter)
+    )
     m.float()
     assert m.weight.dtype == torch.float32 and m.weight.device.type == "hlo"
     with pytest.raises(RuntimeError, match="uninitialized parameter"):

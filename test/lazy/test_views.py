@@ -1,4 +1,5 @@
 """Views, mutation and aliasing: every case is run on CPU tensors and on hlo tensors and must end with the same values."""
+
 from __future__ import annotations
 
 import pytest
@@ -424,7 +425,12 @@ def channels_last(X):
     x = grid(X, 1, 2, 3, 4).to(memory_format=torch.channels_last)
     x[:, 0].add_(1)
     y = x * 2
-    return x, torch.tensor(x.stride()), torch.tensor(y.stride()), torch.tensor(x.contiguous().stride())
+    return (
+        x,
+        torch.tensor(x.stride()),
+        torch.tensor(y.stride()),
+        torch.tensor(x.contiguous().stride()),
+    )
 
 
 @case
@@ -485,7 +491,18 @@ def test_view(name, recorded):
     same(fn(lambda t: t.clone()), fn(lambda t: t.to("hlo")))
 
 
-@pytest.mark.parametrize("name", ["view_chain", "as_strided_write", "mask_scalar", "channels_last", "split", "batch_norm_buffers", "foreach"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "view_chain",
+        "as_strided_write",
+        "mask_scalar",
+        "channels_last",
+        "split",
+        "batch_norm_buffers",
+        "foreach",
+    ],
+)
 def test_view_on_device(name):
     fn = CASES[name]
     same(fn(lambda t: t.clone()), fn(lambda t: t.to("hlo")))
@@ -517,6 +534,10 @@ def test_as_strided_out_of_bounds(recorded):
 
 def test_storage_identity(recorded):
     x = torch.zeros(6).to("hlo")
-    assert x.untyped_storage().data_ptr() == x[2:].untyped_storage().data_ptr() != x.clone().untyped_storage().data_ptr()
+    assert (
+        x.untyped_storage().data_ptr()
+        == x[2:].untyped_storage().data_ptr()
+        != x.clone().untyped_storage().data_ptr()
+    )
     assert x.data_ptr() != x[2:].data_ptr() == x[2:4].data_ptr()
     assert x.untyped_storage().size() == 24 and len(x.untyped_storage()) == 24

@@ -1,4 +1,5 @@
 """What the sweep over PyTorch's operator database leaves out, each with its reason. A test fails when an entry is no longer needed."""
+
 from __future__ import annotations
 
 # op_db operators that cannot run without CUDA or are not strided.

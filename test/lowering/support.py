@@ -1,4 +1,5 @@
 """Run one aten op through Node -> lower -> NumPy evaluator and compare it with PyTorch on the CPU."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -16,8 +17,21 @@ from torch_hlo.lowering.graph import Leaf, Lift, Node, Out, lower
 from torch_hlo.lowering.registry import GUARDS, HLO_TO_TORCH, LOWERINGS, TORCH_TO_HLO
 
 aten = torch.ops.aten
-TOLERANCE = {torch.float32: 3e-5, torch.float64: 1e-9, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.complex64: 5e-5, torch.complex128: 1e-9}
-WIDE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+TOLERANCE = {
+    torch.float32: 3e-5,
+    torch.float64: 1e-9,
+    torch.bfloat16: 2e-2,
+    torch.float16: 3e-3,
+    torch.complex64: 5e-5,
+    torch.complex128: 1e-9,
+}
+WIDE = (
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)
 DECOMPOSITIONS = {**decomposition_table, **core_aten_decompositions()}
 
 
@@ -31,7 +45,11 @@ def array(t: torch.Tensor) -> np.ndarray:
 
 
 def tensor(a: np.ndarray, shape: Shape) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(a).copy()).reshape(a.shape).to(HLO_TO_TORCH[shape.dtype])
+    return (
+        torch.from_numpy(np.ascontiguousarray(a).copy())
+        .reshape(a.shape)
+        .to(HLO_TO_TORCH[shape.dtype])
+    )
 
 
 def flatten(result) -> list[torch.Tensor | None]:
@@ -54,7 +72,9 @@ class Lifted(float):
     """Marks a float argument that enters the program as an input."""
 
 
-def lower_op(op: OpOverload, args: tuple, kwargs: dict, results: list[torch.Tensor | None]) -> tuple[Module, list[np.ndarray], list[Shape | None]]:
+def lower_op(
+    op: OpOverload, args: tuple, kwargs: dict, results: list[torch.Tensor | None]
+) -> tuple[Module, list[np.ndarray], list[Shape | None]]:
     """(module, inputs, shapes of all results) of one op."""
     leaves, inputs = [], []
 
@@ -75,7 +95,12 @@ def lower_op(op: OpOverload, args: tuple, kwargs: dict, results: list[torch.Tens
     extra = {}
     if is_random(op):
         extra = {"seed": Lift("s64"), "offset": Lift("s64")}
-    node = Node(op, tuple(convert(a) for a in args), {k: convert(v) for k, v in kwargs.items()} | extra, tuple(shapes))
+    node = Node(
+        op,
+        tuple(convert(a) for a in args),
+        {k: convert(v) for k, v in kwargs.items()} | extra,
+        tuple(shapes),
+    )
     leaves += extra.values()
     inputs += [np.int64(1234), np.int64(5)][: len(extra)]
     wanted = [Out(node, i) for i, s in enumerate(shapes) if s is not None]
@@ -88,7 +113,9 @@ def run_op(op: OpOverload, *args, **kwargs) -> list[torch.Tensor | None]:
     return evaluated(op, args, kwargs, flatten(op(*plain[0], **plain[1])))
 
 
-def evaluated(op: OpOverload, args: tuple, kwargs: dict, want: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def evaluated(
+    op: OpOverload, args: tuple, kwargs: dict, want: list[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
     module, inputs, shapes = lower_op(op, args, kwargs, want)
     values = iter(evaluate(module, inputs))
     return [None if s is None else tensor(next(values), s) for s in shapes]
@@ -107,7 +134,13 @@ def compare(got: list, want: list, scale: float = 1.0, magnitude: float = 0.0) -
 
 def largest(values) -> float:
     """The largest finite magnitude in a tree of tensors."""
-    tensors = [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.numel() and (v.dtype.is_floating_point or v.is_complex())]
+    tensors = [
+        v
+        for v in tree_leaves(values)
+        if isinstance(v, torch.Tensor)
+        and v.numel()
+        and (v.dtype.is_floating_point or v.is_complex())
+    ]
     return max((float(t.abs().float().nan_to_num(0, 0, 0).max()) for t in tensors), default=0.0)
 
 
@@ -136,7 +169,9 @@ def functional(op: OpOverload) -> OpOverload | None:
     wanted = [(a.name, str(a.type)) for a in schema.arguments if a.name not in skip]
     for overload in packet.overloads():
         candidate = getattr(packet, overload)._schema
-        if [(a.name, str(a.type)) for a in candidate.arguments] == wanted and not any(a.alias_info and a.alias_info.is_write for a in candidate.arguments):
+        if [(a.name, str(a.type)) for a in candidate.arguments] == wanted and not any(
+            a.alias_info and a.alias_info.is_write for a in candidate.arguments
+        ):
             return getattr(packet, overload)
     return None
 
@@ -153,7 +188,9 @@ class Checker(TorchDispatchMode):
         self.fallbacks: set[str] = set()
         self.seen: set[str] = set()
         self.scale = scale
-        self.active: set[str] = set()  # ops being decomposed: one that comes back to itself has no decomposition
+        self.active: set[str] = (
+            set()
+        )  # ops being decomposed: one that comes back to itself has no decomposition
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -162,9 +199,16 @@ class Checker(TorchDispatchMode):
                 self.fallbacks.add(str(op))
             return op(*args, **kwargs)
         twin = functional(op)
-        copies = tree_map(lambda v: plain(v.detach()).clone() if isinstance(v, torch.Tensor) else v, (args, kwargs))
+        copies = tree_map(
+            lambda v: plain(v.detach()).clone() if isinstance(v, torch.Tensor) else v,
+            (args, kwargs),
+        )
         if op is not twin:  # the written arguments are those before the call
-            kept = {k: v for k, v in copies[1].items() if not any(a.is_out and a.name == k for a in op._schema.arguments)}
+            kept = {
+                k: v
+                for k, v in copies[1].items()
+                if not any(a.is_out and a.name == k for a in op._schema.arguments)
+            }
             defaults = [a.default_value for a in op._schema.arguments if not a.kwarg_only]
             copies = ((*copies[0], *defaults[len(copies[0]) :]), kept)
         result = op(*args, **kwargs)
@@ -188,14 +232,25 @@ class Checker(TorchDispatchMode):
                         assert w is None or g.dtype == w.dtype and g.shape == w.shape
                 else:
                     sums = any(name.startswith(p) for p in NORMWISE)
-                    if name in PARTIAL:  # results that autograd alone reads, or that PyTorch leaves open
+                    if (
+                        name in PARTIAL
+                    ):  # results that autograd alone reads, or that PyTorch leaves open
                         got, want = got[: PARTIAL[name]], want[: PARTIAL[name]]
                     compare(got, want, self.scale, largest((args, want)) if sums else 0.0)
             except Exception as error:
                 notes = "; ".join(getattr(error, "__notes__", ()))
-                shapes = tree_map(lambda v: f"{v.dtype}{list(v.shape)}" if isinstance(v, torch.Tensor) else v, (args, kwargs))
-                self.failures[name] = f"{type(error).__name__}: {str(error)[:300]} {notes[:200]} {str(shapes)[:300]}"
-        elif not missing and name not in self.active and (decomposition := decomposition_of(op)) is not None:
+                shapes = tree_map(
+                    lambda v: f"{v.dtype}{list(v.shape)}" if isinstance(v, torch.Tensor) else v,
+                    (args, kwargs),
+                )
+                self.failures[name] = (
+                    f"{type(error).__name__}: {str(error)[:300]} {notes[:200]} {str(shapes)[:300]}"
+                )
+        elif (
+            not missing
+            and name not in self.active
+            and (decomposition := decomposition_of(op)) is not None
+        ):
             self.active.add(name)
             try:
                 with self:
@@ -210,7 +265,11 @@ def decomposition_of(op: OpOverload):
     """What the dispatcher does with an op that has no lowering: PyTorch's decomposition or composite kernel."""
     if op in DECOMPOSITIONS:
         return DECOMPOSITIONS[op]
-    for key in (torch._C.DispatchKey.CompositeExplicitAutograd, torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional, torch._C.DispatchKey.CompositeImplicitAutograd):
+    for key in (
+        torch._C.DispatchKey.CompositeExplicitAutograd,
+        torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
+        torch._C.DispatchKey.CompositeImplicitAutograd,
+    ):
         if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key):
             return lambda *args, _key=key, **kwargs: op._op_dk(_key, *args, **kwargs)
     return None
@@ -229,15 +288,31 @@ class _disabled:
 
 def _covers_storage(x: torch.Tensor, size, stride, offset=None) -> bool:
     """The view stays inside the copy of the tensor that the check works on."""
-    return x.is_contiguous() and (offset or 0) + sum((n - 1) * s for n, s in zip(size, stride)) < x.numel()
+    return (
+        x.is_contiguous()
+        and (offset or 0) + sum((n - 1) * s for n, s in zip(size, stride)) < x.numel()
+    )
 
 
-NORMWISE = ("aten.sum", "aten.linalg", "aten._linalg", "aten.convolution", "aten.mm", "aten.bmm", "aten.addmm", "aten.cum")  # sums may cancel
+NORMWISE = (
+    "aten.sum",
+    "aten.linalg",
+    "aten._linalg",
+    "aten.convolution",
+    "aten.mm",
+    "aten.bmm",
+    "aten.addmm",
+    "aten.cum",
+)  # sums may cancel
 PARTIAL = {
     "aten._embedding_bag.default": 1, "aten.sort.default": 1, "aten.topk.default": 1, "aten.kthvalue.default": 1, "aten.median.dim": 1,
     "aten.nanmedian.dim": 1, "aten.argsort.default": 0, "aten.native_dropout.default": 0,
 }  # fmt: skip
-SKIPPED = {"aten._local_scalar_dense.default", "aten.is_same_size.default", "aten.lift_fresh.default"}
+SKIPPED = {
+    "aten._local_scalar_dense.default",
+    "aten.is_same_size.default",
+    "aten.lift_fresh.default",
+}
 UNINITIALISED = {
     "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default", "aten.new_empty_strided.default",
     "aten.empty_permuted.default",

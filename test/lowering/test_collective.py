@@ -1,4 +1,5 @@
 """Functional collectives become HLO collectives; groups as text."""
+
 from __future__ import annotations
 
 import pytest
@@ -16,11 +17,17 @@ GROUPS = "{{0,1},{2,3}}"
 def lowered(op, dims, result, *args, dtype="f32"):
     leaf = Leaf(Shape(dtype, dims))
     node = Node(op, (leaf, *args, GROUPS), {}, (Shape(dtype, result),))
-    return [x for x in lower([node], [Out(node)], [leaf]).entry.instructions() if x.op not in ("parameter", "tuple")]
+    return [
+        x
+        for x in lower([node], [Out(node)], [leaf]).entry.instructions()
+        if x.op not in ("parameter", "tuple")
+    ]
 
 
 def test_groups_are_text_and_back():
-    assert parse_groups(GROUPS) == ((0, 1), (2, 3)) and format_groups(parse_groups(GROUPS)) == GROUPS
+    assert (
+        parse_groups(GROUPS) == ((0, 1), (2, 3)) and format_groups(parse_groups(GROUPS)) == GROUPS
+    )
     with pytest.raises(LoweringError, match="process group '0'.*to\\('hlo'\\)"):
         parse_groups("0")
 
@@ -29,13 +36,25 @@ def test_groups_are_text_and_back():
     "op, dims, result, args, opcodes",
     [
         (functional.all_reduce.default, (4,), (4,), ("sum",), ["all-reduce"]),
-        (functional.all_reduce.default, (4,), (4,), ("avg",), ["all-reduce", "constant", "broadcast", "divide"]),
+        (
+            functional.all_reduce.default,
+            (4,),
+            (4,),
+            ("avg",),
+            ["all-reduce", "constant", "broadcast", "divide"],
+        ),
         (functional.all_gather_into_tensor.default, (4, 3), (8, 3), (2,), ["all-gather"]),
         (functional.all_gather_into_tensor.default, (), (2,), (2,), ["reshape", "all-gather"]),
         (functional.reduce_scatter_tensor.default, (4, 3), (2, 3), ("sum", 2), ["reduce-scatter"]),
         (functional.all_to_all_single.default, (4, 3), (4, 3), ([2, 2], [2, 2]), ["all-to-all"]),
         (functional.broadcast.default, (4,), (4,), (1,), ["collective-broadcast"]),
-        (torch.ops._dtensor.shard_dim_alltoall.default, (4, 6), (8, 3), (0, 1), ["all-to-all", "reshape", "transpose", "reshape"]),
+        (
+            torch.ops._dtensor.shard_dim_alltoall.default,
+            (4, 6),
+            (8, 3),
+            (0, 1),
+            ["all-to-all", "reshape", "transpose", "reshape"],
+        ),
     ],
 )
 def test_lowering(op, dims, result, args, opcodes):
@@ -54,6 +73,9 @@ def test_booleans_are_summed_as_or():
 def test_equal_collectives_stay_two():
     """Ranks may cut their graphs at different places, so each recorded collective has to run."""
     leaf = Leaf(Shape("f32", (4,)))
-    nodes = [Node(functional.all_reduce.default, (leaf, "sum", GROUPS), {}, (leaf.shape,)) for _ in range(2)]
+    nodes = [
+        Node(functional.all_reduce.default, (leaf, "sum", GROUPS), {}, (leaf.shape,))
+        for _ in range(2)
+    ]
     module = lower(nodes, [Out(n) for n in nodes], [leaf])
     assert [x["channel_id"] for x in module.entry.instructions() if x.op == "all-reduce"] == [1, 2]

@@ -1,4 +1,5 @@
 """Cases per family that the operator database does not cover: whole ops of models, options, edge sizes, symbolic sizes."""
+
 from __future__ import annotations
 
 import math
@@ -39,7 +40,11 @@ def test_linear(dtype, lead):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_of_bytes(dtype):
-    x, w, scales = randn(3, 64, dtype=dtype), torch.randint(-128, 127, (8, 64), dtype=torch.int8), torch.rand(8).to(dtype)
+    x, w, scales = (
+        randn(3, 64, dtype=dtype),
+        torch.randint(-128, 127, (8, 64), dtype=torch.int8),
+        torch.rand(8).to(dtype),
+    )
     want = torch._weight_int8pack_mm(x, w, scales)
     compare(evaluated(aten._weight_int8pack_mm.default, (x, w, scales), {}, [want]), [want])
 
@@ -61,12 +66,31 @@ def test_attention(causal, masked, heads):
         pytest.skip("not both")
     if masked == "bool":
         bias[:, 0] = True
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, is_causal=causal, enable_gqa=heads != 4)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, bias, is_causal=causal, enable_gqa=heads != 4
+    )
     got = evaluated(ATTENTION, (q, k, v, bias, 0.0, causal), {}, attention_meta(q, v))
     compare(got[:1], [out])
     g = torch.randn_like(out)
     want = list(torch.autograd.grad(out, (q, k, v), g))
-    args = (g, q, k, v, bias, [True, True, True, False], got[0], got[1], None, None, 5, 6, 0.0, causal, got[6], got[7])
+    args = (
+        g,
+        q,
+        k,
+        v,
+        bias,
+        [True, True, True, False],
+        got[0],
+        got[1],
+        None,
+        None,
+        5,
+        6,
+        0.0,
+        causal,
+        got[6],
+        got[7],
+    )
     compare(evaluated(ATTENTION_BACKWARD, args, {}, [*want, None])[:3], want)
 
 
@@ -82,11 +106,33 @@ def test_attention_of_masked_rows():
 def test_attention_dropout_is_undone_by_its_gradient():
     """Forward and backward draw the same mask: the gradient of sum(out) with respect to v is the column sum of the weights used."""
     q, k, v = (randn(1, 1, 16, 4) for _ in range(3))
-    out = evaluated(ATTENTION, (q, k, torch.eye(16)[None, None], None, 0.5, False), {}, attention_meta(q, torch.eye(16)[None, None]))
+    out = evaluated(
+        ATTENTION,
+        (q, k, torch.eye(16)[None, None], None, 0.5, False),
+        {},
+        attention_meta(q, torch.eye(16)[None, None]),
+    )
     weights = out[0]
     assert 0.2 < weights.eq(0).float().mean() < 0.8
     g = torch.ones(1, 1, 16, 4)
-    args = (g, q, k, v, None, [True, True, True, False], weights @ v, out[1], None, None, 16, 16, 0.5, False, out[6], out[7])
+    args = (
+        g,
+        q,
+        k,
+        v,
+        None,
+        [True, True, True, False],
+        weights @ v,
+        out[1],
+        None,
+        None,
+        16,
+        16,
+        0.5,
+        False,
+        out[6],
+        out[7],
+    )
     dv = evaluated(ATTENTION_BACKWARD, args, {}, [q, k, v, None])[2]
     torch.testing.assert_close(dv, weights.mT @ g, rtol=1e-4, atol=1e-5)
 
@@ -100,23 +146,45 @@ def test_nll_loss(ignore, reduction, weighted, spatial):
     t[0] = ignore
     w = torch.rand(5) if weighted else None
     name = "nll_loss2d" if spatial else "nll_loss"
-    forward, backward = getattr(aten, f"{name}_forward").default, getattr(aten, f"{name}_backward").default
+    forward, backward = (
+        getattr(aten, f"{name}_forward").default,
+        getattr(aten, f"{name}_backward").default,
+    )
     check(forward, x, t, w, reduction, ignore)
     out, total = forward(x, t, w, reduction, ignore)
     check(backward, torch.randn_like(out), x, t, w, reduction, ignore, total)
 
 
-@pytest.mark.parametrize("dims,padding", [((2, 3, 9, 8), [2, 2, 1, 1]), ((2, 3, 9, 8), [7, 0, 0, 8]), ((1, 2, 9, 8), [0, 3, 5, 0]), ((1, 2, 9, 8), [-2, 3, 0, -1])])
-@pytest.mark.parametrize("op", [aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default])
+@pytest.mark.parametrize(
+    "dims,padding",
+    [
+        ((2, 3, 9, 8), [2, 2, 1, 1]),
+        ((2, 3, 9, 8), [7, 0, 0, 8]),
+        ((1, 2, 9, 8), [0, 3, 5, 0]),
+        ((1, 2, 9, 8), [-2, 3, 0, -1]),
+    ],
+)
+@pytest.mark.parametrize(
+    "op", [aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default]
+)
 def test_gradient_of_padding(op, dims, padding):
     left, right, top, bottom = padding
-    check(op, randn(*dims[:2], dims[2] + top + bottom, dims[3] + left + right), randn(*dims), padding)
+    check(
+        op, randn(*dims[:2], dims[2] + top + bottom, dims[3] + left + right), randn(*dims), padding
+    )
 
 
 @pytest.mark.parametrize("padding_idx", [-1, 2])
 @pytest.mark.parametrize("frequency", [False, True])
 def test_embedding_backward(padding_idx, frequency):
-    check(aten.embedding_dense_backward.default, randn(4, 3, 6), torch.randint(0, 7, (4, 3)), 7, padding_idx, frequency)
+    check(
+        aten.embedding_dense_backward.default,
+        randn(4, 3, 6),
+        torch.randint(0, 7, (4, 3)),
+        7,
+        padding_idx,
+        frequency,
+    )
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -127,7 +195,11 @@ def test_convolution(groups, transposed, options, spatial):
     stride, padding, dilation, output_padding = ([o] * spatial for o in options)
     output_padding = output_padding if transposed else [0] * spatial
     x = randn(2, 4, *([9, 10][:spatial]))
-    w = randn(4, 6 // groups, *([3, 2][:spatial])) if transposed else randn(6, 4 // groups, *([3, 2][:spatial]))
+    w = (
+        randn(4, 6 // groups, *([3, 2][:spatial]))
+        if transposed
+        else randn(6, 4 // groups, *([3, 2][:spatial]))
+    )
     args = (stride, padding, dilation, transposed, output_padding, groups)
     check(aten.convolution.default, x, w, randn(6), *args, scale=5)
     g = torch.randn_like(aten.convolution.default(x, w, None, *args))
@@ -136,7 +208,9 @@ def test_convolution(groups, transposed, options, spatial):
 
 @pytest.mark.parametrize("ceil", [False, True])
 @pytest.mark.parametrize("include", [False, True])
-@pytest.mark.parametrize("options", [((2, 2), (2, 2), (0, 0)), ((3, 2), (2, 1), (1, 1)), ((3, 3), (3, 3), (1, 1))])
+@pytest.mark.parametrize(
+    "options", [((2, 2), (2, 2), (0, 0)), ((3, 2), (2, 1), (1, 1)), ((3, 3), (3, 3), (1, 1))]
+)
 def test_pooling(ceil, include, options):
     kernel, stride, padding = (list(o) for o in options)
     x = randn(2, 3, 8, 7)
@@ -145,10 +219,23 @@ def test_pooling(ceil, include, options):
     check(aten.avg_pool2d_backward.default, g, x, kernel, stride, padding, ceil, include, None)
     check(aten.max_pool2d_with_indices.default, x, kernel, stride, padding, [1, 1], ceil)
     values, indices = aten.max_pool2d_with_indices.default(x, kernel, stride, padding, [1, 1], ceil)
-    check(aten.max_pool2d_with_indices_backward.default, torch.randn_like(values), x, kernel, stride, padding, [1, 1], ceil, indices)
+    check(
+        aten.max_pool2d_with_indices_backward.default,
+        torch.randn_like(values),
+        x,
+        kernel,
+        stride,
+        padding,
+        [1, 1],
+        ceil,
+        indices,
+    )
 
 
-@pytest.mark.parametrize("size,out", [((8, 12), (4, 3)), ((8, 12), (8, 1)), ((7, 9), (3, 3)), ((3, 4), (6, 8)), ((5, 6), (5, 6))])
+@pytest.mark.parametrize(
+    "size,out",
+    [((8, 12), (4, 3)), ((8, 12), (8, 1)), ((7, 9), (3, 3)), ((3, 4), (6, 8)), ((5, 6), (5, 6))],
+)
 def test_adaptive_average(size, out):
     x = randn(2, 3, *size)
     check(aten._adaptive_avg_pool2d.default, x, list(out))
@@ -162,7 +249,9 @@ def test_max_pool_nan_and_dilation():
 
 
 @pytest.mark.parametrize("size", [(10, 14), (7, 3), (5, 18), (1, 1)])
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic", "aa_bilinear", "aa_bicubic"])
+@pytest.mark.parametrize(
+    "mode", ["nearest", "nearest-exact", "bilinear", "bicubic", "aa_bilinear", "aa_bicubic"]
+)
 @pytest.mark.parametrize("align", [False, True])
 def test_resampling(size, mode, align):
     x, g = randn(2, 3, 5, 7), randn(2, 3, *size)
@@ -179,7 +268,11 @@ def test_fused_adam(op, amsgrad):
     make = {"fused_adam": torch.optim.Adam, "fused_adamw": torch.optim.AdamW}[op]
     params = [torch.nn.Parameter(randn(3, 2)), torch.nn.Parameter(randn(4))]
     optimizer = make(params, lr=0.1, weight_decay=0.05, amsgrad=amsgrad, foreach=False)
-    state = [[p.detach().clone() for p in params], [torch.zeros_like(p) for p in params], [torch.zeros_like(p) for p in params]]
+    state = [
+        [p.detach().clone() for p in params],
+        [torch.zeros_like(p) for p in params],
+        [torch.zeros_like(p) for p in params],
+    ]
     tops = [torch.zeros_like(p) for p in params] if amsgrad else []
     for step in range(1, 4):
         grads = [torch.randn_like(p) for p in params]
@@ -188,8 +281,21 @@ def test_fused_adam(op, amsgrad):
         optimizer.step()
         steps = [torch.tensor(float(step)) for _ in params]
         args = (state[0], grads, state[1], state[2], tops, steps)
-        kwargs = dict(lr=0.1, beta1=0.9, beta2=0.999, weight_decay=0.05, eps=1e-8, amsgrad=amsgrad, maximize=False)
-        flat = evaluated(getattr(aten, f"_{op}").default, args, kwargs, [*state[0], *grads, *state[1], *state[2], *tops])
+        kwargs = dict(
+            lr=0.1,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.05,
+            eps=1e-8,
+            amsgrad=amsgrad,
+            maximize=False,
+        )
+        flat = evaluated(
+            getattr(aten, f"_{op}").default,
+            args,
+            kwargs,
+            [*state[0], *grads, *state[1], *state[2], *tops],
+        )
         state = [flat[0:2], flat[4:6], flat[6:8]]
         tops = flat[8:]
         compare(state[0], [p.detach() for p in params])
@@ -197,14 +303,26 @@ def test_fused_adam(op, amsgrad):
 
 def test_fused_sgd():
     params = [torch.nn.Parameter(randn(3, 2))]
-    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, foreach=False)
+    optimizer = torch.optim.SGD(
+        params, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, foreach=False
+    )
     state, momenta = [p.detach().clone() for p in params], [torch.zeros(3, 2)]
     for step in range(3):
         grads = [torch.randn_like(p) for p in params]
         params[0].grad = grads[0]
         optimizer.step()
-        kwargs = dict(weight_decay=0.01, momentum=0.9, lr=0.1, dampening=0.0, nesterov=True, maximize=False, is_first_step=step == 0)
-        flat = evaluated(aten._fused_sgd.default, (state, grads, momenta), kwargs, [*state, *grads, *momenta])
+        kwargs = dict(
+            weight_decay=0.01,
+            momentum=0.9,
+            lr=0.1,
+            dampening=0.0,
+            nesterov=True,
+            maximize=False,
+            is_first_step=step == 0,
+        )
+        flat = evaluated(
+            aten._fused_sgd.default, (state, grads, momenta), kwargs, [*state, *grads, *momenta]
+        )
         state, momenta = flat[:1], flat[2:]
         compare(state, [p.detach() for p in params])
 
@@ -234,7 +352,16 @@ def test_index_put_masks():
     check(aten.index_put.default, x, [mask[:, 0]], randn(3))
 
 
-@pytest.mark.parametrize("indices", [[[0, -1, 2]], [None, [1, -2]], [[0, 1], None, [2, 0]], [[[0], [1]], [[0, 2]]], [None, [0, 1], [1, 1]]])
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [[0, -1, 2]],
+        [None, [1, -2]],
+        [[0, 1], None, [2, 0]],
+        [[[0], [1]], [[0, 2]]],
+        [None, [0, 1], [1, 1]],
+    ],
+)
 def test_advanced_indexing(indices):
     x = randn(3, 4, 5)
     indices = [None if i is None else torch.tensor(i) for i in indices]
@@ -273,30 +400,46 @@ def test_recurrent_cells(kind):
     """Against the cells of torch.nn, through autograd."""
     n, h = 3, 4
     gates = 4 if kind == "lstm" else 3
-    a, b, state, cell = randn(n, gates * h).requires_grad_(), randn(n, gates * h).requires_grad_(), randn(n, h).requires_grad_(), randn(n, h)
+    a, b, state, cell = (
+        randn(n, gates * h).requires_grad_(),
+        randn(n, gates * h).requires_grad_(),
+        randn(n, h).requires_grad_(),
+        randn(n, h),
+    )
     bias = randn(gates * h), randn(gates * h)
     if kind == "lstm":
         i, f, c, o = (a + b + sum(bias)).chunk(4, 1)
         cy = f.sigmoid() * state + i.sigmoid() * c.tanh()
         hy = o.sigmoid() * cy.tanh()
         workspace = torch.empty(n, 4 * h)
-        got = evaluated(aten._thnn_fused_lstm_cell.default, (a, b, state, *bias), {}, [hy, cy, workspace])
+        got = evaluated(
+            aten._thnn_fused_lstm_cell.default, (a, b, state, *bias), {}, [hy, cy, workspace]
+        )
         compare(got[:2], [hy, cy])
         gh, gc = torch.randn_like(hy), torch.randn_like(cy)
         want = torch.autograd.grad((hy, cy), (a, state), (gh, gc))
         args = (gh, gc, state, got[1], got[2], True)
-        back = evaluated(aten._thnn_fused_lstm_cell_backward_impl.default, args, {}, [want[0], want[1], bias[0]])
+        back = evaluated(
+            aten._thnn_fused_lstm_cell_backward_impl.default, args, {}, [want[0], want[1], bias[0]]
+        )
         compare(back, [want[0], want[1], want[0].sum(0)])
         return
     x, y = (a + bias[0]).chunk(3, 1), (b + bias[1]).chunk(3, 1)
     r, z = (x[0] + y[0]).sigmoid(), (x[1] + y[1]).sigmoid()
     new = (x[2] + r * y[2]).tanh()
     hy = new + z * (state - new)
-    got = evaluated(aten._thnn_fused_gru_cell.default, (a, b, state, *bias), {}, [hy, torch.empty(n, 5 * h)])
+    got = evaluated(
+        aten._thnn_fused_gru_cell.default, (a, b, state, *bias), {}, [hy, torch.empty(n, 5 * h)]
+    )
     compare(got[:1], [hy])
     g = torch.randn_like(hy)
     da, db, dh = torch.autograd.grad(hy, (a, b, state), g)
-    back = evaluated(aten._thnn_fused_gru_cell_backward.default, (g, got[1], True), {}, [da, db, dh, bias[0], bias[1]])
+    back = evaluated(
+        aten._thnn_fused_gru_cell_backward.default,
+        (g, got[1], True),
+        {},
+        [da, db, dh, bias[0], bias[1]],
+    )
     compare(back, [da, db, dh, da.sum(0), db.sum(0)])
     assert cell is not None
 
@@ -308,7 +451,11 @@ def test_batch_norm_updates_its_statistics(training):
 
 
 def test_layer_norm_in_bf16():
-    x, w, b = randn(4, 16, dtype=torch.bfloat16), randn(16, dtype=torch.bfloat16), randn(16, dtype=torch.bfloat16)
+    x, w, b = (
+        randn(4, 16, dtype=torch.bfloat16),
+        randn(16, dtype=torch.bfloat16),
+        randn(16, dtype=torch.bfloat16),
+    )
     check(aten.native_layer_norm.default, x, [16], w, b, 1e-5)
 
 
@@ -345,11 +492,21 @@ SYMBOLIC = [
     (aten.full_like.default, (MATRIX, 2), ("f32", SIZE, 4), lambda x: torch.full_like(x, 2)),
     (aten.tril.default, (MATRIX,), ("f32", SIZE, 4), lambda x: x.tril()),
     (aten.roll.default, (MATRIX, [1], [0]), ("f32", SIZE, 4), lambda x: x.roll(1, 0)),
-    (aten.native_layer_norm.default, (MATRIX, [4], None, None, 1e-5), ("f32", SIZE, 4), lambda x: torch.layer_norm(x, [4])),
+    (
+        aten.native_layer_norm.default,
+        (MATRIX, [4], None, None, 1e-5),
+        ("f32", SIZE, 4),
+        lambda x: torch.layer_norm(x, [4]),
+    ),
     (aten.select_scatter.default, (MATRIX, Leaf(Shape("f32", (4,))), 0, 0), ("f32", SIZE, 4), None),
     (aten.repeat.default, (MATRIX, [2, 1]), ("f32", 2 * SIZE, 4), lambda x: x.repeat(2, 1)),
     (aten.sort.default, (MATRIX, 0), ("f32", SIZE, 4), lambda x: x.sort(0)[0]),
-    (aten.avg_pool1d.default, (Leaf(Shape("f32", (1, SIZE, 4))), [2], [2]), ("f32", 1, SIZE, 2), None),
+    (
+        aten.avg_pool1d.default,
+        (Leaf(Shape("f32", (1, SIZE, 4))), [2], [2]),
+        ("f32", 1, SIZE, 2),
+        None,
+    ),
 ]
 
 
@@ -359,11 +516,17 @@ def test_symbolic_sizes(case):
     target, args, (dtype, *dims), reference = case
     leaves = list({id(a): a for a in tree_leaves(args) if isinstance(a, Leaf)}.values())
     outs = [Shape(dtype, tuple(dims))]
-    outs += {aten.native_layer_norm.default: [Shape("f32", (SIZE, 1))] * 2, aten.sort.default: [Shape("s64", (SIZE, 4))]}.get(target, [])
+    outs += {
+        aten.native_layer_norm.default: [Shape("f32", (SIZE, 1))] * 2,
+        aten.sort.default: [Shape("s64", (SIZE, 4))],
+    }.get(target, [])
     node = Node(target, args, {}, tuple(outs))
     module = lower([node], [Out(node, 0)], leaves)
     for n in (1, 3):
-        feeds = [torch.randn([d if isinstance(d, int) else n for d in leaf.shape.dims]) for leaf in leaves]
+        feeds = [
+            torch.randn([d if isinstance(d, int) else n for d in leaf.shape.dims])
+            for leaf in leaves
+        ]
         (got,) = evaluate(module, [f.numpy() for f in feeds])
         if reference is not None:
             np.testing.assert_allclose(got, reference(feeds[0]).numpy(), rtol=1e-5, atol=1e-6)
@@ -377,7 +540,10 @@ def test_flatten_counts_numbers_as_undefined():
 def test_weight_norm(dim):
     v = randn(3, 4, 5)
     g = v.norm(dim=[d for d in range(3) if d != dim % 3], keepdim=True) + 1
-    forward, backward = aten._weight_norm_interface.default, aten._weight_norm_interface_backward.default
+    forward, backward = (
+        aten._weight_norm_interface.default,
+        aten._weight_norm_interface_backward.default,
+    )
     want = list(forward(v, g, dim))
     compare(evaluated(forward, (v, g, dim), {}, want), want)
     grad = torch.randn_like(v)
@@ -390,4 +556,7 @@ def test_weight_norm(dim):
 def test_affine_grid(size, align):
     theta = randn(size[0], len(size) - 2, len(size) - 1)
     want = aten.affine_grid_generator.default(theta, size, align)
-    compare(evaluated(aten.affine_grid_generator.default, (theta, list(size), align), {}, [want]), [want])
+    compare(
+        evaluated(aten.affine_grid_generator.default, (theta, list(size), align), {}, [want]),
+        [want],
+    )

@@ -1,4 +1,5 @@
 """Linear algebra on the device against PyTorch's CPU."""
+
 import re
 
 import pytest
@@ -35,7 +36,11 @@ def test_logcumsumexp_is_accurate_enough_for_its_gradient():
     results = []
     for device in ("cpu", "hlo"):
         y = x.to(device).requires_grad_()
-        results.append(torch.autograd.grad((torch.logcumsumexp(y, 1) * torch.linspace(-1, 2, 40, device=device)).sum(), y)[0].cpu())
+        results.append(
+            torch.autograd.grad(
+                (torch.logcumsumexp(y, 1) * torch.linspace(-1, 2, 40, device=device)).sum(), y
+            )[0].cpu()
+        )
     torch.testing.assert_close(results[1], results[0], rtol=2e-4, atol=2e-4)
 
 
@@ -48,7 +53,12 @@ def test_solve_and_its_gradient(dtype, transposed):
     for device in ("cpu", "hlo"):
         x, y = a.to(device).requires_grad_(), b.to(device).requires_grad_()
         solution = torch.linalg.solve(x.mT if transposed else x, y)
-        results.append([t.cpu() for t in (solution.detach(), *torch.autograd.grad(solution.abs().sum(), [x, y]))])
+        results.append(
+            [
+                t.cpu()
+                for t in (solution.detach(), *torch.autograd.grad(solution.abs().sum(), [x, y]))
+            ]
+        )
     for want, got in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4)
 
@@ -61,25 +71,44 @@ def test_qr_and_its_gradient_of_a_tall_matrix():
         y = x.to(device).requires_grad_()
         q, r = torch.linalg.qr(y)
         weights = torch.linspace(0.5, 1.5, 10, device=device).reshape(5, 2)
-        results.append(torch.autograd.grad((q * weights).sum() + (r * weights[:2]).sum(), y)[0].cpu())
+        results.append(
+            torch.autograd.grad((q * weights).sum() + (r * weights[:2]).sum(), y)[0].cpu()
+        )
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("fn", [torch.linalg.det, torch.logdet, lambda x: torch.linalg.slogdet(x)[1]])
+@pytest.mark.parametrize(
+    "fn", [torch.linalg.det, torch.logdet, lambda x: torch.linalg.slogdet(x)[1]]
+)
 def test_determinant_of_a_transposed_matrix(fn):
     """Column by column, as torch.linalg.qr gives matrices: no fallback, and autograd solves with the right factors."""
     torch.manual_seed(0)
     metrics.clear_counters()
-    for x in (torch.linalg.qr(torch.randn(6, 6))[0], torch.randn(3, 5, 5).mT, torch.eye(4).flip(0).t()):
+    for x in (
+        torch.linalg.qr(torch.randn(6, 6))[0],
+        torch.randn(3, 5, 5).mT,
+        torch.eye(4).flip(0).t(),
+    ):
         a, b = x.clone().requires_grad_(), x.to("hlo").requires_grad_()
         expected, got = fn(a), fn(b)
         torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
-        for g, e in zip(torch.autograd.grad(got.nan_to_num().sum(), b), torch.autograd.grad(expected.nan_to_num().sum(), a)):
+        for g, e in zip(
+            torch.autograd.grad(got.nan_to_num().sum(), b),
+            torch.autograd.grad(expected.nan_to_num().sum(), a),
+        ):
             torch.testing.assert_close(g.cpu(), e, rtol=1e-3, atol=1e-4, equal_nan=True)
     assert not metrics.executed_fallback_ops()
 
 
-@pytest.mark.parametrize("fn", [torch.linalg.det, lambda x: torch.linalg.slogdet(x)[1], lambda x: torch.linalg.lu(x)[2], torch.linalg.inv])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.linalg.det,
+        lambda x: torch.linalg.slogdet(x)[1],
+        lambda x: torch.linalg.lu(x)[2],
+        torch.linalg.inv,
+    ],
+)
 def test_complex_factorizations(fn):
     torch.manual_seed(0)
     x = torch.randn(2, 4, 4, dtype=torch.complex64)
@@ -98,18 +127,34 @@ def test_gradients_of_a_complex_linear_layer_are_conjugated():
     results = []
     for device in ("cpu", "hlo"):
         leaves = [t.to(device).requires_grad_() for t in (x, w)]
-        results.append([g.cpu() for g in torch.autograd.grad(torch.nn.functional.linear(*leaves).abs().sum(), leaves)])
+        results.append(
+            [
+                g.cpu()
+                for g in torch.autograd.grad(
+                    torch.nn.functional.linear(*leaves).abs().sum(), leaves
+                )
+            ]
+        )
     for want, got in zip(*results, strict=True):
         torch.testing.assert_close(got, want)
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values")
-@pytest.mark.parametrize("dtype, wanted", [(torch.complex64, torch.float32), (torch.float32, torch.float64), (torch.int64, torch.float32)])
+@pytest.mark.parametrize(
+    "dtype, wanted",
+    [
+        (torch.complex64, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.int64, torch.float32),
+    ],
+)
 def test_softmax_converts_first(dtype, wanted):
     x = torch.arange(6).reshape(2, 3).to(dtype)
     for fn in (torch.softmax, torch.log_softmax):
         with torch.inference_mode():
-            torch.testing.assert_close(fn(x.to("hlo"), 1, dtype=wanted).cpu(), fn(x, 1, dtype=wanted))
+            torch.testing.assert_close(
+                fn(x.to("hlo"), 1, dtype=wanted).cpu(), fn(x, 1, dtype=wanted)
+            )
 
 
 @pytest.mark.parametrize("shape", [(3, 7, 7), (2, 37, 37), (70, 40), (40, 70)])
@@ -144,15 +189,28 @@ FACTORS = {
 def test_factors_by_lapack_are_those_of_pytorch_without_calling_it(name, shape, dtype, monkeypatch):
     """Machine code calls LAPACK's symbols itself."""
     if shape[0] and symbols.has(SYMBOLS):
-        monkeypatch.setitem(registry.HOST_CALLS, "torch_op", lambda *_, **__: pytest.fail("called PyTorch"))
+        monkeypatch.setitem(
+            registry.HOST_CALLS, "torch_op", lambda *_, **__: pytest.fail("called PyTorch")
+        )
     torch.manual_seed(0)
     a = torch.randn(*shape, dtype=dtype)
     want, got = (FACTORS[name](a.to(device)) for device in ("cpu", "hlo"))
-    for w, g in zip([want], [got], strict=True) if isinstance(want, torch.Tensor) else zip(want, got, strict=True):
-        torch.testing.assert_close(g.cpu(), w, rtol=2e-5 if dtype == torch.float32 else 1e-12, atol=2e-5 if dtype == torch.float32 else 1e-12)
+    for w, g in (
+        zip([want], [got], strict=True)
+        if isinstance(want, torch.Tensor)
+        else zip(want, got, strict=True)
+    ):
+        torch.testing.assert_close(
+            g.cpu(),
+            w,
+            rtol=2e-5 if dtype == torch.float32 else 1e-12,
+            atol=2e-5 if dtype == torch.float32 else 1e-12,
+        )
 
 
-@pytest.mark.parametrize("fn", [torch.linalg.eigvalsh, torch.linalg.svdvals, lambda x: torch.linalg.eig(x)[0]])
+@pytest.mark.parametrize(
+    "fn", [torch.linalg.eigvalsh, torch.linalg.svdvals, lambda x: torch.linalg.eig(x)[0]]
+)
 def test_a_failure_of_lapack_is_pytorchs_error(fn):
     bad = torch.full((4, 4), float("nan"))
     with pytest.raises(RuntimeError) as eager:
@@ -166,7 +224,9 @@ def test_a_failure_of_lapack_is_pytorchs_error(fn):
 def test_factors_without_lapacks_symbols(monkeypatch):
     monkeypatch.setattr(symbols, "has", lambda names: False)
     a = torch.arange(36.0).reshape(6, 6).sin()
-    torch.testing.assert_close(torch.linalg.eigvalsh(a.to("hlo")).cpu(), torch.linalg.eigvalsh(a), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        torch.linalg.eigvalsh(a.to("hlo")).cpu(), torch.linalg.eigvalsh(a), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_vectors_that_nobody_reads_are_not_computed():

@@ -2,6 +2,7 @@
 
 The quick subset runs by default; `-m slow` runs all operators. Known gaps are in expected_failures.py.
 """
+
 from __future__ import annotations
 
 import re
@@ -24,8 +25,21 @@ QUICK = re.compile(
 
 
 def cases(dtype: torch.dtype, quick: bool) -> list:
-    wanted = [op for op in op_db if op.name not in NOT_RUN and dtype in op.supported_dtypes("cpu") and (not quick or QUICK.match(op.name))]
-    return [pytest.param(op, dtype, id=f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}-{str(dtype)[6:]}") for op in wanted]
+    wanted = [
+        op
+        for op in op_db
+        if op.name not in NOT_RUN
+        and dtype in op.supported_dtypes("cpu")
+        and (not quick or QUICK.match(op.name))
+    ]
+    return [
+        pytest.param(
+            op,
+            dtype,
+            id=f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}-{str(dtype)[6:]}",
+        )
+        for op in wanted
+    ]
 
 
 def run(op, dtype: torch.dtype, samples: int) -> Checker:
@@ -40,11 +54,17 @@ def run(op, dtype: torch.dtype, samples: int) -> Checker:
                 break
             with checker:
                 out = op(sample.input, *sample.args, **sample.kwargs)
-                outs = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor) and o.requires_grad]
+                outs = [
+                    o for o in tree_leaves(out) if isinstance(o, torch.Tensor) and o.requires_grad
+                ]
                 leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
                 inputs = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
                 if outs and inputs:
-                    torch.autograd.grad([o.abs().sum() if o.is_complex() else o.sum() for o in outs], inputs, allow_unused=True)
+                    torch.autograd.grad(
+                        [o.abs().sum() if o.is_complex() else o.sum() for o in outs],
+                        inputs,
+                        allow_unused=True,
+                    )
     return checker
 
 
@@ -61,6 +81,9 @@ def test_quick(op, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op, dtype", [c for d in (torch.float32, torch.int64, torch.bool, torch.complex64) for c in cases(d, False)])
+@pytest.mark.parametrize(
+    "op, dtype",
+    [c for d in (torch.float32, torch.int64, torch.bool, torch.complex64) for c in cases(d, False)],
+)
 def test_all(op, dtype):
     judge(run(op, dtype, 4))

@@ -1,4 +1,5 @@
 """Elementwise ops on the values where implementations differ: nan, infinities, signed zeros, ties, negative operands, all dtypes."""
+
 from __future__ import annotations
 
 import math
@@ -35,7 +36,9 @@ def overload(name: str):
 
 def pairs(values, dtype):
     x = torch.tensor(values, dtype=dtype)
-    return x[:, None].expand(len(values), len(values)).contiguous(), x[None, :].expand(len(values), len(values)).contiguous()
+    return x[:, None].expand(len(values), len(values)).contiguous(), x[None, :].expand(
+        len(values), len(values)
+    ).contiguous()
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -47,11 +50,25 @@ def test_unary_edges(name, dtype):
 
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_edges(name):
-    x, y = pairs([v for v in EDGES if not (name in BOUNDED and 1e3 < abs(v) < math.inf)], torch.float32)
+    x, y = pairs(
+        [v for v in EDGES if not (name in BOUNDED and 1e3 < abs(v) < math.inf)], torch.float32
+    )
     check(overload(name), x, y)
 
 
-@pytest.mark.parametrize("name", ["add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum", "lt.Tensor", "pow.Tensor_Tensor", "bitwise_and.Tensor"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "add.Tensor",
+        "sub.Tensor",
+        "mul.Tensor",
+        "div.Tensor",
+        "maximum",
+        "lt.Tensor",
+        "pow.Tensor_Tensor",
+        "bitwise_and.Tensor",
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
 def test_integers(name, dtype):
     x, y = pairs([abs(v) if dtype == torch.uint8 else v for v in INTEGERS], dtype)
@@ -60,12 +77,18 @@ def test_integers(name, dtype):
     check(overload(name), x, y)
 
 
-@pytest.mark.parametrize("name", ["floor_divide", "remainder.Tensor", "fmod.Tensor", "div.Tensor_mode"])
+@pytest.mark.parametrize(
+    "name", ["floor_divide", "remainder.Tensor", "fmod.Tensor", "div.Tensor_mode"]
+)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 def test_integer_division(name, dtype):
     x, y = pairs([abs(v) if dtype == torch.uint8 else v for v in INTEGERS], dtype)
     y = torch.where(y == 0, 3, y)
-    for kwargs in [{"rounding_mode": "floor"}, {"rounding_mode": "trunc"}] if name == "div.Tensor_mode" else [{}]:
+    for kwargs in (
+        [{"rounding_mode": "floor"}, {"rounding_mode": "trunc"}]
+        if name == "div.Tensor_mode"
+        else [{}]
+    ):
         check(overload(name), x, y, **kwargs)
 
 
@@ -75,7 +98,10 @@ def test_float_division_modes(mode):
     check(aten.div.Tensor_mode, x, y, rounding_mode=mode)
 
 
-@pytest.mark.parametrize("name", ["add.Tensor", "mul.Tensor", "logical_and", "bitwise_xor.Tensor", "eq.Tensor", "maximum"])
+@pytest.mark.parametrize(
+    "name",
+    ["add.Tensor", "mul.Tensor", "logical_and", "bitwise_xor.Tensor", "eq.Tensor", "maximum"],
+)
 def test_bool(name):
     x, y = pairs([False, True], torch.bool)
     check(overload(name), x, y)
@@ -84,12 +110,20 @@ def test_bool(name):
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, -1, -2, 0.5, -0.5, 2.5, 4, 10])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_powers(exponent, dtype):
-    check(aten.pow.Tensor_Scalar, torch.tensor([0.0, 0.5, 1.0, 1.7, -2.0, 3.0, 9.0, math.inf, math.nan], dtype=dtype), exponent)
+    check(
+        aten.pow.Tensor_Scalar,
+        torch.tensor([0.0, 0.5, 1.0, 1.7, -2.0, 3.0, 9.0, math.inf, math.nan], dtype=dtype),
+        exponent,
+    )
 
 
 @pytest.mark.parametrize("base", [torch.int32, torch.int64, torch.uint8])
 def test_integer_powers(base):
-    x = torch.tensor([-3, -1, 0, 1, 2, 7, 10]).abs().to(base) if base is torch.uint8 else torch.tensor([-3, -1, 0, 1, 2, 7, 10], dtype=base)
+    x = (
+        torch.tensor([-3, -1, 0, 1, 2, 7, 10]).abs().to(base)
+        if base is torch.uint8
+        else torch.tensor([-3, -1, 0, 1, 2, 7, 10], dtype=base)
+    )
     for exponent in (0, 1, 2, 3, 5, 9):
         check(aten.pow.Tensor_Scalar, x, exponent)
     check(aten.pow.Tensor_Scalar, x, 1.5)
@@ -117,7 +151,15 @@ def test_promotion(name, args):
 def test_lifted_scalars(dtype):
     """Floats that enter the program as inputs behave as Python numbers."""
     x = torch.arange(-4, 4).to(dtype)
-    for op in (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.gt.Scalar, aten.where.ScalarOther):
+    for op in (
+        aten.add.Tensor,
+        aten.mul.Tensor,
+        aten.div.Tensor,
+        aten.sub.Tensor,
+        aten.rsub.Scalar,
+        aten.gt.Scalar,
+        aten.where.ScalarOther,
+    ):
         args = (x, Lifted(0.7)) if op is not aten.where.ScalarOther else (x > 0, x, Lifted(0.7))
         check(op, *args)
     if dtype.is_floating_point:
@@ -127,13 +169,37 @@ def test_lifted_scalars(dtype):
         check(aten.leaky_relu.default, x, Lifted(0.2))
         check(aten.elu.default, x, Lifted(1.3), Lifted(0.9), Lifted(1.1))
         check(aten.lerp.Scalar, x, x * 2, Lifted(0.25))
-        check(aten.addmm.default, torch.ones(3, dtype=dtype), x.reshape(2, 4), x.reshape(4, 2) @ torch.ones(2, 3, dtype=dtype), beta=Lifted(0.5), alpha=2)
+        check(
+            aten.addmm.default,
+            torch.ones(3, dtype=dtype),
+            x.reshape(2, 4),
+            x.reshape(4, 2) @ torch.ones(2, 3, dtype=dtype),
+            beta=Lifted(0.5),
+            alpha=2,
+        )
 
 
 def test_casts():
-    for source in (torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8):
+    for source in (
+        torch.float32,
+        torch.int64,
+        torch.bool,
+        torch.bfloat16,
+        torch.complex64,
+        torch.uint8,
+    ):
         x = torch.tensor([-1.7, 0.0, 0.3, 1.0, 100.9]).to(source)
-        for target in (torch.float32, torch.float16, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool, torch.complex64, torch.float64):
+        for target in (
+            torch.float32,
+            torch.float16,
+            torch.int8,
+            torch.uint8,
+            torch.int32,
+            torch.int64,
+            torch.bool,
+            torch.complex64,
+            torch.float64,
+        ):
             if not (source.is_complex and not target.is_complex):
                 check(aten._to_copy.default, x, dtype=target)
 
@@ -147,7 +213,9 @@ def test_clamp_tensors(name):
         check(overload(name), x, bound, None)
 
 
-@pytest.mark.parametrize("name", ["acos", "acosh", "asin", "asinh", "atan", "atanh", "log", "sqrt", "angle"])
+@pytest.mark.parametrize(
+    "name", ["acos", "acosh", "asin", "asinh", "atan", "atanh", "log", "sqrt", "angle"]
+)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_complex_cuts_and_poles(name, dtype):
     parts = (0.0, -0.0, 1.0, -1.0, 3.0, -3.0)
@@ -159,10 +227,58 @@ def test_complex_cuts_and_poles(name, dtype):
 def test_logarithms_and_powers_to_bases_2_and_10(dtype):
     """Powers of the base come out exact; subnormal numbers have logarithms, and are results."""
     least = torch.finfo(dtype).tiny
-    x = torch.tensor([1.0, 2, 8, 1024, 0.125, 10, 1000, 1e10, 0, float("inf"), -1, float("nan"), least, least / 8, 3.7, 0.3], dtype=dtype)
+    x = torch.tensor(
+        [
+            1.0,
+            2,
+            8,
+            1024,
+            0.125,
+            10,
+            1000,
+            1e10,
+            0,
+            float("inf"),
+            -1,
+            float("nan"),
+            least,
+            least / 8,
+            3.7,
+            0.3,
+        ],
+        dtype=dtype,
+    )
     for fn in (torch.log2, torch.log10):
-        torch.testing.assert_close(fn(x.to("hlo")).cpu(), fn(x), rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+        torch.testing.assert_close(
+            fn(x.to("hlo")).cpu(), fn(x), rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True
+        )
     assert torch.equal(torch.log2(x[:5].to("hlo")).cpu(), torch.log2(x[:5]))
     bias = 127 if dtype == torch.float32 else 1023
-    y = torch.tensor([0, 1, -1, 10, 0.5, bias, bias + 0.9, bias + 1, 1e30, -1e30, 1 - bias, -bias - 10.0, -bias - 9.5, float("inf"), -float("inf"), float("nan")], dtype=dtype)
-    torch.testing.assert_close(torch.exp2(y.to("hlo")).cpu(), torch.exp2(y), rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+    y = torch.tensor(
+        [
+            0,
+            1,
+            -1,
+            10,
+            0.5,
+            bias,
+            bias + 0.9,
+            bias + 1,
+            1e30,
+            -1e30,
+            1 - bias,
+            -bias - 10.0,
+            -bias - 9.5,
+            float("inf"),
+            -float("inf"),
+            float("nan"),
+        ],
+        dtype=dtype,
+    )
+    torch.testing.assert_close(
+        torch.exp2(y.to("hlo")).cpu(),
+        torch.exp2(y),
+        rtol=4 * torch.finfo(dtype).eps,
+        atol=0,
+        equal_nan=True,
+    )

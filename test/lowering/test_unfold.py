@@ -1,4 +1,5 @@
 """Patches as columns and back: every geometry that differs, against PyTorch's kernels, forward and gradient."""
+
 from __future__ import annotations
 
 import pytest
@@ -26,6 +27,10 @@ def test_unfold_and_fold(geometry, dims) -> None:
     device = x.detach().to("hlo").requires_grad_()
     found = F.unfold(device, *geometry)
     assert torch.equal(found.detach().cpu(), y)
-    for got, want in zip(torch.autograd.grad(found, device, g.to("hlo")), torch.autograd.grad(y, x, g), strict=True):
+    for got, want in zip(
+        torch.autograd.grad(found, device, g.to("hlo")), torch.autograd.grad(y, x, g), strict=True
+    ):
         torch.testing.assert_close(got.cpu(), want)
-    torch.testing.assert_close(F.fold(g.to("hlo"), dims[-2:], *geometry).cpu(), F.fold(g, dims[-2:], *geometry))
+    torch.testing.assert_close(
+        F.fold(g.to("hlo"), dims[-2:], *geometry).cpu(), F.fold(g, dims[-2:], *geometry)
+    )

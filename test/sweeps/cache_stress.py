@@ -6,6 +6,7 @@ A worker trains small models of random widths and prints a digest of the losses;
 round all workers start together on one directory and all but one, chosen at random, get SIGKILL at a random moment. Then entries are
 truncated, flipped, swapped, and replaced by links, FIFOs and directories.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -40,7 +41,13 @@ print(digest.hexdigest(), torch_hlo.metrics.counter_value("UncachedCompile") or 
 
 def start(directory: str) -> subprocess.Popen:
     environment = {**os.environ, "TORCH_HLO_CACHE": directory, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", WORKER], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def damage(directory: Path, rng: random.Random) -> str:
@@ -49,7 +56,9 @@ def damage(directory: Path, rng: random.Random) -> str:
     if len(entries) < 2:
         return "nothing to damage"
     one, two = rng.sample(entries, 2)
-    way = rng.choice(["truncate", "flip", "swap", "empty", "link", "hard link", "fifo", "directory", "foreign"])
+    way = rng.choice(
+        ["truncate", "flip", "swap", "empty", "link", "hard link", "fifo", "directory", "foreign"]
+    )
     raw = bytearray(one.read_bytes())
     if way == "truncate":
         one.write_bytes(raw[: rng.randrange(max(len(raw), 1))])
@@ -78,7 +87,9 @@ def damage(directory: Path, rng: random.Random) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
@@ -99,7 +110,11 @@ def main() -> int:
     for number in range(args.rounds):
         workers = [start(str(directory)) for _ in range(args.processes)]
         spared = rng.randrange(args.processes)
-        deadlines = sorted((time.time() + rng.uniform(0.4, 1.0) * alone * args.processes / 2, i) for i in range(args.processes) if i != spared)
+        deadlines = sorted(
+            (time.time() + rng.uniform(0.4, 1.0) * alone * args.processes / 2, i)
+            for i in range(args.processes)
+            if i != spared
+        )
         for deadline, i in deadlines:
             time.sleep(max(0.0, deadline - time.time()))
             if workers[i].poll() is None:
@@ -112,17 +127,24 @@ def main() -> int:
             survived += 1
             if worker.returncode or out.split()[0] != want:
                 wrong += 1
-                print(f"round {number}, worker {i}: code {worker.returncode}, {out} {errors[-2000:]}")
+                print(
+                    f"round {number}, worker {i}: code {worker.returncode}, {out} {errors[-2000:]}"
+                )
         damaged = [damage(directory, rng) for _ in range(4)]
         ways.update(damaged)
-        print(f"round {number}: {killed} killed, {survived} survived, {wrong} wrong; entries {len(list(directory.glob('*.bin')))}; then {', '.join(damaged)}", flush=True)
+        print(
+            f"round {number}: {killed} killed, {survived} survived, {wrong} wrong; entries {len(list(directory.glob('*.bin')))}; then {', '.join(damaged)}",
+            flush=True,
+        )
     last = start(str(directory))
     out, errors = last.communicate()
     again = start(str(directory))
     final, errors = again.communicate()
     print(f"after the last damage: {out.strip()}; once more: {final.strip()}")
     good = not wrong and out.split()[0] == want and final.split() == [want, "0"]
-    print(f"{killed} killed, {survived} survivors, {wrong} wrong; damage {dict(ways)}; {'every survivor is right' if good else 'FAILED'}")
+    print(
+        f"{killed} killed, {survived} survivors, {wrong} wrong; damage {dict(ways)}; {'every survivor is right' if good else 'FAILED'}"
+    )
     shutil.rmtree(directory, ignore_errors=True)
     return 0 if good else 1
 

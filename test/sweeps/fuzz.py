@@ -5,6 +5,7 @@
 Each program is a list of statements run on the CPU and on "hlo"; every live tensor is compared at the end. A failing program is
 printed as Python, ready to paste.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -15,7 +16,18 @@ import torch
 
 import torch_hlo
 
-DTYPES = ["float32", "float32", "float32", "float64", "int64", "int32", "bool", "bfloat16", "float16", "uint8"]
+DTYPES = [
+    "float32",
+    "float32",
+    "float32",
+    "float64",
+    "int64",
+    "int32",
+    "bool",
+    "bfloat16",
+    "float16",
+    "uint8",
+]
 UNARY = ["{a}.abs()", "{a}.neg()", "{a}.relu()", "torch.sigmoid({a})", "torch.tanh({a})", "torch.exp({a}.clamp(max=4))", "torch.sin({a})", "{a}.square()",
          "torch.floor({a})", "torch.sign({a})", "{a}.to(torch.{dtype})", "{a}.float()", "{a}.clone()", "{a}.contiguous()", "{a} == {a}", "torch.isnan({a})",
          "{a}.clamp(-1, 1)", "torch.nn.functional.gelu({a})", "{a}.bool()", "{a} * 2", "{a} + 1.5", "1 - {a}", "{a} / 3", "{a}.cumsum({d})", "torch.where({a} > 0, {a}, -{a})"]  # fmt: skip
@@ -52,7 +64,10 @@ def program(seed: int) -> list[str]:
     lines = []
     count = r.randint(1, 3)
     for i in range(count):
-        dims = tuple(r.choice([0, 1, 2, 3, 4, 5, 7, 17]) if r.random() > 0.08 else 0 for _ in range(r.randint(0, 3)))
+        dims = tuple(
+            r.choice([0, 1, 2, 3, 4, 5, 7, 17]) if r.random() > 0.08 else 0
+            for _ in range(r.randint(0, 3))
+        )
         if r.random() < 0.85:
             dims = tuple(d or 3 for d in dims)
         lines.append(f"v{i} = make({r.randrange(10**6)}, {dims}, torch.{r.choice(DTYPES)}, dev)")
@@ -61,7 +76,14 @@ def program(seed: int) -> list[str]:
             lines.append("mark()")
             continue
         group = r.choices([g for g, _ in GROUPS], [w for _, w in GROUPS])[0]
-        text = r.choice(group).format(a=f"v{r.randrange(count)}", b=f"v{r.randrange(count)}", d=r.choice([0, -1]), i=r.choice([0, -1]), j=r.choice([0, -1]), dtype=r.choice(DTYPES))
+        text = r.choice(group).format(
+            a=f"v{r.randrange(count)}",
+            b=f"v{r.randrange(count)}",
+            d=r.choice([0, -1]),
+            i=r.choice([0, -1]),
+            j=r.choice([0, -1]),
+            dtype=r.choice(DTYPES),
+        )
         if group is INPLACE:
             lines.append(text)
         else:
@@ -73,12 +95,20 @@ def program(seed: int) -> list[str]:
 def make(seed: int, dims, dtype, dev):
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(dims, generator=g) * 2
-    return (x > 0 if dtype == torch.bool else x.abs() if dtype == torch.uint8 else x).to(dtype).to(dev)
+    return (
+        (x > 0 if dtype == torch.bool else x.abs() if dtype == torch.uint8 else x).to(dtype).to(dev)
+    )
 
 
 def run(lines: list[str], device: str) -> tuple[dict, list[str | None]]:
     """Variables after the program, and for each statement the type of the exception it raised (statements that fail are skipped)."""
-    scope = {"torch": torch, "make": make, "dev": device, "grad_of": grad_of, "mark": torch_hlo.mark_step if device == "hlo" else (lambda: None)}
+    scope = {
+        "torch": torch,
+        "make": make,
+        "dev": device,
+        "grad_of": grad_of,
+        "mark": torch_hlo.mark_step if device == "hlo" else (lambda: None),
+    }
     errors: list[str | None] = []
     for line in lines:
         try:
@@ -106,16 +136,27 @@ def check(seed: int) -> str | None:
             continue
         if g.shape != w.shape or g.dtype != w.dtype or g.stride() != w.stride() and w.numel():
             return f"{name}: {g.dtype} {tuple(g.shape)} {g.stride()}, CPU {w.dtype} {tuple(w.shape)} {w.stride()}"
-        low = any("float16" in line for line in lines)  # what is computed from such a value has no more digits than it
+        low = any(
+            "float16" in line for line in lines
+        )  # what is computed from such a value has no more digits than it
         try:
-            torch.testing.assert_close(g.detach().cpu(), w.detach(), equal_nan=True, rtol=4e-2 if low else 1e-3, atol=4e-2 if low else 1e-4, check_stride=False)
+            torch.testing.assert_close(
+                g.detach().cpu(),
+                w.detach(),
+                equal_nan=True,
+                rtol=4e-2 if low else 1e-3,
+                atol=4e-2 if low else 1e-4,
+                check_stride=False,
+            )
         except AssertionError as error:
             return f"{name}: {str(error)[:400]}"
     return None
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--one", type=int, help="run this seed only")
@@ -134,7 +175,10 @@ def main() -> int:
         done += 1
         if problem:
             failures += 1
-            print(f"--- seed {seed}: {problem}\n" + "\n".join("    " + x for x in program(seed)), flush=True)
+            print(
+                f"--- seed {seed}: {problem}\n" + "\n".join("    " + x for x in program(seed)),
+                flush=True,
+            )
             if failures >= args.stop:
                 break
     print(f"{done} programs, {failures} mismatches")

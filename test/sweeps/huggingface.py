@@ -4,6 +4,7 @@
 
 `--how compile`: the model stays on the CPU and runs through torch.compile(backend="hlo").
 """
+
 from __future__ import annotations
 
 import argparse
@@ -36,21 +37,47 @@ SMALL = dict(
 
 # What the general values do not fit.
 _LATENT = dict(num_key_value_heads=4)  # multi-head latent attention has no groups
-_SWIN = dict(embed_dim=24, depths=[1, 1], num_heads=[2, 4], window_size=2, image_size=32, patch_size=2, encoder_stride=4)
+_SWIN = dict(
+    embed_dim=24,
+    depths=[1, 1],
+    num_heads=[2, 4],
+    window_size=2,
+    image_size=32,
+    patch_size=2,
+    encoder_stride=4,
+)
 _AUDIO = dict(
     conv_dim=(32, 32), conv_kernel=(8, 4), conv_stride=(4, 4), num_feat_extract_layers=2, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
     mask_time_prob=0.0, mask_feature_prob=0.0, feat_proj_dropout=0.0, final_dropout=0.0, feat_quantizer_dropout=0.0, tdnn_dim=(32, 32), xvector_output_dim=32,
 )  # fmt: skip
 _MAMBA2 = dict(mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=16, mamba_expand=2)
 SPECIAL = {
-    **dict.fromkeys("axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa youtu minicpm3".split(), _LATENT),
+    **dict.fromkeys(
+        "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa youtu minicpm3".split(),
+        _LATENT,
+    ),
     **dict.fromkeys("swin swinv2 donut-swin maskformer-swin".split(), _SWIN),
-    **dict.fromkeys("wav2vec2 hubert sew sew-d wavlm unispeech unispeech-sat data2vec-audio wav2vec2-conformer".split(), _AUDIO),
+    **dict.fromkeys(
+        "wav2vec2 hubert sew sew-d wavlm unispeech unispeech-sat data2vec-audio wav2vec2-conformer".split(),
+        _AUDIO,
+    ),
     **dict.fromkeys("bamba granitemoehybrid".split(), _MAMBA2),
-    **dict.fromkeys("convnext convnextv2".split(), dict(patch_size=4, image_size=64, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])),
-    "afmoe": dict(initializer_range=0.02),  # the router's sigmoids must not saturate: equal scores have no order
+    **dict.fromkeys(
+        "convnext convnextv2".split(),
+        dict(patch_size=4, image_size=64, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]),
+    ),
+    "afmoe": dict(
+        initializer_range=0.02
+    ),  # the router's sigmoids must not saturate: equal scores have no order
     "mamba2": dict(num_heads=8, head_dim=8, n_groups=1, state_size=16),
-    "reformer": dict(is_decoder=True, axial_pos_shape=[4, 4], axial_pos_embds_dim=[16, 16], attention_head_size=8, num_hidden_layers=2, attn_layers=["local", "lsh"]),
+    "reformer": dict(
+        is_decoder=True,
+        axial_pos_shape=[4, 4],
+        axial_pos_embds_dim=[16, 16],
+        attention_head_size=8,
+        num_hidden_layers=2,
+        attn_layers=["local", "lsh"],
+    ),
     "resnet": dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]),
     "regnet": dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=4),
     "xlm": dict(emb_dim=32, n_words=99),
@@ -94,9 +121,13 @@ def architectures() -> list[tuple[str, type, type]]:
 
 def build(kind: str, config_class: type, model_class: type, limit: int = 60_000_000):
     """The model with a small configuration, in training mode. Raises ValueError when it has more than `limit` parameters."""
-    own = getattr(model_class, "config_class", None) or config_class  # a text model of a multimodal family has its own
+    own = (
+        getattr(model_class, "config_class", None) or config_class
+    )  # a text model of a multimodal family has its own
     values = {**SMALL, **SPECIAL.get(kind, {})}
-    accepted = set(inspect.signature(own.__init__).parameters) | {name for c in own.__mro__ for name in getattr(c, "__annotations__", {})}
+    accepted = set(inspect.signature(own.__init__).parameters) | {
+        name for c in own.__mro__ for name in getattr(c, "__annotations__", {})
+    }
     try:
         config = own(**{k: v for k, v in values.items() if k in accepted})
     except Exception:
@@ -123,15 +154,32 @@ def batch(model):
     if "Segmentation" in type(model).__name__ and model.main_input_name == "pixel_values":
         size = getattr(config, "image_size", 64)
         size = size if isinstance(size, int) else size[0]
-        return dict(pixel_values=torch.randn(2, getattr(config, "num_channels", 3), size, size), labels=torch.randint(config.num_labels, (2, size, size)))
+        return dict(
+            pixel_values=torch.randn(2, getattr(config, "num_channels", 3), size, size),
+            labels=torch.randint(config.num_labels, (2, size, size)),
+        )
     if hasattr(config, "image_size") and model.main_input_name == "pixel_values":
         size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-        return dict(pixel_values=torch.randn(2, getattr(config, "num_channels", 3), size, size), labels=torch.randint(config.num_labels, (2,)))
+        return dict(
+            pixel_values=torch.randn(2, getattr(config, "num_channels", 3), size, size),
+            labels=torch.randint(config.num_labels, (2,)),
+        )
     if model.main_input_name == "pixel_values":
-        return dict(pixel_values=torch.randn(2, getattr(config, "num_channels", 3), 64, 64), labels=torch.randint(config.num_labels, (2,)))
+        return dict(
+            pixel_values=torch.randn(2, getattr(config, "num_channels", 3), 64, 64),
+            labels=torch.randint(config.num_labels, (2,)),
+        )
     if model.main_input_name == "input_values":  # sound, or its spectrogram
-        shape = (2, config.max_length, config.num_mel_bins) if hasattr(config, "num_mel_bins") else (2, 800)
-        labels = torch.randint(config.num_labels, (2,)) if "Classification" in type(model).__name__ else torch.randint(3, min(config.vocab_size, 30), (2, 5))
+        shape = (
+            (2, config.max_length, config.num_mel_bins)
+            if hasattr(config, "num_mel_bins")
+            else (2, 800)
+        )
+        labels = (
+            torch.randint(config.num_labels, (2,))
+            if "Classification" in type(model).__name__
+            else torch.randint(3, min(config.vocab_size, 30), (2, 5))
+        )
         return dict(input_values=torch.randn(shape), labels=labels)
     ids = torch.randint(3, min(config.vocab_size, 99), (2, 16))
     inputs = dict(input_ids=ids, labels=ids.clone())
@@ -149,24 +197,40 @@ def train(model, inputs: dict, device: str, seed: int = 2, wrap=lambda model: mo
     torch.manual_seed(seed)
     loss = wrap(model)(**{k: v.to(device) for k, v in inputs.items()}).loss
     loss.backward()
-    gradients = {n: p.grad.detach().cpu() for n, p in model.named_parameters() if p.grad is not None}
+    gradients = {
+        n: p.grad.detach().cpu() for n, p in model.named_parameters() if p.grad is not None
+    }
     optimizer.step()
     if device == "hlo":
         torch_hlo.mark_step()
-    return loss.detach().cpu(), gradients, {n: p.detach().cpu() for n, p in model.named_parameters()}
+    return (
+        loss.detach().cpu(),
+        gradients,
+        {n: p.detach().cpu() for n, p in model.named_parameters()},
+    )
 
 
 def compare(got, want) -> None:
     """Raises AssertionError unless two results of `train` agree."""
     torch.testing.assert_close(got[0], want[0], rtol=1e-3, atol=1e-4)
     added = {n for n in got[1].keys() ^ want[1].keys() if n in want[1] or got[1][n].count_nonzero()}
-    assert not added, f"gradients missing or added: {added}"  # torch.compile makes zeros of what the loss does not depend on
+    assert not added, (
+        f"gradients missing or added: {added}"
+    )  # torch.compile makes zeros of what the loss does not depend on
     largest = max(largest_of(g) for g in want[1].values())
     for name, g in want[1].items():
         scale = largest_of(g) + 1e-3 * largest  # some gradients are zero but for rounding
-        torch.testing.assert_close(got[1][name], g, rtol=1e-2, atol=2e-3 * scale, msg=lambda m, n=name: f"gradient {n}: {m}")
+        torch.testing.assert_close(
+            got[1][name],
+            g,
+            rtol=1e-2,
+            atol=2e-3 * scale,
+            msg=lambda m, n=name: f"gradient {n}: {m}",
+        )
     for name, p in want[2].items():
-        torch.testing.assert_close(got[2][name], p, rtol=1e-3, atol=2.5e-3, msg=lambda m, n=name: f"parameter {n}: {m}")
+        torch.testing.assert_close(
+            got[2][name], p, rtol=1e-3, atol=2.5e-3, msg=lambda m, n=name: f"parameter {n}: {m}"
+        )
 
 
 def largest_of(x: torch.Tensor) -> float:
@@ -179,8 +243,13 @@ def undetermined(model, inputs: dict, want) -> str:
     with torch.no_grad():
         for p in nudged.parameters():
             if p.is_floating_point():
-                p.mul_(1 + 1e-6 * torch.randn_like(p)).add_(1e-6 * torch.randn_like(p))  # also where a router begins with zeros
-    for why, again in (("another seed", lambda: train(model, inputs, "cpu", seed=3)), ("a change of 1e-6", lambda: train(nudged, inputs, "cpu"))):
+                p.mul_(1 + 1e-6 * torch.randn_like(p)).add_(
+                    1e-6 * torch.randn_like(p)
+                )  # also where a router begins with zeros
+    for why, again in (
+        ("another seed", lambda: train(model, inputs, "cpu", seed=3)),
+        ("a change of 1e-6", lambda: train(nudged, inputs, "cpu")),
+    ):
         try:
             compare(again(), want)
         except AssertionError:
@@ -192,7 +261,9 @@ def undetermined(model, inputs: dict, want) -> str:
 HOW = {
     "lazy": dict(device="hlo"),
     "compile": dict(device="cpu", wrap=lambda model: torch.compile(model, backend="hlo")),
-    "compile_dynamic": dict(device="cpu", wrap=lambda model: torch.compile(model, backend="hlo", dynamic=True)),
+    "compile_dynamic": dict(
+        device="cpu", wrap=lambda model: torch.compile(model, backend="hlo", dynamic=True)
+    ),
 }
 
 
@@ -203,7 +274,10 @@ def check(kind: str, config_class: type, model_class: type, how: str = "lazy") -
         inputs = batch(model)
         want = train(model, inputs, "cpu")
     except Exception as error:
-        return {"status": "skip", "reason": f"on the CPU: {type(error).__name__}: {str(error)[:160]}"}
+        return {
+            "status": "skip",
+            "reason": f"on the CPU: {type(error).__name__}: {str(error)[:160]}",
+        }
     if not torch.isfinite(want[0]):
         return {"status": "skip", "reason": "the CPU's loss is not finite"}
     got = train(model, inputs, **HOW[how])
@@ -218,7 +292,9 @@ def check(kind: str, config_class: type, model_class: type, how: str = "lazy") -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="comma-separated model types")
     parser.add_argument("--how", default="lazy", choices=HOW)
     parser.add_argument("--limit", type=int, default=1000)
@@ -244,7 +320,10 @@ def main() -> int:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            row = {"status": "fail", "reason": f"{type(error).__name__}: {str(error).strip()[:300]}"}
+            row = {
+                "status": "fail",
+                "reason": f"{type(error).__name__}: {str(error).strip()[:300]}",
+            }
             if args.verbose:
                 traceback.print_exc()
         finally:

@@ -3,6 +3,7 @@
     python test/sweeps/jax_cases.py OUT.pickle [NAME…]
 writes {name: {"stablehlo": text, "hlo": text, "optimized": text, "inputs": [array], "outputs": [array]}}, values from XLA's CPU backend.
 """
+
 from __future__ import annotations
 
 import pickle
@@ -29,7 +30,9 @@ def case(name: str, fn, *args) -> None:
 
 def normal(*dims: int, dtype="float32") -> np.ndarray:
     value = RNG.standard_normal(dims)
-    return (value + 1j * RNG.standard_normal(dims) if np.dtype(dtype).kind == "c" else value).astype(dtype)
+    return (
+        value + 1j * RNG.standard_normal(dims) if np.dtype(dtype).kind == "c" else value
+    ).astype(dtype)
 
 
 def uniform(*dims: int) -> np.ndarray:
@@ -62,8 +65,18 @@ def elementwise() -> None:
         "log": jnp.log, "log2": jnp.log2, "log10": jnp.log10, "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt, "lgamma": lax.lgamma, "digamma": lax.digamma,
         "gammaln": jsp.special.gammaln, "entr": jsp.special.entr, "acosh": lambda x: jnp.arccosh(1 + x),
     }  # fmt: skip
-    inside = {"asin": jnp.arcsin, "acos": jnp.arccos, "atanh": jnp.arctanh, "erf_inv": lax.erf_inv, "logit": lambda x: jsp.special.logit(jnp.abs(x))}
-    domains = ((unary, normal(40) * 3), (positive, uniform(40) * 20 + 0.01), (inside, uniform(40) * 1.9 - 0.95))
+    inside = {
+        "asin": jnp.arcsin,
+        "acos": jnp.arccos,
+        "atanh": jnp.arctanh,
+        "erf_inv": lax.erf_inv,
+        "logit": lambda x: jsp.special.logit(jnp.abs(x)),
+    }
+    domains = (
+        (unary, normal(40) * 3),
+        (positive, uniform(40) * 20 + 0.01),
+        (inside, uniform(40) * 1.9 - 0.95),
+    )
     for table, x in domains:
         for name, fn in table.items():
             case(f"unary_{name}", fn, x)
@@ -71,12 +84,26 @@ def elementwise() -> None:
                 case(f"unary_{name}_f64", fn, x.astype(np.float64))
                 case(f"unary_{name}_bf16", fn, x.astype(BF16))
                 case(f"unary_{name}_f16", fn, x.astype(np.float16))
-                case(f"grad_{name}", lambda x, fn=fn: jax.grad(lambda v: jnp.sum(fn(v).astype(jnp.float32)))(x), x)
+                case(
+                    f"grad_{name}",
+                    lambda x, fn=fn: jax.grad(lambda v: jnp.sum(fn(v).astype(jnp.float32)))(x),
+                    x,
+                )
     z = normal(30, dtype="complex64")
     for name in "exp log tanh sin cos sqrt abs angle conj real imag square sinh cosh log1p expm1 reciprocal arcsin arctan".split():
         case(f"complex_{name}", getattr(jnp, name), z)
-    case("complex_arithmetic", lambda a, b: (a + b, a * b, a / b, a - b, jnp.power(a, b), a == b), z, normal(30, dtype="complex64"))
-    case("complex128", lambda a, b: (a * b / (a + 1), jnp.exp(a)), z.astype("complex128"), normal(30, dtype="complex128"))
+    case(
+        "complex_arithmetic",
+        lambda a, b: (a + b, a * b, a / b, a - b, jnp.power(a, b), a == b),
+        z,
+        normal(30, dtype="complex64"),
+    )
+    case(
+        "complex128",
+        lambda a, b: (a * b / (a + 1), jnp.exp(a)),
+        z.astype("complex128"),
+        normal(30, dtype="complex128"),
+    )
 
 
 def arithmetic() -> None:
@@ -86,34 +113,133 @@ def arithmetic() -> None:
     case("binary_power", jnp.power, np.abs(a), b)
     case("binary_ldexp", jnp.ldexp, a, ints(-5, 5, 30))
     case("binary_xlogy", jsp.special.xlogy, a, np.abs(b))
-    case("binary_compare", lambda a, b: (a < b, a <= b, a == b, a != b, a > b, a >= b, jnp.isclose(a, b)), a, b)
+    case(
+        "binary_compare",
+        lambda a, b: (a < b, a <= b, a == b, a != b, a > b, a >= b, jnp.isclose(a, b)),
+        a,
+        b,
+    )
     for dtype in "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split():
         low = -20 if dtype[0] == "i" else 0
         x, y = ints(low, 21, 30, dtype=dtype), ints(low, 21, 30, dtype=dtype)
         y = np.where(y == 0, 3, y).astype(dtype)
-        case(f"integer_{dtype}", lambda x, y: (x + y, x - y, x * y, x // y, x % y, lax.div(x, y), lax.rem(x, y), jnp.minimum(x, y), x ** 2), x, y)
+        case(
+            f"integer_{dtype}",
+            lambda x, y: (
+                x + y,
+                x - y,
+                x * y,
+                x // y,
+                x % y,
+                lax.div(x, y),
+                lax.rem(x, y),
+                jnp.minimum(x, y),
+                x**2,
+            ),
+            x,
+            y,
+        )
         case(f"bits_{dtype}", lambda x, y: (x & y, x | y, x ^ y, ~x, x << 2, x >> 1, lax.shift_right_logical(x, lax.full_like(x, 1)),
                                             lax.population_count(x), lax.clz(x)), x, y)  # fmt: skip
-        case(f"reduce_{dtype}", lambda x, y: (x.sum(), x.max(), y.min(), jnp.prod(y[:4]), jnp.argmax(x), jnp.bitwise_xor.reduce(x)), x, y)
-        case(f"convert_{dtype}", lambda x, y: (x.astype(jnp.float32), x.astype(jnp.int8), x.astype(jnp.uint64), x.astype(bool), x.astype(F16)), x, y)
+        case(
+            f"reduce_{dtype}",
+            lambda x, y: (
+                x.sum(),
+                x.max(),
+                y.min(),
+                jnp.prod(y[:4]),
+                jnp.argmax(x),
+                jnp.bitwise_xor.reduce(x),
+            ),
+            x,
+            y,
+        )
+        case(
+            f"convert_{dtype}",
+            lambda x, y: (
+                x.astype(jnp.float32),
+                x.astype(jnp.int8),
+                x.astype(jnp.uint64),
+                x.astype(bool),
+                x.astype(F16),
+            ),
+            x,
+            y,
+        )
     wide = normal(50) * 40
     for dtype in "float64 float16 bfloat16 int8 uint8 int32 int64 uint32 float8_e4m3fn float8_e5m2 float8_e4m3b11fnuz float8_e5m2fnuz".split():
         x = np.abs(wide) if dtype[0] == "u" else wide
         case(f"convert_to_{dtype}", lambda x, d=dtype: x.astype(d).astype(jnp.float64), x)
-    case("convert_int4", lambda x: (x.astype("int4") + jnp.ones((), "int4")).astype(jnp.int32), ints(-8, 7, 20))
-    case("convert_uint4", lambda x: (x.astype("uint4") * jnp.full((), 2, "uint4")).astype(jnp.int32), ints(0, 7, 20))
-    case("float8_arithmetic", lambda x, y: (x.astype("float8_e4m3fn") * y.astype("float8_e4m3fn")).astype(jnp.float32), a, b)
-    case("float8_dot", lambda x, y: lax.dot(x.astype("float8_e4m3fn"), y.astype("float8_e5m2"), preferred_element_type=jnp.float32), M, M)
-    case("int4_dot", lambda x, y: lax.dot(x.astype("int4"), y.astype("int4"), preferred_element_type=jnp.int32), ints(-8, 7, 4, 6), ints(-8, 7, 6, 3))
-    case("bitcast", lambda x: (lax.bitcast_convert_type(x, jnp.int32), lax.bitcast_convert_type(x, jnp.uint16), x.view(jnp.uint8)), a)
+    case(
+        "convert_int4",
+        lambda x: (x.astype("int4") + jnp.ones((), "int4")).astype(jnp.int32),
+        ints(-8, 7, 20),
+    )
+    case(
+        "convert_uint4",
+        lambda x: (x.astype("uint4") * jnp.full((), 2, "uint4")).astype(jnp.int32),
+        ints(0, 7, 20),
+    )
+    case(
+        "float8_arithmetic",
+        lambda x, y: (x.astype("float8_e4m3fn") * y.astype("float8_e4m3fn")).astype(jnp.float32),
+        a,
+        b,
+    )
+    case(
+        "float8_dot",
+        lambda x, y: lax.dot(
+            x.astype("float8_e4m3fn"), y.astype("float8_e5m2"), preferred_element_type=jnp.float32
+        ),
+        M,
+        M,
+    )
+    case(
+        "int4_dot",
+        lambda x, y: lax.dot(x.astype("int4"), y.astype("int4"), preferred_element_type=jnp.int32),
+        ints(-8, 7, 4, 6),
+        ints(-8, 7, 6, 3),
+    )
+    case(
+        "bitcast",
+        lambda x: (
+            lax.bitcast_convert_type(x, jnp.int32),
+            lax.bitcast_convert_type(x, jnp.uint16),
+            x.view(jnp.uint8),
+        ),
+        a,
+    )
     case("bitcast_wider", lambda x: x.view(jnp.float32), ints(0, 255, 4, 8, dtype="uint8"))
     case("clip", lambda x: (jnp.clip(x, -0.5, 0.5), lax.clamp(-1.0, x, 1.0)), a)
-    case("reduce_precision", lambda x: [lax.reduce_precision(x, e, m) for e, m in ((5, 10), (8, 7), (4, 3))], wide)
-    case("where", lambda p, x, y: (jnp.where(p, x, y), jnp.select([x > 1, x > 0], [x, y], 7.0), jnp.piecewise(x, [x < 0], [jnp.abs, jnp.sqrt])), a > 0, a, b)
-    case("integer_pow", lambda x: [x ** k for k in (2, 3, 5, -1, -2)], a)
+    case(
+        "reduce_precision",
+        lambda x: [lax.reduce_precision(x, e, m) for e, m in ((5, 10), (8, 7), (4, 3))],
+        wide,
+    )
+    case(
+        "where",
+        lambda p, x, y: (
+            jnp.where(p, x, y),
+            jnp.select([x > 1, x > 0], [x, y], 7.0),
+            jnp.piecewise(x, [x < 0], [jnp.abs, jnp.sqrt]),
+        ),
+        a > 0,
+        a,
+        b,
+    )
+    case("integer_pow", lambda x: [x**k for k in (2, 3, 5, -1, -2)], a)
     case("gcd_lcm", lambda x, y: (jnp.gcd(x, y), jnp.lcm(x, y)), ints(1, 50, 20), ints(1, 50, 20))
-    case("polynomial", lambda c, x: (jnp.polyval(c, x), jnp.polyder(c), jnp.polymul(c, c)), normal(4), a)
-    case("packbits", lambda x: (jnp.packbits(x), jnp.unpackbits(jnp.packbits(x))), ints(0, 2, 24, dtype="uint8"))
+    case(
+        "polynomial",
+        lambda c, x: (jnp.polyval(c, x), jnp.polyder(c), jnp.polymul(c, c)),
+        normal(4),
+        a,
+    )
+    case(
+        "packbits",
+        lambda x: (jnp.packbits(x), jnp.unpackbits(jnp.packbits(x))),
+        ints(0, 2, 24, dtype="uint8"),
+    )
     case("scalar_types", lambda x: (x * 2, x + jnp.int8(3), x * np.float64(0.5)), a)
 
 
@@ -137,9 +263,37 @@ def moves() -> None:
     for name, fn in shaping.items():
         case(f"shape_{name}", fn, X)
         if name not in ("empty", "interp", "meshgrid", "split", "gradient", "array_split"):
-            case(f"shape_{name}_grad", lambda x, fn=fn: jax.grad(lambda v: jnp.sum(jnp.sin(fn(v)) ** 2))(x), X)
-    case("iota", lambda: (jnp.arange(7), jnp.linspace(0, 1, 5), jnp.eye(3), lax.broadcasted_iota(jnp.int32, (3, 4), 1), jnp.logspace(0, 2, 4)))
-    case("bool_logic", lambda p, q: (p & q, p | q, p ^ q, ~p, p < q, p.sum(), jnp.all(p), jnp.any(q), jnp.where(p, 1, 2)), uniform(9) > 0.5, uniform(9) > 0.5)
+            case(
+                f"shape_{name}_grad",
+                lambda x, fn=fn: jax.grad(lambda v: jnp.sum(jnp.sin(fn(v)) ** 2))(x),
+                X,
+            )
+    case(
+        "iota",
+        lambda: (
+            jnp.arange(7),
+            jnp.linspace(0, 1, 5),
+            jnp.eye(3),
+            lax.broadcasted_iota(jnp.int32, (3, 4), 1),
+            jnp.logspace(0, 2, 4),
+        ),
+    )
+    case(
+        "bool_logic",
+        lambda p, q: (
+            p & q,
+            p | q,
+            p ^ q,
+            ~p,
+            p < q,
+            p.sum(),
+            jnp.all(p),
+            jnp.any(q),
+            jnp.where(p, 1, 2),
+        ),
+        uniform(9) > 0.5,
+        uniform(9) > 0.5,
+    )
     index = ints(-6, 6, 7)
     indexing = {
         "take": lambda x, i: jnp.take(x, i, axis=1), "take_clip": lambda x, i: jnp.take(x, i, axis=0, mode="clip"),
@@ -163,7 +317,12 @@ def moves() -> None:
     for name, fn in indexing.items():
         case(f"index_{name}", fn, X, index)
     for name in "take index index_pair set add_at mul_at dynamic_slice dynamic_update take_along vmap_index vmap_scatter segment_sum".split():
-        case(f"index_{name}_grad", lambda x, i, fn=indexing[name]: jax.grad(lambda v: jnp.sum(jnp.sin(fn(v, i))))(x), X, index)
+        case(
+            f"index_{name}_grad",
+            lambda x, i, fn=indexing[name]: jax.grad(lambda v: jnp.sum(jnp.sin(fn(v, i))))(x),
+            X,
+            index,
+        )
 
 
 def reductions() -> None:
@@ -171,17 +330,68 @@ def reductions() -> None:
         fn = getattr(jnp, name)
         case(f"reduce_{name}", lambda x, fn=fn: (fn(x, axis=1), fn(x, axis=0)), X)
         if not name.startswith("arg"):
-            case(f"reduce_{name}_grad", lambda x, fn=fn: jax.grad(lambda v: jnp.sum(fn(v, axis=1) ** 2))(x), X)
+            case(
+                f"reduce_{name}_grad",
+                lambda x, fn=fn: jax.grad(lambda v: jnp.sum(fn(v, axis=1) ** 2))(x),
+                X,
+            )
     for dtype in ("bfloat16", "float16", "float64"):
-        case(f"reduce_{dtype}", lambda x: (x.sum(1), x.max(0), x.mean(), jnp.argmax(x, 2)), X.astype(dtype))
-    case("reduce_logsumexp", lambda x: (jsp.special.logsumexp(x, 1), nn.softmax(x), nn.log_softmax(x, 0), nn.standardize(x)), X)
-    case("reduce_norms", lambda x: (jnp.linalg.norm(x), jnp.linalg.norm(x, axis=1), jnp.linalg.norm(x, ord=1, axis=2), jnp.linalg.norm(x[0], ord=jnp.inf)), X)
-    case("reduce_bool", lambda x: (jnp.all(x > -1, 0), jnp.any(x > 1, 1), jnp.count_nonzero(x > 0)), X)
+        case(
+            f"reduce_{dtype}",
+            lambda x: (x.sum(1), x.max(0), x.mean(), jnp.argmax(x, 2)),
+            X.astype(dtype),
+        )
+    case(
+        "reduce_logsumexp",
+        lambda x: (
+            jsp.special.logsumexp(x, 1),
+            nn.softmax(x),
+            nn.log_softmax(x, 0),
+            nn.standardize(x),
+        ),
+        X,
+    )
+    case(
+        "reduce_norms",
+        lambda x: (
+            jnp.linalg.norm(x),
+            jnp.linalg.norm(x, axis=1),
+            jnp.linalg.norm(x, ord=1, axis=2),
+            jnp.linalg.norm(x[0], ord=jnp.inf),
+        ),
+        X,
+    )
+    case(
+        "reduce_bool",
+        lambda x: (jnp.all(x > -1, 0), jnp.any(x > 1, 1), jnp.count_nonzero(x > 0)),
+        X,
+    )
     case("reduce_quantile", lambda x: (jnp.quantile(x, 0.3, axis=1), jnp.percentile(x, 75.0)), X)
-    case("reduce_cov", lambda x: (jnp.cov(x[0]), jnp.corrcoef(x[0]), jnp.average(x, 1, jnp.arange(4.0))), X)
-    case("reduce_variadic", lambda a, b: lax.reduce((a, b), (np.float32(0), np.int32(0)), lambda p, q: (p[0] + q[0], jnp.maximum(p[1], q[1])), (0,)), normal(4, 3), ints(-3, 9, 4, 3))
+    case(
+        "reduce_cov",
+        lambda x: (jnp.cov(x[0]), jnp.corrcoef(x[0]), jnp.average(x, 1, jnp.arange(4.0))),
+        X,
+    )
+    case(
+        "reduce_variadic",
+        lambda a, b: lax.reduce(
+            (a, b),
+            (np.float32(0), np.int32(0)),
+            lambda p, q: (p[0] + q[0], jnp.maximum(p[1], q[1])),
+            (0,),
+        ),
+        normal(4, 3),
+        ints(-3, 9, 4, 3),
+    )
     for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
-        case(f"lax_{name}", lambda x, n=name: (getattr(lax, n)(x, axis=1), getattr(lax, n)(x, axis=2, reverse=True)), X)
+        case(
+            f"lax_{name}",
+            lambda x, n=name: (
+                getattr(lax, n)(x, axis=1),
+                getattr(lax, n)(x, axis=2, reverse=True),
+            ),
+            X,
+        )
     case("associative_scan", lambda x: lax.associative_scan(jnp.maximum, x, axis=1), X)
     pools = {
         "max": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 3), (1, 2, 1), "SAME"), "min": lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 3, 2), (1, 1, 2), "VALID"),
@@ -190,8 +400,20 @@ def reductions() -> None:
     for name, fn in pools.items():
         case(f"pool_{name}", fn, X)
     case("pool_max_grad", jax.grad(lambda x: jnp.sum(pools["max"](x) ** 2)), X)
-    case("pool_sum_grad", jax.grad(lambda x: jnp.sum(lax.reduce_window(x, 0.0, lax.add, (1, 2, 2), (1, 2, 1), "SAME") ** 2)), X)
-    case("pool_general", lambda x: lax.reduce_window(x, 0.0, lambda a, b: a * 0.5 + b, (1, 2, 2), (1, 1, 1), "VALID"), X)
+    case(
+        "pool_sum_grad",
+        jax.grad(
+            lambda x: jnp.sum(lax.reduce_window(x, 0.0, lax.add, (1, 2, 2), (1, 2, 1), "SAME") ** 2)
+        ),
+        X,
+    )
+    case(
+        "pool_general",
+        lambda x: lax.reduce_window(
+            x, 0.0, lambda a, b: a * 0.5 + b, (1, 2, 2), (1, 1, 1), "VALID"
+        ),
+        X,
+    )
     sorts = {
         "sort": lambda x: (jnp.sort(x, 1), jnp.sort(x, 0, descending=True)), "argsort": lambda x: jnp.argsort(x, 2), "top_k": lambda x: lax.top_k(x, 3),
         "lexsort": lambda x: jnp.lexsort((x[0, 0], jnp.round(x[0, 1]))), "sort_pairs": lambda x: lax.sort((jnp.round(x), x, -x), num_keys=2, dimension=1),
@@ -200,7 +422,9 @@ def reductions() -> None:
     }  # fmt: skip
     for name, fn in sorts.items():
         case(f"sort_{name}", fn, X)
-    case("sort_grad", jax.grad(lambda x: jnp.sum(jnp.sort(x, 1) ** 2 * jnp.arange(4.0)[:, None])), X)
+    case(
+        "sort_grad", jax.grad(lambda x: jnp.sum(jnp.sort(x, 1) ** 2 * jnp.arange(4.0)[:, None])), X
+    )
     case("sort_bf16", lambda x: jnp.sort(x, 1), X.astype(BF16))
 
 
@@ -208,17 +432,69 @@ def contractions() -> None:
     a, b = normal(5, 7), normal(7, 6)
     for dtype in ("float32", "float64", "bfloat16", "float16", "complex64", "complex128"):
         case(f"dot_{dtype}", jnp.matmul, a.astype(dtype), b.astype(dtype))
-    case("dot_int8", lambda x, y: lax.dot(x, y, preferred_element_type=jnp.int32), ints(-128, 127, 4, 9, dtype="int8"), ints(-128, 127, 9, 3, dtype="int8"))
-    case("dot_bf16_f32", lambda x, y: lax.dot(x.astype(BF16), y.astype(BF16), preferred_element_type=jnp.float32), a, b)
-    case("dot_general", lambda x, y: lax.dot_general(x, y, (((0, 2), (2, 1)), ((1,), (0,)))), normal(3, 2, 4), normal(2, 4, 3))
-    case("dot_vector", lambda x, y: (x[0] @ y, x @ y[:, 0], x[0] @ y[:, 0], jnp.vdot(x[0], y[:, 0]), jnp.inner(x, y.T)), a, b)
+    case(
+        "dot_int8",
+        lambda x, y: lax.dot(x, y, preferred_element_type=jnp.int32),
+        ints(-128, 127, 4, 9, dtype="int8"),
+        ints(-128, 127, 9, 3, dtype="int8"),
+    )
+    case(
+        "dot_bf16_f32",
+        lambda x, y: lax.dot(x.astype(BF16), y.astype(BF16), preferred_element_type=jnp.float32),
+        a,
+        b,
+    )
+    case(
+        "dot_general",
+        lambda x, y: lax.dot_general(x, y, (((0, 2), (2, 1)), ((1,), (0,)))),
+        normal(3, 2, 4),
+        normal(2, 4, 3),
+    )
+    case(
+        "dot_vector",
+        lambda x, y: (
+            x[0] @ y,
+            x @ y[:, 0],
+            x[0] @ y[:, 0],
+            jnp.vdot(x[0], y[:, 0]),
+            jnp.inner(x, y.T),
+        ),
+        a,
+        b,
+    )
     case("dot_batched", jnp.matmul, normal(2, 1, 3, 4), normal(5, 4, 2))
     case("dot_precision", lambda x, y: jnp.dot(x, y, precision=lax.Precision.HIGHEST), a, b)
-    case("tensordot", lambda x, y: jnp.tensordot(x, y, ((0, 2), (1, 0))), normal(3, 2, 4), normal(4, 3, 5))
-    case("ragged_dot", lambda x, y, g: lax.ragged_dot(x, y, g), normal(8, 4), normal(3, 4, 5), np.array([2, 0, 5], np.int32))
-    for i, spec in enumerate(("ij,kj->ik", "bij,bkj->bik", "ijk,k->ij", "ii->i", "ij,ji->", "bhqd,bhkd->bhqk", "abc,cd,de->abe", "i,j->ij")):
+    case(
+        "tensordot",
+        lambda x, y: jnp.tensordot(x, y, ((0, 2), (1, 0))),
+        normal(3, 2, 4),
+        normal(4, 3, 5),
+    )
+    case(
+        "ragged_dot",
+        lambda x, y, g: lax.ragged_dot(x, y, g),
+        normal(8, 4),
+        normal(3, 4, 5),
+        np.array([2, 0, 5], np.int32),
+    )
+    for i, spec in enumerate(
+        (
+            "ij,kj->ik",
+            "bij,bkj->bik",
+            "ijk,k->ij",
+            "ii->i",
+            "ij,ji->",
+            "bhqd,bhkd->bhqk",
+            "abc,cd,de->abe",
+            "i,j->ij",
+        )
+    ):
         sizes = dict(zip("abcdehijkqd", (2, 3, 4, 5, 3, 2, 4, 4, 3, 6, 5)))
-        case(f"einsum_{i}", partial(jnp.einsum, spec), *(normal(*(sizes[c] for c in term)) for term in spec.split("->")[0].split(",")))
+        case(
+            f"einsum_{i}",
+            partial(jnp.einsum, spec),
+            *(normal(*(sizes[c] for c in term)) for term in spec.split("->")[0].split(",")),
+        )
     case("dot_grad", jax.grad(lambda x, y: jnp.sum(jnp.tanh(x @ y) ** 2), (0, 1)), a, b)
     convolutions = {
         "same": (dict(window_strides=(1, 1), padding="SAME"), (2, 3, 7, 6), (4, 3, 3, 3)),
@@ -234,13 +510,59 @@ def contractions() -> None:
     for name, (options, x, w) in convolutions.items():
         conv = partial(lambda o, x, w: lax.conv_general_dilated(x, w, **o), options)
         case(f"conv_{name}", conv, normal(*x), normal(*w))
-        if name in ("batch_grouped", "same", "nhwc", "grouped", "depthwise", "1d", "strided", "dilated"):
-            case(f"conv_{name}_grad", jax.grad(lambda x, w, conv=conv: jnp.sum(conv(x, w) ** 2), (0, 1)), normal(*x), normal(*w))
-    case("conv_bf16", lambda x, w: lax.conv(x, w, (1, 1), "SAME"), normal(2, 3, 7, 6).astype(BF16), normal(4, 3, 3, 3).astype(BF16))
-    case("conv_f64", lambda x, w: lax.conv(x, w, (1, 1), "SAME"), normal(2, 3, 7, 6, dtype="float64"), normal(4, 3, 3, 3, dtype="float64"))
-    case("conv_transpose", lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"), normal(1, 4, 4, 3), normal(3, 3, 2, 3))
-    case("convolve", lambda x, y: (jnp.convolve(x, y), jnp.correlate(x, y, "same"), jsp.signal.convolve2d(x.reshape(5, 4), y.reshape(2, 2), "valid")), normal(20), normal(4))
-    case("image_resize", lambda x: (jax.image.resize(x, (3, 8, 7), "bilinear"), jax.image.resize(x, (3, 2, 3), "nearest"), jax.image.resize(x, (3, 6, 6), "cubic")), X)
+        if name in (
+            "batch_grouped",
+            "same",
+            "nhwc",
+            "grouped",
+            "depthwise",
+            "1d",
+            "strided",
+            "dilated",
+        ):
+            case(
+                f"conv_{name}_grad",
+                jax.grad(lambda x, w, conv=conv: jnp.sum(conv(x, w) ** 2), (0, 1)),
+                normal(*x),
+                normal(*w),
+            )
+    case(
+        "conv_bf16",
+        lambda x, w: lax.conv(x, w, (1, 1), "SAME"),
+        normal(2, 3, 7, 6).astype(BF16),
+        normal(4, 3, 3, 3).astype(BF16),
+    )
+    case(
+        "conv_f64",
+        lambda x, w: lax.conv(x, w, (1, 1), "SAME"),
+        normal(2, 3, 7, 6, dtype="float64"),
+        normal(4, 3, 3, 3, dtype="float64"),
+    )
+    case(
+        "conv_transpose",
+        lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"),
+        normal(1, 4, 4, 3),
+        normal(3, 3, 2, 3),
+    )
+    case(
+        "convolve",
+        lambda x, y: (
+            jnp.convolve(x, y),
+            jnp.correlate(x, y, "same"),
+            jsp.signal.convolve2d(x.reshape(5, 4), y.reshape(2, 2), "valid"),
+        ),
+        normal(20),
+        normal(4),
+    )
+    case(
+        "image_resize",
+        lambda x: (
+            jax.image.resize(x, (3, 8, 7), "bilinear"),
+            jax.image.resize(x, (3, 2, 3), "nearest"),
+            jax.image.resize(x, (3, 6, 6), "cubic"),
+        ),
+        X,
+    )
 
 
 def linalg() -> None:
@@ -262,15 +584,44 @@ def linalg() -> None:
     for name, fn in cases.items():
         case(f"linalg_{name}", fn, SPD)
     case("linalg_eig", lambda a: jnp.sort_complex(jnp.linalg.eigvals(a)), M)
-    case("linalg_f64", lambda a: (jnp.linalg.inv(a), jnp.linalg.eigvalsh(a), jnp.linalg.qr(a)[1]), SPD.astype(np.float64))
-    case("linalg_complex", lambda a: (jnp.linalg.inv(a), jnp.linalg.det(a), jnp.linalg.qr(a), jnp.linalg.eigvalsh(a @ a.conj().T), jnp.linalg.cholesky(a @ a.conj().T)), z)
+    case(
+        "linalg_f64",
+        lambda a: (jnp.linalg.inv(a), jnp.linalg.eigvalsh(a), jnp.linalg.qr(a)[1]),
+        SPD.astype(np.float64),
+    )
+    case(
+        "linalg_complex",
+        lambda a: (
+            jnp.linalg.inv(a),
+            jnp.linalg.det(a),
+            jnp.linalg.qr(a),
+            jnp.linalg.eigvalsh(a @ a.conj().T),
+            jnp.linalg.cholesky(a @ a.conj().T),
+        ),
+        z,
+    )
     for left in (False, True):
         for lower in (False, True):
             for transpose in (False, True):
-                fn = partial(lax.linalg.triangular_solve, left_side=left, lower=lower, transpose_a=transpose, unit_diagonal=lower != transpose)
+                fn = partial(
+                    lax.linalg.triangular_solve,
+                    left_side=left,
+                    lower=lower,
+                    transpose_a=transpose,
+                    unit_diagonal=lower != transpose,
+                )
                 case(f"triangular_{left:d}{lower:d}{transpose:d}", fn, SPD, normal(6, 6))
     c, r = normal(3, 8, dtype="complex64"), normal(3, 8)
-    for name, value in (("fft", c), ("ifft", c), ("rfft", r), ("fft2", c), ("ifft2", c), ("rfft2", r), ("fftshift", r), ("fft_f64", c.astype("complex128"))):
+    for name, value in (
+        ("fft", c),
+        ("ifft", c),
+        ("rfft", r),
+        ("fft2", c),
+        ("ifft2", c),
+        ("rfft2", r),
+        ("fftshift", r),
+        ("fft_f64", c.astype("complex128")),
+    ):
         case(f"fft_{name}", getattr(jnp.fft, name.removesuffix("_f64")), value)
     case("fft_irfft", lambda v: (jnp.fft.irfft(v, 14), jnp.fft.irfft(v, 13)), c)
     case("fft_grad", jax.grad(lambda v: jnp.sum(jnp.abs(jnp.fft.rfft(v)) ** 2)), r)
@@ -323,10 +674,25 @@ def special() -> None:
     case("special_ndtri", lambda a, x: jsp.special.ndtri(x / 7), a, x)
     case("special_log_ndtr", lambda a, x: jsp.special.log_ndtr(x - 3), a, x)
     case("special_i0", lambda a, x: (jsp.special.i0(x), jsp.special.i1(x)), a, x)
-    case("special_factorial", lambda a, x: (jsp.special.factorial(x), jsp.special.beta(a, x), jsp.special.expit(x)), a, x)
+    case(
+        "special_factorial",
+        lambda a, x: (jsp.special.factorial(x), jsp.special.beta(a, x), jsp.special.expit(x)),
+        a,
+        x,
+    )
     case("special_expn", lambda a, x: jsp.special.exp1(x), a, x)
     case("special_spence", lambda a, x: jsp.special.spence(x), a, x)
-    case("special_stats", lambda a, x: (jsp.stats.norm.logpdf(x), jsp.stats.gamma.logpdf(x, a), jsp.stats.t.logpdf(x, 4.0), jsp.stats.poisson.logpmf(jnp.round(x), a)), a, x)
+    case(
+        "special_stats",
+        lambda a, x: (
+            jsp.stats.norm.logpdf(x),
+            jsp.stats.gamma.logpdf(x, a),
+            jsp.stats.t.logpdf(x, 4.0),
+            jsp.stats.poisson.logpmf(jnp.round(x), a),
+        ),
+        a,
+        x,
+    )
     case("special_kl", lambda a, x: (jsp.special.kl_div(a, x), jsp.special.rel_entr(a, x)), a, x)
 
 
@@ -336,7 +702,11 @@ def models() -> None:
             x = jnp.tanh(x @ m)
         return x @ w[-1]
 
-    w, x, y = [normal(6, 8) * 0.4, normal(8, 8) * 0.4, normal(8, 3) * 0.4], normal(10, 6), ints(0, 3, 10)
+    w, x, y = (
+        [normal(6, 8) * 0.4, normal(8, 8) * 0.4, normal(8, 3) * 0.4],
+        normal(10, 6),
+        ints(0, 3, 10),
+    )
 
     def loss(w, x, y):
         return -jnp.mean(jnp.sum(nn.one_hot(y, 3) * nn.log_softmax(mlp(w, x)), -1))
@@ -347,20 +717,44 @@ def models() -> None:
     case("model_mlp", mlp, w, x)
     case("model_mlp_loss", jax.value_and_grad(loss), w, x, y)
     case("model_mlp_sgd", sgd, w, x, y)
-    case("model_mlp_trained", lambda w, x, y: lax.fori_loop(0, 30, lambda i, w: sgd(w, x, y), w), w, x, y)
-    case("model_mlp_bf16", lambda w, x: mlp(jax.tree.map(lambda m: m.astype(BF16), w), x.astype(BF16)), w, x)
+    case(
+        "model_mlp_trained",
+        lambda w, x, y: lax.fori_loop(0, 30, lambda i, w: sgd(w, x, y), w),
+        w,
+        x,
+        y,
+    )
+    case(
+        "model_mlp_bf16",
+        lambda w, x: mlp(jax.tree.map(lambda m: m.astype(BF16), w), x.astype(BF16)),
+        w,
+        x,
+    )
 
     def adam(state, x, y):
         w, m, v, t = state
         g = jax.grad(loss)(w, x, y)
         m = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, m, g)
         v = jax.tree.map(lambda a, b: 0.99 * a + 0.01 * b * b, v, g)
-        w = jax.tree.map(lambda p, a, b: p - 0.01 * (a / (1 - 0.9 ** t)) / (jnp.sqrt(b / (1 - 0.99 ** t)) + 1e-8), w, m, v)
+        w = jax.tree.map(
+            lambda p, a, b: p - 0.01 * (a / (1 - 0.9**t)) / (jnp.sqrt(b / (1 - 0.99**t)) + 1e-8),
+            w,
+            m,
+            v,
+        )
         return w, m, v, t + 1
 
     zeros = [np.zeros_like(m) for m in w]
     case("model_adam", adam, (w, zeros, zeros, np.float32(1)), x, y)
-    case("model_adam_scan", lambda s, x, y: lax.scan(lambda s, _: (adam(s, x, y), loss(s[0], x, y)), s, None, length=10)[1], (w, zeros, zeros, np.float32(1)), x, y)
+    case(
+        "model_adam_scan",
+        lambda s, x, y: lax.scan(
+            lambda s, _: (adam(s, x, y), loss(s[0], x, y)), s, None, length=10
+        )[1],
+        (w, zeros, zeros, np.float32(1)),
+        x,
+        y,
+    )
 
     def attention(p, x, causal=True):
         q, k, v = (jnp.einsum("bsd,dhe->bshe", x, m) for m in p[:3])
@@ -381,25 +775,49 @@ def models() -> None:
 
     case("model_attention", attention, p, seq)
     case("model_block", block, p, mix, seq)
-    case("model_block_grad", jax.grad(lambda p, m, x: jnp.sum(block(p, m, x) ** 2), (0, 1)), p, mix, seq)
-    case("model_dot_product_attention", lambda q: nn.dot_product_attention(q, q, q, is_causal=True), normal(2, 5, 2, 4))
+    case(
+        "model_block_grad",
+        jax.grad(lambda p, m, x: jnp.sum(block(p, m, x) ** 2), (0, 1)),
+        p,
+        mix,
+        seq,
+    )
+    case(
+        "model_dot_product_attention",
+        lambda q: nn.dot_product_attention(q, q, q, is_causal=True),
+        normal(2, 5, 2, 4),
+    )
     table = normal(11, 8)
 
     def lm(t, p, m, tokens):
         x = block(p, m, t[tokens])
-        return -jnp.mean(jnp.take_along_axis(nn.log_softmax(x @ t.T), jnp.roll(tokens, -1, 1)[..., None], -1))
+        return -jnp.mean(
+            jnp.take_along_axis(nn.log_softmax(x @ t.T), jnp.roll(tokens, -1, 1)[..., None], -1)
+        )
 
     case("model_gpt_loss", jax.value_and_grad(lm, (0, 1, 2)), table, p, mix, ints(0, 11, 2, 5))
-    filters, image = [normal(3, 3, 1, 4), normal(3, 3, 4, 8) * 0.3, normal(8, 3)], normal(2, 8, 8, 1)
+    filters, image = (
+        [normal(3, 3, 1, 4), normal(3, 3, 4, 8) * 0.3, normal(8, 3)],
+        normal(2, 8, 8, 1),
+    )
 
     def cnn(w, x):
         for f in w[:2]:
-            x = nn.relu(lax.conv_general_dilated(x, f, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+            x = nn.relu(
+                lax.conv_general_dilated(
+                    x, f, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+                )
+            )
             x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
         return x.mean((1, 2)) @ w[2]
 
     case("model_cnn", cnn, filters, image)
-    case("model_cnn_grad", jax.grad(lambda w, x: jnp.sum(nn.log_softmax(cnn(w, x))[:, 0])), filters, image)
+    case(
+        "model_cnn_grad",
+        jax.grad(lambda w, x: jnp.sum(nn.log_softmax(cnn(w, x))[:, 0])),
+        filters,
+        image,
+    )
 
     def lstm(w, x):
         def cell(state, v):
@@ -407,21 +825,108 @@ def models() -> None:
             i, f, g, o = jnp.split(jnp.concatenate([v, h], -1) @ w, 4, -1)
             c = nn.sigmoid(f) * c + nn.sigmoid(i) * jnp.tanh(g)
             return (nn.sigmoid(o) * jnp.tanh(c), c), None
+
         zero = jnp.zeros((x.shape[1], 4))
         return lax.scan(cell, (zero, zero), x)[0][0]
 
     cell, steps = normal(10, 16) * 0.4, normal(5, 3, 6)
     case("model_lstm", lstm, cell, steps)
     case("model_lstm_grad", jax.grad(lambda w, x: jnp.sum(lstm(w, x) ** 2)), cell, steps)
-    case("model_batch_norm", lambda x, g: ((x - x.mean((0, 2))[:, None]) / jnp.sqrt(x.var((0, 2)) + 1e-3)[:, None] * g[:, None]), normal(6, 4, 5), normal(4))
-    case("model_vmap_grad", jax.vmap(jax.grad(lambda w, x, y: jnp.sum((jnp.tanh(x @ w) - y) ** 2)), (None, 0, 0)), normal(6, 3), normal(5, 6), normal(5, 3))
-    case("model_kmeans", lambda x: lax.fori_loop(0, 4, lambda i, c: jax.vmap(lambda k: jnp.sum(jnp.where((jnp.argmin(((x[:, None] - c) ** 2).sum(-1), 1) == k)[:, None], x, 0), 0) / 3)(jnp.arange(3)), x[:3]), normal(12, 2))
-    case("model_gaussian_process", lambda x, y: jsp.linalg.cho_solve(jsp.linalg.cho_factor(jnp.exp(-((x[:, None] - x) ** 2)) + jnp.eye(8)), y), normal(8), normal(8))
+    case(
+        "model_batch_norm",
+        lambda x, g: (
+            (x - x.mean((0, 2))[:, None]) / jnp.sqrt(x.var((0, 2)) + 1e-3)[:, None] * g[:, None]
+        ),
+        normal(6, 4, 5),
+        normal(4),
+    )
+    case(
+        "model_vmap_grad",
+        jax.vmap(jax.grad(lambda w, x, y: jnp.sum((jnp.tanh(x @ w) - y) ** 2)), (None, 0, 0)),
+        normal(6, 3),
+        normal(5, 6),
+        normal(5, 3),
+    )
+    case(
+        "model_kmeans",
+        lambda x: lax.fori_loop(
+            0,
+            4,
+            lambda i, c: jax.vmap(
+                lambda k: (
+                    jnp.sum(
+                        jnp.where(
+                            (jnp.argmin(((x[:, None] - c) ** 2).sum(-1), 1) == k)[:, None], x, 0
+                        ),
+                        0,
+                    )
+                    / 3
+                )
+            )(jnp.arange(3)),
+            x[:3],
+        ),
+        normal(12, 2),
+    )
+    case(
+        "model_gaussian_process",
+        lambda x, y: jsp.linalg.cho_solve(
+            jsp.linalg.cho_factor(jnp.exp(-((x[:, None] - x) ** 2)) + jnp.eye(8)), y
+        ),
+        normal(8),
+        normal(8),
+    )
     case("model_pca", lambda x: jnp.linalg.svd(x - x.mean(0), compute_uv=False), normal(12, 4))
-    case("model_diffusion", lambda x, k: lax.scan(lambda c, k: (c * 0.9 + 0.1 * random.normal(k, c.shape, jnp.float32), None), x, random.split(k, 4))[0], normal(4), KEY)
-    case("model_rope", lambda x: jnp.concatenate([x[..., ::2] * jnp.cos(jnp.arange(5.0))[:, None] - x[..., 1::2] * jnp.sin(jnp.arange(5.0))[:, None], x], -1), normal(2, 5, 8))
-    case("model_game_of_life", lambda g: lax.fori_loop(0, 5, lambda i, g: (lambda n: ((n == 3) | ((g == 1) & (n == 2))).astype(jnp.int32))(sum(jnp.roll(g, (a, b), (0, 1)) for a in (-1, 0, 1) for b in (-1, 0, 1) if (a, b) != (0, 0))), g), ints(0, 2, 8, 8))
-    case("model_mandelbrot", lambda c: lax.fori_loop(0, 12, lambda i, s: (lambda z: (z, s[1] + (jnp.abs(z) < 2)))(jnp.where(jnp.abs(s[0]) < 2, s[0] ** 2 + c, s[0])), (jnp.zeros_like(c), jnp.zeros(c.shape, jnp.int32)))[1], normal(5, 5, dtype="complex64"))
+    case(
+        "model_diffusion",
+        lambda x, k: lax.scan(
+            lambda c, k: (c * 0.9 + 0.1 * random.normal(k, c.shape, jnp.float32), None),
+            x,
+            random.split(k, 4),
+        )[0],
+        normal(4),
+        KEY,
+    )
+    case(
+        "model_rope",
+        lambda x: jnp.concatenate(
+            [
+                x[..., ::2] * jnp.cos(jnp.arange(5.0))[:, None]
+                - x[..., 1::2] * jnp.sin(jnp.arange(5.0))[:, None],
+                x,
+            ],
+            -1,
+        ),
+        normal(2, 5, 8),
+    )
+    case(
+        "model_game_of_life",
+        lambda g: lax.fori_loop(
+            0,
+            5,
+            lambda i, g: (lambda n: ((n == 3) | ((g == 1) & (n == 2))).astype(jnp.int32))(
+                sum(
+                    jnp.roll(g, (a, b), (0, 1))
+                    for a in (-1, 0, 1)
+                    for b in (-1, 0, 1)
+                    if (a, b) != (0, 0)
+                )
+            ),
+            g,
+        ),
+        ints(0, 2, 8, 8),
+    )
+    case(
+        "model_mandelbrot",
+        lambda c: lax.fori_loop(
+            0,
+            12,
+            lambda i, s: (lambda z: (z, s[1] + (jnp.abs(z) < 2)))(
+                jnp.where(jnp.abs(s[0]) < 2, s[0] ** 2 + c, s[0])
+            ),
+            (jnp.zeros_like(c), jnp.zeros(c.shape, jnp.int32)),
+        )[1],
+        normal(5, 5, dtype="complex64"),
+    )
 
 
 def plain(value) -> np.ndarray:
@@ -429,14 +934,20 @@ def plain(value) -> np.ndarray:
     if jax.dtypes.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key):
         value = random.key_data(value)
     value = np.asarray(value)
-    return value.astype(np.float32) if value.dtype.name == "bfloat16" or value.dtype.name.startswith("float8") else value
+    return (
+        value.astype(np.float32)
+        if value.dtype.name == "bfloat16" or value.dtype.name.startswith("float8")
+        else value
+    )
 
 
 def record(fn, args: tuple) -> dict:
     """The program in every form, and what XLA computes."""
     lowered = jax.jit(fn).lower(*args)
     compiled = lowered.compile()
-    kept = sorted(lowered._lowering.compile_args.get("kept_var_idx", range(len(jax.tree.leaves(args)))))
+    kept = sorted(
+        lowered._lowering.compile_args.get("kept_var_idx", range(len(jax.tree.leaves(args))))
+    )
     leaves = jax.tree.leaves(args)
     return {
         "stablehlo": lowered.as_text(), "hlo": lowered.compiler_ir("hlo").as_hlo_text(True),
@@ -447,7 +958,18 @@ def record(fn, args: tuple) -> dict:
 
 
 def main(path: str, *names: str) -> None:
-    for family in (elementwise, arithmetic, moves, reductions, contractions, linalg, control, randomness, special, models):
+    for family in (
+        elementwise,
+        arithmetic,
+        moves,
+        reductions,
+        contractions,
+        linalg,
+        control,
+        randomness,
+        special,
+        models,
+    ):
         family()
     found = {}
     for name, (fn, args) in CASES.items():
@@ -456,7 +978,10 @@ def main(path: str, *names: str) -> None:
         try:
             found[name] = record(fn, args)
         except Exception as error:
-            print(f"{name}: JAX itself raises {type(error).__name__}: {str(error).splitlines()[0][:160]}", file=sys.stderr)
+            print(
+                f"{name}: JAX itself raises {type(error).__name__}: {str(error).splitlines()[0][:160]}",
+                file=sys.stderr,
+            )
     with open(path, "wb") as file:
         pickle.dump(found, file)
     print(f"{len(found)} programs in {path}")

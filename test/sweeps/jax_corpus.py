@@ -4,6 +4,7 @@
     python -m test.sweeps.jax_corpus --programs FILE.pickle          # written before by jax_cases.py
 Exit code 0 when at least 97 % agree. JAX need not be installed beside this project: its interpreter runs in a process of its own.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -25,7 +26,14 @@ GOAL = 0.97
 FORMS = ("stablehlo", "hlo", "optimized")
 NORMAL = 1.2e-38  # XLA's CPU backend flushes smaller floats to zero
 # Differences that are allowed relative to the largest value of an output
-TOLERANCE = {"float64": 1e-9, "complex128": 1e-9, "float32": 2e-4, "complex64": 2e-4, "float16": 1e-2, "bfloat16": 4e-2}
+TOLERANCE = {
+    "float64": 1e-9,
+    "complex128": 1e-9,
+    "float32": 2e-4,
+    "complex64": 2e-4,
+    "float16": 1e-2,
+    "bfloat16": 4e-2,
+}
 
 
 def differs(got: np.ndarray, want: np.ndarray, dtype: str) -> str:
@@ -38,7 +46,9 @@ def differs(got: np.ndarray, want: np.ndarray, dtype: str) -> str:
         tolerance = TOLERANCE.get(dtype, 0.25)
         got, want = (np.where(np.abs(v) < NORMAL, 0, v) for v in (got, want))
         scale = min(float(np.max(np.abs(want[np.isfinite(want)]), initial=0)), 1e6)
-        same = np.isclose(got, want, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True)
+        same = np.isclose(
+            got, want, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True
+        )
     if same.all():
         return ""
     at = tuple(int(i) for i in np.argwhere(~same)[0])
@@ -66,14 +76,22 @@ def generate(python: str, names: list[str]) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="parts of names of programs (all)")
-    parser.add_argument("--jax", metavar="PYTHON", default=sys.executable, help="an interpreter that has JAX")
+    parser.add_argument(
+        "--jax", metavar="PYTHON", default=sys.executable, help="an interpreter that has JAX"
+    )
     parser.add_argument("--programs", metavar="FILE", help="what jax_cases.py wrote")
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--engine", choices=("compiled", "evaluator"), default="compiled")
     options = parser.parse_args(arguments)
-    programs = pickle.loads(Path(options.programs).read_bytes()) if options.programs else generate(options.jax, options.names)
+    programs = (
+        pickle.loads(Path(options.programs).read_bytes())
+        if options.programs
+        else generate(options.jax, options.names)
+    )
     forms = options.forms.split(",")
     good: Counter[str] = Counter()
     total: Counter[str] = Counter()
@@ -86,14 +104,22 @@ def main(arguments: list[str] | None = None) -> int:
                 continue
             total[form] += 1
             try:
-                problem = check(program[form], program["inputs"], program["outputs"], program["types"], options.engine)
+                problem = check(
+                    program[form],
+                    program["inputs"],
+                    program["outputs"],
+                    program["types"],
+                    options.engine,
+                )
             except Exception as error:  # noqa: BLE001 - a sweep reports everything
                 problem = f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
             good[form] += not problem
             if problem:
                 print(f"{name} {form}: {problem}", flush=True)
     for form in forms:
-        print(f"{form}: {good[form]} of {total[form]} agree ({100 * good[form] / max(total[form], 1):.1f} %)")
+        print(
+            f"{form}: {good[form]} of {total[form]} agree ({100 * good[form] / max(total[form], 1):.1f} %)"
+        )
     print(f"{time.perf_counter() - start:.0f} s")
     return 0 if all(good[f] >= GOAL * total[f] for f in forms) else 1
 

@@ -1,7 +1,8 @@
 """torch's module_db on "hlo" against CPU: outputs and gradients of every module with every sample of arguments.
 
-    python -m test.sweeps.modules [--only REGEX] [--samples 4] [--verbose]
+python -m test.sweeps.modules [--only REGEX] [--samples 4] [--verbose]
 """
+
 from __future__ import annotations
 
 import argparse
@@ -25,7 +26,9 @@ def run(module: torch.nn.Module, call, device: str) -> list[torch.Tensor]:
     """Outputs and gradients of parameters and inputs."""
     torch.manual_seed(1)
     module = copy.deepcopy(module)
-    if isinstance(module, LazyModuleMixin):  # its parameters are drawn at the first call: numbers of the CPU's generator for both
+    if isinstance(
+        module, LazyModuleMixin
+    ):  # its parameters are drawn at the first call: numbers of the CPU's generator for both
         module(*move(call.args, "cpu"), **move(call.kwargs, "cpu"))
     module = module.to(device)
     args, kwargs = move(call.args, device), move(call.kwargs, device)
@@ -38,7 +41,9 @@ def run(module: torch.nn.Module, call, device: str) -> list[torch.Tensor]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="regular expression on the module's name")
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--seconds", type=int, default=60, help="limit per module")
@@ -58,7 +63,9 @@ def main() -> int:
         signal.alarm(args.seconds)
         try:
             for training in (True, False):
-                samples = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=training)
+                samples = info.module_inputs_func(
+                    info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
+                )
                 for _, sample in zip(range(args.samples), samples):
                     if sample.forward_input is None:
                         continue
@@ -69,7 +76,11 @@ def main() -> int:
                         want = run(module, sample.forward_input, "cpu")
                     except Exception:  # the sample does not suit the CPU either
                         continue
-                    compare(run(module, sample.forward_input, "hlo"), want, values=not (training and RANDOM.search(info.name)))
+                    compare(
+                        run(module, sample.forward_input, "hlo"),
+                        want,
+                        values=not (training and RANDOM.search(info.name)),
+                    )
             passed += 1
         except Exception as error:
             print(f"{info.name}: FAIL {type(error).__name__}: {str(error)[:300]}", flush=True)

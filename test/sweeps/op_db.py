@@ -4,6 +4,7 @@
 
 An operator passes when every sample of every variant agrees; it is native when no aten op fell back to the CPU meanwhile.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -36,7 +37,12 @@ UNDEFINED_VALUES = re.compile(
 TOLERANCE = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 # Where CPU and device differ, both are compared with the operator in this type: the device must not be much less exact.
-WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64, torch.complex64: torch.complex128}
+WIDER = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
 # PyTorch's own results in a given tensor are others than without (and other numbers in it the next time).
 WRONG_OUT = {"fft.ihfftn"}
 # Which of several equal elements they name is not defined; small integers, booleans and short floats often are equal.
@@ -64,12 +70,19 @@ def move(x, device, types: dict = {}):  # noqa: B006 - never written to
         if x.layout != torch.strided:
             return x
         moved = x.detach().to(device, types.get(x.dtype, x.dtype))
-        return moved.requires_grad_(x.requires_grad) if x.is_leaf or not x.requires_grad else moved.requires_grad_(True)
+        return (
+            moved.requires_grad_(x.requires_grad)
+            if x.is_leaf or not x.requires_grad
+            else moved.requires_grad_(True)
+        )
     if isinstance(x, (tuple, list)):
         moved = [move(v, device, types) for v in x]
         return type(x)(*moved) if hasattr(x, "_fields") else type(x)(moved)
     if isinstance(x, dict):
-        return {k: torch.device(device) if k == "device" and v is not None else move(v, device, types) for k, v in x.items()}
+        return {
+            k: torch.device(device) if k == "device" and v is not None else move(v, device, types)
+            for k, v in x.items()
+        }
     if isinstance(x, torch.dtype):
         return types.get(x, x)
     if isinstance(x, torch.device):
@@ -84,7 +97,11 @@ HOST_ARGUMENTS = {"tensor_split"}
 def arguments(op, sample, device, types: dict = {}):  # noqa: B006
     """(input, args, kwargs) of a sample, copied to the device."""
     other = "cpu" if op.name in HOST_ARGUMENTS else device
-    return move(sample.input, device, types), move(sample.args, other, types), move(sample.kwargs, other, types)
+    return (
+        move(sample.input, device, types),
+        move(sample.args, other, types),
+        move(sample.kwargs, other, types),
+    )
 
 
 def compare(got, want, exact=None, values: bool = True, ties: bool = False) -> None:
@@ -99,7 +116,9 @@ def compare(got, want, exact=None, values: bool = True, ties: bool = False) -> N
             g, w = (t.detach().cpu().resolve_conj().resolve_neg() for t in (g, w))
             tolerance = TOLERANCE.get(w.dtype, 2e-4)
             try:
-                torch.testing.assert_close(g, w, equal_nan=True, rtol=tolerance, atol=tolerance, check_stride=False)
+                torch.testing.assert_close(
+                    g, w, equal_nan=True, rtol=tolerance, atol=tolerance, check_stride=False
+                )
             except AssertionError:
                 if exact is None or not as_exact(g, w, list(tensors(exact()))[i]):
                     raise
@@ -110,7 +129,11 @@ def as_exact(got: torch.Tensor, want: torch.Tensor, exact: torch.Tensor) -> bool
     if got.dtype not in WIDER or exact.shape != got.shape:
         return False
     far, near = ((t.to(exact.dtype) - exact.detach()).abs().max() for t in (got, want))
-    limit = 2 * near + torch.finfo(got.dtype).eps if near.isfinite() else TOLERANCE.get(got.dtype, 2e-4) * exact.abs().max()
+    limit = (
+        2 * near + torch.finfo(got.dtype).eps
+        if near.isfinite()
+        else TOLERANCE.get(got.dtype, 2e-4) * exact.abs().max()
+    )
     return bool(far <= limit)
 
 
@@ -118,7 +141,11 @@ def variants(op, sample):
     """(name, function of moved (input, args, kwargs)) for each way to call the op."""
     yield "forward", lambda i, a, k: op(i, *a, **k)
     inplace = op.get_inplace()
-    if inplace is not None and isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
+    if (
+        inplace is not None
+        and isinstance(sample.input, torch.Tensor)
+        and not sample.broadcasts_input
+    ):
 
         def run_inplace(i, a, k):
             x = i.detach().clone()
@@ -138,14 +165,20 @@ def grads(op, sample, device, types: dict = {}):  # noqa: B006
     outs = [o for o in tensors(out) if o.requires_grad]
     if not outs or not leaves:
         return []
-    found = torch.autograd.grad(sum(weighted(o).to(device) for o in outs), leaves, allow_unused=True)
+    found = torch.autograd.grad(
+        sum(weighted(o).to(device) for o in outs), leaves, allow_unused=True
+    )
     return [g for g in found if g is not None]
 
 
 def weighted(x: torch.Tensor) -> torch.Tensor:
     """A sum in which every element counts differently."""
-    weights = torch.linspace(0.5, 1.5, max(x.numel(), 1), dtype=torch.float64)[: x.numel()].reshape(x.shape)
-    weights = weights.to(torch.float64 if x.dtype in (torch.float64, torch.complex128) else torch.float32).to(x.device)
+    weights = torch.linspace(0.5, 1.5, max(x.numel(), 1), dtype=torch.float64)[: x.numel()].reshape(
+        x.shape
+    )
+    weights = weights.to(
+        torch.float64 if x.dtype in (torch.float64, torch.complex128) else torch.float32
+    ).to(x.device)
     return ((x.abs() if x.is_complex() else x) * weights).sum()
 
 
@@ -153,7 +186,11 @@ def check(op, samples: int, dtype: torch.dtype = torch.float32) -> None:
     name = op.name
     defined = not UNDEFINED_VALUES.match(name)
     made = []
-    differentiable = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex) and dtype in op.supported_backward_dtypes("cpu")
+    differentiable = (
+        op.supports_autograd
+        and (dtype.is_floating_point or dtype.is_complex)
+        and dtype in op.supported_backward_dtypes("cpu")
+    )
     for s in op.sample_inputs("cpu", dtype, requires_grad=differentiable):
         made.append(s)
         if len(made) >= samples:
@@ -170,8 +207,15 @@ def check(op, samples: int, dtype: torch.dtype = torch.float32) -> None:
                 want = fn(*arguments(op, s, "cpu"))
             except Exception:  # the sample does not suit this variant on the CPU either
                 continue
-            compare(fn(*arguments(op, s, "hlo")), want, lambda s=s, fn=fn: fn(*arguments(op, s, "cpu", WIDER)), **options)
-        if differentiable and values and not options["ties"]:  # whose gradient it is follows from which element was taken
+            compare(
+                fn(*arguments(op, s, "hlo")),
+                want,
+                lambda s=s, fn=fn: fn(*arguments(op, s, "cpu", WIDER)),
+                **options,
+            )
+        if (
+            differentiable and values and not options["ties"]
+        ):  # whose gradient it is follows from which element was taken
             try:
                 want = grads(op, s, "cpu")
             except Exception:
@@ -199,7 +243,9 @@ def check_out(op, s, options: dict) -> None:
         compare(run("hlo"), want, lambda: run("cpu", WIDER), **options)
 
 
-def run(pattern: str, samples: int, seconds: int, verbose: bool, dtype: torch.dtype = torch.float32) -> dict:
+def run(
+    pattern: str, samples: int, seconds: int, verbose: bool, dtype: torch.dtype = torch.float32
+) -> dict:
     """status per operator: pass, pass-fallback, or fail with the reason."""
     report: dict[str, dict] = {}
 
@@ -209,7 +255,11 @@ def run(pattern: str, samples: int, seconds: int, verbose: bool, dtype: torch.dt
     signal.signal(signal.SIGALRM, alarm)
     for op in op_db:
         name = op.formatted_name if op.variant_test_name else op.name
-        if not re.search(pattern, name) or op.name in SKIP or dtype not in op.supported_dtypes("cpu"):
+        if (
+            not re.search(pattern, name)
+            or op.name in SKIP
+            or dtype not in op.supported_dtypes("cpu")
+        ):
             continue
         torch_hlo.metrics.clear_all()
         torch.manual_seed(0)
@@ -220,7 +270,10 @@ def run(pattern: str, samples: int, seconds: int, verbose: bool, dtype: torch.dt
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            row = {"status": "fail", "reason": f"{type(error).__name__}: {str(error).strip()[:300]}"}
+            row = {
+                "status": "fail",
+                "reason": f"{type(error).__name__}: {str(error).strip()[:300]}",
+            }
             if verbose:
                 traceback.print_exc()
         finally:
@@ -241,9 +294,15 @@ def summary(report: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ops", default="", help="regular expression on the operator's name")
-    parser.add_argument("--dtype", default="float32", help="a name in torch: float64, int64, bool, bfloat16, complex64, ...")
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        help="a name in torch: float64, int64, bool, bfloat16, complex64, ...",
+    )
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=60, help="limit per operator")
     parser.add_argument("--json")

@@ -1,7 +1,8 @@
 """torch's optim_db on "hlo" against CPU: every optimizer with every set of options, a few steps of a small model.
 
-    python -m test.sweeps.optimizers [--only REGEX] [--verbose]
+python -m test.sweeps.optimizers [--only REGEX] [--verbose]
 """
+
 from __future__ import annotations
 
 import argparse
@@ -22,7 +23,9 @@ STEPS = 3
 def optimize(kind: type, options: dict, device: str) -> list[torch.Tensor]:
     """The parameters after a few steps."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).to(device)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).to(
+        device
+    )
     if kind is torch.optim.LBFGS:  # its history amplifies rounding some 1e5 times
         model.double()
     parameters = [p for p in model.parameters() if kind.__name__ != "Muon" or p.dim() == 2]
@@ -49,7 +52,9 @@ def optimize(kind: type, options: dict, device: str) -> list[torch.Tensor]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="regular expression on the optimizer's name")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
@@ -64,11 +69,16 @@ def main() -> int:
             try:
                 want = optimize(kind, case.kwargs, "cpu")
             except Exception as error:
-                print(f"{name}: skipped, on the CPU: {type(error).__name__}: {str(error)[:100]}", flush=True)
+                print(
+                    f"{name}: skipped, on the CPU: {type(error).__name__}: {str(error)[:100]}",
+                    flush=True,
+                )
                 continue
             tried += 1
             try:
-                torch.testing.assert_close(optimize(kind, case.kwargs, "hlo"), want, rtol=1e-3, atol=1e-4)
+                torch.testing.assert_close(
+                    optimize(kind, case.kwargs, "hlo"), want, rtol=1e-3, atol=1e-4
+                )
                 passed += 1
             except Exception as error:
                 print(f"{name}: FAIL {type(error).__name__}: {str(error)[:300]}", flush=True)

@@ -1,4 +1,5 @@
 """StableHLO bytecode; what needs jaxlib is skipped without it."""
+
 from __future__ import annotations
 
 import numpy as np

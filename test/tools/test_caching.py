@@ -1,4 +1,5 @@
 """`python -m torch_hlo cache …` on a cache of its own."""
+
 from __future__ import annotations
 
 import pytest
@@ -33,7 +34,7 @@ def test_export_and_import(entries, tmp_path, capsys):
 
 
 def test_verify_removes_damaged_entries(entries, capsys):
-    (victim,) = (cache.folder().rglob(f"{entries[1]}*"))
+    (victim,) = cache.folder().rglob(f"{entries[1]}*")
     victim.write_bytes(b"garbage")
     assert main(["cache", "verify"]) == 1
     assert "1 were damaged" in capsys.readouterr().out

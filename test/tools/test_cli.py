@@ -1,4 +1,5 @@
 """Text programs compiled and run, and the command line."""
+
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,10 @@ ENTRY main {
  s = bf16[3] add(c, q)
  ROOT t = (f32[3], (bf16[3])) tuple(r, (bf16[3]) u)
 }"""
-SUM = SUM.replace(" ROOT t = (f32[3], (bf16[3])) tuple(r, (bf16[3]) u)", " u = (bf16[3]) tuple(s)\n ROOT t = (f32[3], (bf16[3])) tuple(r, u)")
+SUM = SUM.replace(
+    " ROOT t = (f32[3], (bf16[3])) tuple(r, (bf16[3]) u)",
+    " u = (bf16[3]) tuple(s)\n ROOT t = (f32[3], (bf16[3])) tuple(r, u)",
+)
 
 
 def inputs():
@@ -58,7 +62,9 @@ def test_wrong_inputs():
         torch_hlo.run_text(SUM, np.ones((4, 3)), np.ones(3, "f"))
 
 
-@pytest.mark.parametrize("name", ["tpu_v5e_optimized_hlo", "xla_gpu_h100_optimized_hlo", "jax_hlo_after_opt"])
+@pytest.mark.parametrize(
+    "name", ["tpu_v5e_optimized_hlo", "xla_gpu_h100_optimized_hlo", "jax_hlo_after_opt"]
+)
 def test_programs_that_xla_optimised_for_other_machines_run(name):
     module = adopted(parse_module((SAMPLES / f"{name}.txt").read_text()))
     assert "fusion(" not in str(module)
@@ -69,7 +75,19 @@ def test_run_writes_and_reads_arrays(tmp_path, capsys):
     program = tmp_path / "sum.hlo"
     program.write_text(SUM)
     np.savez(tmp_path / "x.npz", *inputs())
-    assert cli.main(["run", str(program), "--input", str(tmp_path / "x.npz"), "--output", str(tmp_path / "y.npz")]) == cli.OK
+    assert (
+        cli.main(
+            [
+                "run",
+                str(program),
+                "--input",
+                str(tmp_path / "x.npz"),
+                "--output",
+                str(tmp_path / "y.npz"),
+            ]
+        )
+        == cli.OK
+    )
     with np.load(tmp_path / "y.npz") as results:
         assert results["out0"].tolist() == [4, 4, 4]
     assert cli.main(["run", str(program), "--time"]) == cli.OK
@@ -78,10 +96,21 @@ def test_run_writes_and_reads_arrays(tmp_path, capsys):
     assert cli.main(["run", str(program), "--input", str(tmp_path / "one.npz")]) == cli.USAGE
 
 
-@pytest.mark.parametrize("emit, expected", [("hlo", "HloModule"), ("short", "ENTRY"), ("stablehlo", "stablehlo."), ("llvm", "define"), ("asm", "ret")])
+@pytest.mark.parametrize(
+    "emit, expected",
+    [
+        ("hlo", "HloModule"),
+        ("short", "ENTRY"),
+        ("stablehlo", "stablehlo."),
+        ("llvm", "define"),
+        ("asm", "ret"),
+    ],
+)
 def test_opt_emits(emit, expected, capsys):
     names = ["--passes", "algebra,dce"] if emit == "stablehlo" else []
-    assert cli.main(["opt", str(SAMPLES / "jax_hlo_before_opt.txt"), "--emit", emit, *names]) == cli.OK
+    assert (
+        cli.main(["opt", str(SAMPLES / "jax_hlo_before_opt.txt"), "--emit", emit, *names]) == cli.OK
+    )
     assert expected in capsys.readouterr().out
 
 
@@ -125,7 +154,11 @@ def test_bisect_names_the_guilty_pass(monkeypatch):
     from torch_hlo.hlo.ir import instr, rewrite_bottom_up
 
     def wrong(module):
-        return module.with_root(rewrite_bottom_up(module.entry.root, lambda x: instr("sine", x.operands) if x.op == "tanh" else x))
+        return module.with_root(
+            rewrite_bottom_up(
+                module.entry.root, lambda x: instr("sine", x.operands) if x.op == "tanh" else x
+            )
+        )
 
     honest = Pass("honest", lambda m: m, "")
     monkeypatch.setattr(bisect, "PIPELINE", [honest, fixpoint(honest, Pass("wrong", wrong, ""))])
@@ -144,5 +177,7 @@ def test_reduce_finds_the_instruction():
 def test_differences_are_described():
     one = [(np.float32([1, 2]), "f32")]
     assert execute.difference(one, one) == ""
-    assert "1 of 2 elements differ, first at [1]: 3.0" in execute.difference([(np.float32([1, 3]), "f32")], one)
+    assert "1 of 2 elements differ, first at [1]: 3.0" in execute.difference(
+        [(np.float32([1, 3]), "f32")], one
+    )
     assert "sizes" in execute.difference([(np.float32([1]), "f32")], one)

@@ -1,4 +1,5 @@
 """run_text and the command line on several devices: whole arrays in and out."""
+
 import subprocess
 import sys
 
@@ -32,7 +33,9 @@ def test_what_a_partitioner_printed():
     """Whole inputs are cut by the shardings of the parameters; an output without one is a list."""
     x = np.arange(24, dtype="f").reshape(8, 3)
     (parts,) = torch_hlo.run_text(SHARDED, x, devices=4)
-    assert [p.tolist() for p in parts] == [(x[0:2] + x[2:4]).tolist()] * 2 + [(x[4:6] + x[6:8]).tolist()] * 2
+    assert [p.tolist() for p in parts] == [(x[0:2] + x[2:4]).tolist()] * 2 + [
+        (x[4:6] + x[6:8]).tolist()
+    ] * 2
 
 
 def test_what_xla_printed():
@@ -57,7 +60,10 @@ ENTRY %main {
 
 def test_annotated():
     """Shardings are carried out, also where sizes do not divide; the per-device program runs as text too."""
-    x, y = (np.random.default_rng(i).standard_normal(n).astype("f") for i, n in enumerate(((10, 4), (4, 6))))
+    x, y = (
+        np.random.default_rng(i).standard_normal(n).astype("f")
+        for i, n in enumerate(((10, 4), (4, 6)))
+    )
     per_device = module_text(partitioned(parse_text(ANNOTATED)))
     assert "f32[3,4]" in per_device and "num_partitions=4" in per_device
     for text in (ANNOTATED, per_device):
@@ -66,7 +72,9 @@ def test_annotated():
 
 
 def test_one_array_per_device_or_one_for_all():
-    (parts,) = torch_hlo.run_text(PLAIN, [[torch.full((2, 3), float(d)) for d in range(4)]], devices=4)
+    (parts,) = torch_hlo.run_text(
+        PLAIN, [[torch.full((2, 3), float(d)) for d in range(4)]], devices=4
+    )
     assert [p[0, 0].item() for p in parts] == [1, 1, 5, 5] and isinstance(parts[0], torch.Tensor)
     (parts,) = torch_hlo.run_text(PLAIN, np.ones((2, 3), "f"), devices=4)
     assert [p[1, 2] for p in parts] == [2] * 4
@@ -96,6 +104,22 @@ def test_command_line_under_torchrun(tmp_path):
     """Four processes, one device each; one of them speaks."""
     path = tmp_path / "sums.hlo"
     path.write_text(SHARDED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "-m", "torch_hlo", "run", str(path), "--devices", "4"]
-    done = subprocess.run([*command, "--compare", "evaluator"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout.strip() == "agrees with evaluator", done.stderr[-2000:]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "4",
+        "-m",
+        "torch_hlo",
+        "run",
+        str(path),
+        "--devices",
+        "4",
+    ]
+    done = subprocess.run(
+        [*command, "--compare", "evaluator"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and done.stdout.strip() == "agrees with evaluator", done.stderr[
+        -2000:
+    ]

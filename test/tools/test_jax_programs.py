@@ -1,4 +1,5 @@
 """Programs as JAX 0.10.2 emitted them, compiled, against what XLA's CPU backend computed (see test/sweeps/jax_corpus.py for all)."""
+
 from pathlib import Path
 
 import numpy as np
@@ -22,4 +23,9 @@ def text(key: str) -> str:
 @pytest.mark.parametrize("form", ["stablehlo", "hlo"])
 @pytest.mark.parametrize("name", NAMES)
 def test_program(name, form):
-    assert not check(text(f"{name}/{form}"), arrays(name, "input"), arrays(name, "output"), text(f"{name}/types").split(","))
+    assert not check(
+        text(f"{name}/{form}"),
+        arrays(name, "input"),
+        arrays(name, "output"),
+        text(f"{name}/types").split(","),
+    )

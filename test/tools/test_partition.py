@@ -1,4 +1,5 @@
 """partition_text and `python -m torch_hlo partition`."""
+
 from __future__ import annotations
 
 import io
@@ -39,7 +40,11 @@ SHARDY = """module @mlp {
 
 def command(*words: str, text: str = MLP) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
-    with tempfile.NamedTemporaryFile("w", suffix=".hlo") as file, redirect_stdout(out), redirect_stderr(err):
+    with (
+        tempfile.NamedTemporaryFile("w", suffix=".hlo") as file,
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
         file.write(text)
         file.flush()
         return cli.main(["partition", file.name, *words]), out.getvalue(), err.getvalue()
@@ -56,7 +61,9 @@ class TestPartitionText(unittest.TestCase):
 
     def test_the_program_of_a_device_runs_on_whole_arrays(self):
         r = np.random.default_rng(0)
-        x, up, down = (r.standard_normal(d).astype(np.float32) for d in ((16, 32), (32, 64), (64, 32)))
+        x, up, down = (
+            r.standard_normal(d).astype(np.float32) for d in ((16, 32), (32, 64), (64, 32))
+        )
         (got,) = torch_hlo.run_text(torch_hlo.partition_text(MLP), [x, up, down], devices=8)
         np.testing.assert_allclose(got, np.tanh(x @ up) @ down, rtol=1e-4, atol=1e-4)
 

@@ -1,4 +1,5 @@
 """The profiler: counters of compiled steps, the table, the command."""
+
 from __future__ import annotations
 
 import torch
@@ -46,8 +47,10 @@ def test_traffic() -> None:
 
 def test_command(tmp_path, capsys) -> None:
     file = tmp_path / "x.hlo"
-    file.write_text("HloModule m\nENTRY e {\n  p = f32[256,256] parameter(0)\n  ROOT d = f32[256,256] dot(p, p), "
-                    "lhs_contracting_dims={1}, rhs_contracting_dims={0}\n}\n")
+    file.write_text(
+        "HloModule m\nENTRY e {\n  p = f32[256,256] parameter(0)\n  ROOT d = f32[256,256] dot(p, p), "
+        "lhs_contracting_dims={1}, rhs_contracting_dims={0}\n}\n"
+    )
     assert main(["profile", str(file), "--runs", "2"]) == 0
     out = capsys.readouterr().out
     assert "dot" in out and "GB/s" in out

@@ -6,6 +6,7 @@
 
 The library needs nothing of Python, torch, libc or a compiler. docs/aot.md describes the interface.
 """
+
 from __future__ import annotations
 
 import os
@@ -39,8 +40,15 @@ class Files:
 
 
 def compile(  # noqa: A001 - torch_hlo.aot.compile
-    program: torch.export.ExportedProgram | torch.nn.Module, args: Sequence | None = None, kwargs: Mapping | None = None, *,
-    dynamic_shapes=None, target: str = "host", cpu: str | None = None, output: str | os.PathLike | None = None, name: str | None = None,
+    program: torch.export.ExportedProgram | torch.nn.Module,
+    args: Sequence | None = None,
+    kwargs: Mapping | None = None,
+    *,
+    dynamic_shapes=None,
+    target: str = "host",
+    cpu: str | None = None,
+    output: str | os.PathLike | None = None,
+    name: str | None = None,
     weights: str = "embed",
 ) -> Files:
     """Compile an exported program, or a module exported with these example arguments, for use without Python.
@@ -55,28 +63,57 @@ def compile(  # noqa: A001 - torch_hlo.aot.compile
     """
     if isinstance(program, torch.nn.Module):
         if args is None:
-            raise ValueError("aot.compile of a module needs example arguments: aot.compile(model, (x,))")
-        program = torch.export.export(program, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+            raise ValueError(
+                "aot.compile of a module needs example arguments: aot.compile(model, (x,))"
+            )
+        program = torch.export.export(
+            program, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
+        )
     elif args is not None or kwargs is not None or dynamic_shapes is not None:
-        raise ValueError("an exported program has its arguments and dynamic shapes: leave args, kwargs and dynamic_shapes out")
+        raise ValueError(
+            "an exported program has its arguments and dynamic shapes: leave args, kwargs and dynamic_shapes out"
+        )
     machine = platform_target(target, cpu)
     output, name = _named(output, name, machine.triple)
     with torch.no_grad():
         found = export.exported(program, "fixed")
     for text in found.unchecked:
-        warnings.warn(f"{name}: torch.export assumes {text}, which the library does not check", stacklevel=2)
+        warnings.warn(
+            f"{name}: torch.export assumes {text}, which the library does not check", stacklevel=2
+        )
     inputs, results = _arrays(found, _result_names(program.call_spec.out_spec))
-    built = compile_library(found.module, name, inputs, results, machine, weights=weights,
-                            conditions=[Condition(*c) for c in found.conditions], metadata=_metadata(program, found))
+    built = compile_library(
+        found.module,
+        name,
+        inputs,
+        results,
+        machine,
+        weights=weights,
+        conditions=[Condition(*c) for c in found.conditions],
+        metadata=_metadata(program, found),
+    )
     return write(built, machine.triple, output)
 
 
-def compile_hlo(module: Module, *, target: str = "host", cpu: str | None = None, output: str | os.PathLike | None = None, name: str | None = None,
-                weights: str = "embed") -> Files:
+def compile_hlo(
+    module: Module,
+    *,
+    target: str = "host",
+    cpu: str | None = None,
+    output: str | os.PathLike | None = None,
+    name: str | None = None,
+    weights: str = "embed",
+) -> Files:
     """The same for an HLO module: inputs are called in0, in1, …, outputs out0, out1, …"""
     machine = platform_target(target, cpu)
-    output, name = _named(output, name or (None if output else abi.identifier(module.name)), machine.triple)
-    return write(compile_library(module, name, *describe(module), machine, weights=weights), machine.triple, output)
+    output, name = _named(
+        output, name or (None if output else abi.identifier(module.name)), machine.triple
+    )
+    return write(
+        compile_library(module, name, *describe(module), machine, weights=weights),
+        machine.triple,
+        output,
+    )
 
 
 def write(built: Library, triple: str, output: Path) -> Files:
@@ -84,8 +121,18 @@ def write(built: Library, triple: str, output: Path) -> Files:
     if output.suffix == ".o":
         output.write_bytes(built.object)
     else:
-        names = [f"{built.name}_model", "torch_hlo_library", f"{built.name}_plan", f"{built.name}_run"]
-        link.library(built.object, triple, output, names + [f"{built.name}_check_weights"] * bool(built.weights))
+        names = [
+            f"{built.name}_model",
+            "torch_hlo_library",
+            f"{built.name}_plan",
+            f"{built.name}_run",
+        ]
+        link.library(
+            built.object,
+            triple,
+            output,
+            names + [f"{built.name}_check_weights"] * bool(built.weights),
+        )
     header, weights = output.with_suffix(".h"), output.with_suffix(".weights")
     header.write_text(built.header)
     if built.weights:
@@ -100,7 +147,9 @@ def _named(output: str | os.PathLike | None, name: str | None, triple: str) -> t
         output = f"{name or 'model'}.{'wasm' if kind == 'wasm' else 'so'}"
     output = Path(output)
     if _SUFFIXES.get(output.suffix, "?") not in ("", kind):
-        raise ValueError(f"output {output.name!r}: for {triple} it must end in {'.wasm' if kind == 'wasm' else '.so'} or .o (.wasm is for target wasm32, .so for the others)")
+        raise ValueError(
+            f"output {output.name!r}: for {triple} it must end in {'.wasm' if kind == 'wasm' else '.so'} or .o (.wasm is for target wasm32, .so for the others)"
+        )
     name = name if name is not None else abi.identifier(output.stem)
     if name != abi.identifier(name):
         raise ValueError(f"name={name!r} is no C identifier")
@@ -110,7 +159,9 @@ def _named(output: str | os.PathLike | None, name: str | None, triple: str) -> t
 def _result_names(spec: pytree.TreeSpec) -> list[str]:
     """A name for each flat result, by where it is: `logits` in a dictionary, `out0` in a tuple."""
     names = []
-    for path, _ in pytree.tree_leaves_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec)):
+    for path, _ in pytree.tree_leaves_with_path(
+        pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    ):
         parts = [str(getattr(k, "idx", getattr(k, "key", getattr(k, "name", k)))) for k in path]
         text = "_".join(parts)
         names.append(f"out{text}" if not text or text[0].isdigit() else text)
@@ -119,7 +170,9 @@ def _result_names(spec: pytree.TreeSpec) -> list[str]:
 
 def _arrays(found: export.Exported, names: Sequence[str]) -> tuple[list[Array], list[Array]]:
     """Inputs and outputs of the C interface. Buffers that the program changes are pairs of both, with a first value."""
-    called = {position: name for position, name in zip(found.results, names) if isinstance(position, int)}
+    called = {
+        position: name for position, name in zip(found.results, names) if isinstance(position, int)
+    }
     inputs, results = [], []
     given = {v.target: i for i, v in enumerate(found.inputs) if v.kind == "state"}
     given |= {v.name: i for i, v in enumerate(found.inputs) if v.kind == "user"}
@@ -129,7 +182,15 @@ def _arrays(found: export.Exported, names: Sequence[str]) -> tuple[list[Array], 
         kind = {"user": "USER", "state": "STATE", "seed": "SEED"}.get(v.kind)
         if kind is None:
             raise ValueError(f"input {v.name} of kind {v.kind} should have been embedded")
-        inputs.append(Array(v.name, p.shape, kind, new.get(v.target if v.kind == "state" else v.name, -1), initial))
+        inputs.append(
+            Array(
+                v.name,
+                p.shape,
+                kind,
+                new.get(v.target if v.kind == "state" else v.name, -1),
+                initial,
+            )
+        )
     for i, (v, x) in enumerate(zip(found.outputs, found.module.entry.root.operands, strict=True)):
         pair = given[v.target] if v.kind in ("state", "mutated") else -1
         name = called.get(i, v.name) if v.kind == "user" else f"{v.target}.new"
@@ -139,17 +200,27 @@ def _arrays(found: export.Exported, names: Sequence[str]) -> tuple[list[Array], 
 
 def _metadata(program: torch.export.ExportedProgram, found: export.Exported) -> dict:
     """What the Python loader needs: how arguments and results are nested, and which are no arrays."""
+
     def flat(values):
         return [{"array": v} if isinstance(v, int) else {"value": _plain(v[0])} for v in values]
 
     spec = program.call_spec
-    return {"arguments": flat(found.arguments), "results": flat(found.results), "in_tree": _tree(spec.in_spec), "out_tree": _tree(spec.out_spec),
-            "numbers": [i for i, v in enumerate(found.outputs) if v.value is not None]}
+    return {
+        "arguments": flat(found.arguments),
+        "results": flat(found.results),
+        "in_tree": _tree(spec.in_spec),
+        "out_tree": _tree(spec.out_spec),
+        "numbers": [i for i, v in enumerate(found.outputs) if v.value is not None],
+    }
 
 
 def _plain(value):
     """A value for JSON; what has no form there is described, and only checked to be present."""
-    return value if value is None or isinstance(value, (bool, int, float, str)) else {"text": str(value)}
+    return (
+        value
+        if value is None or isinstance(value, (bool, int, float, str))
+        else {"text": str(value)}
+    )
 
 
 def _tree(spec) -> str | None:
@@ -159,4 +230,14 @@ def _tree(spec) -> str | None:
         return None
 
 
-__all__ = ["PLATFORMS", "Files", "LibraryError", "LinkError", "Loaded", "compile", "compile_hlo", "load", "write"]
+__all__ = [
+    "PLATFORMS",
+    "Files",
+    "LibraryError",
+    "LinkError",
+    "Loaded",
+    "compile",
+    "compile_hlo",
+    "load",
+    "write",
+]

@@ -1,4 +1,5 @@
 """Finding a linker and making shared libraries and WebAssembly modules with it."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -42,12 +43,26 @@ def library(code: bytes, triple: str, output: Path, exports: Sequence[str]) -> N
     with tempfile.TemporaryDirectory(prefix="torch_hlo") as folder:
         source, result = Path(folder, "model.o"), Path(folder, "model.out")
         source.write_bytes(code)
-        done = subprocess.run([*linker.command, *_OPTIONS[kind](linker, output.name, exports), "-o", str(result), str(source)],
-                              capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [
+                *linker.command,
+                *_OPTIONS[kind](linker, output.name, exports),
+                "-o",
+                str(result),
+                str(source),
+            ],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
         if done.returncode != 0 or not result.exists():
-            raise LinkError(f"{' '.join(linker.command)} could not link {output.name} (exit code {done.returncode}):\n{done.stderr or done.stdout}")
+            raise LinkError(
+                f"{' '.join(linker.command)} could not link {output.name} (exit code {done.returncode}):\n{done.stderr or done.stdout}"
+            )
         # Renamed into place, so that a process that has the old library mapped keeps it.
-        with tempfile.NamedTemporaryFile(dir=output.parent, prefix=f".{output.name}", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            dir=output.parent, prefix=f".{output.name}", delete=False
+        ) as file:
             file.write(result.read_bytes())
         os.chmod(file.name, 0o755)
         os.replace(file.name, output)
@@ -69,7 +84,10 @@ def _elf(arch: str) -> Iterator[Linker]:
         yield Linker((path,))
     if _has_zig():
         yield Linker((sys.executable, "-m", "ziglang", "ld.lld"))
-    compilers = [f"{arch}-linux-gnu-gcc", *(("cc", "gcc", "clang") if arch == platform.machine() else ())]
+    compilers = [
+        f"{arch}-linux-gnu-gcc",
+        *(("cc", "gcc", "clang") if arch == platform.machine() else ()),
+    ]
     for name in compilers:
         if path := shutil.which(name):
             yield Linker((path,), driver=True)
@@ -89,7 +107,9 @@ def _versions(name: str) -> Iterator[str]:
     found = []
     for folder in os.get_exec_path():
         for path in Path(folder).glob(f"{name}-*") if Path(folder).is_dir() else ():
-            if (match := re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name)) and os.access(path, os.X_OK):
+            if (match := re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name)) and os.access(
+                path, os.X_OK
+            ):
                 found.append((int(match[1]), str(path)))
     yield from (path for _, path in sorted(found, reverse=True))
 
@@ -99,7 +119,18 @@ def _has_zig() -> bool:
 
 
 def _elf_options(linker: Linker, soname: str, exports: Sequence[str]) -> list[str]:
-    options = ["--no-undefined", "-z", "noexecstack", "-z", "relro", "-z", "now", "--build-id=none", "-soname", soname]
+    options = [
+        "--no-undefined",
+        "-z",
+        "noexecstack",
+        "-z",
+        "relro",
+        "-z",
+        "now",
+        "--build-id=none",
+        "-soname",
+        soname,
+    ]
     if not linker.driver:
         return ["-shared", *options]
     return ["-shared", "-nostdlib", f"-Wl,{','.join(options)}"]
@@ -107,7 +138,17 @@ def _elf_options(linker: Linker, soname: str, exports: Sequence[str]) -> list[st
 
 def _wasm_options(linker: Linker, soname: str, exports: Sequence[str]) -> list[str]:
     names = [*exports, "__heap_base", "__stack_pointer"]
-    return ["--no-entry", "--export-table", "-z", f"stack-size={STACK_BYTES}", "--stack-first", *(f"--export={n}" for n in names if n != "__stack_pointer")]
+    return [
+        "--no-entry",
+        "--export-table",
+        "-z",
+        f"stack-size={STACK_BYTES}",
+        "--stack-first",
+        *(f"--export={n}" for n in names if n != "__stack_pointer"),
+    ]
 
 
-_OPTIONS: dict[str, Callable[[Linker, str, Sequence[str]], list[str]]] = {"elf": _elf_options, "wasm": _wasm_options}
+_OPTIONS: dict[str, Callable[[Linker, str, Sequence[str]], list[str]]] = {
+    "elf": _elf_options,
+    "wasm": _wasm_options,
+}

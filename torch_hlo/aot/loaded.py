@@ -1,4 +1,5 @@
 """Compiled libraries as Python functions of tensors."""
+
 from __future__ import annotations
 
 import os
@@ -11,7 +12,11 @@ from torch_hlo.device.buffer import Arena
 from torch_hlo.device.library import Array, Library, LibraryError
 from torch_hlo.hlo.shape import DTYPES
 
-_TORCH = {DTYPE_CODES[d.name]: getattr(torch, d.torch) for d in DTYPES.values() if d.torch and d.name in DTYPE_CODES}
+_TORCH = {
+    DTYPE_CODES[d.name]: getattr(torch, d.torch)
+    for d in DTYPES.values()
+    if d.torch and d.name in DTYPE_CODES
+}
 _PLANS = 1000  # sizes whose plans are remembered
 _CODE = {dtype: code for code, dtype in _TORCH.items()}
 
@@ -32,9 +37,13 @@ class Loaded:
         self.name = library.name
         meta = library.metadata
         self._arguments, self._results = meta.get("arguments"), meta.get("results")
-        self._in_tree, self._out_tree = (pytree.treespec_loads(meta[k]) if meta.get(k) else None for k in ("in_tree", "out_tree"))
+        self._in_tree, self._out_tree = (
+            pytree.treespec_loads(meta[k]) if meta.get(k) else None for k in ("in_tree", "out_tree")
+        )
         self._plans: dict[tuple, tuple[list[tuple[int, ...]], int]] = {}
-        self.state: dict[str, torch.Tensor] = {a.name: _initial(a) for a in library.inputs if a.kind == "state"}
+        self.state: dict[str, torch.Tensor] = {
+            a.name: _initial(a) for a in library.inputs if a.kind == "state"
+        }
 
     def __call__(self, *args, **kwargs):
         """Results as the module returns them; new tensors. Raises TypeError and LibraryError for arguments that do not fit."""
@@ -49,10 +58,18 @@ class Loaded:
                 self._plans.clear()
             plan = self._plans[key] = self.library.plan(shapes, dtypes)
         sizes, workspace_bytes = plan
-        outputs = [torch.empty(s, dtype=_TORCH[a.dtype]) for s, a in zip(sizes, self.library.outputs, strict=True)]
+        outputs = [
+            torch.empty(s, dtype=_TORCH[a.dtype])
+            for s, a in zip(sizes, self.library.outputs, strict=True)
+        ]
         workspace = Arena.borrow(workspace_bytes)
         try:
-            self.library.run([_memory(t) for t in tensors], [_memory(t) for t in outputs], (workspace.address, workspace.nbytes), dtypes)
+            self.library.run(
+                [_memory(t) for t in tensors],
+                [_memory(t) for t in outputs],
+                (workspace.address, workspace.nbytes),
+                dtypes,
+            )
         finally:
             workspace.give_back()
         return self._returned(given, outputs)
@@ -63,11 +80,17 @@ class Loaded:
             return dict(enumerate(pytree.tree_leaves((args, kwargs))))
         flat, tree = pytree.tree_flatten((args, kwargs))
         if self._in_tree is not None and tree != self._in_tree:
-            names = list(self._in_tree.child(1).context or []) if self._in_tree.num_children == 2 else []
+            names = (
+                list(self._in_tree.child(1).context or [])
+                if self._in_tree.num_children == 2
+                else []
+            )
             if kwargs.keys() == set(names):  # the order in which keywords are given does not matter
                 flat, tree = pytree.tree_flatten((args, {k: kwargs[k] for k in names}))
             if tree != self._in_tree:
-                raise TypeError(f"{self.name} takes arguments nested as {self._in_tree}, got {tree}")
+                raise TypeError(
+                    f"{self.name} takes arguments nested as {self._in_tree}, got {tree}"
+                )
         if len(flat) != len(self._arguments):
             raise TypeError(f"{self.name} takes {len(self._arguments)} values, got {len(flat)}")
         found = {}
@@ -75,7 +98,9 @@ class Loaded:
             if "array" in argument:
                 found[argument["array"]] = value
             elif not isinstance(argument["value"], dict) and value != argument["value"]:
-                raise TypeError(f"{self.name} was compiled for the value {argument['value']!r} of argument {position}, got {value!r}")
+                raise TypeError(
+                    f"{self.name} was compiled for the value {argument['value']!r} of argument {position}, got {value!r}"
+                )
         return found
 
     def _input(self, i: int, a: Array, given: dict[int, torch.Tensor]) -> torch.Tensor:
@@ -89,7 +114,9 @@ class Loaded:
         if not isinstance(value, torch.Tensor):
             value = torch.tensor(value, dtype=_TORCH[a.dtype])
         if value.dtype not in _CODE:
-            raise TypeError(f"{self.name}: input {i} ({a.name}) is {value.dtype}, it must be {_TORCH[a.dtype]}")
+            raise TypeError(
+                f"{self.name}: input {i} ({a.name}) is {value.dtype}, it must be {_TORCH[a.dtype]}"
+            )
         if value.is_contiguous() and value.is_cpu and not value.is_conj() and not value.is_neg():
             return value
         return value.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -105,14 +132,25 @@ class Loaded:
         if self._results is None:
             return outputs
         numbers = set(self.library.metadata.get("numbers", ()))
-        flat = [r["value"] if "value" in r else outputs[r["array"]].item() if r["array"] in numbers else outputs[r["array"]] for r in self._results]
+        flat = [
+            r["value"]
+            if "value" in r
+            else outputs[r["array"]].item()
+            if r["array"] in numbers
+            else outputs[r["array"]]
+            for r in self._results
+        ]
         return pytree.tree_unflatten(flat, self._out_tree) if self._out_tree is not None else flat
 
 
 def _initial(a: Array) -> torch.Tensor:
     """The first value of a state."""
     result = torch.empty(a.sizes, dtype=_TORCH[a.dtype])
-    return torch.frombuffer(a.first_value(result.nbytes), dtype=result.dtype).reshape(result.shape) if result.numel() else result
+    return (
+        torch.frombuffer(a.first_value(result.nbytes), dtype=result.dtype).reshape(result.shape)
+        if result.numel()
+        else result
+    )
 
 
 def _memory(t: torch.Tensor) -> tuple[int, int, torch.Size]:

@@ -9,6 +9,7 @@ entry or none, whoever else writes and wherever a writer is killed. Whatever is 
 another program's file) is a miss and gets replaced. Trouble with the disk costs caching, never a compile.
 Entries are machine code: a directory that others can write to is refused.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -70,7 +71,7 @@ def sources_digest(package: str, parts: Sequence[str]) -> str | None:
         for path, status, bytecode in _sources(package, parts):
             if _changed(status) > config.STARTED or _is_stale(status, bytecode):
                 return None
-            digest.update(f"{path[len(package):]}\0{status.st_size}\0".encode())
+            digest.update(f"{path[len(package) :]}\0{status.st_size}\0".encode())
             with open(path, "rb", buffering=0) as file:
                 digest.update(file.read())
             files += 1
@@ -82,7 +83,9 @@ def sources_digest(package: str, parts: Sequence[str]) -> str | None:
 def _edited() -> bool:
     """Whether the compiler's sources were edited after this process began: modules that were imported since may be newer than the others."""
     try:
-        return any(_changed(status) > config.STARTED for _, status, _ in _sources(_PACKAGE, _COMPILER))
+        return any(
+            _changed(status) > config.STARTED for _, status, _ in _sources(_PACKAGE, _COMPILER)
+        )
     except OSError:
         return True
 
@@ -99,8 +102,12 @@ def _sources(package: str, parts: Sequence[str]) -> Iterator[tuple[str, os.stat_
         folder = folders.pop()
         with os.scandir(folder) as items:
             items = sorted(items, key=lambda item: item.name)
-        folders += [item.path for item in reversed(items) if item.is_dir() and item.name != "__pycache__"]
-        front, _, end = importlib.util.cache_from_source(os.path.join(folder, "?.py")).rpartition("?")
+        folders += [
+            item.path for item in reversed(items) if item.is_dir() and item.name != "__pycache__"
+        ]
+        front, _, end = importlib.util.cache_from_source(os.path.join(folder, "?.py")).rpartition(
+            "?"
+        )
         for item in items:
             if item.name.endswith(".py"):
                 yield item.path, item.stat(), f"{front}{item.name[:-3]}{end}"
@@ -115,7 +122,11 @@ def _is_stale(status: os.stat_result, bytecode: str) -> bool:
             flags, second, size = struct.unpack("<4x3I", file.read(16))
     except (OSError, struct.error):  # there is none
         return False
-    return flags == 0 and second == int(status.st_mtime) & 0xFFFFFFFF and size == status.st_size & 0xFFFFFFFF
+    return (
+        flags == 0
+        and second == int(status.st_mtime) & 0xFFFFFFFF
+        and size == status.st_size & 0xFFFFFFFF
+    )
 
 
 # ---- reading and writing
@@ -163,7 +174,12 @@ def _read(path: Path, key: str) -> bytes | None:
     try:
         with open(fd, "rb", closefd=True) as f:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid() or status.st_size > _MAX_ENTRY:
+            if (
+                not stat.S_ISREG(status.st_mode)
+                or status.st_nlink != 1
+                or status.st_uid != os.geteuid()
+                or status.st_size > _MAX_ENTRY
+            ):
                 return None
             return _contents(f.read(), key)
     except (OSError, ValueError):
@@ -188,7 +204,9 @@ def _write(directory: Path, key: str, data: bytes) -> bool:
     final = directory / (key + _SUFFIX)
     aside = directory / f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
     try:
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         with open(fd, "wb", closefd=True) as f:
             f.write(MAGIC + _HEADER.pack(_checksum(key, data), len(data)))
             f.write(data)
@@ -373,12 +391,18 @@ def import_archive(file: str | Path) -> tuple[int, int]:
     Raises OSError or tarfile.TarError if the file is no archive, RuntimeError if there is no cache directory to import into.
     """
     if folder(create=True) is None:
-        raise RuntimeError(f"there is no cache to import into: {info()['problem'] or 'TORCH_HLO_CACHE is empty'}")
+        raise RuntimeError(
+            f"there is no cache to import into: {info()['problem'] or 'TORCH_HLO_CACHE is empty'}"
+        )
     added = rejected = 0
     with tarfile.open(file, "r:") as archive:
         for member in archive:
             key = member.name.removesuffix(_SUFFIX)
-            source = archive.extractfile(member) if member.isreg() and member.size <= _MAX_ENTRY and _is_key(key) else None
+            source = (
+                archive.extractfile(member)
+                if member.isreg() and member.size <= _MAX_ENTRY and _is_key(key)
+                else None
+            )
             data = _contents(source.read(), key) if source is not None else None
             if data is not None and _store(key, data):
                 added += 1

@@ -1,8 +1,9 @@
 """HLO -> Executable: passes, code generation, machine code.
 
-    executable = compile_module(module)
-    compile_module(module, dump=lambda name, value: print(name, value))     # "hlo:<pass>", "buffers", "llvm", "asm"
+executable = compile_module(module)
+compile_module(module, dump=lambda name, value: print(name, value))     # "hlo:<pass>", "buffers", "llvm", "asm"
 """
+
 from __future__ import annotations
 
 import sys
@@ -28,7 +29,10 @@ _LOCK = threading.RLock()  # index tables are shared; LLVM itself runs outside o
 
 
 def compile_module(
-    module: Module, target: Target | None = None, optimize: bool = True, dump: Callable[[str, object], None] | None = None,
+    module: Module,
+    target: Target | None = None,
+    optimize: bool = True,
+    dump: Callable[[str, object], None] | None = None,
     profile: Profile | None = None,
 ) -> Executable:
     """Compile for `target` (this machine). `optimize`: run the pipeline's passes first; without it every instruction is one step.
@@ -53,13 +57,25 @@ def compile_module(
             from torch_hlo.compiler.pipeline import optimize as run_passes
             from torch_hlo.compiler.pipeline import passes_for
 
-            observe = None if dump is None else lambda name, m, _: name == "input" or dump(f"hlo:{name}", m)
-            module = run_passes(module, passes=passes_for(target), dump=observe, before_fusion=None if target.grid else begin)
+            observe = (
+                None
+                if dump is None
+                else lambda name, m, _: name == "input" or dump(f"hlo:{name}", m)
+            )
+            module = run_passes(
+                module,
+                passes=passes_for(target),
+                dump=observe,
+                before_fusion=None if target.grid else begin,
+            )
         program, report = emit(module, target, profile, objects, program)
         compiled = objects.finish()
     if dump is not None:
         dump("buffers", report)
-        for name, texts in (("llvm", objects.texts), ("asm", [assembly for _, assembly in compiled])):
+        for name, texts in (
+            ("llvm", objects.texts),
+            ("asm", [assembly for _, assembly in compiled]),
+        ):
             for text in texts:
                 dump(name, text)
     image, kernels = device_image(program, dump) if target.grid else (b"", ())
@@ -73,7 +89,11 @@ def compile_module(
 
 
 def emit(
-    module: Module, target: Target, profile: Profile | None = None, objects: Objects | None = None, program: Program | None = None,
+    module: Module,
+    target: Target,
+    profile: Profile | None = None,
+    objects: Objects | None = None,
+    program: Program | None = None,
 ) -> tuple[Program, str]:
     """The program's functions as IR text, and the buffer report. `objects` gets those that run on the host, one by one. `program`: what `ahead` has begun."""
     with _emitting(target):
@@ -83,7 +103,9 @@ def emit(
         return program, emit_entry(program)
 
 
-def _begun(module: Module, target: Target, profile: Profile | None, objects: Objects | None) -> Program:
+def _begun(
+    module: Module, target: Target, profile: Profile | None, objects: Objects | None
+) -> Program:
     program = (GpuProgram if target.grid else Program)(module, target, profile)
     if objects is not None:
         program.written, objects.declarations = objects.add, program.declarations

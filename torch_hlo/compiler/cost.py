@@ -13,6 +13,7 @@ Bytes are those a device sends (and receives) in a ring of the n devices of its 
 
 The body of a loop counts as often as it runs, when its counter tells; otherwise once. Of a conditional the dearest branch counts.
 """
+
 from __future__ import annotations
 
 import json
@@ -25,7 +26,15 @@ from torch_hlo.hlo.ir import Computation, Instruction, Module
 from torch_hlo.hlo.match import scalar_value
 from torch_hlo.hlo.shape import Shape
 
-KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "collective-broadcast", "ragged-all-to-all")
+KINDS = (
+    "all-gather",
+    "reduce-scatter",
+    "all-reduce",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
 
 
 @dataclass(slots=True)
@@ -53,9 +62,15 @@ class Cost:
     def table(self) -> str:
         """One line per kind of collective, and the operations of a device."""
         lines = [f"{'collective':22}{'number':>8}{'bytes sent per device':>24}"]
-        lines += [f"{kind:22}{self.collectives[kind]:8,.0f}{self.sent[kind]:24,.0f}" for kind in KINDS if self.collectives[kind]]
+        lines += [
+            f"{kind:22}{self.collectives[kind]:8,.0f}{self.sent[kind]:24,.0f}"
+            for kind in KINDS
+            if self.collectives[kind]
+        ]
         lines.append(f"{'total':22}{sum(self.collectives.values()):8,.0f}{self.bytes:24,.0f}")
-        lines.append(f"operations per device: {self.flops:,.0f}, of these {self.matrix_flops:,.0f} in dots and convolutions")
+        lines.append(
+            f"operations per device: {self.flops:,.0f}, of these {self.matrix_flops:,.0f} in dots and convolutions"
+        )
         return "\n".join(lines)
 
 
@@ -95,8 +110,13 @@ class _Counting:
             total.add(self.computation(x["body"]), times)
             total.add(self.computation(x["condition"]), times)
         elif x.op == "conditional":
-            branches = x.get("branch_computations") or (x["true_computation"], x["false_computation"])
-            total.add(max((self.computation(b) for b in branches), key=lambda c: (c.bytes, c.flops)))
+            branches = x.get("branch_computations") or (
+                x["true_computation"],
+                x["false_computation"],
+            )
+            total.add(
+                max((self.computation(b) for b in branches), key=lambda c: (c.bytes, c.flops))
+            )
         elif x.op in ("call", "fusion", "async-start"):
             total.add(self.computation(x["to_apply"] if x.op == "call" else x["calls"]))
         elif x.op in ("dot", "convolution"):
@@ -104,7 +124,9 @@ class _Counting:
             total.matrix_flops += flops
             total.flops += flops
         elif x.op in ("reduce", "reduce-window", "select-and-scatter", "scatter", "map", "sort"):
-            total.flops += _size(x.operands[0].shape) * (math.prod(w.size for w in x["window"]) if x.op == "reduce-window" else 1)
+            total.flops += _size(x.operands[0].shape) * (
+                math.prod(w.size for w in x["window"]) if x.op == "reduce-window" else 1
+            )
         elif x.op in _ARITHMETIC:
             total.flops += _size(x.shape)
 
@@ -122,10 +144,19 @@ def _size(shape: Shape) -> float:
 def matrix_flops(x: Instruction) -> float:
     """Multiplications and additions of a dot or a convolution (positions in the padding count too)."""
     if x.op == "dot":
-        return 2.0 * math.prod(x.shape.dims) * math.prod(x.operands[0].shape.dims[d] for d in x["lhs_contracting_dims"])
+        return (
+            2.0
+            * math.prod(x.shape.dims)
+            * math.prod(x.operands[0].shape.dims[d] for d in x["lhs_contracting_dims"])
+        )
     n = conv_dims(x["dim_labels"])
     kernel = x.operands[1].shape.dims
-    return 2.0 * math.prod(x.shape.dims) * math.prod(kernel[d] for d in n.rhs_spatial) * kernel[n.rhs_input]
+    return (
+        2.0
+        * math.prod(x.shape.dims)
+        * math.prod(kernel[d] for d in n.rhs_spatial)
+        * kernel[n.rhs_input]
+    )
 
 
 def sent(x: Instruction, devices: int) -> float:
@@ -167,8 +198,18 @@ def trip_count(x: Instruction) -> int | None:
     last = _constant(end, x, x["condition"])
     if begin is None or last is None or step.op != "add":
         return None
-    by = next((_constant(o, x, x["body"]) for o in step.operands if _constant(o, x, x["body"]) is not None), None)
-    reads = any(o.op == "get-tuple-element" and o["index"] == i and o.operands[0] in x["body"].params for o in step.operands)
+    by = next(
+        (
+            _constant(o, x, x["body"])
+            for o in step.operands
+            if _constant(o, x, x["body"]) is not None
+        ),
+        None,
+    )
+    reads = any(
+        o.op == "get-tuple-element" and o["index"] == i and o.operands[0] in x["body"].params
+        for o in step.operands
+    )
     if not by or not reads:
         return None
     return max(0, -(-(last - begin + (root["direction"] == "LE")) // by))
@@ -183,6 +224,10 @@ def _constant(v: Instruction, loop: Instruction, inside: Computation | None) -> 
         body, (state,) = loop["body"].root, loop.operands
         if body.op == "tuple" and state.op == "tuple":
             kept = body.operands[i]
-            if kept.op == "get-tuple-element" and kept["index"] == i and kept.operands[0] in loop["body"].params:
+            if (
+                kept.op == "get-tuple-element"
+                and kept["index"] == i
+                and kept.operands[0] in loop["body"].params
+            ):
                 return _constant(state.operands[i], loop, None)
     return None

@@ -1,7 +1,8 @@
 """A compiled program as plain data: machine code and what is needed to load and call it. No pickle, so it is safe to read back.
 
-    data = executable.to_bytes();  Executable.from_bytes(data) == executable
+data = executable.to_bytes();  Executable.from_bytes(data) == executable
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -52,7 +53,13 @@ class Executable:
     @property
     def words(self) -> int:
         """Length of the argument block."""
-        return FIXED_WORDS + len(self.symbols) + len(self.parameters) + len(self.outputs) + len(self.packings)
+        return (
+            FIXED_WORDS
+            + len(self.symbols)
+            + len(self.parameters)
+            + len(self.outputs)
+            + len(self.packings)
+        )
 
     def to_bytes(self) -> bytes:
         """magic, version, sha256 of the rest, header length, JSON header, objects, constants, image."""
@@ -65,7 +72,9 @@ class Executable:
             "fetches": self.fetches, "buffers": self.buffers, "packings": [astuple(p) for p in self.packings],
         }  # fmt: skip
         text = json.dumps(header, separators=(",", ":")).encode()
-        body = b"".join([struct.pack("<Q", len(text)), text, *self.objects, self.constants, self.image])
+        body = b"".join(
+            [struct.pack("<Q", len(text)), text, *self.objects, self.constants, self.image]
+        )
         return MAGIC + struct.pack("<I", VERSION) + hashlib.sha256(body).digest() + body
 
     @classmethod
@@ -75,8 +84,10 @@ class Executable:
         if len(data) < start + 8 or not data.startswith(MAGIC):
             raise ValueError("not a compiled torch_hlo program")
         if (version := struct.unpack_from("<I", data, len(MAGIC))[0]) != VERSION:
-            raise ValueError(f"compiled program has version {version}, this library reads {VERSION}")
-        if hashlib.sha256(memoryview(data)[start:]).digest() != data[start - 32:start]:
+            raise ValueError(
+                f"compiled program has version {version}, this library reads {VERSION}"
+            )
+        if hashlib.sha256(memoryview(data)[start:]).digest() != data[start - 32 : start]:
             raise ValueError("compiled program is damaged (checksum)")
         try:
             return cls._parse(data, start)
@@ -87,14 +98,14 @@ class Executable:
     def _parse(cls, data: bytes, start: int) -> Executable:
         (length,) = struct.unpack_from("<Q", data, start)
         at = start + 8
-        h = json.loads(data[at:at + length])
+        h = json.loads(data[at : at + length])
         at += length
         sizes = [*h["objects"], h["constants"], h["image"]]
         if any(type(n) is not int or n < 0 for n in sizes) or at + sum(sizes) != len(data):
             raise ValueError("compiled program has a wrong length")
         parts = []
         for n in sizes:
-            parts.append(data[at:at + n])
+            parts.append(data[at : at + n])
             at += n
         result = cls(
             name=str(h["name"]), target=str(h["target"]), entry=str(h["entry"]), objects=tuple(parts[:-2]), constants=parts[-2],
@@ -106,20 +117,41 @@ class Executable:
             exposed=tuple(int(p) for p in h["exposed"]), fetches=bool(h["fetches"]), buffers=str(h["buffers"]),
             packings=tuple(Packing(int(p), int(size), str(layout)) for p, size, layout in h["packings"]),
         )  # fmt: skip
-        if any(not (0 <= o < len(result.outputs) and 0 <= p < len(result.parameters)) for o, p in result.aliases):
+        if any(
+            not (0 <= o < len(result.outputs) and 0 <= p < len(result.parameters))
+            for o, p in result.aliases
+        ):
             raise ValueError("compiled program has aliases out of range")
         return result
 
 
 def _kernel_data(k: Kernel) -> list:
-    return [k.name, k.arguments, k.threads, k.label, k.shared, [[m.pointer, m.itemsize, m.sizes, m.strides, m.box] for m in k.maps],
-            None if k.library is None else astuple(k.library)]
+    return [
+        k.name,
+        k.arguments,
+        k.threads,
+        k.label,
+        k.shared,
+        [[m.pointer, m.itemsize, m.sizes, m.strides, m.box] for m in k.maps],
+        None if k.library is None else astuple(k.library),
+    ]
 
 
 def _kernel(data: list) -> Kernel:
     name, arguments, threads, label, shared, maps, library = data
-    found = tuple(TensorMap(int(p), int(size), *(tuple(map(int, v)) for v in (sizes, strides, box))) for p, size, sizes, strides, box in maps)
-    return Kernel(str(name), str(arguments), int(threads), str(label), int(shared), found, None if library is None else LibraryProduct(*library))
+    found = tuple(
+        TensorMap(int(p), int(size), *(tuple(map(int, v)) for v in (sizes, strides, box)))
+        for p, size, sizes, strides, box in maps
+    )
+    return Kernel(
+        str(name),
+        str(arguments),
+        int(threads),
+        str(label),
+        int(shared),
+        found,
+        None if library is None else LibraryProduct(*library),
+    )
 
 
 def _shape_data(shape: Shape) -> list:

@@ -1,10 +1,11 @@
 """Functions in IR text -> object code, on WORKERS threads, while the rest of the program is still being written.
 
-    with Objects(target) as objects:
-        program.written = objects.add
-        ...                                     # functions are written
-        code = objects.finish()
+with Objects(target) as objects:
+    program.written = objects.add
+    ...                                     # functions are written
+    code = objects.finish()
 """
+
 from __future__ import annotations
 
 import re
@@ -22,8 +23,12 @@ MODULE_BYTES = 96 << 10  # IR text per LLVM module: 8 to 16 kernels
 WORKERS = 2
 _REFERENCE = re.compile(r"@([\w.$]+)")
 _LOOP = re.compile(r"^ *br |<\d+ x ", re.M)
-_GLUE = re.compile(r"entry|.*\.task$")  # names of lists of calls, and of what unpacks the arguments of a task: each runs once, or once per task
-_HEAD = re.compile(r"define (?:internal |private |linkonce_odr |hidden )*(?P<result>.*?)@(?P<name>[\w.$]+)\((?P<params>[^\n]*)\)[^\n]*\{")
+_GLUE = re.compile(
+    r"entry|.*\.task$"
+)  # names of lists of calls, and of what unpacks the arguments of a task: each runs once, or once per task
+_HEAD = re.compile(
+    r"define (?:internal |private |linkonce_odr |hidden )*(?P<result>.*?)@(?P<name>[\w.$]+)\((?P<params>[^\n]*)\)[^\n]*\{"
+)
 
 _PRELUDE = """@torch_hlo_zeros = internal constant [64 x i8] zeroinitializer, align 64
 attributes #0 = {{ nounwind "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}" "no-trapping-math"="true" }}
@@ -46,7 +51,10 @@ class Objects:
         self.declarations: Mapping[str, str] = {}  # of symbols that are not written here
         self.texts: list[str] = []
         self._heads: dict[str, str] = {}
-        self._groups: dict[bool, dict[str, str]] = {True: {}, False: {}}  # with loops; glue, which is compiled without optimisation
+        self._groups: dict[bool, dict[str, str]] = {
+            True: {},
+            False: {},
+        }  # with loops; glue, which is compiled without optimisation
         self._sizes = {True: 0, False: 0}
         self._pool: ThreadPoolExecutor | None = None
         self._results: list[Future] = []
@@ -100,7 +108,11 @@ class Objects:
                 module = self._module(group, last=True)
                 group.clear()
                 self._submit(module)
-        return [result.result() for result in self._results] if self._pool else [machine_code(t, self.target, self.assembly) for t in self.texts]
+        return (
+            [result.result() for result in self._results]
+            if self._pool
+            else [machine_code(t, self.target, self.assembly) for t in self.texts]
+        )
 
     def _submit(self, text: str) -> None:
         self.texts.append(text)
@@ -108,15 +120,22 @@ class Objects:
             if sum(map(len, self.texts)) < MODULE_BYTES:  # a thread is not worth its while
                 return
             self._pool = ThreadPoolExecutor(WORKERS)
-        for waiting in self.texts[len(self._results):]:
-            self._results.append(self._pool.submit(machine_code, waiting, self.target, self.assembly))
+        for waiting in self.texts[len(self._results) :]:
+            self._results.append(
+                self._pool.submit(machine_code, waiting, self.target, self.assembly)
+            )
 
     def _module(self, group: Mapping[str, str], last: bool = False) -> str | None:
         """The text of a module, with declarations of what it uses from others; None if some of that has not been written yet."""
         bodies = [text.replace("define internal ", "define ", 1) for text in group.values()]
-        used = dict.fromkeys(name for body in bodies for name in _REFERENCE.findall(body) if name not in group)
+        used = dict.fromkeys(
+            name for body in bodies for name in _REFERENCE.findall(body) if name not in group
+        )
         declared = [self._heads.get(n) or self.declarations.get(n, "") for n in used]
-        if not last and any(not line and not n.startswith(("llvm.", "torch_hlo_zeros")) for n, line in zip(used, declared, strict=True)):
+        if not last and any(
+            not line and not n.startswith(("llvm.", "torch_hlo_zeros"))
+            for n, line in zip(used, declared, strict=True)
+        ):
             return None
         return "\n".join([prelude(self.target), *filter(None, declared), "", *bodies])
 
@@ -170,7 +189,9 @@ class _Reduction:
                 llvm.set_option("", f"-disable-lsr={'true' if cls._users else 'false'}")
 
 
-def machine_code(text: str, target: Target, assembly: bool = False, level: int | None = None) -> tuple[bytes, str]:
+def machine_code(
+    text: str, target: Target, assembly: bool = False, level: int | None = None
+) -> tuple[bytes, str]:
     """Object code of an IR module, and its assembly when asked for. No IR pass runs: the text is explicit. `level`: see Target.machine;
     None: 2 for loops, 0 for others."""
     _release_lock()

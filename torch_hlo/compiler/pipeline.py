@@ -1,8 +1,9 @@
 """The flat list of passes, and `optimize`, which runs them.
 
-    optimized = optimize(module)
-    optimize(module, dump=lambda name, module, ms: ...)       # called with the input and after every pass that changed something
+optimized = optimize(module)
+optimize(module, dump=lambda name, module, ms: ...)       # called with the input and after every pass that changed something
 """
+
 from __future__ import annotations
 
 import os
@@ -67,15 +68,32 @@ PIPELINE: list[Pass] = [
     rematerialize,  # what is computed again instead of kept, when there is a budget
 ]
 
-_OF_CORES = (fourier, conv_narrow, conv_planar, attention_match, attention_operands, scatter_fusion, partial_sort, loop_fill)  # not for GPUs
+_OF_CORES = (
+    fourier,
+    conv_narrow,
+    conv_planar,
+    attention_match,
+    attention_operands,
+    scatter_fusion,
+    partial_sort,
+    loop_fill,
+)  # not for GPUs
 
 
 def passes_for(target) -> list[Pass]:
     """The enabled passes for a target: layouts and selections are those of its kernels, loops are cut for its cores."""
     own = {"loop_rows": [loop_rows(target.cores)]}
     if target.grid:
-        types = ("bf16", "f16", *(("f32",) if target.tf32 else ())) if target.family.name == "nvptx" else ()
-        own |= {conv_layout.name: [window_gradient, for_matrix_units(frozenset(types))], attention.name: [attention_on_grid], **{p.name: [] for p in _OF_CORES}}
+        types = (
+            ("bf16", "f16", *(("f32",) if target.tf32 else ()))
+            if target.family.name == "nvptx"
+            else ()
+        )
+        own |= {
+            conv_layout.name: [window_gradient, for_matrix_units(frozenset(types))],
+            attention.name: [attention_on_grid],
+            **{p.name: [] for p in _OF_CORES},
+        }
     return [q for p in enabled(PIPELINE) for q in own.get(p.name, [p])]
 
 
@@ -92,7 +110,9 @@ def enabled(passes: Sequence[Pass]) -> list[Pass]:
     off = disabled()
     known = {p.name for group in passes for p in (group, *group.members)}
     if off - known:
-        raise ValueError(f"TORCH_HLO_DISABLE: no pass {min(off - known)!r}; passes are {', '.join(sorted(known))}")
+        raise ValueError(
+            f"TORCH_HLO_DISABLE: no pass {min(off - known)!r}; passes are {', '.join(sorted(known))}"
+        )
     kept = []
     for p in passes:
         if p.name in off:
@@ -107,7 +127,10 @@ def enabled(passes: Sequence[Pass]) -> list[Pass]:
 
 
 def optimize(
-    module: Module, dump: Dump | None = None, passes: Sequence[Pass] | None = None, before_fusion: Callable[[Module], None] | None = None,
+    module: Module,
+    dump: Dump | None = None,
+    passes: Sequence[Pass] | None = None,
+    before_fusion: Callable[[Module], None] | None = None,
 ) -> Module:
     """Run the passes (all of PIPELINE by default). The CHECK flag says how much is verified on the way. `before_fusion` is called with the module that
     fusion gets, whose products and attention are final."""
@@ -156,14 +179,19 @@ def compare(before: Module, after: Module, seed: int = 0, rtol: float = 1e-4) ->
     from torch_hlo.hlo.evaluate_collective import devices_of, evaluate_spmd
 
     inputs = [random_inputs(before, seed + device) for device in range(devices_of(before))]
-    for device, values in enumerate(zip(evaluate_spmd(before, inputs), evaluate_spmd(after, inputs), strict=True)):
+    for device, values in enumerate(
+        zip(evaluate_spmd(before, inputs), evaluate_spmd(after, inputs), strict=True)
+    ):
         for i, (x, y) in enumerate(zip(*values, strict=True)):
             if x.dtype.kind in "fc":
                 same = np.allclose(x, y, rtol=rtol, atol=rtol, equal_nan=True)
             else:
                 same = np.array_equal(x, y)
             if not same:
-                raise PassError(f"output {i} changed: {x.ravel()[:8]} became {y.ravel()[:8]}" + (f" on device {device}" if len(inputs) > 1 else ""))
+                raise PassError(
+                    f"output {i} changed: {x.ravel()[:8]} became {y.ravel()[:8]}"
+                    + (f" on device {device}" if len(inputs) > 1 else "")
+                )
 
 
 def random_inputs(module: Module, seed: int = 0, special: bool = False) -> list:
@@ -181,10 +209,18 @@ def random_inputs(module: Module, seed: int = 0, special: bool = False) -> list:
         if s.kind == "p":
             return generator.integers(0, 2, dims).astype(bool)
         if s.kind in "su":
-            return generator.integers(-3 if s.kind == "s" else 0, 4, dims).astype(numpy_dtype(s.dtype))
+            return generator.integers(-3 if s.kind == "s" else 0, 4, dims).astype(
+                numpy_dtype(s.dtype)
+            )
         normal = generator.standard_normal(dims)
         if special and s.kind == "f":
-            normal = np.where(generator.random(dims) < 0.3, generator.choice([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan], dims), normal)
-        return (normal + 1j * generator.standard_normal(dims) if s.kind == "c" else normal).astype(numpy_dtype(s.dtype))
+            normal = np.where(
+                generator.random(dims) < 0.3,
+                generator.choice([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan], dims),
+                normal,
+            )
+        return (normal + 1j * generator.standard_normal(dims) if s.kind == "c" else normal).astype(
+            numpy_dtype(s.dtype)
+        )
 
     return [value(p.shape) for p in module.entry.params]

@@ -1,8 +1,9 @@
 """From an annotated program to the program of one device: propagation, partitioning, optimization of the collectives.
 
-    per_device = spmd(module)
-    stages(module)["propagate"]         # the program after each stage
+per_device = spmd(module)
+stages(module)["propagate"]         # the program after each stage
 """
+
 from __future__ import annotations
 
 import time
@@ -36,7 +37,9 @@ def spmd(module: Module, dump: Dump | None = None, update_axes: Sequence[str] = 
         if dump is not None and result is not module:
             dump(stage.name, result, (time.perf_counter() - start) * 1e3)
         module = result
-    after = None if dump is None else lambda name, m, ms: dump(name, m, ms) if name != "input" else None
+    after = (
+        None if dump is None else lambda name, m, ms: dump(name, m, ms) if name != "input" else None
+    )
     return optimize(module, after, PASSES) if module.num_partitions > 1 else module
 
 

@@ -8,6 +8,7 @@
 A step is the text of a module with nothing else in it, so equal steps of different programs share a choice. Names are the emitter's; the first is its own
 estimate, which is taken when nothing is known. Entries belong to a target and a version of the compiler; damaged ones are as good as none.
 """
+
 from __future__ import annotations
 
 import json

@@ -4,6 +4,7 @@ Fresh pages are the most expensive memory there is (zeroing runs at a quarter of
 and arenas are kept and shared by all programs. On virtual machines whose host takes free memory back, fresh huge pages may cost more than
 as many small ones: then blocks have small ones from there on.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +32,7 @@ def map_pages(nbytes: int) -> np.ndarray:
     if nbytes < HUGE:
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         skip = -raw.ctypes.data % ALIGNMENT
-        return raw[skip:skip + nbytes]
+        return raw[skip : skip + nbytes]
     if nbytes > _physical():
         raise MemoryError(f"cannot allocate {nbytes} bytes: the machine has {_physical()}")
     try:
@@ -45,10 +46,13 @@ def map_pages(nbytes: int) -> np.ndarray:
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             if not _Huge.slow:
                 pages.madvise(mmap.MADV_HUGEPAGE, skip, whole)
-                _Huge.slow = nbytes >= _Huge.ASKED and _seconds_of_first(raw.ctypes.data + skip) > _Huge.LIMIT
+                _Huge.slow = (
+                    nbytes >= _Huge.ASKED
+                    and _seconds_of_first(raw.ctypes.data + skip) > _Huge.LIMIT
+                )
             if _Huge.slow:
                 pages.madvise(mmap.MADV_NOHUGEPAGE, skip, whole)
-    return raw[skip:skip + nbytes]
+    return raw[skip : skip + nbytes]
 
 
 class _Huge:
@@ -67,9 +71,13 @@ def _seconds_of_first(address: int) -> float:
     return 0.0 if madvise(address, HUGE, _POPULATE_WRITE) else time.thread_time() - start
 
 
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14: as if every page were written to, contents stay
+_POPULATE_WRITE = (
+    23  # MADV_POPULATE_WRITE, Linux 5.14: as if every page were written to, contents stay
+)
 _AT_ONCE = 16 << 20  # bytes
-COMPILER = 48 << 20  # what a compile takes itself and gives back before the program starts: as much is left to the program, so the peak does not grow
+COMPILER = (
+    48 << 20
+)  # what a compile takes itself and gives back before the program starts: as much is left to the program, so the peak does not grow
 
 
 def populate(blocks: Sequence[np.ndarray]) -> None:
@@ -77,7 +85,9 @@ def populate(blocks: Sequence[np.ndarray]) -> None:
     fresh pages take the system longer than computing what they will hold. Small blocks, and the last COMPILER bytes, are left out."""
     blocks = [b for b in blocks if len(b) >= HUGE]
     if sum(map(len, blocks)) > COMPILER and sys.platform.startswith("linux"):
-        threading.Thread(target=_populate, args=(blocks,), name="torch_hlo-pages", daemon=True).start()
+        threading.Thread(
+            target=_populate, args=(blocks,), name="torch_hlo-pages", daemon=True
+        ).start()
 
 
 def _populate(blocks: list[np.ndarray]) -> None:

@@ -2,6 +2,7 @@
 
 Every function returns a line about what it found, raises when it is wrong, and raises Skip where something it needs is missing.
 """
+
 from __future__ import annotations
 
 import json
@@ -120,7 +121,9 @@ def compiled() -> str:
 
     cuda = _cuda()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 10)).cuda()
+    model = nn.Sequential(
+        nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 10)
+    ).cuda()
     fast = torch.compile(model, backend="hlo")
     worst = 0.0
     for _ in range(4):
@@ -146,7 +149,12 @@ def _models():
         def __init__(self) -> None:
             super().__init__()
             self.embed = nn.Embedding(100, 64)
-            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True, norm_first=True) for _ in range(2))
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(
+                    64, 4, 256, dropout=0.0, batch_first=True, norm_first=True
+                )
+                for _ in range(2)
+            )
             self.head = nn.Linear(64, 100)
 
         def forward(self, x):
@@ -155,9 +163,20 @@ def _models():
                 x = layer(x)
             return self.head(x)
 
-    cnn = lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 10))  # noqa: E731
+    cnn = lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )  # noqa: E731
     return {
-        "transformer": (Transformer, torch.randint(0, 100, (4, 32)), torch.randint(0, 100, (4, 32))),
+        "transformer": (
+            Transformer,
+            torch.randint(0, 100, (4, 32)),
+            torch.randint(0, 100, (4, 32)),
+        ),
         "cnn": (cnn, torch.randn(4, 3, 16, 16), torch.randint(0, 10, (4,))),
     }
 
@@ -217,7 +236,12 @@ def _timed(text: str) -> float:
     module = parse_module(f"HloModule timed\n{text}\n")
     program = runtime.compile_program(module)
     rng = np.random.default_rng(0)
-    given = [runtime.from_bytes(p.shape, encode(rng.standard_normal(p.shape.dims, np.float32), p.shape.dtype)) for p in module.entry.params]
+    given = [
+        runtime.from_bytes(
+            p.shape, encode(rng.standard_normal(p.shape.dims, np.float32), p.shape.dtype)
+        )
+        for p in module.entry.params
+    ]
     results = [runtime.allocate(x.shape) for x in outputs(module)]
     driver = runtime.memory_pool().driver
     for _ in range(3):
@@ -264,7 +288,15 @@ def products(dtype: str, size: int) -> str:
     text = f"{rate:.2f} TFLOP/s"
     if not torch.cuda.is_available():
         return text
-    x, y = (torch.randn(size, size, device="cuda", dtype={"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[dtype]) for _ in range(2))
+    x, y = (
+        torch.randn(
+            size,
+            size,
+            device="cuda",
+            dtype={"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[dtype],
+        )
+        for _ in range(2)
+    )
     theirs = 2e-12 * size**3 / _seconds(lambda: x @ y, torch.cuda.synchronize)
     return f"{text}, {rate / theirs:.0%} of torch.cuda's {theirs:.2f} (target 85 %)"
 
@@ -277,12 +309,30 @@ def benchmark(workload: str, engines: str, seconds: float) -> str:
     _cuda()
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "rows.json")
-        command = [sys.executable, "-m", "benchmarks", "--device", "cuda", "--workloads", workload, "--engines", engines, "--rounds", "3", "--slice", "0.3", "--json", file]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks",
+            "--device",
+            "cuda",
+            "--workloads",
+            workload,
+            "--engines",
+            engines,
+            "--rounds",
+            "3",
+            "--slice",
+            "0.3",
+            "--json",
+            file,
+        ]
         if _has("jax"):
             command += ["--jax", sys.executable]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
         if not os.path.exists(file):
-            raise RuntimeError(f"benchmarks ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+            raise RuntimeError(
+                f"benchmarks ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+            )
         with open(file) as f:
             row = json.load(f)[workload]
     return describe(row)
@@ -296,7 +346,11 @@ def describe(row: dict[str, dict]) -> str:
     parts = [f"{ours['median_s'] * 1e3:.2f} ms"]
     for engine, r in row.items():
         if engine != "hlo":
-            parts.append(f"{engine} {r['median_s'] / ours['median_s']:.2f}x" if "median_s" in r else f"{engine} failed ({r.get('error', '')[:60]})")
+            parts.append(
+                f"{engine} {r['median_s'] / ours['median_s']:.2f}x"
+                if "median_s" in r
+                else f"{engine} failed ({r.get('error', '')[:60]})"
+            )
     if ours.get("bytes"):
         parts.append(f"{ours['bytes'] / ours['median_s'] / 1e9:.0f} GB/s")
     if ours.get("flops"):
@@ -319,6 +373,10 @@ def suite(seconds: float) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     last = [line for line in done.stdout.splitlines() if line.strip()][-1:] or [done.stderr[-200:]]
     if done.returncode:
-        failed = [line.split(" - ")[0].removeprefix("FAILED ") for line in done.stdout.splitlines() if line.startswith("FAILED")]
+        failed = [
+            line.split(" - ")[0].removeprefix("FAILED ")
+            for line in done.stdout.splitlines()
+            if line.startswith("FAILED")
+        ]
         raise AssertionError(f"{last[0]}: {', '.join(failed[:20])}")
     return last[0]

@@ -12,6 +12,7 @@ compute-sanitizer. Checks run in a process of their own, which is started anew w
 --minutes is skipped. Each line says PASS, FAIL or SKIP; the exit status is 1 if something failed. `--device ptx` evaluates kernels without a GPU,
 `--device opencl` runs the same on an OpenCL device.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -53,13 +54,30 @@ def checks(device: str, engines: str) -> dict[str, Check]:
     """All checks by name ("part: what"), the most telling first."""
     large = device.startswith("cuda")
     found = {FACTS: Check(check_device.facts)}
-    found |= {f"kernels: {name}": Check(lambda name=name: f"largest relative error {check(name):.1e}") for name in PROGRAMS}
+    found |= {
+        f"kernels: {name}": Check(lambda name=name: f"largest relative error {check(name):.1e}")
+        for name in PROGRAMS
+    }
     found |= {f"runtime: {f.__name__.replace('_', ' ')}": Check(f, 120) for f in
               (check_device.graphs, check_device.out_of_memory, check_device.exchange, check_device.compiled)}  # fmt: skip
-    found |= {f"training: {name}": Check(lambda name=name: training(name), 120 if large else 1500) for name in ("transformer", "cnn")}
-    found |= {f"streams: {name}": Check(lambda name=name: check_device.streaming(name, 0 if large else 6)) for name in check_device.STREAMS}
-    found |= {f"products: {t}": Check(lambda t=t: check_device.products(t, 8192 if large else 256)) for t in ("bf16", "f16", "f32")}
-    found |= {f"benchmarks: {name}": Check(lambda name=name: check_device.benchmark(name, engines, 280), 300) for name in _BENCHMARKS}
+    found |= {
+        f"training: {name}": Check(lambda name=name: training(name), 120 if large else 1500)
+        for name in ("transformer", "cnn")
+    }
+    found |= {
+        f"streams: {name}": Check(lambda name=name: check_device.streaming(name, 0 if large else 6))
+        for name in check_device.STREAMS
+    }
+    found |= {
+        f"products: {t}": Check(lambda t=t: check_device.products(t, 8192 if large else 256))
+        for t in ("bf16", "f16", "f32")
+    }
+    found |= {
+        f"benchmarks: {name}": Check(
+            lambda name=name: check_device.benchmark(name, engines, 280), 300
+        )
+        for name in _BENCHMARKS
+    }
     found["suite: tests"] = Check(lambda: check_device.suite(3600), 3700)
     return found
 
@@ -81,7 +99,11 @@ def work(device: str, engines: str, names: list[str]) -> None:
             except Skip as reason:
                 say(name=name, result="SKIP", what=str(reason))
             except Exception as error:  # noqa: BLE001 - one check must not hide the others
-                say(name=name, result="FAIL", what=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+                say(
+                    name=name,
+                    result="FAIL",
+                    what=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+                )
             if config.get("DEVICE").startswith("cuda") and _lost():
                 os._exit(3)  # no call succeeds in this process any more
 
@@ -102,7 +124,19 @@ class Worker:
 
     def __init__(self, options: argparse.Namespace, names: list[str]) -> None:
         prefix = ["compute-sanitizer", "--tool", options.sanitize] if options.sanitize else []
-        command = [*prefix, sys.executable, "-X", "faulthandler", "-m", "torch_hlo.device.check_gpu", "--worker", "--device", options.device, "--engines", options.engines]
+        command = [
+            *prefix,
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-m",
+            "torch_hlo.device.check_gpu",
+            "--worker",
+            "--device",
+            options.device,
+            "--engines",
+            options.engines,
+        ]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                                         start_new_session=True)  # fmt: skip
         self.process.stdin.write(json.dumps(names))
@@ -125,7 +159,9 @@ class Worker:
         self.process.wait()
 
 
-def watch(options: argparse.Namespace, table: dict[str, Check], names: list[str], deadline: float) -> Iterator[tuple[str, str, str]]:
+def watch(
+    options: argparse.Namespace, table: dict[str, Check], names: list[str], deadline: float
+) -> Iterator[tuple[str, str, str]]:
     """(name, result, what) of each check, whatever becomes of the processes that run them."""
     left = list(names)
     while left:
@@ -133,13 +169,21 @@ def watch(options: argparse.Namespace, table: dict[str, Check], names: list[str]
             yield from ((name, "SKIP", "no time was left") for name in left)
             return
         worker = Worker(options, left)
-        current, noise, limit = left[0], [], _START  # the check under way; of the first also what comes before it
+        current, noise, limit = (
+            left[0],
+            [],
+            _START,
+        )  # the check under way; of the first also what comes before it
         why = ""
         while left:
             try:
                 line = worker.next(min(limit, max(deadline - time.monotonic(), 1) + 5))
             except queue.Empty:
-                why = "no time was left" if time.monotonic() > deadline else f"it took longer than {limit:.0f} s"
+                why = (
+                    "no time was left"
+                    if time.monotonic() > deadline
+                    else f"it took longer than {limit:.0f} s"
+                )
                 break
             if line is None:
                 why = f"its process ended ({worker.process.wait()}): {' | '.join(noise[-4:])[:400]}"
@@ -149,10 +193,24 @@ def watch(options: argparse.Namespace, table: dict[str, Check], names: list[str]
                 continue
             said = json.loads(line[1:])
             if "start" in said:
-                current, noise, limit = said["start"], [], table[said["start"]].seconds * (20 if options.sanitize else 1)
+                current, noise, limit = (
+                    said["start"],
+                    [],
+                    table[said["start"]].seconds * (20 if options.sanitize else 1),
+                )
                 continue
-            found = [n for n in noise if n.startswith("=========") and len(n) > 12 and not n.startswith(("========= COMPUTE", "========= ERROR SUMMARY: 0"))]
-            yield (current, "FAIL", " ".join(found)[:400]) if found else (current, said["result"], said["what"])
+            found = [
+                n
+                for n in noise
+                if n.startswith("=========")
+                and len(n) > 12
+                and not n.startswith(("========= COMPUTE", "========= ERROR SUMMARY: 0"))
+            ]
+            yield (
+                (current, "FAIL", " ".join(found)[:400])
+                if found
+                else (current, said["result"], said["what"])
+            )
             left.remove(current)
             if current == FACTS and said["result"] == "FAIL":
                 yield from ((name, "SKIP", "the device cannot be used") for name in left)
@@ -165,15 +223,23 @@ def watch(options: argparse.Namespace, table: dict[str, Check], names: list[str]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="a TORCH_HLO_DEVICE: cuda, cuda:1, ptx, opencl, opencl:PATH")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device",
+        default="cuda",
+        help="a TORCH_HLO_DEVICE: cuda, cuda:1, ptx, opencl, opencl:PATH",
+    )
     parser.add_argument("--json", help="also write the results here, as they come")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--only", default="", help="parts, such as kernels,products")
     parser.add_argument("--quick", action="store_true", help="kernels only")
     parser.add_argument("--suite", action="store_true", help="also the test suite")
     parser.add_argument("--sanitize", choices=_TOOLS, help="kernels under compute-sanitizer")
-    parser.add_argument("--engines", default="eager,inductor,hlo,hlo_compile", help="of the benchmarks")
+    parser.add_argument(
+        "--engines", default="eager,inductor,hlo,hlo_compile", help="of the benchmarks"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
@@ -182,9 +248,24 @@ def main(arguments: list[str] | None = None) -> int:
     if options.sanitize and not shutil.which("compute-sanitizer"):
         parser.error("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
     table = checks(options.device, options.engines)
-    parts = options.only.split(",") if options.only else ["device", "kernels"] if options.quick or options.sanitize else \
-        ["device", "kernels", "runtime", "training", "streams", "products", *(["benchmarks"] if options.device.startswith("cuda") else [])]
-    names = [n for n in table if n.partition(":")[0] in (*parts, *(["suite"] if options.suite else []))]
+    parts = (
+        options.only.split(",")
+        if options.only
+        else ["device", "kernels"]
+        if options.quick or options.sanitize
+        else [
+            "device",
+            "kernels",
+            "runtime",
+            "training",
+            "streams",
+            "products",
+            *(["benchmarks"] if options.device.startswith("cuda") else []),
+        ]
+    )
+    names = [
+        n for n in table if n.partition(":")[0] in (*parts, *(["suite"] if options.suite else []))
+    ]
     start = time.monotonic()
     results: dict[str, dict[str, str]] = {}
     for name, result, what in watch(options, table, names, start + 60 * options.minutes):
@@ -192,9 +273,22 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{result}  {name}: {what}", flush=True)
         if options.json:
             with open(options.json, "w") as file:
-                json.dump({"device": options.device, "seconds": time.monotonic() - start, "results": results}, file, indent=1)
-    counts = {kind: sum(r["result"] == kind for r in results.values()) for kind in ("PASS", "FAIL", "SKIP")}
-    print(f"{counts['PASS']} passed, {counts['FAIL']} failed, {counts['SKIP']} skipped on {options.device} in {time.monotonic() - start:.0f} s")
+                json.dump(
+                    {
+                        "device": options.device,
+                        "seconds": time.monotonic() - start,
+                        "results": results,
+                    },
+                    file,
+                    indent=1,
+                )
+    counts = {
+        kind: sum(r["result"] == kind for r in results.values())
+        for kind in ("PASS", "FAIL", "SKIP")
+    }
+    print(
+        f"{counts['PASS']} passed, {counts['FAIL']} failed, {counts['SKIP']} skipped on {options.device} in {time.monotonic() - start:.0f} s"
+    )
     return 1 if counts["FAIL"] else 0
 
 

@@ -1,4 +1,5 @@
 """Families of GPU kernels as small programs, and how near to the evaluator's their results are."""
+
 from __future__ import annotations
 
 import json
@@ -59,10 +60,15 @@ def dot(a: str, out: str, m: int, k: int, n: int) -> str:
 }}"""
 
 
-def _attention(kind: str, dtype: str, heads: int, rows: int, columns: int, size: int, width: int) -> str:
+def _attention(
+    kind: str, dtype: str, heads: int, rows: int, columns: int, size: int, width: int
+) -> str:
     """A call that says what it is (compiler/passes/attention.py), with its meaning."""
     row, tile = f"f32[{heads},{rows}]", f"f32[{heads},{rows},{columns}]"
-    q, k, v, out = (f"[{heads},{n},{w}]" for n, w in ((rows, size), (columns, size), (columns, width), (rows, width)))
+    q, k, v, out = (
+        f"[{heads},{n},{w}]"
+        for n, w in ((rows, size), (columns, size), (columns, width), (rows, width))
+    )
     names = {"q": dtype + q, "k": dtype + k, "v": dtype + v}
     body = f"""  s0 = {tile} dot(q, k), lhs_batch_dims={{0}}, rhs_batch_dims={{0}}, lhs_contracting_dims={{2}}, rhs_contracting_dims={{2}}
   c = f32[] constant(0.25)
@@ -106,12 +112,16 @@ def _attention(kind: str, dtype: str, heads: int, rows: int, columns: int, size:
   r1 = f32{k} dot(ds, q), lhs_batch_dims={{0}}, rhs_batch_dims={{0}}, lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
   r2 = f32{v} dot(pn, g), lhs_batch_dims={{0}}, rhs_batch_dims={{0}}, lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
 """
-    params = "".join(f"  {n} = {shape} parameter({i})\n" for i, (n, shape) in enumerate(names.items()))
+    params = "".join(
+        f"  {n} = {shape} parameter({i})\n" for i, (n, shape) in enumerate(names.items())
+    )
     shape, roots = f"({', '.join(results)})", ", ".join(f"r{i}" for i in range(len(results)))
     gtes = "".join(f"  r{i} = {r} get-tuple-element(a), index={i}\n" for i, r in enumerate(results))
     config = json.dumps({"attention": kind, "causal": False, "scale": 0.25}, separators=(",", ":"))
-    return (f"{_ADD}{_MAX}attention {{\n{params}{body}  ROOT t9 = {shape} tuple({roots})\n}}\nENTRY main {{\n{params}"
-            f"  a = {shape} call({', '.join(names)}), to_apply=attention, backend_config={config}\n{gtes}  ROOT t = {shape} tuple({roots})\n}}")
+    return (
+        f"{_ADD}{_MAX}attention {{\n{params}{body}  ROOT t9 = {shape} tuple({roots})\n}}\nENTRY main {{\n{params}"
+        f"  a = {shape} call({', '.join(names)}), to_apply=attention, backend_config={config}\n{gtes}  ROOT t = {shape} tuple({roots})\n}}"
+    )
 
 
 # One program per family of kernels: HLO text after "HloModule name".
@@ -160,7 +170,11 @@ PROGRAMS: dict[str, str] = {
     "ENTRY main {\n  x = f32[16] parameter(0)\n  ROOT r = f32[16] call(x), to_apply=body\n}",
 }  # fmt: skip
 
-TOLERANCES = {"attention bf16": 1e-2, "attention f16": 2e-3, "attention gradient bf16": 1e-2}  # weights are rounded to the operands' type
+TOLERANCES = {
+    "attention bf16": 1e-2,
+    "attention f16": 2e-3,
+    "attention gradient bf16": 1e-2,
+}  # weights are rounded to the operands' type
 
 
 def program(name: str) -> Module:
@@ -173,7 +187,10 @@ def run(module: Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
     from torch_hlo.device import runtime
 
     compiled = runtime.compile_program(module)
-    given = [runtime.from_bytes(p.shape, encode(v, p.shape.dtype)) for p, v in zip(module.entry.params, inputs, strict=True)]
+    given = [
+        runtime.from_bytes(p.shape, encode(v, p.shape.dtype))
+        for p, v in zip(module.entry.params, inputs, strict=True)
+    ]
     results = [runtime.allocate(x.shape) for x in outputs(module)]
     compiled.run(given, results)
     return [decode(b.bytes.tobytes(), b.shape.dtype, b.shape.dims) for b in results]
@@ -188,8 +205,12 @@ def check(name: str) -> float:
     for e, f in zip(expected, run(module, inputs), strict=True):
         if e.dtype.kind in "fc":
             tolerance = TOLERANCES.get(name, 2e-5)
-            np.testing.assert_allclose(f, e, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(e).max(initial=0))))
-            worst = max(worst, float(np.max(np.abs(f - e) / np.maximum(np.abs(e), 1e-3), initial=0)))
+            np.testing.assert_allclose(
+                f, e, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(e).max(initial=0)))
+            )
+            worst = max(
+                worst, float(np.max(np.abs(f - e) / np.maximum(np.abs(e), 1e-3), initial=0))
+            )
         else:
             np.testing.assert_array_equal(f, e)
     return worst

@@ -5,6 +5,7 @@
 Virtual devices have buffers of their own and run concurrently, each in a thread; collectives are copies and sums between their memories
 (hlo/rendezvous.py). In a process that torch.distributed made one of several, each process runs its own device (process_group.py).
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -61,7 +62,11 @@ def is_own_index(index: int) -> bool:
 
     A Python back end has one index in PyTorch (its autograd engine knows no other), so tensors say "hlo:0"; virtual devices are addressed by meshes.
     """
-    return index == 0 or process_count() > 1 and index == _distributed().get_node_local_rank(fallback_rank=0)
+    return (
+        index == 0
+        or process_count() > 1
+        and index == _distributed().get_node_local_rank(fallback_rank=0)
+    )
 
 
 ORDINAL = "hlo error: invalid device ordinal {}: this process has 1 hlo device; distributed.mark_sharding spreads tensors over the devices of a mesh"
@@ -84,12 +89,19 @@ def local_devices(devices: int) -> range:
     if processes == 1:
         return range(devices)
     if devices != processes:
-        raise ValueError(f"the program is for {devices} devices, torch.distributed runs {processes} processes")
+        raise ValueError(
+            f"the program is for {devices} devices, torch.distributed runs {processes} processes"
+        )
     rank = _distributed().get_rank()
     return range(rank, rank + 1)
 
 
-def run_devices(program: Program, inputs: Sequence[Sequence[Buffer]], outputs: Sequence[Sequence[Buffer]], replicas: int = 1) -> None:
+def run_devices(
+    program: Program,
+    inputs: Sequence[Sequence[Buffer]],
+    outputs: Sequence[Sequence[Buffer]],
+    replicas: int = 1,
+) -> None:
     """Run a per-device program on every device of this process: on one per list of buffers, or in a torch.distributed process on its own.
 
     Blocks. Raises what a device raises, with a note that names it; CollectiveError when the devices do not meet within TORCH_HLO_COLLECTIVE_TIMEOUT.
@@ -98,8 +110,15 @@ def run_devices(program: Program, inputs: Sequence[Sequence[Buffer]], outputs: S
     if process_count() > 1 and n == 1:
         return program.run(inputs[0], outputs[0])
     if n > 1 and hasattr(program, "driver"):
-        raise ValueError(f"{program.name} is for {n} devices: virtual devices are the CPU's; on GPUs start one process per device with torchrun")
-    meeting = Rendezvous(collective.program_name(program.name), replicas, n // replicas, config.get("COLLECTIVE_TIMEOUT") or None)
+        raise ValueError(
+            f"{program.name} is for {n} devices: virtual devices are the CPU's; on GPUs start one process per device with torchrun"
+        )
+    meeting = Rendezvous(
+        collective.program_name(program.name),
+        replicas,
+        n // replicas,
+        config.get("COLLECTIVE_TIMEOUT") or None,
+    )
     with cpu.shared_by(n):
         meeting.run(lambda device: program.run(inputs[device], outputs[device]), _submit)
 
@@ -143,7 +162,9 @@ def _submit(call: Callable[[], None]) -> None:
         calls = _idle.pop()
     except IndexError:
         calls = SimpleQueue()
-        threading.Thread(target=_device_thread, args=(calls,), daemon=True, name="torch_hlo device").start()
+        threading.Thread(
+            target=_device_thread, args=(calls,), daemon=True, name="torch_hlo device"
+        ).start()
     calls.put(call)
 
 

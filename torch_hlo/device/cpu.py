@@ -5,6 +5,7 @@
 
 Scratch memory (arenas) is shared by all programs: it is kept between calls, so steady state touches no fresh page.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -49,21 +50,39 @@ class Program:
         self.entry = _ENTRY(self.address)
         self.constants = _copy_aligned(executable.constants)
         self.errors: dict[int, BaseException] = {}
-        self.parallel = "torch_hlo_parallel" in executable.externals  # some loop is worth more than one thread
+        self.parallel = (
+            "torch_hlo_parallel" in executable.externals
+        )  # some loop is worth more than one thread
         self.static_arena = executable.arena if isinstance(executable.arena, int) else None
         self.no_copies = (0,) * len(executable.packings)
-        self.symbolic_arena = function([name for name, _, _ in executable.symbols], (executable.arena,))
+        self.symbolic_arena = function(
+            [name for name, _, _ in executable.symbols], (executable.arena,)
+        )
         self.callback = _HOST(self._host_call) if executable.host_calls else None
-        self._head = (self.constants.ctypes.data if len(executable.constants) else 0,
-                      ctypes.cast(self.callback, ctypes.c_void_p).value if self.callback else 0)
+        self._head = (
+            self.constants.ctypes.data if len(executable.constants) else 0,
+            ctypes.cast(self.callback, ctypes.c_void_p).value if self.callback else 0,
+        )
 
-    def call(self, inputs: Sequence[int], outputs: Sequence[int], sizes: Sequence[int] = (), copies: Sequence[int] = ()) -> None:
+    def call(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        sizes: Sequence[int] = (),
+        copies: Sequence[int] = (),
+    ) -> None:
         """Run on memory at these addresses. `sizes`: the values of executable.symbols. Aliased outputs must be given their parameter's
         address. `copies`: addresses for executable.packings, 0 for none. Raises what a host call raised."""
         e = self.executable
-        if len(inputs) != len(e.parameters) or len(outputs) != len(e.outputs) or len(sizes) != len(e.symbols):
-            raise ValueError(f"{e.name} takes {len(e.parameters)} inputs, {len(e.outputs)} outputs and {len(e.symbols)} sizes, "
-                             f"got {len(inputs)}, {len(outputs)} and {len(sizes)}")
+        if (
+            len(inputs) != len(e.parameters)
+            or len(outputs) != len(e.outputs)
+            or len(sizes) != len(e.symbols)
+        ):
+            raise ValueError(
+                f"{e.name} takes {len(e.parameters)} inputs, {len(e.outputs)} outputs and {len(e.symbols)} sizes, "
+                f"got {len(inputs)}, {len(outputs)} and {len(sizes)}"
+            )
         self.launch((*sizes, *inputs, *outputs), copies)
 
     def launch(self, words: tuple[int, ...], copies: Sequence[int] = ()) -> None:
@@ -99,7 +118,10 @@ class Program:
             return
         try:
             words = (ctypes.c_uint64 * self.executable.words).from_address(block)
-            values = {name: words[FIXED_WORDS + i] for i, (name, _, _) in enumerate(self.executable.symbols)}
+            values = {
+                name: words[FIXED_WORDS + i]
+                for i, (name, _, _) in enumerate(self.executable.symbols)
+            }
             run_host_call(call, arguments, values)
         except BaseException as error:  # noqa: BLE001 - must not propagate into native code
             self.errors[block] = error
@@ -112,13 +134,17 @@ def run_host_call(call: HostCall, arguments: int, sizes: dict[str, int]) -> None
     addresses = (ctypes.c_uint64 * len(shapes)).from_address(arguments)
     arrays = [_array(a, s, sizes) for a, s in zip(addresses, shapes, strict=True)]
     n = len(call.outputs)
-    (LIBRARIES.get(call.name) or HOST_CALLS[call.name])(arrays[:n], arrays[n:], **_attributes(call.attrs))
+    (LIBRARIES.get(call.name) or HOST_CALLS[call.name])(
+        arrays[:n], arrays[n:], **_attributes(call.attrs)
+    )
 
 
 LIBRARIES = {"fft": fft.fft}  # host calls that another library does better than the compiler's own
 
 
-_attributes = lru_cache(maxsize=4096)(json.loads)  # the text of a host call's attributes -> keywords
+_attributes = lru_cache(maxsize=4096)(
+    json.loads
+)  # the text of a host call's attributes -> keywords
 
 
 def _array(address: int, shape: Shape, sizes: dict[str, int]) -> np.ndarray:
@@ -134,11 +160,13 @@ def _array(address: int, shape: Shape, sizes: dict[str, int]) -> np.ndarray:
 def storage_dtype(dtype: str) -> np.dtype:
     """What host calls see elements as: NumPy has no bf16 and no f8."""
     name = DTYPES[dtype].numpy
-    return np.dtype({"bfloat16": "uint16"}.get(name, "uint8" if name.startswith("float8") else name))
+    return np.dtype(
+        {"bfloat16": "uint16"}.get(name, "uint8" if name.startswith("float8") else name)
+    )
 
 
 def _copy_aligned(data: bytes) -> np.ndarray:
-    array = map_pages(len(data))[:len(data)]
+    array = map_pages(len(data))[: len(data)]
     array[:] = np.frombuffer(data, np.uint8)
     return array
 
@@ -147,7 +175,8 @@ def _request_tiles() -> None:
     """Ask the kernel for AMX tiles, once per process: without permission the first tile instruction is a fault."""
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     if host().has("amx-tile") and (
-        not sys.platform.startswith("linux") or ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) != 0
+        not sys.platform.startswith("linux")
+        or ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) != 0
     ):
         deny("amx")
 
@@ -159,7 +188,9 @@ def load(executable: Executable, target: Target | None = None) -> Program:
     """Load machine code into the process. Raises ValueError when it was compiled for another machine."""
     target = target or host()
     if executable.target != target.key:
-        raise ValueError(f"{executable.name} was compiled for {executable.target}, this machine is {target.key}")
+        raise ValueError(
+            f"{executable.name} was compiled for {executable.target}, this machine is {target.key}"
+        )
     if executable.host_calls:
         load_emitters()
     _POOL.load()
@@ -222,7 +253,9 @@ class _Pool:
 
     def _wants_team(self) -> bool:
         """OpenMP waits for each of its threads in the end: where a neighbour keeps those from running, our own do better."""
-        if not self.has_team or config.get("THREADS") or _sharing > 1:  # a team of another size than PyTorch's would be made anew
+        if (
+            not self.has_team or config.get("THREADS") or _sharing > 1
+        ):  # a team of another size than PyTorch's would be made anew
             return False
         return not self.alone_until or time.perf_counter() > self.alone_until
 
@@ -231,7 +264,11 @@ class _Pool:
         if threads == self.active and threads <= self.started + 1:
             return
         with self.lock:
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()) if hasattr(signal, "pthread_sigmask") else None
+            blocked = (
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+                if hasattr(signal, "pthread_sigmask")
+                else None
+            )
             try:
                 while self.started < threads - 1:  # workers handle no signals
                     if self.functions.add(self.started + 1):
@@ -252,11 +289,18 @@ class _Pool:
             if self.functions is not None:
                 return
             target = host()
-            code, _ = machine_code(pool.text(target.parallel_threshold_ps), target, level=0)  # it waits for memory and other threads: as fast as with 2
+            code, _ = machine_code(
+                pool.text(target.parallel_threshold_ps), target, level=0
+            )  # it waits for memory and other threads: as fast as with 2
             loaded = engine([code], target)
             kinds = (("add", (ctypes.c_int, ctypes.c_int64)), ("active", (None, ctypes.c_int64)), ("reset", (None,)),
                      ("team", (None, ctypes.c_void_p, ctypes.c_void_p)), ("call", (ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)))  # fmt: skip
-            functions = _Functions(*(ctypes.CFUNCTYPE(*kind)(loaded.get_function_address(f"torch_hlo_pool_{name}")) for name, kind in kinds))
+            functions = _Functions(
+                *(
+                    ctypes.CFUNCTYPE(*kind)(loaded.get_function_address(f"torch_hlo_pool_{name}"))
+                    for name, kind in kinds
+                )
+            )
             for name in ("torch_hlo_parallel", "torch_hlo_pool_help"):
                 symbols.add(name, loaded.get_function_address(name))
             loaded.detach()  # workers run this code until the process ends
@@ -291,7 +335,10 @@ def _openmp() -> tuple[int | None, int | None]:
     names = ctypes.CDLL(None)
     if not hasattr(names, "GOMP_parallel") or not hasattr(names, "omp_get_thread_num"):
         return None, None
-    return tuple(ctypes.cast(f, ctypes.c_void_p).value for f in (names.GOMP_parallel, names.omp_get_thread_num))
+    return tuple(
+        ctypes.cast(f, ctypes.c_void_p).value
+        for f in (names.GOMP_parallel, names.omp_get_thread_num)
+    )
 
 
 _POOL = _Pool()

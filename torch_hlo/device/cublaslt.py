@@ -3,6 +3,7 @@
 C's row-major matrix is its column-major C^T = B^T A^T, so operands change places. Plans (descriptors and the heuristic's first algorithm) are made once per
 set of sizes. https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -13,7 +14,13 @@ from pathlib import Path
 from torch_hlo.compiler.codegen.gpu.program import LibraryProduct
 from torch_hlo.device.gpu import DriverError
 
-_P, _SIZE, _I32, _I64, _U64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64
+_P, _SIZE, _I32, _I64, _U64 = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int64,
+    ctypes.c_uint64,
+)
 WORKSPACE = 32 << 20  # bytes that NVIDIA recommends for Hopper
 NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
 # cudaDataType_t by HLO type; cublasComputeType_t and scale type by type of sums
@@ -22,7 +29,10 @@ COMPUTE = {"f32": 68, "tf32": 77, "f64": 70, "s32": 72}
 _TRANSA, _TRANSB = 3, 4  # cublasLtMatmulDescAttributes_t
 _BATCH, _STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MAX_WORKSPACE = 1  # cublasLtMatmulPreferenceAttributes_t
-_RESULT_BYTES, _ALGORITHM_BYTES = 96, 64  # cublasLtMatmulHeuristicResult_t begins with the algorithm
+_RESULT_BYTES, _ALGORITHM_BYTES = (
+    96,
+    64,
+)  # cublasLtMatmulHeuristicResult_t begins with the algorithm
 # name -> argument types; every function gives a cublasStatus_t
 FUNCTIONS = {
     "cublasLtCreate": (_P,), "cublasLtMatmulDescCreate": (_P, _I32, _I32), "cublasLtMatmulDescSetAttribute": (_P, _I32, _P, _SIZE),
@@ -36,7 +46,11 @@ FUNCTIONS = {
 @lru_cache(1)
 def find() -> ctypes.CDLL | None:
     """The library: the system's, or the one in PyTorch's wheels."""
-    wheels = [str(p) for d in sys.path for p in sorted(Path(d).glob("nvidia/*/lib/libcublasLt.so.*"))] if sys.path else []
+    wheels = (
+        [str(p) for d in sys.path for p in sorted(Path(d).glob("nvidia/*/lib/libcublasLt.so.*"))]
+        if sys.path
+        else []
+    )
     for name in (*NAMES, *wheels):
         try:
             return ctypes.CDLL(name)
@@ -84,10 +98,29 @@ class CublasLt:
             plan = self._plans[key] = self._plan(p, room, *sizes)
         operation, layouts, algorithm, one, zero = plan
         left, right, out = layouts
-        self._check("cublasLtMatmul", self._handle, operation, ctypes.addressof(one), b, left, a, right, ctypes.addressof(zero), c, out, c, out,
-                    ctypes.addressof(algorithm), self._workspace if room else 0, room, stream)
+        self._check(
+            "cublasLtMatmul",
+            self._handle,
+            operation,
+            ctypes.addressof(one),
+            b,
+            left,
+            a,
+            right,
+            ctypes.addressof(zero),
+            c,
+            out,
+            c,
+            out,
+            ctypes.addressof(algorithm),
+            self._workspace if room else 0,
+            room,
+            stream,
+        )
 
-    def _plan(self, p: LibraryProduct, room: int, m, n, k, line_a, line_b, line_c, count, *strides) -> tuple:
+    def _plan(
+        self, p: LibraryProduct, room: int, m, n, k, line_a, line_b, line_c, count, *strides
+    ) -> tuple:
         scale = TYPES["s32" if p.sums == "s32" else "f64" if p.sums == "f64" else "f32"]
         operation = self._made("cublasLtMatmulDescCreate", COMPUTE[p.sums], scale)
         # Column-major, B with k contiguous is k x n and has to be turned, else it is n x k; A is the other way round.
@@ -95,7 +128,11 @@ class CublasLt:
         self._set("cublasLtMatmulDescSetAttribute", operation, _TRANSA, _I32(int(p.b_along_k)))
         self._set("cublasLtMatmulDescSetAttribute", operation, _TRANSB, _I32(int(not p.a_along_k)))
         layouts = []
-        for dtype, (rows, columns), line, stride in ((p.b, shapes["b"], line_b, strides[1]), (p.a, shapes["a"], line_a, strides[0]), (p.c, (n, m), line_c, strides[2])):
+        for dtype, (rows, columns), line, stride in (
+            (p.b, shapes["b"], line_b, strides[1]),
+            (p.a, shapes["a"], line_a, strides[0]),
+            (p.c, (n, m), line_c, strides[2]),
+        ):
             layout = self._made("cublasLtMatrixLayoutCreate", TYPES[dtype], rows, columns, line)
             if count > 1:
                 self._set("cublasLtMatrixLayoutSetAttribute", layout, _BATCH, _I32(count))
@@ -105,8 +142,28 @@ class CublasLt:
         self._set("cublasLtMatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE, _U64(room))
         found, result = _I32(), ctypes.create_string_buffer(_RESULT_BYTES)
         left, right, out = layouts
-        self._check("cublasLtMatmulAlgoGetHeuristic", self._handle, operation, left, right, out, out, preference, 1, ctypes.addressof(result), ctypes.addressof(found))
+        self._check(
+            "cublasLtMatmulAlgoGetHeuristic",
+            self._handle,
+            operation,
+            left,
+            right,
+            out,
+            out,
+            preference,
+            1,
+            ctypes.addressof(result),
+            ctypes.addressof(found),
+        )
         if not found.value:
-            raise DriverError(f"cuBLASLt has no algorithm for {p.a}[{m},{k}] x {p.b}[{k},{n}] -> {p.c}")
+            raise DriverError(
+                f"cuBLASLt has no algorithm for {p.a}[{m},{k}] x {p.b}[{k},{n}] -> {p.c}"
+            )
         number = {"s32": _I32, "f64": ctypes.c_double}.get(p.sums, ctypes.c_float)
-        return operation, layouts, ctypes.create_string_buffer(result.raw[:_ALGORITHM_BYTES], _ALGORITHM_BYTES), number(1), number(0)
+        return (
+            operation,
+            layouts,
+            ctypes.create_string_buffer(result.raw[:_ALGORITHM_BYTES], _ALGORITHM_BYTES),
+            number(1),
+            number(0),
+        )

@@ -4,6 +4,7 @@ The driver translates PTX for the device it has. The primary context is the one 
 kernels in order on one stream (`main`), uploads from page-locked memory on another, so that they overlap with programs under way; events keep
 the two in order (`send`). Programs and their graphs are in cuda_program.py. cuda driver API: https://docs.nvidia.com/cuda/cuda-driver-api
 """
+
 from __future__ import annotations
 
 import atexit
@@ -25,19 +26,31 @@ from torch_hlo.compiler.codegen.gpu.target import nvptx_target
 from torch_hlo.device import collective, cublaslt, gpu, runtime
 from torch_hlo.device.gpu import DeviceMemory, DevicePool, DriverError
 
-_P, _SIZE, _INT, _UINT, _U64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint, ctypes.c_uint64
+_P, _SIZE, _INT, _UINT, _U64 = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_uint,
+    ctypes.c_uint64,
+)
 OLDEST_DRIVER = 12040  # CUDA 12.4: PTX 8.4, which knows the f8 matrix units
 OUT_OF_MEMORY, NO_BINARY, INVALID_PTX, NOT_READY = 2, 209, 218, 600
-_LOST = frozenset((214, 700, 702, 709, 710, *range(714, 721)))  # after one of these every call fails: the context is gone
+_LOST = frozenset(
+    (214, 700, 702, 709, 710, *range(714, 721))
+)  # after one of these every call fails: the context is gone
 _MAJOR, _MINOR = 75, 76  # CUdevice_attribute: compute capability
 _LOG, _LOG_SIZE = 5, 6  # CUjit_option: error log buffer and its size
 _THREAD_LOCAL_CAPTURE, _NON_BLOCKING, _NO_TIMING = 1, 1, 2
 _RELEASE_THRESHOLD = 4  # CUmemPool_attribute: bytes that the driver keeps when nobody waits
-_DYNAMIC_SHARED = 8  # CUfunction_attribute: the largest amount of shared memory that a launch may give
+_DYNAMIC_SHARED = (
+    8  # CUfunction_attribute: the largest amount of shared memory that a launch may give
+)
 _STATIC_SHARED = 48 << 10  # bytes for which no permission is needed
 MAPS = 4096  # tensor maps that are remembered
 MARKS = 64  # points in the order of the main stream that are remembered
-PINNED = 32 << 20  # bytes up to which host memory is page-locked: locking pages costs more than it gains for arrays that travel once
+PINNED = (
+    32 << 20
+)  # bytes up to which host memory is page-locked: locking pages costs more than it gains for arrays that travel once
 # name -> argument types; every function gives a CUresult
 _FUNCTIONS = {
     "cuInit": (_UINT,), "cuDriverGetVersion": (_P,), "cuDeviceGetCount": (_P,), "cuDeviceGet": (_P, _INT), "cuDeviceGetName": (_P, _INT, _INT),
@@ -72,34 +85,54 @@ class Cuda:
         self._lock = threading.RLock()
         self._depth = 0
         self._library: cublaslt.CublasLt | None = None
-        self._maps: dict[tuple[int, ...], tuple[int, object]] = {}  # tensor maps by what they are made of: address and memory
-        self._last: Kernel | None = None  # launched last: what an asynchronous failure most likely is about
+        self._maps: dict[
+            tuple[int, ...], tuple[int, object]
+        ] = {}  # tensor maps by what they are made of: address and memory
+        self._last: Kernel | None = (
+            None  # launched last: what an asynchronous failure most likely is about
+        )
         self._check("cuInit", 0)
         version = self._get("cuDriverGetVersion")
         if version < OLDEST_DRIVER:
-            raise DriverError(f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}; {OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10} or later is needed: update it")
+            raise DriverError(
+                f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}; {OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10} or later is needed: update it"
+            )
         count = self._get("cuDeviceGetCount")
         if number >= count:
-            raise DriverError(f"TORCH_HLO_DEVICE=cuda:{number}: the driver sees {count} device{'s' * (count != 1)}, numbered from 0")
+            raise DriverError(
+                f"TORCH_HLO_DEVICE=cuda:{number}: the driver sees {count} device{'s' * (count != 1)}, numbered from 0"
+            )
         self.number, self.version = number, version
         self.device = self._get("cuDeviceGet", number)
         name = ctypes.create_string_buffer(256)
         self._check("cuDeviceGetName", ctypes.addressof(name), 256, self.device)
         self.name = name.value.decode()
-        self.capability = tuple(self._get("cuDeviceGetAttribute", what, self.device) for what in (_MAJOR, _MINOR))
+        self.capability = tuple(
+            self._get("cuDeviceGetAttribute", what, self.device) for what in (_MAJOR, _MINOR)
+        )
         try:
-            self.target = replace(nvptx_target(*self.capability), library=config.get("TUNE") > 0 and cublaslt.find() is not None)
+            self.target = replace(
+                nvptx_target(*self.capability),
+                library=config.get("TUNE") > 0 and cublaslt.find() is not None,
+            )
         except ValueError as error:
             raise DriverError(f"{self.name}: {error}") from None
         self._context = self._made("cuDevicePrimaryCtxRetain", self.device)
         self._modules: list[_P] = []
         self._events: list[_P] = []  # that nobody uses
         self._marks: list[_P] = []  # a ring
-        self.epoch, self._busy = 0, False  # number of the last mark, and whether something was enqueued since
-        self._sending: deque[tuple[_P, object]] = deque()  # uploads under way, and the host memory that they read
+        self.epoch, self._busy = (
+            0,
+            False,
+        )  # number of the last mark, and whether something was enqueued since
+        self._sending: deque[tuple[_P, object]] = (
+            deque()
+        )  # uploads under way, and the host memory that they read
         self._branches: list[_P] = []  # streams of a graph's branches; the first is `main`
         self._forked: dict[int, _P] | None = None  # while capturing: branches in use
-        self._freed_meanwhile: list[int] = []  # while capturing: what the collector freed must not become part of the graph
+        self._freed_meanwhile: list[
+            int
+        ] = []  # while capturing: what the collector freed must not become part of the graph
         with self:
             self.main = self.stream = self._made("cuStreamCreate", _NON_BLOCKING)
             self.uploads = self._made("cuStreamCreate", _NON_BLOCKING)
@@ -109,7 +142,9 @@ class Cuda:
         """The driver's pool gives nothing back to the system while somebody waits; `reclaim` does."""
         self._memory = self._made("cuDeviceGetDefaultMemPool", self.device)
         everything = _U64(2**64 - 1)
-        self._check("cuMemPoolSetAttribute", self._memory, _RELEASE_THRESHOLD, ctypes.addressof(everything))
+        self._check(
+            "cuMemPoolSetAttribute", self._memory, _RELEASE_THRESHOLD, ctypes.addressof(everything)
+        )
 
     # -- calls ----------------------------------------------------------------------------------------------------
     def __enter__(self) -> Cuda:
@@ -136,11 +171,15 @@ class Cuda:
     def _error(self, function: str, code: int, what: str) -> BaseException:
         text = ctypes.c_char_p()
         self._cu.cuGetErrorString(code, ctypes.addressof(text))
-        message = f"{text.value.decode() if text.value else 'unknown error'} ({function} gave {code})"
+        message = (
+            f"{text.value.decode() if text.value else 'unknown error'} ({function} gave {code})"
+        )
         if code == OUT_OF_MEMORY:
             free, total = _SIZE(), _SIZE()
             self._cu.cuMemGetInfo_v2(ctypes.addressof(free), ctypes.addressof(total))
-            return MemoryError(f"{what or function}: {message}; {free.value >> 20} of {total.value >> 20} MiB are free")
+            return MemoryError(
+                f"{what or function}: {message}; {free.value >> 20} of {total.value >> 20} MiB are free"
+            )
         if code in _LOST:
             message += "; a CUDA context does not recover from this: start the process anew"
         return DriverError(f"{what or 'CUDA'}: {message}")
@@ -159,7 +198,13 @@ class Cuda:
     def allocate(self, nbytes: int) -> int:
         value = _U64()
         with self:
-            self._check("cuMemAllocAsync", ctypes.addressof(value), max(nbytes, 64), self.main, what=f"{self.name}: {nbytes} bytes")
+            self._check(
+                "cuMemAllocAsync",
+                ctypes.addressof(value),
+                max(nbytes, 64),
+                self.main,
+                what=f"{self.name}: {nbytes} bytes",
+            )
             self._busy = True
         return value.value
 
@@ -190,7 +235,9 @@ class Cuda:
     def lock_pages(self, nbytes: int) -> np.ndarray:
         """Page-locked host memory, which the device reads and writes by itself. Raises MemoryError."""
         with self:
-            address = self._made("cuMemHostAlloc", nbytes, 0, what=f"{nbytes} bytes of page-locked memory").value
+            address = self._made(
+                "cuMemHostAlloc", nbytes, 0, what=f"{nbytes} bytes of page-locked memory"
+            ).value
         return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
     def unlock_pages(self, address: int) -> None:
@@ -214,7 +261,9 @@ class Cuda:
                 epoch = self.epoch
             oldest = max(self.epoch - MARKS + 1, 1)
             if epoch:
-                self._check("cuStreamWaitEvent", self.uploads, self._marks[max(epoch, oldest) % MARKS], 0)
+                self._check(
+                    "cuStreamWaitEvent", self.uploads, self._marks[max(epoch, oldest) % MARKS], 0
+                )
             self._check("cuMemcpyHtoDAsync_v2", target, source.address, nbytes, self.uploads)
             event = self._event()
             self._check("cuEventRecord", event, self.uploads)
@@ -250,16 +299,35 @@ class Cuda:
         text = ctypes.create_string_buffer(image)  # ends with a zero
         module = _P()
         with self:
-            code = self._cu.cuModuleLoadDataEx(ctypes.addressof(module), ctypes.addressof(text), 2, ctypes.addressof(options), ctypes.addressof(values))
+            code = self._cu.cuModuleLoadDataEx(
+                ctypes.addressof(module),
+                ctypes.addressof(text),
+                2,
+                ctypes.addressof(options),
+                ctypes.addressof(values),
+            )
             if code in (NO_BINARY, INVALID_PTX):
-                raise DriverError(f"{self.name} does not take code for {self.target.name}: {log.value.decode(errors='replace') or 'wrong architecture'}")
+                raise DriverError(
+                    f"{self.name} does not take code for {self.target.name}: {log.value.decode(errors='replace') or 'wrong architecture'}"
+                )
             if code:
-                raise self._error("cuModuleLoadDataEx", code, f"kernels {', '.join(k.name for k in kernels)}")
+                raise self._error(
+                    "cuModuleLoadDataEx", code, f"kernels {', '.join(k.name for k in kernels)}"
+                )
             self._modules.append(module)
-            handles = [k.library or self._made("cuModuleGetFunction", module, k.name.encode(), what=k.name) for k in kernels]
+            handles = [
+                k.library or self._made("cuModuleGetFunction", module, k.name.encode(), what=k.name)
+                for k in kernels
+            ]
             for handle, k in zip(handles, kernels, strict=True):
                 if k.shared > _STATIC_SHARED:
-                    self._check("cuFuncSetAttribute", handle, _DYNAMIC_SHARED, k.shared, what=f"{k.name} of {k.label}: {k.shared} bytes of shared memory")
+                    self._check(
+                        "cuFuncSetAttribute",
+                        handle,
+                        _DYNAMIC_SHARED,
+                        k.shared,
+                        what=f"{k.name} of {k.label}: {k.shared} bytes of shared memory",
+                    )
         return handles
 
     def launch(self, handle: _P, kernel: Kernel, groups: int, words: int) -> None:
@@ -268,12 +336,31 @@ class Cuda:
         if kernel.library is not None:
             with self:
                 self._last, self._busy = kernel, True
-                return self._cublaslt().product(kernel.library, list((_U64 * count).from_address(words)), self.stream.value, self.stream is self.main)
+                return self._cublaslt().product(
+                    kernel.library,
+                    list((_U64 * count).from_address(words)),
+                    self.stream.value,
+                    self.stream is self.main,
+                )
         with self:
-            maps = [self._tensor_map(m, kernel, (_U64 * count).from_address(words)) for m in kernel.maps]
+            maps = [
+                self._tensor_map(m, kernel, (_U64 * count).from_address(words)) for m in kernel.maps
+            ]
             pointers = (_P * (count + len(maps)))(*range(words, words + 8 * count, 8), *maps)
             self._last, self._busy = kernel, True
-            code = self._cu.cuLaunchKernel(handle, groups, 1, 1, kernel.threads, 1, 1, kernel.shared, self.stream, pointers, None)
+            code = self._cu.cuLaunchKernel(
+                handle,
+                groups,
+                1,
+                1,
+                kernel.threads,
+                1,
+                1,
+                kernel.shared,
+                self.stream,
+                pointers,
+                None,
+            )
             if code:
                 raise self.launch_error(code, kernel)
 
@@ -303,9 +390,25 @@ class Cuda:
             room = ctypes.create_string_buffer(128 + 64)
             place = -(-ctypes.addressof(room) // 64) * 64
             rank = len(sizes)
-            arrays = ((_U64 * rank)(*sizes), (_U64 * rank)(*strides), (_UINT * rank)(*box), (_UINT * rank)(*[1] * rank))
-            self._check("cuTensorMapEncodeTiled", place, gpu.MAP_TYPES[m.itemsize], rank, address, *map(ctypes.addressof, arrays), 0, gpu.MAP_SWIZZLE,
-                        gpu.MAP_PROMOTION, 0, what=f"kernel {kernel.name} of {kernel.label}: sizes {sizes}, strides {strides} bytes")
+            arrays = (
+                (_U64 * rank)(*sizes),
+                (_U64 * rank)(*strides),
+                (_UINT * rank)(*box),
+                (_UINT * rank)(*[1] * rank),
+            )
+            self._check(
+                "cuTensorMapEncodeTiled",
+                place,
+                gpu.MAP_TYPES[m.itemsize],
+                rank,
+                address,
+                *map(ctypes.addressof, arrays),
+                0,
+                gpu.MAP_SWIZZLE,
+                gpu.MAP_PROMOTION,
+                0,
+                what=f"kernel {kernel.name} of {kernel.label}: sizes {sizes}, strides {strides} bytes",
+            )
             if len(self._maps) >= MAPS:
                 self._maps.pop(next(iter(self._maps)))
             self._maps[key] = place, room
@@ -317,7 +420,11 @@ class Cuda:
         with self:
             code = self._cu.cuStreamSynchronize(self.stream)
             if code:
-                last = f"; the last kernel started was {self._last.name} of {self._last.label}" if self._last else ""
+                last = (
+                    f"; the last kernel started was {self._last.name} of {self._last.label}"
+                    if self._last
+                    else ""
+                )
                 raise LaunchError(f"{self._error('cuStreamSynchronize', code, self.name)}{last}")
 
     def mark(self) -> None:
@@ -409,7 +516,11 @@ class Cuda:
             return
         while len(self._branches) <= number:
             # A graph may be launched on any stream: what only `main` may use (`stream is main`) is not for its first branch either.
-            self._branches.append(self._made("cuStreamCreate", _NON_BLOCKING) if self._branches else _P(self.main.value))
+            self._branches.append(
+                self._made("cuStreamCreate", _NON_BLOCKING)
+                if self._branches
+                else _P(self.main.value)
+            )
         stream = self._branches[number]
         if number not in self._forked:
             self._check("cuStreamWaitEvent", stream, self._start, 0)
@@ -447,13 +558,17 @@ def _functions(library: str | object):
     try:
         found = ctypes.CDLL(library) if isinstance(library, str) else library
     except OSError as error:
-        raise DriverError(f"TORCH_HLO_DEVICE=cuda: no NVIDIA driver on this machine ({error}). Install the driver, or choose another "
-                          "TORCH_HLO_DEVICE") from None
+        raise DriverError(
+            f"TORCH_HLO_DEVICE=cuda: no NVIDIA driver on this machine ({error}). Install the driver, or choose another "
+            "TORCH_HLO_DEVICE"
+        ) from None
     for name, arguments in _FUNCTIONS.items():
         try:
             function = getattr(found, name)
         except AttributeError:
-            raise DriverError(f"the NVIDIA driver has no {name}: it is older than CUDA {OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10}; update it") from None
+            raise DriverError(
+                f"the NVIDIA driver has no {name}: it is older than CUDA {OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10}; update it"
+            ) from None
         function.argtypes, function.restype = arguments, _INT
     return found
 
@@ -516,7 +631,11 @@ class Memory(DeviceMemory):
         return pool()
 
     def _host_memory(self) -> runtime.Memory:
-        return Pinned(self.nbytes, self._pool.pinned) if self.nbytes <= PINNED else runtime.Memory(self.nbytes)
+        return (
+            Pinned(self.nbytes, self._pool.pinned)
+            if self.nbytes <= PINNED
+            else runtime.Memory(self.nbytes)
+        )
 
     def _upload(self) -> None:
         if isinstance(self._host, Pinned):
@@ -537,7 +656,9 @@ def pool() -> CudaPool:
     """The memory of the device that TORCH_HLO_DEVICE names; by default the process's own (torchrun's local rank). Raises DriverError."""
     number = config.get("DEVICE").partition(":")[2] or str(collective.local_rank())
     if not number.isdigit():
-        raise ValueError(f"TORCH_HLO_DEVICE=cuda:{number}: the device's number is wanted, such as cuda:0")
+        raise ValueError(
+            f"TORCH_HLO_DEVICE=cuda:{number}: the device's number is wanted, such as cuda:0"
+        )
     return pool_of(int(number))
 
 

@@ -1,10 +1,11 @@
 """Launches without Python: what a plan calls for every kernel is a native function that calls the driver itself.
 
-    launcher = Launcher(function, kernels, handles, python)      # addresses of cuLaunchKernel, and of what launches the kernels that take more
-    launcher.stream = driver.stream.value
-    # … the plan runs; its table of functions has launcher.address for "launch", and launcher.state after the last one
-    launcher.failure                                     # None, or (CUresult, number of the kernel)
+launcher = Launcher(function, kernels, handles, python)      # addresses of cuLaunchKernel, and of what launches the kernels that take more
+launcher.stream = driver.stream.value
+# … the plan runs; its table of functions has launcher.address for "launch", and launcher.state after the last one
+launcher.failure                                     # None, or (CUresult, number of the kernel)
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -17,12 +18,20 @@ from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.machine_code import machine_code
 from torch_hlo.device import cpu
 
-_KERNEL = "{ ptr, i32, i32, i32, i32 }"  # handle, threads, arguments, bytes of shared memory, unused
+_KERNEL = (
+    "{ ptr, i32, i32, i32, i32 }"  # handle, threads, arguments, bytes of shared memory, unused
+)
 _STATE = "{ ptr, ptr, ptr, i64, i64, ptr }"  # cuLaunchKernel, stream, kernels, CUresult of a failure, number of the last kernel, Python's launch
 
 
 class _Kernel(ctypes.Structure):
-    _fields_ = (("handle", ctypes.c_void_p), ("threads", ctypes.c_int32), ("arguments", ctypes.c_int32), ("shared", ctypes.c_int32), ("unused", ctypes.c_int32))
+    _fields_ = (
+        ("handle", ctypes.c_void_p),
+        ("threads", ctypes.c_int32),
+        ("arguments", ctypes.c_int32),
+        ("shared", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
 
 
 class _State(ctypes.Structure):
@@ -107,10 +116,17 @@ def _engine():
 class Launcher:
     """The kernels of a program as native code sees them. Those with tensor maps, and products of libraries, are left to Python."""
 
-    def __init__(self, function: int, kernels: Sequence[Kernel], handles: Sequence, python: int) -> None:
+    def __init__(
+        self, function: int, kernels: Sequence[Kernel], handles: Sequence, python: int
+    ) -> None:
         self._engine = _engine()
         self.address = self._engine.get_function_address("torch_hlo_cuda_launch")
-        rows = [(None, 0, -1, 0, 0) if k.maps or k.library else (h.value, k.threads, len(k.arguments), k.shared, 0) for k, h in zip(kernels, handles, strict=True)]
+        rows = [
+            (None, 0, -1, 0, 0)
+            if k.maps or k.library
+            else (h.value, k.threads, len(k.arguments), k.shared, 0)
+            for k, h in zip(kernels, handles, strict=True)
+        ]
         self._rows = (_Kernel * len(kernels))(*rows)
         self._state = _State(function, None, ctypes.addressof(self._rows), 0, -1, python)
         self.state = ctypes.addressof(self._state)

@@ -8,6 +8,7 @@ that move in every run are copied to and from places that stay (_Moved). A few g
 not depend on each other are branches of the graph (codegen/gpu/branches.py). Programs whose plan looks at values (while, conditional, host calls) are
 always launched step by step.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -36,22 +37,33 @@ GRAPHS = 8  # per program
 class CudaProgram(GpuProgram):
     """See the module's docstring."""
 
-    def __init__(self, executable: Executable, pool: CudaPool, profile: Profile | None = None) -> None:
+    def __init__(
+        self, executable: Executable, pool: CudaPool, profile: Profile | None = None
+    ) -> None:
         super().__init__(executable, pool, profile)
         if self._constants is not None:
             pool.driver.synchronize()  # whatever stream reads them
         self._moved = _Moved(executable, pool)
-        self._seen: OrderedDict[tuple[int, ...], bool] = OrderedDict()  # sets of addresses of late, newest last
+        self._seen: OrderedDict[tuple[int, ...], bool] = (
+            OrderedDict()
+        )  # sets of addresses of late, newest last
         self._launcher: Launcher | None = None
         if executable.kernels:
             launch = CALLS.index("launch")
-            self._launcher = Launcher(pool.driver.entry_point("cuLaunchKernel"), executable.kernels, self._handles, self._table[launch])
+            self._launcher = Launcher(
+                pool.driver.entry_point("cuLaunchKernel"),
+                executable.kernels,
+                self._handles,
+                self._table[launch],
+            )
             self._table[launch] = self._launcher.address
             self._table.append(self._launcher.state)
         self._tensors = None  # see nccl.py
         self._pending: dict[int, Callable[[], None]] = {}  # collectives under way, by number
         self._timers = pool.driver.timers(len(profile.steps) + 1) if profile is not None else []
-        self._graphs: OrderedDict[tuple[int, ...], object] = OrderedDict()  # words of the block -> executable graph
+        self._graphs: OrderedDict[tuple[int, ...], object] = (
+            OrderedDict()
+        )  # words of the block -> executable graph
 
     def __del__(self) -> None:
         if not runtime.exiting():
@@ -75,7 +87,9 @@ class CudaProgram(GpuProgram):
         key = self._moved.settle(tuple(words))
         for block, address, nbytes in self._moved.before:
             self.driver.copy(block, address, nbytes)
-        graph = self._graphs.get(key) or (self._capture(key, sizes) if self._seen_before(key) else None)
+        graph = self._graphs.get(key) or (
+            self._capture(key, sizes) if self._seen_before(key) else None
+        )
         if graph is not None:
             self._graphs.move_to_end(key)
             try:
@@ -138,7 +152,9 @@ class CudaProgram(GpuProgram):
         attributes = json.loads(call.attrs)
         if call.name == "collective-done":
             return self._pending.pop(attributes["number"], nothing)()
-        finish = self._start_collective(call, Collective.from_json(json.loads(attributes["text"])), words)
+        finish = self._start_collective(
+            call, Collective.from_json(json.loads(attributes["text"])), words
+        )
         if finish is None:
             metrics.count("HostCollective")
             super()._host_call(number, words)
@@ -153,7 +169,10 @@ class CudaProgram(GpuProgram):
 
         if self._tensors is None:
             self._tensors = nccl.Tensors(self.driver)
-        shapes = [Shape(s.dtype, tuple(substitute(d, self._sizes) for d in s.dims)) for s in (*call.outputs, *call.inputs)]
+        shapes = [
+            Shape(s.dtype, tuple(substitute(d, self._sizes) for d in s.dims))
+            for s in (*call.outputs, *call.inputs)
+        ]
         addresses = (ctypes.c_uint64 * len(shapes)).from_address(words)
         arrays = [self._tensors.at(a, s) for a, s in zip(addresses, shapes, strict=True)]
         n = len(call.outputs)
@@ -177,14 +196,24 @@ class _Moved:
     def __init__(self, executable: Executable, pool: CudaPool) -> None:
         self.pool = pool
         first = FIXED_WORDS + len(executable.symbols)
-        shared = {i for o, p in executable.aliases for i in (first + p, first + len(executable.parameters) + o)}
+        shared = {
+            i
+            for o, p in executable.aliases
+            for i in (first + p, first + len(executable.parameters) + o)
+        }
         sizes = [s.nbytes for s in (*executable.parameters, *executable.outputs)]
-        self.nbytes = {i: n for i, n in enumerate(sizes, first) if isinstance(n, int) and 0 < n <= self.LARGEST and i not in shared}
+        self.nbytes = {
+            i: n
+            for i, n in enumerate(sizes, first)
+            if isinstance(n, int) and 0 < n <= self.LARGEST and i not in shared
+        }
         self.outputs = first + len(executable.parameters)
         self.last: tuple[int, ...] = ()
         self.changes: Counter[int] = Counter()
         self.blocks: dict[int, Block] = {}
-        self.before: list[tuple[int, int, int]] = []  # (target, source, bytes) of the copies that a run needs
+        self.before: list[
+            tuple[int, int, int]
+        ] = []  # (target, source, bytes) of the copies that a run needs
         self.after: list[tuple[int, int, int]] = []
 
     def settle(self, words: tuple[int, ...]) -> tuple[int, ...]:
@@ -198,8 +227,16 @@ class _Moved:
         self.last = words
         if not self.blocks:
             return words
-        self.before = [(b.address, words[i], self.nbytes[i]) for i, b in self.blocks.items() if i < self.outputs]
-        self.after = [(words[i], b.address, self.nbytes[i]) for i, b in self.blocks.items() if i >= self.outputs]
+        self.before = [
+            (b.address, words[i], self.nbytes[i])
+            for i, b in self.blocks.items()
+            if i < self.outputs
+        ]
+        self.after = [
+            (words[i], b.address, self.nbytes[i])
+            for i, b in self.blocks.items()
+            if i >= self.outputs
+        ]
         return tuple(self.blocks[i].address if i in self.blocks else w for i, w in enumerate(words))
 
 

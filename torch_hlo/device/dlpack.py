@@ -1,8 +1,9 @@
 """DLPack: arrays of other libraries in the memory where they are, and ours for them. https://dmlc.github.io/dlpack/latest (ABI 0.8, which all take)
 
-    capsule = export(Array(address, Shape("f32", (2, 3)), (CPU, 0)), release)     # release() when nobody uses it any more
-    array, owner = take(capsule)                                                  # the memory stays as long as `owner` does
+capsule = export(Array(address, Shape("f32", (2, 3)), (CPU, 0)), release)     # release() when nobody uses it any more
+array, owner = take(capsule)                                                  # the memory stays as long as `owner` does
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -13,7 +14,10 @@ from torch_hlo.hlo.shape import Shape
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3  # DLDeviceType
 _CODES = {"s": 0, "u": 1, "f": 2, "c": 5}  # DLDataTypeCode
-_TYPES = {name: (_CODES[name[0]], int(name[1:])) for name in "s8 s16 s32 s64 u8 u16 u32 u64 f16 f32 f64 c64 c128".split()}
+_TYPES = {
+    name: (_CODES[name[0]], int(name[1:]))
+    for name in "s8 s16 s32 s64 u8 u16 u32 u64 f16 f32 f64 c64 c128".split()
+}
 _TYPES |= {"bf16": (4, 16), "pred": (6, 8), "f8e3m4": (7, 8), "f8e4m3": (8, 8), "f8e4m3b11fnuz": (9, 8), "f8e4m3fn": (10, 8), "f8e4m3fnuz": (11, 8),
            "f8e5m2": (12, 8), "f8e5m2fnuz": (13, 8)}  # fmt: skip
 _NAMES = {v: k for k, v in _TYPES.items()}
@@ -50,15 +54,30 @@ class _Managed(ctypes.Structure):
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _DELETER))
 
 
-_FRESH, _USED = b"dltensor", b"used_dltensor"  # a consumer renames the capsule whose contents it takes over
+_FRESH, _USED = (
+    b"dltensor",
+    b"used_dltensor",
+)  # a consumer renames the capsule whose contents it takes over
 _python = ctypes.pythonapi
-_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_New", _python))
-_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _python))
-_rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", _python))
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", _python)
+)
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", _python)
+)
+_rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_SetName", _python)
+)
 # Of a capsule that is being freed: no Python object may be made of it.
-_dying_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _python))
-_dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _python))
-_alive: dict[int, tuple[_Managed, object, Callable[[], None]]] = {}  # exported, by address of the structure
+_dying_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", _python)
+)
+_dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", _python)
+)
+_alive: dict[
+    int, tuple[_Managed, object, Callable[[], None]]
+] = {}  # exported, by address of the structure
 
 
 @_DELETER
@@ -81,7 +100,9 @@ def export(array: Array, release: Callable[[], None]) -> object:
     rank = array.shape.rank
     dims = (ctypes.c_int64 * max(rank, 1))(*array.shape.dims)
     code, bits = _TYPES[array.shape.dtype]
-    tensor = _Tensor(array.address, _Device(*array.device), rank, _Type(code, bits, 1), dims, None, 0)
+    tensor = _Tensor(
+        array.address, _Device(*array.device), rank, _Type(code, bits, 1), dims, None, 0
+    )
     managed = _Managed(tensor, None, _delete)
     address = ctypes.addressof(managed)
     _alive[address] = managed, dims, release
@@ -106,13 +127,19 @@ def take(capsule: object) -> tuple[Array, Owner]:
     t = managed.tensor
     name = _NAMES.get((t.dtype.code, t.dtype.bits)) if t.dtype.lanes == 1 else None
     if name is None:
-        raise BufferError(f"a DLPack array of type code {t.dtype.code}, {t.dtype.bits} bits, {t.dtype.lanes} lanes is nothing that HLO has")
+        raise BufferError(
+            f"a DLPack array of type code {t.dtype.code}, {t.dtype.bits} bits, {t.dtype.lanes} lanes is nothing that HLO has"
+        )
     dims = tuple(t.shape[: t.ndim])
     if t.strides:
         step = 1
         for n, stride in zip(reversed(dims), reversed(t.strides[: t.ndim])):
             if n > 1 and stride != step:
-                raise BufferError(f"an array of sizes {list(dims)} with strides {t.strides[: t.ndim]} does not lie row by row: make it contiguous first")
+                raise BufferError(
+                    f"an array of sizes {list(dims)} with strides {t.strides[: t.ndim]} does not lie row by row: make it contiguous first"
+                )
             step *= n
     _rename(capsule, _USED)
-    return Array((t.data or 0) + t.byte_offset, Shape(name, dims), (t.device.type, t.device.id)), Owner(managed)
+    return Array(
+        (t.data or 0) + t.byte_offset, Shape(name, dims), (t.device.type, t.device.id)
+    ), Owner(managed)

@@ -1,4 +1,5 @@
 """The reference back end (TORCH_HLO_DEVICE=evaluator): runs a module with the NumPy meaning of every opcode."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,11 +22,15 @@ class EvaluatorProgram:
     def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         from torch_hlo.hlo.evaluate import evaluate
 
-        values = evaluate(self.module, [decode(b.bytes.tobytes(), b.shape.dtype, b.shape.dims) for b in inputs])
+        values = evaluate(
+            self.module, [decode(b.bytes.tobytes(), b.shape.dtype, b.shape.dims) for b in inputs]
+        )
         encoded = [encode(value, b.shape.dtype) for value, b in zip(values, outputs, strict=True)]
         for data, b in zip(encoded, outputs, strict=True):
             if len(data) != b.nbytes:
-                raise RuntimeError(f"{self.name}: the evaluator gave {len(data)} bytes for {b.shape}")
+                raise RuntimeError(
+                    f"{self.name}: the evaluator gave {len(data)} bytes for {b.shape}"
+                )
         for data, b in zip(encoded, outputs, strict=True):
             b.bytes[:] = memoryview(data)
 

@@ -1,4 +1,5 @@
 """The host call of `fft` by PyTorch's library where PyTorch is in the process: 3 to 9 times NumPy's, on PyTorch's threads."""
+
 from __future__ import annotations
 
 import sys
@@ -11,7 +12,12 @@ from torch_hlo.compiler.codegen.registry import HOST_CALLS
 _NAMES = {"FFT": "fftn", "IFFT": "ifftn", "RFFT": "rfftn", "IRFFT": "irfftn"}
 
 
-def fft(outputs: Sequence[np.ndarray], inputs: Sequence[np.ndarray], kind: str, lengths: list[int | None]) -> None:
+def fft(
+    outputs: Sequence[np.ndarray],
+    inputs: Sequence[np.ndarray],
+    kind: str,
+    lengths: list[int | None],
+) -> None:
     """outputs[0] = the transform `kind` of inputs[0] over its last len(lengths) dimensions; None: the input's size."""
     torch = sys.modules.get("torch")
     if torch is None:

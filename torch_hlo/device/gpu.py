@@ -5,6 +5,7 @@
 
 Everything of one device runs on one stream in order, so a block that is freed may be handed out again at once.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -69,11 +70,18 @@ class Driver(Protocol):
         """Wait for everything. Raises DriverError for what failed meanwhile."""
 
 
-def tiled(tensor_map: TensorMap, words: Sequence[int]) -> tuple[int, list[int], list[int], tuple[int, ...]]:
+def tiled(
+    tensor_map: TensorMap, words: Sequence[int]
+) -> tuple[int, list[int], list[int], tuple[int, ...]]:
     """(address, sizes in elements, strides in bytes, box in elements) of a kernel's tensor map, for these argument words. Empty arrays, of which nothing
     will be copied, are described as the driver takes it."""
     strides = [max(words[i] * tensor_map.itemsize, 16) for i in tensor_map.strides]
-    return words[tensor_map.pointer], [max(words[i], 1) for i in tensor_map.sizes], strides, tensor_map.box
+    return (
+        words[tensor_map.pointer],
+        [max(words[i], 1) for i in tensor_map.sizes],
+        strides,
+        tensor_map.box,
+    )
 
 
 # CUtensorMapDataType by bytes (numbers are not looked at), CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B
@@ -208,7 +216,9 @@ _CALLS = {
 class GpuProgram:
     """A loaded Executable for a GPU; see runtime.Program. `run` is used by one thread at a time."""
 
-    def __init__(self, executable: Executable, pool: DevicePool, profile: Profile | None = None) -> None:
+    def __init__(
+        self, executable: Executable, pool: DevicePool, profile: Profile | None = None
+    ) -> None:
         driver = pool.driver
         self.profile = profile
         self.from_disk = False  # another process has compiled it
@@ -216,17 +226,25 @@ class GpuProgram:
         self._counts = [[0, 0, 0] for _ in profile.steps] if profile is not None else []
         self._stamps: list[tuple[int, object]] = []
         if executable.target != driver.target.key:
-            raise ValueError(f"{executable.name} was compiled for {executable.target}, the device is {driver.target.key}")
+            raise ValueError(
+                f"{executable.name} was compiled for {executable.target}, the device is {driver.target.key}"
+            )
         if executable.host_calls:
             load_emitters()
         self.name, self.executable, self.aliases = executable.name, executable, executable.aliases
         self.driver, self.pool = driver, pool
         self._engine = cpu.engine(executable.objects, host())
         self._entry = _ENTRY(self._engine.get_function_address(executable.entry))
-        self._handles = driver.load(executable.image, executable.kernels) if executable.kernels else []
+        self._handles = (
+            driver.load(executable.image, executable.kernels) if executable.kernels else []
+        )
         self._constants = Block(pool, len(executable.constants)) if executable.constants else None
         if self._constants is not None:
-            driver.upload(self._constants.address, ctypes.cast(executable.constants, _P).value, len(executable.constants))
+            driver.upload(
+                self._constants.address,
+                ctypes.cast(executable.constants, _P).value,
+                len(executable.constants),
+            )
         self._error: BaseException | None = None
         self._functions = [_CALLS[name](self._guarded(getattr(self, f"_{name}"))) for name in CALLS]
         self._table = array("Q", [ctypes.cast(f, _P).value for f in self._functions])
@@ -243,8 +261,14 @@ class GpuProgram:
             given = [self._input(b, staged) for b in inputs]
             saved = self._save(inputs)
             own = {o for o, _ in e.aliases}
-            targets = [b.memory.written() if isinstance(b.memory, DeviceMemory) else 0 if o in own else self._stage(b.memory, b.nbytes, staged)
-                       for o, b in enumerate(outputs)]
+            targets = [
+                b.memory.written()
+                if isinstance(b.memory, DeviceMemory)
+                else 0
+                if o in own
+                else self._stage(b.memory, b.nbytes, staged)
+                for o, b in enumerate(outputs)
+            ]
         except MemoryError as error:
             raise self._out_of_memory(sizes, error) from None
         for o, i in e.aliases:
@@ -264,14 +288,26 @@ class GpuProgram:
         return self._arena(*sizes)[0]
 
     def _out_of_memory(self, sizes: Sequence[int], error: MemoryError) -> MemoryError:
-        return MemoryError(f"{self.name}: no device memory for {self.arena_bytes(*sizes) / 2**20:.1f} MiB of working arrays ({error}); "
-                           f"{runtime.memory_summary()}. Its largest buffers:\n{self.executable.buffers}\nTORCH_HLO_DUMP writes the whole buffer report; "
-                           "use a smaller batch or free tensors")
+        return MemoryError(
+            f"{self.name}: no device memory for {self.arena_bytes(*sizes) / 2**20:.1f} MiB of working arrays ({error}); "
+            f"{runtime.memory_summary()}. Its largest buffers:\n{self.executable.buffers}\nTORCH_HLO_DUMP writes the whole buffer report; "
+            "use a smaller batch or free tensors"
+        )
 
     def _start(self, arena: int, words: Sequence[int]) -> None:
         """Enqueue a run. `words`: the sizes, the addresses of the parameters, those of the outputs. Raises what went wrong on the way."""
         n = len(self.executable.symbols)
-        self._call((arena, self._constants.address if self._constants else 0, self._table.buffer_info()[0], 0, 0, *words), words[:n])
+        self._call(
+            (
+                arena,
+                self._constants.address if self._constants else 0,
+                self._table.buffer_info()[0],
+                0,
+                0,
+                *words,
+            ),
+            words[:n],
+        )
         if self.profile is not None:
             self._count()
         if self._error is not None:
@@ -280,7 +316,9 @@ class GpuProgram:
 
     def _call(self, words: Sequence[int], sizes: Sequence[int]) -> None:
         block = array("Q", words)
-        self._sizes = {name: n for (name, _, _), n in zip(self.executable.symbols, sizes, strict=True)}
+        self._sizes = {
+            name: n for (name, _, _), n in zip(self.executable.symbols, sizes, strict=True)
+        }
         self._entry(block.buffer_info()[0])
 
     def _input(self, buffer: Buffer, staged: dict[int, Block]) -> int:
@@ -329,7 +367,9 @@ class GpuProgram:
 
     def _launch(self, number: int, groups: int, words: int) -> None:
         if groups > 0:
-            self.driver.launch(self._handles[number], self.executable.kernels[number], groups, words)
+            self.driver.launch(
+                self._handles[number], self.executable.kernels[number], groups, words
+            )
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         if nbytes:
@@ -373,7 +413,7 @@ class GpuProgram:
         addresses = (ctypes.c_uint64 * (len(call.outputs) + len(call.inputs))).from_address(words)
         results = [self._array(s) for s in call.outputs]
         values = []
-        for address, shape in zip(addresses[len(call.outputs):], call.inputs, strict=True):
+        for address, shape in zip(addresses[len(call.outputs) :], call.inputs, strict=True):
             values.append(value := self._array(shape))
             if value.nbytes:
                 self.driver.download(value.ctypes.data, address, value.nbytes)
@@ -385,7 +425,9 @@ class GpuProgram:
                 self.driver.upload(address, value.ctypes.data, value.nbytes)
 
     def _array(self, shape: Shape) -> np.ndarray:
-        return np.zeros(tuple(substitute(d, self._sizes) for d in shape.dims), cpu.storage_dtype(shape.dtype))
+        return np.zeros(
+            tuple(substitute(d, self._sizes) for d in shape.dims), cpu.storage_dtype(shape.dtype)
+        )
 
 
 def run_host_call(call: HostCall, outputs: list[np.ndarray], inputs: list[np.ndarray]) -> None:
@@ -414,7 +456,12 @@ class Block:
             self.pool.give(self.size, self.block)
 
 
-def compile_program(pool: DevicePool, module: Module, observe: Observe | None = None, program: type[GpuProgram] = GpuProgram) -> GpuProgram:
+def compile_program(
+    pool: DevicePool,
+    module: Module,
+    observe: Observe | None = None,
+    program: type[GpuProgram] = GpuProgram,
+) -> GpuProgram:
     """Compile `module` for the pool's device, or load it from the disk cache."""
 
     def load(executable: Executable, profile: Profile | None = None) -> GpuProgram:

@@ -1,7 +1,8 @@
 """Programs around calls into this process: for devices that cannot call Python, a module becomes stages with host calls between them.
 
-    for stage in stages(module): run stage.module on the values `stage.inputs`, giving `stage.values`; then stage.calls on the host
+for stage in stages(module): run stage.module on the values `stage.inputs`, giving `stage.values`; then stage.calls on the host
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ def is_host_call(x: Instruction) -> bool:
     if x.op != "custom-call":
         return False
     target = x["custom_call_target"]
-    return target == "torch_op" and target in CUSTOM_CALLS or lapack.routine(target) in lapack.ROUTINES
+    return (
+        target == "torch_op" and target in CUSTOM_CALLS or lapack.routine(target) in lapack.ROUTINES
+    )
 
 
 def stages(module: Module) -> list[Stage]:
@@ -36,7 +39,14 @@ def stages(module: Module) -> list[Stage]:
     level: dict[Instruction, int] = {}
     for x in order:
         level[x] = max((level[o] + is_host_call(o) for o in x.operands), default=0)
-    given = {x for x in order if x.op == "parameter" or is_host_call(x) or x.op == "get-tuple-element" and is_host_call(x.operands[0])}
+    given = {
+        x
+        for x in order
+        if x.op == "parameter"
+        or is_host_call(x)
+        or x.op == "get-tuple-element"
+        and is_host_call(x.operands[0])
+    }
     results = [x for x in outputs(module) if x not in given]
     wanted: dict[Instruction, None] = dict.fromkeys(results)
     for x in order:
@@ -54,7 +64,12 @@ def stages(module: Module) -> list[Stage]:
     return found
 
 
-def _stage(name: str, values: tuple[Instruction, ...], known: set[Instruction], calls: tuple[Instruction, ...]) -> Stage:
+def _stage(
+    name: str,
+    values: tuple[Instruction, ...],
+    known: set[Instruction],
+    calls: tuple[Instruction, ...],
+) -> Stage:
     used: dict[Instruction, Instruction] = {}
     seen: set[Instruction] = set()
     pending = list(values)
@@ -70,4 +85,6 @@ def _stage(name: str, values: tuple[Instruction, ...], known: set[Instruction], 
     if not values:
         return Stage(None, (), (), calls)
     root = rebuild(build.tuple_(*values), used)
-    return Stage(Module(name, Computation("main", tuple(used.values()), root)), tuple(used), values, calls)
+    return Stage(
+        Module(name, Computation("main", tuple(used.values()), root)), tuple(used), values, calls
+    )

@@ -6,6 +6,7 @@
 
 Needs ctypes alone: neither NumPy, torch nor the compiler are imported.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -37,8 +38,27 @@ class _Error(ctypes.Structure):
 
 
 _TENSORS, _COUNT, _BYTES = ctypes.POINTER(_Tensor), ctypes.c_int32, ctypes.c_uint64
-_PLAN = ctypes.CFUNCTYPE(ctypes.c_int32, _TENSORS, _COUNT, _TENSORS, _COUNT, ctypes.POINTER(_BYTES), ctypes.POINTER(_Error))
-_RUN = ctypes.CFUNCTYPE(ctypes.c_int32, _TENSORS, _COUNT, _TENSORS, _COUNT, ctypes.c_void_p, _BYTES, ctypes.c_void_p, _BYTES, ctypes.POINTER(_Error))
+_PLAN = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    _TENSORS,
+    _COUNT,
+    _TENSORS,
+    _COUNT,
+    ctypes.POINTER(_BYTES),
+    ctypes.POINTER(_Error),
+)
+_RUN = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    _TENSORS,
+    _COUNT,
+    _TENSORS,
+    _COUNT,
+    ctypes.c_void_p,
+    _BYTES,
+    ctypes.c_void_p,
+    _BYTES,
+    ctypes.POINTER(_Error),
+)
 _CHECK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, _BYTES, ctypes.POINTER(_Error))
 
 
@@ -86,7 +106,9 @@ class Library:
         except ValueError:
             raise OSError(f"{path} is no library made by torch_hlo.aot.compile") from None
         if model.abi != _ABI:
-            raise LibraryError(-1, f"{path} has version {model.abi} of the C interface, this loader knows {_ABI}")
+            raise LibraryError(
+                -1, f"{path} has version {model.abi} of the C interface, this loader knows {_ABI}"
+            )
         self._model = model
         self.name = model.name.decode()
         self.metadata: dict = json.loads(model.metadata)
@@ -95,40 +117,80 @@ class Library:
         self._pages = None
         self._weights = (None, 0)
         if model.weights_bytes:
-            self._map(os.fspath(weights) if weights is not None else os.path.splitext(path)[0] + ".weights")
+            self._map(
+                os.fspath(weights)
+                if weights is not None
+                else os.path.splitext(path)[0] + ".weights"
+            )
 
     def _map(self, path: str) -> None:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             # Copy on write: ctypes asks for writable memory to tell its address, and nothing writes.
-            self._pages = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else mmap.mmap(-1, 64)
+            self._pages = (
+                mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+                if size
+                else mmap.mmap(-1, 64)
+            )
         self._weights = (ctypes.addressof(ctypes.c_char.from_buffer(self._pages)), size)
         error = _Error()
-        self._raise(self._model.check_weights(*self._weights, ctypes.byref(error)), error, f"{path}: ")
+        self._raise(
+            self._model.check_weights(*self._weights, ctypes.byref(error)), error, f"{path}: "
+        )
 
-    def plan(self, sizes: Sequence[Sequence[int]], dtypes: Sequence[int] | None = None) -> tuple[list[tuple[int, ...]], int]:
+    def plan(
+        self, sizes: Sequence[Sequence[int]], dtypes: Sequence[int] | None = None
+    ) -> tuple[list[tuple[int, ...]], int]:
         """Sizes of the outputs for inputs of these sizes, and bytes of workspace. Raises LibraryError saying which size or type is wrong."""
         inputs = _tensors([(None, 0, s) for s in sizes], dtypes or [a.dtype for a in self.inputs])
-        outputs = _tensors([(None, 0, [0] * len(a.sizes)) for a in self.outputs], [a.dtype for a in self.outputs])
+        outputs = _tensors(
+            [(None, 0, [0] * len(a.sizes)) for a in self.outputs], [a.dtype for a in self.outputs]
+        )
         workspace, error = _BYTES(), _Error()
-        self._raise(self._model.plan(inputs, len(sizes), outputs, len(self.outputs), ctypes.byref(workspace), ctypes.byref(error)), error)
+        self._raise(
+            self._model.plan(
+                inputs,
+                len(sizes),
+                outputs,
+                len(self.outputs),
+                ctypes.byref(workspace),
+                ctypes.byref(error),
+            ),
+            error,
+        )
         return [tuple(t.sizes[: t.rank]) for t in outputs[: len(self.outputs)]], workspace.value
 
-    def run(self, inputs: Sequence[Memory], outputs: Sequence[Memory], workspace: tuple[int, int] | None = None, dtypes: Sequence[int] | None = None) -> None:
+    def run(
+        self,
+        inputs: Sequence[Memory],
+        outputs: Sequence[Memory],
+        workspace: tuple[int, int] | None = None,
+        dtypes: Sequence[int] | None = None,
+    ) -> None:
         """Run on memory; `workspace`: (address, bytes), made for this call if None. Raises LibraryError; then nothing was written."""
         if workspace is None:
             _, need = self.plan([s for _, _, s in inputs], dtypes)
             scratch = mmap.mmap(-1, need) if need else None
-            workspace = (ctypes.addressof(ctypes.c_char.from_buffer(scratch)), need) if scratch else (0, 0)
+            workspace = (
+                (ctypes.addressof(ctypes.c_char.from_buffer(scratch)), need) if scratch else (0, 0)
+            )
         error = _Error()
         code = self._model.run(
-            _tensors(inputs, dtypes or [a.dtype for a in self.inputs]), len(inputs), _tensors(outputs, [a.dtype for a in self.outputs]), len(outputs),
-            *workspace, *self._weights, ctypes.byref(error))
+            _tensors(inputs, dtypes or [a.dtype for a in self.inputs]),
+            len(inputs),
+            _tensors(outputs, [a.dtype for a in self.outputs]),
+            len(outputs),
+            *workspace,
+            *self._weights,
+            ctypes.byref(error),
+        )
         self._raise(code, error)
 
     def _raise(self, code: int, error: _Error, where: str = "") -> None:
         if code:
-            raise LibraryError(code, f"{where or self.name + ': '}{error.message.decode(errors='replace')}")
+            raise LibraryError(
+                code, f"{where or self.name + ': '}{error.message.decode(errors='replace')}"
+            )
 
 
 def _open(path: str) -> ctypes.CDLL:
@@ -142,7 +204,14 @@ def _open(path: str) -> ctypes.CDLL:
 
 
 def _array(a: _Array) -> Array:
-    return Array(a.name.decode(), a.dtype, tuple(a.sizes[: a.rank]) if a.rank else (), _KINDS[a.kind], a.pair, a.initial)
+    return Array(
+        a.name.decode(),
+        a.dtype,
+        tuple(a.sizes[: a.rank]) if a.rank else (),
+        _KINDS[a.kind],
+        a.pair,
+        a.initial,
+    )
 
 
 def _tensors(memory: Sequence[Memory], dtypes: Sequence[int]):

@@ -1,4 +1,5 @@
 """The CPU back end (TORCH_HLO_DEVICE=cpu): modules become machine code, kept on disk between processes."""
+
 from __future__ import annotations
 
 import contextlib
@@ -24,14 +25,32 @@ from torch_hlo.hlo.ir import Module
 
 TRIAL_SECONDS = 0.1
 # Imported by the first compile, in parts that nobody has to wait long for.
-_COMPILER = ("passes.algebra", "passes.attention_match", "codegen.gemm", "codegen.loop", "passes.fusion", "passes.partial_sort", "pipeline")
+_COMPILER = (
+    "passes.algebra",
+    "passes.attention_match",
+    "codegen.gemm",
+    "codegen.loop",
+    "passes.fusion",
+    "passes.partial_sort",
+    "pipeline",
+)
 
 
 def preparations() -> list[Callable[[], object]]:
     """What the first program needs whichever it is, in parts: the code that programs run on (first, while there is little in memory beside LLVM), the
     key of this compiler, its modules (last: a program on disk does without)."""
-    modules = [functools.partial(importlib.import_module, f"torch_hlo.compiler.{name}") for name in _COMPILER]
-    return [cpu.load_pool, stream.load, trim.release_compiler, cache.compiler_version, *modules, load_emitters]
+    modules = [
+        functools.partial(importlib.import_module, f"torch_hlo.compiler.{name}")
+        for name in _COMPILER
+    ]
+    return [
+        cpu.load_pool,
+        stream.load,
+        trim.release_compiler,
+        cache.compiler_version,
+        *modules,
+        load_emitters,
+    ]
 
 
 @functools.cache
@@ -62,7 +81,9 @@ class NativeProgram:
         self._loaded = cpu.load(executable)
         self.streams = self._loaded.callback is None  # a thread without Python can run it
         self.info: collective.Info | None = None  # of a program that speaks to other devices
-        self.launch = self._loaded.launch  # on addresses; a program whose host call raises may leave aliased inputs half written
+        self.launch = (
+            self._loaded.launch
+        )  # on addresses; a program whose host call raises may leave aliased inputs half written
 
     def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         if self.info is not None:
@@ -75,7 +96,12 @@ class NativeProgram:
     def _run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
         copies = self._copies(inputs)
-        self._loaded.call([b.memory.address for b in inputs], [b.memory.address for b in outputs], sizes, [c.address for c in copies])
+        self._loaded.call(
+            [b.memory.address for b in inputs],
+            [b.memory.address for b in outputs],
+            sizes,
+            [c.address for c in copies],
+        )
 
     def _copies(self, inputs: Sequence[Buffer]) -> list[Memory]:
         """The memory of executable.packings in this run. Those of what it overwrites are dropped: jobs in flight keep theirs."""
@@ -83,15 +109,29 @@ class NativeProgram:
             inputs[i].memory.copies = None
         return packed.copies(self.executable.packings, inputs) if self.executable.packings else []
 
-    def prepare(self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]) -> tuple[int, int, array, object]:
+    def prepare(
+        self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]
+    ) -> tuple[int, int, array, object]:
         """The entry's address, the bytes of scratch memory it needs, its block, whose word ARENA is still to be given, and what that refers to: packed
         copies, which a later run may drop. `numbers`: values of the last inputs, 16 bytes each."""
         loaded = self._loaded
-        sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols] if self.executable.symbols else ()
+        sizes = (
+            [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
+            if self.executable.symbols
+            else ()
+        )
         copies = self._copies(inputs)
         addresses = [b.memory.address for b in inputs]
         count = len(numbers) // 16
-        block = loaded.block([*sizes, *addresses, *[0] * count, *[b.memory.address for b in outputs], *[c.address for c in copies]])
+        block = loaded.block(
+            [
+                *sizes,
+                *addresses,
+                *[0] * count,
+                *[b.memory.address for b in outputs],
+                *[c.address for c in copies],
+            ]
+        )
         if count:
             first, at = cpu.FIXED_WORDS + len(sizes) + len(addresses), len(block)
             block.frombytes(numbers)
@@ -101,7 +141,13 @@ class NativeProgram:
         cpu.ensure_pool()
         return loaded.address, loaded.arena_bytes(sizes), block, copies
 
-    def bind(self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer], still: Sequence[int]) -> Bound | None:
+    def bind(
+        self,
+        inputs: Sequence[Buffer],
+        numbers: bytes,
+        outputs: Sequence[Buffer],
+        still: Sequence[int],
+    ) -> Bound | None:
         """For more runs like this one, in which the inputs `still`, and what is written over them, are where they are. None where others write to the block."""
         return None if self.executable.packings else Bound(self, inputs, numbers, outputs, still)
 
@@ -127,9 +173,26 @@ class NativeProgram:
 class Bound:
     """A program's block of words for runs of which most arguments stay where they are: it is copied, and written to where they do not."""
 
-    __slots__ = ("_block", "_entry", "_first", "_moving", "_nbytes", "_numbers", "_results", "_still", "_tail")
+    __slots__ = (
+        "_block",
+        "_entry",
+        "_first",
+        "_moving",
+        "_nbytes",
+        "_numbers",
+        "_results",
+        "_still",
+        "_tail",
+    )
 
-    def __init__(self, program: NativeProgram, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer], still: Sequence[int]) -> None:
+    def __init__(
+        self,
+        program: NativeProgram,
+        inputs: Sequence[Buffer],
+        numbers: bytes,
+        outputs: Sequence[Buffer],
+        still: Sequence[int],
+    ) -> None:
         self._entry, self._nbytes, self._block, _ = program.prepare(inputs, numbers, outputs)
         self._numbers = numbers
         self._still = [(i, inputs[i].memory.address) for i in still]
@@ -141,7 +204,9 @@ class Bound:
         self._results = [(first + o, o) for o in range(len(outputs)) if o not in over]
         self._tail = first + len(outputs)
 
-    def prepare(self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]) -> tuple[int, int, array, object] | None:
+    def prepare(
+        self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]
+    ) -> tuple[int, int, array, object] | None:
         """As `NativeProgram.prepare`. None if something has moved that was to stay."""
         for i, address in self._still:
             memory = inputs[i].memory
@@ -188,7 +253,9 @@ class _Host:
 
 def _seconds(_: _Host, program: NativeProgram, module: Module) -> float:
     """Of the fastest of several runs, which take TRIAL_SECONDS together."""
-    inputs = [runtime.from_bytes(p.shape, b"\x3c" * p.shape.nbytes) for p in module.entry.params]  # small numbers
+    inputs = [
+        runtime.from_bytes(p.shape, b"\x3c" * p.shape.nbytes) for p in module.entry.params
+    ]  # small numbers
     results = [runtime.allocate(s) for s in program.executable.outputs]
     best, end = float("inf"), time.perf_counter() + TRIAL_SECONDS
     while time.perf_counter() < end or best == float("inf"):

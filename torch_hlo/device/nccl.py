@@ -8,6 +8,7 @@ One process per GPU. NCCL adds in an order of its own, so sums differ from those
 What it cannot do (sums of f8, bitwise operations, computations that are not one operation) goes through the host like on the CPU, counted as
 HostCollective. https://docs.pytorch.org/docs/stable/distributed.html
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -26,7 +27,9 @@ Group = tuple[int, ...]
 Finish = Callable[[], None]
 _SUMS = {"add": "SUM", "multiply": "PRODUCT", "maximum": "MAX", "minimum": "MIN"}
 _FLAGS = {"and": "MIN", "or": "MAX", "maximum": "MAX", "minimum": "MIN"}  # of bytes that are 0 or 1
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name until PyTorch 2.12
+_gather = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)  # the name until PyTorch 2.12
 _scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _REDUCED = frozenset("f16 bf16 f32 f64 s8 u8 s32 s64".split())
 
@@ -42,8 +45,16 @@ class Tensors:
         """The array at an address; flags are bytes, and so is what PyTorch computes nothing with."""
         if not shape.size:
             return torch.empty(shape.dims, dtype=torch.uint8)
-        plain = Shape("u8", shape.dims) if shape.nbytes == shape.size and shape.dtype not in ("s8", "u8") else shape
-        return torch.from_dlpack(_Capsule(dlpack.export(dlpack.Array(address, plain, self.place), lambda: None), self.place))
+        plain = (
+            Shape("u8", shape.dims)
+            if shape.nbytes == shape.size and shape.dtype not in ("s8", "u8")
+            else shape
+        )
+        return torch.from_dlpack(
+            _Capsule(
+                dlpack.export(dlpack.Array(address, plain, self.place), lambda: None), self.place
+            )
+        )
 
     def stream(self):
         """Makes the program's stream PyTorch's current one."""
@@ -62,11 +73,21 @@ class _Capsule:
         return self.capsule
 
 
-def start(link, c: Collective, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], order=contextlib.nullcontext) -> Finish | None:
+def start(
+    link,
+    c: Collective,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    order=contextlib.nullcontext,
+) -> Finish | None:
     """Take part in a collective for this process. `link`: see process_group.ProcessLink. `order()`: a context in which PyTorch works in the program's
     order. Raises CollectiveError naming the collective and the program."""
     run = _RUN.get(c.op)
-    if run is None or c.op in ("all-reduce", "reduce-scatter") and any(_operation(c, d) is None for d in c.dtypes):
+    if (
+        run is None
+        or c.op in ("all-reduce", "reduce-scatter")
+        and any(_operation(c, d) is None for d in c.dtypes)
+    ):
         return None
     group = c.group(link.device, link.replicas, link.partitions)
 
@@ -77,7 +98,9 @@ def start(link, c: Collective, inputs: Sequence[torch.Tensor], outputs: Sequence
         except RuntimeError as error:
             if isinstance(error, CollectiveError):
                 raise
-            raise CollectiveError(f"{c} of ranks {','.join(map(str, group))}, in {link.program}: {error}") from error
+            raise CollectiveError(
+                f"{c} of ranks {','.join(map(str, group))}, in {link.program}: {error}"
+            ) from error
 
     if len(group) < 2:
         finish = guarded(lambda: _alone(group, inputs, outputs))
@@ -89,23 +112,44 @@ def start(link, c: Collective, inputs: Sequence[torch.Tensor], outputs: Sequence
 class _Run:
     """One collective: who takes part, on what."""
 
-    def __init__(self, link, c: Collective, group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        link,
+        c: Collective,
+        group: Group,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+    ) -> None:
         self.link, self.c, self.group, self.inputs, self.outputs = link, c, group, inputs, outputs
         self.rank, self.torch_group = group.index(link.device), _group(link, group)
-        self.order = [sorted(group).index(d) for d in group]  # torch.distributed counts the members of a group by their numbers
+        self.order = [
+            sorted(group).index(d) for d in group
+        ]  # torch.distributed counts the members of a group by their numbers
 
-    def exchange(self, sends: dict[int, Sequence[torch.Tensor]], receives: dict[int, Sequence[torch.Tensor]]) -> Finish:
+    def exchange(
+        self, sends: dict[int, Sequence[torch.Tensor]], receives: dict[int, Sequence[torch.Tensor]]
+    ) -> Finish:
         """Send `sends[device]` to each, fill `receives[device]` from each. What a device has for itself is copied."""
         operations, landed, me = [], [], self.link.device
         for device, arrays in sends.items():
-            operations += [dist.P2POp(dist.isend, _bytes(a.contiguous()), device, self.torch_group) for a in arrays if device != me and a.numel()]
+            operations += [
+                dist.P2POp(dist.isend, _bytes(a.contiguous()), device, self.torch_group)
+                for a in arrays
+                if device != me and a.numel()
+            ]
         for device, arrays in receives.items():
             for i, target in enumerate(arrays):
                 if device == me:
                     target.copy_(sends[me][i])
                 elif target.numel():
-                    buffer = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
-                    operations.append(dist.P2POp(dist.irecv, _bytes(buffer), device, self.torch_group))
+                    buffer = (
+                        target
+                        if target.is_contiguous()
+                        else torch.empty_like(target, memory_format=torch.contiguous_format)
+                    )
+                    operations.append(
+                        dist.P2POp(dist.irecv, _bytes(buffer), device, self.torch_group)
+                    )
                     if buffer is not target:
                         landed.append((target, buffer))
         works = dist.batch_isend_irecv(operations) if operations else []
@@ -126,13 +170,25 @@ def _group(link, group: Group):
     found = link.groups.get(members)
     if found is None:
         limit = datetime.timedelta(seconds=link.timeout)
-        found = link.groups[members] = dist.new_group(sorted(group), limit, BACKEND, use_local_synchronization=True, group_desc="torch_hlo gpu")
+        found = link.groups[members] = dist.new_group(
+            sorted(group),
+            limit,
+            BACKEND,
+            use_local_synchronization=True,
+            group_desc="torch_hlo gpu",
+        )
     return found
 
 
 def _operation(c: Collective, dtype: str):
     """PyTorch's name for the reduction of an element type; None where there is none."""
-    name = _FLAGS.get(c.reduction) if dtype == "pred" else _SUMS.get(c.reduction) if dtype in _REDUCED else None
+    name = (
+        _FLAGS.get(c.reduction)
+        if dtype == "pred"
+        else _SUMS.get(c.reduction)
+        if dtype in _REDUCED
+        else None
+    )
     if dtype in ("c64", "c128") and c.reduction == "add":
         name = "SUM"
     return getattr(dist.ReduceOp, name) if name else None
@@ -168,14 +224,20 @@ def _all_reduce(r: _Run) -> Finish:
     works = []
     for i, o, dtype in zip(r.inputs, r.outputs, r.c.dtypes, strict=True):
         o.copy_(i)
-        works.append(dist.all_reduce(_real(o), _operation(r.c, dtype), r.torch_group, async_op=True))
+        works.append(
+            dist.all_reduce(_real(o), _operation(r.c, dtype), r.torch_group, async_op=True)
+        )
     return _waits(works)
 
 
 def _all_gather(r: _Run) -> Finish:
     n, works, landed = len(r.group), [], []
     for i, o in zip(r.inputs, r.outputs, strict=True):
-        rows = o if r.c.dimension == 0 and r.order == sorted(r.order) else torch.empty((n * i.shape[0], *i.shape[1:]), dtype=o.dtype, device=o.device)
+        rows = (
+            o
+            if r.c.dimension == 0 and r.order == sorted(r.order)
+            else torch.empty((n * i.shape[0], *i.shape[1:]), dtype=o.dtype, device=o.device)
+        )
         works.append(_gather(_bytes(rows), _bytes(i), r.torch_group, async_op=True))
         landed.append((o, rows))
 
@@ -193,16 +255,33 @@ def _reduce_scatter(r: _Run) -> Finish:
     works = []
     for i, o, dtype in zip(r.inputs, r.outputs, r.c.dtypes, strict=True):
         blocks = i.chunk(len(r.group), r.c.dimension)
-        rows = torch.cat([blocks[r.order.index(k)].contiguous().view(-1) for k in range(len(blocks))])
-        works.append(_scatter_sums(_real(o).view(-1), _real(rows).view(-1), _operation(r.c, dtype), r.torch_group, async_op=True))
+        rows = torch.cat(
+            [blocks[r.order.index(k)].contiguous().view(-1) for k in range(len(blocks))]
+        )
+        works.append(
+            _scatter_sums(
+                _real(o).view(-1),
+                _real(rows).view(-1),
+                _operation(r.c, dtype),
+                r.torch_group,
+                async_op=True,
+            )
+        )
     return _waits(works)
 
 
 def _all_to_all(r: _Run) -> Finish:
     def of(arrays: Sequence[torch.Tensor], k: int) -> Sequence[torch.Tensor]:
-        return [arrays[k]] if r.c.dimension is None else [arrays[0].chunk(len(r.group), r.c.dimension)[k]]
+        return (
+            [arrays[k]]
+            if r.c.dimension is None
+            else [arrays[0].chunk(len(r.group), r.c.dimension)[k]]
+        )
 
-    return r.exchange({d: of(r.inputs, k) for k, d in enumerate(r.group)}, {d: of(r.outputs, k) for k, d in enumerate(r.group)})
+    return r.exchange(
+        {d: of(r.inputs, k) for k, d in enumerate(r.group)},
+        {d: of(r.outputs, k) for k, d in enumerate(r.group)},
+    )
 
 
 def _collective_permute(r: _Run) -> Finish:
@@ -217,7 +296,9 @@ def _collective_permute(r: _Run) -> Finish:
 def _collective_broadcast(r: _Run) -> Finish:
     for i, o in zip(r.inputs, r.outputs, strict=True):
         o.copy_(i)
-    return _waits([dist.broadcast(_bytes(o), r.group[0], r.torch_group, async_op=True) for o in r.outputs])
+    return _waits(
+        [dist.broadcast(_bytes(o), r.group[0], r.torch_group, async_op=True) for o in r.outputs]
+    )
 
 
 _RUN = {

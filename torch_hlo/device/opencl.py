@@ -3,6 +3,7 @@
 The library is the ICD loader (libOpenCL) or an implementation itself, such as libintelocl of the PyPI package intel-opencl-rt. It must take
 SPIR-V and have shared virtual memory, so that arrays are plain addresses.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -22,7 +23,13 @@ from torch_hlo.device.gpu import DeviceMemory, DevicePool, DriverError, GpuProgr
 from torch_hlo.device.runtime import Observe
 from torch_hlo.hlo.ir import Module
 
-_P, _SIZE, _U32, _U64, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int
+_P, _SIZE, _U32, _U64, _INT = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_uint32,
+    ctypes.c_uint64,
+    ctypes.c_int,
+)
 _ALL_DEVICES, _GPU = 0xFFFFFFFF, 4
 _NAME, _IL_VERSION, _SVM, _BUILD_LOG = 0x102B, 0x105B, 0x1053, 0x1183
 _COARSE_SVM = 1
@@ -54,7 +61,11 @@ def library_paths(path: str = "") -> list[str]:
         return [path]
     lib = os.path.join(sys.prefix, "lib")
     found = ctypes.util.find_library("OpenCL")
-    return [p for p in (found, os.path.join(lib, "libintelocl.so")) if p and (not os.path.isabs(p) or os.path.exists(p))]
+    return [
+        p
+        for p in (found, os.path.join(lib, "libintelocl.so"))
+        if p and (not os.path.isabs(p) or os.path.exists(p))
+    ]
 
 
 class OpenCL:
@@ -70,8 +81,11 @@ class OpenCL:
                 return
             except (OSError, DriverError) as error:
                 problems.append(f"{candidate}: {error}")
-        raise DriverError("TORCH_HLO_DEVICE=opencl: no usable OpenCL device. " + ("; ".join(problems) or "No library was found") +
-                          ". Install a driver, or `pip install intel-opencl-rt intel-cmplr-lib-rt` to run kernels on the CPU")
+        raise DriverError(
+            "TORCH_HLO_DEVICE=opencl: no usable OpenCL device. "
+            + ("; ".join(problems) or "No library was found")
+            + ". Install a driver, or `pip install intel-opencl-rt intel-cmplr-lib-rt` to run kernels on the CPU"
+        )
 
     def _open(self, path: str) -> None:
         # Intel's CPU runtime vectorizes across threads; with loops in loops that diverge it gives wrong results, or crashes (2026.0).
@@ -90,8 +104,12 @@ class OpenCL:
         if not int.from_bytes(self._info(_SVM), "little") & _COARSE_SVM:
             raise DriverError(f"{self.name} has no shared virtual memory")
         self._programs: list[tuple[_P, list[_P]]] = []
-        self._context = self._made("clCreateContext", None, 1, ctypes.byref(self._device), None, None)
-        self._queue = self._made("clCreateCommandQueueWithProperties", self._context, self._device, None)
+        self._context = self._made(
+            "clCreateContext", None, 1, ctypes.byref(self._device), None, None
+        )
+        self._queue = self._made(
+            "clCreateCommandQueueWithProperties", self._context, self._device, None
+        )
         atexit.register(self.close)
 
     def _choose(self) -> _P:
@@ -119,13 +137,17 @@ class OpenCL:
     def _check(self, function: str, *arguments, what: str = "") -> None:
         code = getattr(self._cl, function)(*arguments)
         if code:
-            raise DriverError(f"{what or function}: {_ERRORS.get(code, 'OpenCL error')} ({function} gave {code})")
+            raise DriverError(
+                f"{what or function}: {_ERRORS.get(code, 'OpenCL error')} ({function} gave {code})"
+            )
 
     def _made(self, function: str, *arguments, what: str = "") -> _P:
         code = _INT()
         made = getattr(self._cl, function)(*arguments, ctypes.byref(code))
         if code.value:
-            raise DriverError(f"{what or function}: {_ERRORS.get(code.value, 'OpenCL error')} ({function} gave {code.value})")
+            raise DriverError(
+                f"{what or function}: {_ERRORS.get(code.value, 'OpenCL error')} ({function} gave {code.value})"
+            )
         return _P(made)
 
     # -- the protocol ---------------------------------------------------------------------------------------------
@@ -155,18 +177,34 @@ class OpenCL:
 
     def fill(self, target: int, value: int, count: int) -> None:
         pattern = ctypes.c_int32(value)
-        self._check("clEnqueueSVMMemFill", self._queue, target, ctypes.byref(pattern), 4, 4 * count, 0, None, None)
+        self._check(
+            "clEnqueueSVMMemFill",
+            self._queue,
+            target,
+            ctypes.byref(pattern),
+            4,
+            4 * count,
+            0,
+            None,
+            None,
+        )
 
     def load(self, image: bytes, kernels: Sequence[Kernel]) -> list:
         program = self._made("clCreateProgramWithIL", self._context, image, len(image))
         code = self._cl.clBuildProgram(program, 1, ctypes.byref(self._device), None, None, None)
         if code:
             size = _SIZE()
-            self._cl.clGetProgramBuildInfo(program, self._device, _BUILD_LOG, 0, None, ctypes.byref(size))
+            self._cl.clGetProgramBuildInfo(
+                program, self._device, _BUILD_LOG, 0, None, ctypes.byref(size)
+            )
             log = ctypes.create_string_buffer(max(size.value, 1))
             self._cl.clGetProgramBuildInfo(program, self._device, _BUILD_LOG, size.value, log, None)
-            raise DriverError(f"{self.name} does not build the kernels {', '.join(k.name for k in kernels)}: {log.value.decode(errors='replace')}")
-        handles = [self._made("clCreateKernel", program, k.name.encode(), what=k.name) for k in kernels]
+            raise DriverError(
+                f"{self.name} does not build the kernels {', '.join(k.name for k in kernels)}: {log.value.decode(errors='replace')}"
+            )
+        handles = [
+            self._made("clCreateKernel", program, k.name.encode(), what=k.name) for k in kernels
+        ]
         self._programs.append((program, handles))
         return handles
 
@@ -190,7 +228,19 @@ class OpenCL:
                 else:
                     self._check("clSetKernelArg", handle, i, 8, words + 8 * i, what=what)
             size, group = _SIZE(groups * kernel.threads), _SIZE(kernel.threads)
-            self._check("clEnqueueNDRangeKernel", self._queue, handle, 1, None, ctypes.byref(size), ctypes.byref(group), 0, None, None, what=what)
+            self._check(
+                "clEnqueueNDRangeKernel",
+                self._queue,
+                handle,
+                1,
+                None,
+                ctypes.byref(size),
+                ctypes.byref(group),
+                0,
+                None,
+                None,
+                what=what,
+            )
 
     def synchronize(self) -> None:
         self._check("clFinish", self._queue)

@@ -6,6 +6,7 @@ A copy belongs to the Memory it is of and dies with it, or when a program overwr
 mark, the second asks for memory, and the program fills it (Program.emit_packings). TORCH_HLO_PACKED_WEIGHTS limits all copies together; by default they
 take what loading the model and compiling needed before and have given back, so that the process's peak does not grow.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -53,7 +54,9 @@ def copies(packings: Sequence[Packing], inputs: Sequence[Buffer]) -> list[Memory
             if room is None:
                 room = _room()
             nbytes = PACKED_HEAD + p.nbytes
-            fits = nbytes <= room and not memory.readers  # whoever reads it from outside might write, too
+            fits = (
+                nbytes <= room and not memory.readers
+            )  # whoever reads it from outside might write, too
             copy = kept[p.layout] = _Copy(nbytes) if fits else _NONE
             room -= nbytes * fits
         found.append(copy)

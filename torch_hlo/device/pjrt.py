@@ -3,6 +3,7 @@
 Programs are handed over as StableHLO text. Results stay on the plugin's device until somebody looks at them; a program that updates
 parameters in place donates their buffers.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -15,7 +16,14 @@ from torch_hlo import config
 from torch_hlo.compiler.passes.legalize import legalize
 from torch_hlo.device import runtime
 from torch_hlo.device.host_split import stages
-from torch_hlo.device.pjrt_api import BUFFER_TYPES, COMPILE_OPTIONS, Api, PjrtError, structure, words
+from torch_hlo.device.pjrt_api import (
+    BUFFER_TYPES,
+    COMPILE_OPTIONS,
+    Api,
+    PjrtError,
+    structure,
+    words,
+)
 from torch_hlo.device.runtime import Buffer, Observe
 from torch_hlo.hlo.evaluate import evaluate_instruction, specialize
 from torch_hlo.hlo.ir import Instruction, Module, outputs, postorder
@@ -190,9 +198,15 @@ class _Executable:
         """Results, computed."""
         api = self.client.api
         kept = (ctypes.c_int64 * max(len(self.kept), 1))(*self.kept)
-        options = structure("ExecuteOptions", non_donatable=ctypes.addressof(kept), num_non_donatable=len(self.kept))
+        options = structure(
+            "ExecuteOptions", non_donatable=ctypes.addressof(kept), num_non_donatable=len(self.kept)
+        )
         arguments, results = words([a.buffer for a in arrays]), words([None] * self.count)
-        argument_list, result_list, events = words([ctypes.addressof(arguments)]), words([ctypes.addressof(results)]), words([None])
+        argument_list, result_list, events = (
+            words([ctypes.addressof(arguments)]),
+            words([ctypes.addressof(results)]),
+            words([None]),
+        )
         api.LoadedExecutable_Execute(
             executable=self.executable, options=ctypes.addressof(options), argument_lists=ctypes.addressof(argument_list), num_devices=1,
             num_args=len(arrays), output_lists=ctypes.addressof(result_list), device_complete_events=ctypes.addressof(events),
@@ -210,15 +224,26 @@ class _Plan:
         self.stages = stages(module)
         split = len(self.stages) > 1
         self.whole = None if split else _Executable(module, client, observe)
-        self.parts = [_Executable(s.module, client, observe) if s.module is not None else None for s in self.stages] if split else []
+        self.parts = (
+            [
+                _Executable(s.module, client, observe) if s.module is not None else None
+                for s in self.stages
+            ]
+            if split
+            else []
+        )
 
     def run(self, arrays: Sequence[DeviceArray]) -> list[DeviceArray]:
         if self.whole is not None:
             return self.whole.run(arrays)
-        known: dict[Instruction, DeviceArray] = dict(zip(self.module.entry.params, arrays, strict=True))
+        known: dict[Instruction, DeviceArray] = dict(
+            zip(self.module.entry.params, arrays, strict=True)
+        )
         for stage, executable in zip(self.stages, self.parts, strict=True):
             if executable is not None:
-                known.update(zip(stage.values, executable.run([known[v] for v in stage.inputs]), strict=True))
+                known.update(
+                    zip(stage.values, executable.run([known[v] for v in stage.inputs]), strict=True)
+                )
             for call in stage.calls:
                 self._on_host(call, known)
         return [known[x] for x in outputs(self.module)]
@@ -247,7 +272,9 @@ def _check(module: Module) -> None:
     """Raises PjrtError naming what a plugin cannot take."""
     for x in (*module.entry.params, *outputs(module)):
         if x.shape.dtype not in BUFFER_TYPES or DTYPES[x.shape.dtype].bits < 8:
-            raise PjrtError(f"{module.name}: {x.shape} cannot be an input or result of a PJRT program; convert it inside the program")
+            raise PjrtError(
+                f"{module.name}: {x.shape} cannot be an input or result of a PJRT program; convert it inside the program"
+            )
 
 
 def compile_program(module: Module, observe: Observe | None = None) -> PjrtProgram:

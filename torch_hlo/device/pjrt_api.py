@@ -5,6 +5,7 @@
 A call that fails raises PjrtError with the plugin's message. Structures are declared up to the field we need: their first word says
 how long they are, so plugins of other versions of the API (major version 0) read them as well.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -73,7 +74,11 @@ class PjrtError(RuntimeError):
 
 def _structure(name: str, fields: str) -> type[ctypes.Structure]:
     parts = [f.partition(":") for f in fields.split()]
-    words = [("struct_size", ctypes.c_size_t), ("extension_start", _POINTER), *((n, _INT if kind else _POINTER) for n, _, kind in parts)]
+    words = [
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", _POINTER),
+        *((n, _INT if kind else _POINTER) for n, _, kind in parts),
+    ]
     return type(name, (ctypes.Structure,), {"_fields_": words})
 
 
@@ -104,7 +109,9 @@ class Api:
         self.size = ctypes.c_size_t.from_address(address).value
         self.version = tuple((_INT * 2).from_address(address + _HEAD - 8))
         if self.version[0] != 0:
-            raise PjrtError(f"{path} speaks version {self.version[0]} of the PJRT C API; version 0 is supported")
+            raise PjrtError(
+                f"{path} speaks version {self.version[0]} of the PJRT C API; version 0 is supported"
+            )
         self._table = address + _HEAD
         self._library = library
         self.Plugin_Initialize()
@@ -113,7 +120,11 @@ class Api:
         if name not in _TABLE or name not in _FIELDS:
             raise AttributeError(name)
         offset = _TABLE.index(name) * ctypes.sizeof(_POINTER)
-        pointer = _POINTER.from_address(self._table + offset).value if _HEAD + offset < self.size else None
+        pointer = (
+            _POINTER.from_address(self._table + offset).value
+            if _HEAD + offset < self.size
+            else None
+        )
         if not pointer:
             raise PjrtError(f"the plugin has no function PJRT_{name}")
         function = ctypes.CFUNCTYPE(_POINTER, _POINTER)(pointer)
@@ -145,15 +156,26 @@ class Api:
 
     def program(self, code: str, format: str = "mlir") -> tuple[ctypes.Structure, object]:
         """A PJRT_Program, and what must stay alive as long."""
-        keep = (ctypes.create_string_buffer(code.encode()), ctypes.create_string_buffer(format.encode()))
+        keep = (
+            ctypes.create_string_buffer(code.encode()),
+            ctypes.create_string_buffer(format.encode()),
+        )
         text, kind = keep
-        return structure("Program", code=ctypes.addressof(text), code_size=len(text) - 1, format=ctypes.addressof(kind), format_size=len(kind) - 1), keep
+        return structure(
+            "Program",
+            code=ctypes.addressof(text),
+            code_size=len(text) - 1,
+            format=ctypes.addressof(kind),
+            format_size=len(kind) - 1,
+        ), keep
 
     def compile_for(self, topology: str, code: str) -> bytes:
         """Compile for devices that need not be here; the optimized program as a serialized HloModuleProtoWithConfig."""
         name, options = topology.encode(), ctypes.create_string_buffer(COMPILE_OPTIONS)
         place = ctypes.create_string_buffer(name)
-        target = self.TopologyDescription_Create(topology_name=ctypes.addressof(place), topology_name_size=len(name)).topology
+        target = self.TopologyDescription_Create(
+            topology_name=ctypes.addressof(place), topology_name_size=len(name)
+        ).topology
         try:
             program, keep = self.program(code)
             compiled = self.Compile(topology=target, program=ctypes.addressof(program), compile_options=ctypes.addressof(options),
@@ -161,10 +183,14 @@ class Api:
             del keep
             try:
                 result = structure("Program")
-                self.Executable_OptimizedProgram(executable=compiled, program=ctypes.addressof(result))
+                self.Executable_OptimizedProgram(
+                    executable=compiled, program=ctypes.addressof(result)
+                )
                 space = ctypes.create_string_buffer(result.code_size)
                 result.code = ctypes.addressof(space)
-                self.Executable_OptimizedProgram(executable=compiled, program=ctypes.addressof(result))
+                self.Executable_OptimizedProgram(
+                    executable=compiled, program=ctypes.addressof(result)
+                )
                 return space.raw
             finally:
                 self.Executable_Destroy(executable=compiled)

@@ -13,6 +13,7 @@ interfere. All communication runs on one thread, in the order in which it was st
 Failures: ranks publish where they are in torch.distributed's store, once a second (`_Board`). When a message fails, does not come in time, or another
 rank reports a failure, the ranks that are gone, silent or elsewhere are named. A process whose link has failed has to be started anew.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -34,7 +35,9 @@ from torch_hlo.hlo import collective
 from torch_hlo.hlo.collective import Collective, CollectiveError, ProgramInfo
 
 _HEADER = 192  # bytes of a message's first line
-_SMALL = 1 << 16  # bytes up to which arrays travel in one message, and an all-reduce is one round of everything to everybody
+_SMALL = (
+    1 << 16
+)  # bytes up to which arrays travel in one message, and an all-reduce is one round of everything to everybody
 _BEAT = 1.0  # seconds between two signs of life
 _SILENT = 3.5  # seconds without one after which a rank counts as gone
 Arrays = Sequence[np.ndarray]
@@ -86,7 +89,9 @@ class ProcessLink:
         self.jobs: SimpleQueue[_Job] = SimpleQueue()
         self.board = _Board(self.device, self.partitions, self._told)
         self.waiting: _Job | None = None
-        threading.Thread(target=self._communicate, daemon=True, name="torch_hlo communication").start()
+        threading.Thread(
+            target=self._communicate, daemon=True, name="torch_hlo communication"
+        ).start()
 
     # -- programs
 
@@ -95,8 +100,15 @@ class ProcessLink:
         self.program = collective.program_name(program.name)
         if program.devices > 1:
             if program.devices != self.partitions:
-                raise CollectiveError(f"{self.program} is for {program.devices} devices, torch.distributed runs {self.partitions} processes")
-            self._wait(self._start(lambda: self._agree(program), f"the comparison of programs before {program.first} of {self.program}"))
+                raise CollectiveError(
+                    f"{self.program} is for {program.devices} devices, torch.distributed runs {self.partitions} processes"
+                )
+            self._wait(
+                self._start(
+                    lambda: self._agree(program),
+                    f"the comparison of programs before {program.first} of {self.program}",
+                )
+            )
 
     def _agree(self, program: ProgramInfo) -> None:
         everybody = tuple(range(self.partitions))
@@ -110,7 +122,13 @@ class ProcessLink:
         padded = np.zeros(max(lengths), np.uint8)
         padded[: len(text)] = text
         found = self._all_gather(everybody, "text", [padded])
-        raise CollectiveError(difference(self.program, prints, [t.tobytes()[:n].decode() for (t,), n in zip(found, lengths, strict=True)]))
+        raise CollectiveError(
+            difference(
+                self.program,
+                prints,
+                [t.tobytes()[:n].decode() for (t,), n in zip(found, lengths, strict=True)],
+            )
+        )
 
     # -- collectives
 
@@ -125,7 +143,9 @@ class ProcessLink:
         sizes = ", ".join(str(list(a.shape)) for a in inputs)
         what = f"{c.op}({', '.join(c.dtypes)}) of sizes {sizes}, the {number}. of ranks {','.join(map(str, group))}"
         tag = f"{number} {c.op} {','.join(c.dtypes)} {sizes} {c.dimension} {c.reduction if c.reduction in collective.UFUNCS else ''}"
-        job = self._start(lambda: _RUN[c.op](self, c, group, tag, inputs, outputs), f"{what}, in {self.program}")
+        job = self._start(
+            lambda: _RUN[c.op](self, c, group, tag, inputs, outputs), f"{what}, in {self.program}"
+        )
         return lambda: self._wait(job)
 
     def gather(self, block: np.ndarray, what: str) -> list[np.ndarray]:
@@ -133,12 +153,18 @@ class ProcessLink:
         everybody = tuple(range(self.partitions))
         number = self.counts[everybody] = self.counts.get(everybody, 0) + 1
         found: list[Arrays] = []
-        self._wait(self._start(lambda: found.extend(self._all_gather(everybody, f"{number} {what}", [block])), what))
+        self._wait(
+            self._start(
+                lambda: found.extend(self._all_gather(everybody, f"{number} {what}", [block])), what
+            )
+        )
         return [b for (b,) in found]
 
     def _start(self, do: Callable[[], None], what: str) -> _Job:
         if self.failure is not None:
-            raise CollectiveError(f"{what}: this process must be started anew, since {self.failure}") from self.failure
+            raise CollectiveError(
+                f"{what}: this process must be started anew, since {self.failure}"
+            ) from self.failure
         job = _Job(do, what)
         self.jobs.put(job)
         return job
@@ -188,10 +214,18 @@ class ProcessLink:
         found = self.groups.get(members)
         if found is None:
             limit = datetime.timedelta(seconds=self.timeout)
-            found = self.groups[members] = dist.new_group(list(members), limit, "gloo", use_local_synchronization=True, group_desc="torch_hlo")
+            found = self.groups[members] = dist.new_group(
+                list(members), limit, "gloo", use_local_synchronization=True, group_desc="torch_hlo"
+            )
         return found
 
-    def _round(self, group: tuple[int, ...], tag: str, sends: dict[int, Arrays], receives: dict[int, Arrays]) -> None:
+    def _round(
+        self,
+        group: tuple[int, ...],
+        tag: str,
+        sends: dict[int, Arrays],
+        receives: dict[int, Arrays],
+    ) -> None:
         """Send `sends[device]` to each, fill `receives[device]` (contiguous arrays) from each. What a device has for itself is copied."""
         found = self._torch_group(group)
         header = np.frombuffer(_header(tag), np.uint8)
@@ -210,8 +244,20 @@ class ProcessLink:
                 continue
             nbytes = _nbytes(arrays)
             first = np.empty(_HEADER + (nbytes if nbytes <= _SMALL else 0), np.uint8)
-            parts = [first] if nbytes <= _SMALL else [first, *(_bytes(a) for a in arrays if a.nbytes)]
-            incoming.append((device, arrays, first, [dist.irecv(torch.from_numpy(p), device, found, k) for k, p in enumerate(parts)]))
+            parts = (
+                [first] if nbytes <= _SMALL else [first, *(_bytes(a) for a in arrays if a.nbytes)]
+            )
+            incoming.append(
+                (
+                    device,
+                    arrays,
+                    first,
+                    [
+                        dist.irecv(torch.from_numpy(p), device, found, k)
+                        for k, p in enumerate(parts)
+                    ],
+                )
+            )
         for device, arrays, first, waits in incoming:
             waits[0].wait()
             self._check(device, tag, first[:_HEADER].tobytes())
@@ -220,21 +266,31 @@ class ProcessLink:
             if len(first) > _HEADER:
                 at = _HEADER
                 for a in arrays:
-                    _bytes(a)[:] = first[at:at + a.nbytes]
+                    _bytes(a)[:] = first[at : at + a.nbytes]
                     at += a.nbytes
         for work in works:
             work.wait()
 
     def _check(self, sender: int, tag: str, header: bytes) -> None:
         if header != _header(tag):
-            raise CollectiveError(f"{self.program}: the ranks do not run the same collectives: rank {self.device} is in its number {tag}; "
-                                  f"rank {sender} in its number {header.rstrip(bytes(1)).decode(errors='replace')}")
+            raise CollectiveError(
+                f"{self.program}: the ranks do not run the same collectives: rank {self.device} is in its number {tag}; "
+                f"rank {sender} in its number {header.rstrip(bytes(1)).decode(errors='replace')}"
+            )
 
     def _all_gather(self, group: tuple[int, ...], tag: str, arrays: Arrays) -> list[Arrays]:
         """Everybody's arrays, by rank; all have the same sizes."""
-        rows = [arrays if d == self.device else [np.empty(a.shape, a.dtype) for a in arrays] for d in group]
+        rows = [
+            arrays if d == self.device else [np.empty(a.shape, a.dtype) for a in arrays]
+            for d in group
+        ]
         others = [d for d in group if d != self.device]
-        self._round(group, tag, dict.fromkeys(others, arrays), {d: row for d, row in zip(group, rows, strict=True) if d != self.device})
+        self._round(
+            group,
+            tag,
+            dict.fromkeys(others, arrays),
+            {d: row for d, row in zip(group, rows, strict=True) if d != self.device},
+        )
         return rows
 
 
@@ -263,36 +319,56 @@ def _nbytes(arrays: Arrays) -> int:
 # -- the collectives: (link, collective, group, tag, inputs, outputs)
 
 
-def _whole_inputs(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
+def _whole_inputs(
+    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+) -> None:
     """Everybody gets everything, and does its own part of the work."""
     rows = link._all_gather(group, tag, inputs)
-    everybody = [outputs if d == link.device else [np.empty_like(o) for o in outputs] for d in group]
+    everybody = [
+        outputs if d == link.device else [np.empty_like(o) for o in outputs] for d in group
+    ]
     for task in c.tasks(group, rows, everybody):
         task()
 
 
-def _all_reduce(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
+def _all_reduce(
+    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+) -> None:
     n, rank = len(group), group.index(link.device)
     if n * _nbytes(inputs) <= _SMALL:
         for k, values in enumerate(zip(*link._all_gather(group, tag, inputs), strict=True)):
             collective.fold(c.reduction, c.dtypes[k], values, outputs[k])
         return
-    sizes = [-(-i.size // n) for i in inputs]  # each rank sums a part of each operand; the last parts are shorter
+    sizes = [
+        -(-i.size // n) for i in inputs
+    ]  # each rank sums a part of each operand; the last parts are shorter
 
     def parts(arrays: Arrays, r: int) -> Arrays:
-        return [a.reshape(-1)[r * s:(r + 1) * s] for a, s in zip(arrays, sizes, strict=True)]
+        return [a.reshape(-1)[r * s : (r + 1) * s] for a, s in zip(arrays, sizes, strict=True)]
 
-    received = {d: [np.empty_like(a) for a in parts(inputs, rank)] for d in group if d != link.device}
+    received = {
+        d: [np.empty_like(a) for a in parts(inputs, rank)] for d in group if d != link.device
+    }
     link._round(group, tag, {d: parts(inputs, r) for r, d in enumerate(group)}, received)
     received[link.device] = parts(inputs, rank)
     sums = parts(outputs, rank)
     for k, total in enumerate(sums):
         collective.fold(c.reduction, c.dtypes[k], [received[d][k] for d in group], total)
-    link._round(group, tag, dict.fromkeys(received, sums), {d: parts(outputs, r) for r, d in enumerate(group) if d != link.device})
+    link._round(
+        group,
+        tag,
+        dict.fromkeys(received, sums),
+        {d: parts(outputs, r) for r, d in enumerate(group) if d != link.device},
+    )
 
 
-def _reduce_scatter(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
-    blocks = {d: [collective.block(i, c.dimension, r, len(group)) for i in inputs] for r, d in enumerate(group)}
+def _reduce_scatter(
+    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+) -> None:
+    blocks = {
+        d: [collective.block(i, c.dimension, r, len(group)) for i in inputs]
+        for r, d in enumerate(group)
+    }
     received = {d: [np.empty_like(o) for o in outputs] for d in group if d != link.device}
     link._round(group, tag, blocks, received)
     received[link.device] = blocks[link.device]
@@ -305,19 +381,38 @@ def _into(target: np.ndarray) -> np.ndarray:
     return target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
 
 
-def _all_gather(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
-    targets = {d: [collective.block(o, c.dimension, r, len(group)) for o in outputs] for r, d in enumerate(group)}
+def _all_gather(
+    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+) -> None:
+    targets = {
+        d: [collective.block(o, c.dimension, r, len(group)) for o in outputs]
+        for r, d in enumerate(group)
+    }
     _spread(link, group, tag, dict.fromkeys(group, inputs), targets)
 
 
-def _all_to_all(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
+def _all_to_all(
+    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+) -> None:
     def of(arrays: Arrays, r: int) -> Arrays:
-        return [arrays[r]] if c.dimension is None else [collective.block(arrays[0], c.dimension, r, len(group))]
+        return (
+            [arrays[r]]
+            if c.dimension is None
+            else [collective.block(arrays[0], c.dimension, r, len(group))]
+        )
 
-    _spread(link, group, tag, {d: of(inputs, r) for r, d in enumerate(group)}, {d: of(outputs, r) for r, d in enumerate(group)})
+    _spread(
+        link,
+        group,
+        tag,
+        {d: of(inputs, r) for r, d in enumerate(group)},
+        {d: of(outputs, r) for r, d in enumerate(group)},
+    )
 
 
-def _spread(link: ProcessLink, group, tag: str, sends: dict[int, Arrays], targets: dict[int, Arrays]) -> None:
+def _spread(
+    link: ProcessLink, group, tag: str, sends: dict[int, Arrays], targets: dict[int, Arrays]
+) -> None:
     """A round into arrays that need not be contiguous."""
     received = {d: [_into(a) for a in arrays] for d, arrays in targets.items()}
     link._round(group, tag, sends, received)
@@ -327,16 +422,25 @@ def _spread(link: ProcessLink, group, tag: str, sends: dict[int, Arrays], target
                 target[...] = value
 
 
-def _collective_permute(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
+def _collective_permute(
+    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+) -> None:
     pairs = c.pairs(link.replicas, link.partitions)
     sources = [s for s, t in pairs if t == link.device]
-    link._round(group, tag, {t: inputs for s, t in pairs if s == link.device}, dict.fromkeys(sources, outputs))
+    link._round(
+        group,
+        tag,
+        {t: inputs for s, t in pairs if s == link.device},
+        dict.fromkeys(sources, outputs),
+    )
     if not sources:
         for o in outputs:
             o[...] = 0
 
 
-def _collective_broadcast(link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays) -> None:
+def _collective_broadcast(
+    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+) -> None:
     first = group[0] == link.device
     link._round(group, tag, dict.fromkeys(group, inputs) if first else {}, {group[0]: outputs})
 
@@ -353,7 +457,9 @@ def difference(name: str, prints: Sequence[bytes], texts: Sequence[str]) -> str:
     same = [r for r, p in enumerate(prints) if p == prints[0]]
     other = [r for r, p in enumerate(prints) if p == prints[first]]
     mine, theirs = texts[0].splitlines(), texts[first].splitlines()
-    at = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs))
+    )
 
     def line(lines: list[str]) -> str:
         return lines[at].strip() if at < len(lines) else "(the program ends)"
@@ -370,7 +476,9 @@ class _Board:
     def __init__(self, rank: int, size: int, told: Callable[[str], None]) -> None:
         # The store of the default group is where the processes found each other: it needs no connection that may have failed.
         store = dist.distributed_c10d._get_default_store()
-        self.store = dist.PrefixStore("torch_hlo", store.clone() if hasattr(store, "clone") else store)
+        self.store = dist.PrefixStore(
+            "torch_hlo", store.clone() if hasattr(store, "clone") else store
+        )
         self.rank, self.size, self.told, self.world = rank, size, told, dist.group.WORLD
         self.beats = 0
         self.place = self.report = ""
@@ -406,10 +514,18 @@ class _Board:
         after = {r: self._read(r) for r in others}
         if self.lost:
             return "rank 0 does not respond any more: the store of torch.distributed, which rank 0 or the launcher kept, is gone"
-        silent = [r for r in others if before[r].get("beats") == after[r].get("beats") and not after[r].get("report")]
+        silent = [
+            r
+            for r in others
+            if before[r].get("beats") == after[r].get("beats") and not after[r].get("report")
+        ]
         if silent:
-            return "; ".join(self._described(r, after[r], "does not respond any more") for r in silent)
-        elsewhere = [r for r in others if after[r].get("place") != what and not after[r].get("report")]
+            return "; ".join(
+                self._described(r, after[r], "does not respond any more") for r in silent
+            )
+        elsewhere = [
+            r for r in others if after[r].get("place") != what and not after[r].get("report")
+        ]
         if elsewhere:
             return "; ".join(self._described(r, after[r], "did not come") for r in elsewhere)
         return f"{type(error).__name__}: {error}"
@@ -420,7 +536,9 @@ class _Board:
             return f"rank {rank} {verb}; it has not come to its first collective"
         if state.get("ended"):
             return f"rank {rank} has ended"
-        return f"rank {rank} {verb}; it was last seen " + (f"in {state['place']}" if state["place"] else "outside of collectives")
+        return f"rank {rank} {verb}; it was last seen " + (
+            f"in {state['place']}" if state["place"] else "outside of collectives"
+        )
 
     # -- the store
 
@@ -444,7 +562,12 @@ class _Board:
         return dist.is_initialized() and dist.group.WORLD is self.world
 
     def _publish(self) -> None:
-        state = {"beats": self.beats, "place": self.place, "report": self.report, "ended": self.ended}
+        state = {
+            "beats": self.beats,
+            "place": self.place,
+            "report": self.report,
+            "ended": self.ended,
+        }
         self._try(lambda: self.store.set(str(self.rank), json.dumps(state)))
 
     def _read(self, rank: int) -> dict:
@@ -454,7 +577,9 @@ class _Board:
         return self._get("failure")
 
     def _get(self, key: str) -> str:
-        return self._try(lambda: self.store.get(key).decode() if self.store.check([key]) else "") or ""
+        return (
+            self._try(lambda: self.store.get(key).decode() if self.store.check([key]) else "") or ""
+        )
 
     def _try(self, use: Callable):
         with self.lock:

@@ -1,4 +1,5 @@
 """Modules become loaded programs: compiled for a target, or found in the disk cache; the same way for the CPU and for GPUs."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,7 +24,14 @@ class Load(Protocol):
     def __call__(self, executable: Executable, profile: Profile | None = None) -> Program: ...
 
 
-def compiled(module: Module, target, load: Load, measure: Callable[[], bool], observe: Observe | None = None, profile: type[Profile] = Profile) -> Program:
+def compiled(
+    module: Module,
+    target,
+    load: Load,
+    measure: Callable[[], bool],
+    observe: Observe | None = None,
+    profile: type[Profile] = Profile,
+) -> Program:
     """The program of `module` for `target`, from the disk cache if it is there. What is observed, checked or profiled is always compiled anew.
 
     `measure()`: with TORCH_HLO_TUNE, measures the ways to compute the module's steps; whether all are known, so that the program may be kept on disk.
@@ -40,7 +48,9 @@ def compiled(module: Module, target, load: Load, measure: Callable[[], bool], ob
         if complete:
             cache.store(key, executable.to_bytes())
         program = load(executable)
-    if any(call.name in ("collective", "collective-start") for call in program.executable.host_calls):
+    if any(
+        call.name in ("collective", "collective-start") for call in program.executable.host_calls
+    ):
         program.info = collective.Info(module, text)
     return program
 
@@ -59,7 +69,11 @@ def _stored(key: str, load: Load) -> Program | None:
         return None
     try:
         program = load(Executable.from_bytes(data))
-    except (ValueError, RuntimeError, OSError):  # another version, or a library that the code needs is not here
+    except (
+        ValueError,
+        RuntimeError,
+        OSError,
+    ):  # another version, or a library that the code needs is not here
         metrics.count("DiskCacheUnreadable")
         return None
     program.from_disk = True

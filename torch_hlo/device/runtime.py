@@ -5,6 +5,7 @@
     program.run([buffer, ...], [result, ...])     # blocks; raises before it has written anything
 Every array is dense and row-major. Memory is pooled: a step that frees what the step before it allocated touches no new page.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -39,7 +40,11 @@ class Memory:
         self = cls.__new__(cls)
         self.readers, self.size, self.owner, self.copies = 1, 0, owner, None
         self.address = address
-        self.array = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8) if nbytes else np.empty(0, np.uint8)
+        self.array = (
+            np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+            if nbytes
+            else np.empty(0, np.uint8)
+        )
         return self
 
     def __init__(self, nbytes: int, zeros: bool = False) -> None:
@@ -285,7 +290,12 @@ os.register_at_fork(after_in_child=lambda: setattr(_POOL, "lock", threading.RLoc
 def memory_stats() -> dict[str, int]:
     """Bytes and blocks in use, the peak, and bytes kept for reuse: of the device's memory where it has its own."""
     pool = memory_pool()
-    return {"bytes": pool.used, "blocks": pool.blocks, "peak_bytes": pool.peak, "cached_bytes": pool.cached}
+    return {
+        "bytes": pool.used,
+        "blocks": pool.blocks,
+        "peak_bytes": pool.peak,
+        "cached_bytes": pool.cached,
+    }
 
 
 def memory_pool() -> Pool:
@@ -330,9 +340,16 @@ def backend_name() -> str:
     if name in _CHECKED:
         return name
     kind, _, path = name.partition(":")
-    if kind not in BACKENDS or (kind == "pjrt") > bool(path) or path and kind in ("cpu", "evaluator"):
-        raise ValueError(f"TORCH_HLO_DEVICE={name!r}: choose cpu, cuda, cuda:NUMBER, opencl, opencl:PATH of its library, ptx, ptx:sm_80, evaluator, "
-                         "or pjrt:PATH with the path of a PJRT plugin")
+    if (
+        kind not in BACKENDS
+        or (kind == "pjrt") > bool(path)
+        or path
+        and kind in ("cpu", "evaluator")
+    ):
+        raise ValueError(
+            f"TORCH_HLO_DEVICE={name!r}: choose cpu, cuda, cuda:NUMBER, opencl, opencl:PATH of its library, ptx, ptx:sm_80, evaluator, "
+            "or pjrt:PATH with the path of a PJRT plugin"
+        )
     _CHECKED.add(name)
     return name
 
@@ -362,7 +379,11 @@ def preparations() -> list[Callable[[], object]]:
     return found() if found is not None else []
 
 
-def compile_program(module: Module, observe: Observe | None = None, compiler: Callable[[Module, Observe | None], Program] | None = None) -> Program:
+def compile_program(
+    module: Module,
+    observe: Observe | None = None,
+    compiler: Callable[[Module, Observe | None], Program] | None = None,
+) -> Program:
     """Compile and load `module` for the back end in use, or with the `compiler` of another one. `observe(stage, value)` is called with what is
     made on the way: "hlo:<pass>" -> Module, "llvm" -> str, "asm" -> str, "buffers" -> str, "stablehlo" -> str (see lazy/dump.py)."""
     program = (compiler or _module(backend_name()).compile_program)(module, observe)

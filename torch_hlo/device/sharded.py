@@ -7,6 +7,7 @@
 
 A process holds the blocks of its own devices: all of them with virtual devices, one under torchrun.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -71,7 +72,13 @@ def block_shape(shape: Shape, sharding: Sharding) -> Shape:
 def allocate(shape: Shape, sharding: Sharding) -> ShardedBuffer:
     """Uninitialised blocks. Raises MemoryError naming the shape."""
     block = block_shape(shape, sharding)
-    return ShardedBuffer(shape, sharding, Blocks([runtime.allocate(block).memory for _ in collective.local_devices(sharding.mesh.size)]))
+    return ShardedBuffer(
+        shape,
+        sharding,
+        Blocks(
+            [runtime.allocate(block).memory for _ in collective.local_devices(sharding.mesh.size)]
+        ),
+    )
 
 
 def shard_buffer(buffer: Buffer, sharding: Sharding) -> ShardedBuffer:
@@ -79,7 +86,9 @@ def shard_buffer(buffer: Buffer, sharding: Sharding) -> ShardedBuffer:
     blocks = shard(_elements(buffer.bytes, buffer.shape), sharding)
     result = allocate(buffer.shape, sharding)
     for memory, device in zip(result.memory.blocks, collective.local_devices(sharding.mesh.size)):
-        memory.array[: result.nbytes] = np.ascontiguousarray(blocks[device]).reshape(-1).view(np.uint8)
+        memory.array[: result.nbytes] = (
+            np.ascontiguousarray(blocks[device]).reshape(-1).view(np.uint8)
+        )
     return result
 
 
@@ -104,7 +113,9 @@ def gather(buffer: ShardedBuffer) -> np.ndarray:
     if sharding.is_replicated:
         return blocks[0].reshape(-1).view(np.uint8)
     if len(blocks) < sharding.mesh.size:
-        what = f"reading a tensor {shape} that is sharded as {sharding}, which all ranks do together,"
+        what = (
+            f"reading a tensor {shape} that is sharded as {sharding}, which all ranks do together,"
+        )
         whole = collective.communicator().gather(blocks[0].reshape(-1).view(np.uint8), what)
         blocks = [b.view(blocks[0].dtype).reshape(buffer.block.dims) for b in whole]
     return np.ascontiguousarray(unshard(blocks, sharding, shape.dims)).reshape(-1).view(np.uint8)
@@ -126,18 +137,24 @@ class PartitionedProgram:
         self.mesh, self.cost, self.runs, self.number = module.mesh, cost(module), 0, next(_numbers)
         self.aliases = tuple(self.program.aliases)
 
-    def allocate(self, shapes: Sequence[Shape], given: dict[int, ShardedBuffer]) -> list[ShardedBuffer]:
+    def allocate(
+        self, shapes: Sequence[Shape], given: dict[int, ShardedBuffer]
+    ) -> list[ShardedBuffer]:
         """Buffers for the results; result o takes the memory of `given[o]` if there is one."""
         return [
             given[o].over(given[o].memory) if o in given else allocate(shape, sharding)
             for o, (shape, sharding) in enumerate(zip(shapes, self.out_shardings, strict=True))
         ]
 
-    def run(self, inputs: Sequence[ShardedBuffer | Buffer], outputs: Sequence[ShardedBuffer]) -> None:
+    def run(
+        self, inputs: Sequence[ShardedBuffer | Buffer], outputs: Sequence[ShardedBuffer]
+    ) -> None:
         self.runs += 1
         devices = range(len(outputs[0].memory.blocks))
 
         def on(i: int, buffers: Sequence[ShardedBuffer | Buffer]) -> list[Buffer]:
             return [b.on(i) if isinstance(b, ShardedBuffer) else b for b in buffers]
 
-        collective.run_devices(self.program, [on(i, inputs) for i in devices], [on(i, outputs) for i in devices])
+        collective.run_devices(
+            self.program, [on(i, inputs) for i in devices], [on(i, outputs) for i in devices]
+        )

@@ -1,10 +1,11 @@
 """Programs in order on a native thread, see compiler/codegen/stream.py. One thread at a time may submit.
 
-    number = stream.add(entry address, block)        # block: array("Q"), alive until the job is done
-    stream.publish(number)                           # from here it may run; may be repeated
-    stream.run(number)                               # or: it runs here, the jobs before it being done
-    stream.is_done(number); stream.wait(number)      # wait in order: whoever waits may be the one who runs it
+number = stream.add(entry address, block)        # block: array("Q"), alive until the job is done
+stream.publish(number)                           # from here it may run; may be repeated
+stream.run(number)                               # or: it runs here, the jobs before it being done
+stream.is_done(number); stream.wait(number)      # wait in order: whoever waits may be the one who runs it
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -36,9 +37,15 @@ def _functions() -> tuple:
     cpu.load_pool()  # who waits helps there
     loaded = cpu.engine([machine_code(stream.text(), target, level=0)[0]], target)
     # Submitting is short, as is what `run` is for: they keep the interpreter's lock. Waiting gives it up.
-    kinds = (("start", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)), ("submit", ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)),
-             ("run", ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)), ("wait", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)))
-    functions = tuple(kind(loaded.get_function_address(f"torch_hlo_stream_{name}")) for name, kind in kinds)
+    kinds = (
+        ("start", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
+        ("submit", ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)),
+        ("run", ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
+        ("wait", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
+    )
+    functions = tuple(
+        kind(loaded.get_function_address(f"torch_hlo_stream_{name}")) for name, kind in kinds
+    )
     loaded.detach()
     return functions
 
@@ -54,7 +61,11 @@ class Stream:
         self._words = array("Q", bytes(8 * (FIRST + RECORD * RECORDS)))
         _KEPT.append(self._words)
         self._address = self._words.buffer_info()[0]
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()) if hasattr(signal, "pthread_sigmask") else None
+        blocked = (
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            if hasattr(signal, "pthread_sigmask")
+            else None
+        )
         try:
             if start(self._address):
                 raise OSError("the system gives no thread to run programs on")
@@ -66,7 +77,9 @@ class Stream:
         """The number of the next job, `entry(block)`. It has to be published before another is added."""
         words = self._words
         number = words[TAIL]
-        while number - words[TAKEN] >= RECORDS - 1:  # the thread has not even looked at jobs that others ran for it
+        while (
+            number - words[TAKEN] >= RECORDS - 1
+        ):  # the thread has not even looked at jobs that others ran for it
             time.sleep(0)
         at = FIRST + RECORD * (number % RECORDS)
         words[at + 1], words[at + 2] = entry, block.buffer_info()[0]

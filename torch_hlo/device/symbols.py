@@ -2,6 +2,7 @@
 
 Linear algebra (sgemm_, …) is taken from the libtorch that is already loaded in the process; mathematical functions from libm.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -25,7 +26,9 @@ def provide(names: Iterable[str]) -> None:
             continue
         address = _find(name)
         if address is None:
-            raise OSError(f"no loaded library has the C function {name!r} that a compiled program calls; was it compiled on another machine?")
+            raise OSError(
+                f"no loaded library has the C function {name!r} that a compiled program calls; was it compiled on another machine?"
+            )
         llvm.add_symbol(name, address)
         _known.add(name)
 
@@ -72,5 +75,7 @@ def _paths() -> tuple[str, ...]:
     if spec is not None and spec.origin:
         suffix = "dylib" if sys.platform == "darwin" else "so"
         for stem in ("libtorch_cpu", "libgomp*"):
-            found += sorted(glob.glob(os.path.join(os.path.dirname(spec.origin), "lib", f"{stem}.{suffix}*")))
+            found += sorted(
+                glob.glob(os.path.join(os.path.dirname(spec.origin), "lib", f"{stem}.{suffix}*"))
+            )
     return tuple(found)

@@ -3,6 +3,7 @@
 The static constructors of PyTorch and LLVM (registrations, options) touch 45 and 35 MB of code once. LLVM is 170 MB of code and tables, of
 which a compile touches a third. None of it is used while programs run; what is used again is mapped again by a fault, not read again.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -70,7 +71,9 @@ def release_code(libraries: tuple[str, ...] = STARTED) -> None:
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONTNEED)
 
 
-_known: dict[tuple[str, ...], tuple[tuple[int, int], ...]] = {}  # a loaded library stays where it is
+_known: dict[
+    tuple[str, ...], tuple[tuple[int, int], ...]
+] = {}  # a loaded library stays where it is
 
 
 def _code(libraries: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
@@ -86,7 +89,9 @@ def _code(libraries: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
                 name = rest[-1].strip().rpartition("/")[2]
                 if len(rest) == 4 and name.startswith(libraries):
                     low, _, high = span.partition("-")
-                    spans.setdefault(name, []).append((int(low, 16), int(high, 16), access[1] == "w"))
+                    spans.setdefault(name, []).append(
+                        (int(low, 16), int(high, 16), access[1] == "w")
+                    )
     except OSError:
         return ()
     found = []

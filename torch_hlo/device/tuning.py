@@ -1,4 +1,5 @@
 """Measuring the ways to compute a program's steps (compiler/tune.py says what is asked and where answers are kept)."""
+
 from __future__ import annotations
 
 import time
@@ -17,7 +18,12 @@ from torch_hlo.hlo.parse import parse_module
 RUNS, ROUNDS = 10, 3  # runs that are timed together, of which the fastest round counts
 
 
-def measure(driver, load: Callable[[Executable], Program], module: Module, seconds: Callable[[object, Program, Module], float] | None = None) -> bool:
+def measure(
+    driver,
+    load: Callable[[Executable], Program],
+    module: Module,
+    seconds: Callable[[object, Program, Module], float] | None = None,
+) -> bool:
     """Compile `module`, and measure what its emitters ask about, for TORCH_HLO_TUNE seconds. Returns whether everything is known now. A way that the
     device refuses is not taken. `driver`: a GPU's, or with `seconds` anything that has a `target`."""
     with tune.collecting() as wanted:

@@ -1,19 +1,36 @@
 """Many devices: sharded tensors, pictures of shardings, a simulator. See docs/distributed.md.
 
-    from torch_hlo.distributed import Mesh, mark_sharding
+from torch_hlo.distributed import Mesh, mark_sharding
 
-    mesh = Mesh((2, 4), ("data", "model"))
-    mark_sharding(model.weight, mesh, ("model", None))
-    mark_sharding(batch, mesh, ("data", None))
+mesh = Mesh((2, 4), ("data", "model"))
+mark_sharding(model.weight, mesh, ("model", None))
+mark_sharding(batch, mesh, ("data", None))
 """
+
 from __future__ import annotations
 
 from torch_hlo.distributed import checkpoint
 from torch_hlo.distributed.annotate import clear_sharding, mark_sharding, sharding_of
 from torch_hlo.distributed.mesh import Dim, Mesh, PartitionSpec, get_1d_mesh
 from torch_hlo.distributed.report import programs, report, total
-from torch_hlo.distributed.simulate import A100, H100, TPU_V4, Link, Machine, abstract, compare, simulate
-from torch_hlo.distributed.tactics import Plan, data_parallel, fsdp, megatron, sequence_parallel, zero1
+from torch_hlo.distributed.simulate import (
+    A100,
+    H100,
+    TPU_V4,
+    Link,
+    Machine,
+    abstract,
+    compare,
+    simulate,
+)
+from torch_hlo.distributed.tactics import (
+    Plan,
+    data_parallel,
+    fsdp,
+    megatron,
+    sequence_parallel,
+    zero1,
+)
 from torch_hlo.distributed.visualize import visualize_sharding, visualize_tensor_sharding
 from torch_hlo.hlo.sharding import Sharding, ShardingError
 

@@ -1,4 +1,5 @@
 """`mark_sharding` and its kin: notes on tensors of the hlo device about where their elements live."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,7 +17,12 @@ from torch_hlo.lowering.sharding import SHARD, encode
 
 
 def mark_sharding(
-    tensor: torch.Tensor, mesh: Mesh, spec: Sequence[Entry], *, replicated: Sequence[str] = (), name: str | None = None
+    tensor: torch.Tensor,
+    mesh: Mesh,
+    spec: Sequence[Entry],
+    *,
+    replicated: Sequence[str] = (),
+    name: str | None = None,
 ) -> torch.Tensor:
     """Spread `tensor` over `mesh` as `spec` says, one entry per dimension (see mesh.py), now and after every in-place write; returns it.
 
@@ -26,7 +32,9 @@ def mark_sharding(
     """
     what = f"tensor {name}" if name else "tensor"
     if not isinstance(tensor, HloTensor):
-        raise TypeError(f"mark_sharding: the {what} of shape {tuple(tensor.shape)} is on {tensor.device}, move it with .to('hlo') first")
+        raise TypeError(
+            f"mark_sharding: the {what} of shape {tuple(tensor.shape)} is on {tensor.device}, move it with .to('hlo') first"
+        )
     if "_inner" in tensor.__dict__:  # being traced
         return SHARD(tensor, encode(to_sharding(mesh, spec, tensor.shape, replicated, what)))
     annotate(tensor, to_sharding(mesh, spec, tensor.shape, replicated, what))
@@ -44,17 +52,26 @@ def annotate(tensor: HloTensor, sharding: Sharding) -> None:
     if whole:
         storage.sharding = sharding
     value = storage.value
-    if whole and type(value) is Array and value.data is not None and not any(dim.open for dim in sharding.dims):
+    if (
+        whole
+        and type(value) is Array
+        and value.data is not None
+        and not any(dim.open for dim in sharding.dims)
+    ):
         spmd.place(value, sharding.closed())
     else:
         with RECORDING:
-            write(tensor, Out(Node(SHARD, (read(tensor), encode(sharding)), {}, (tensor._meta.hlo,))))
+            write(
+                tensor, Out(Node(SHARD, (read(tensor), encode(sharding)), {}, (tensor._meta.hlo,)))
+            )
 
 
 def sharding_of(tensor: torch.Tensor) -> Sharding | None:
     """Where a tensor of the hlo device lives, or is to live; None for a tensor on one device."""
     if not isinstance(tensor, HloTensor):
-        raise TypeError(f"the tensor of shape {tuple(tensor.shape)} is on {tensor.device}, not on the hlo device")
+        raise TypeError(
+            f"the tensor of shape {tuple(tensor.shape)} is on {tensor.device}, not on the hlo device"
+        )
     storage = tensor._storage
     if tensor._view is not None:
         return None
@@ -65,7 +82,9 @@ def sharding_of(tensor: torch.Tensor) -> Sharding | None:
 def clear_sharding(tensor: torch.Tensor) -> torch.Tensor:
     """Bring the tensor to one device, and keep no annotation; returns it."""
     if not isinstance(tensor, HloTensor):
-        raise TypeError(f"clear_sharding: the tensor of shape {tuple(tensor.shape)} is on {tensor.device}")
+        raise TypeError(
+            f"clear_sharding: the tensor of shape {tuple(tensor.shape)} is on {tensor.device}"
+        )
     storage = tensor._storage
     if type(storage.value) is Out:
         engine.current().sync()

@@ -8,6 +8,7 @@
 Tensors over a mesh (mark_sharding) and DTensors are written block by block, each by one process that has it, and are read by whatever mesh and number
 of processes asks for them. A process that dies while saving leaves the checkpoints before it as they were.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -48,7 +49,11 @@ def save(state: dict, root: str | os.PathLike, step: int, keep: int = 2) -> Path
     with _quiet():
         tensors: dict[str, torch.Tensor] = {}
         structure = _flatten(state, tensors)
-        dcp.save({_STRUCTURE: _pack(structure), **{k: _to_write(t) for k, t in tensors.items()}}, checkpoint_id=str(temporary), no_dist=not _many())
+        dcp.save(
+            {_STRUCTURE: _pack(structure), **{k: _to_write(t) for k, t in tensors.items()}},
+            checkpoint_id=str(temporary),
+            no_dist=not _many(),
+        )
     _barrier()
     if _first():
         for file in temporary.iterdir():
@@ -87,12 +92,21 @@ def load(state: dict, path: str | os.PathLike) -> dict:
     _flatten(state, mine)
     missing = [name for name in mine if name not in there]
     if missing:
-        raise KeyError(f"{path} has no tensor {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
-    rest = {k: torch.empty(m.size, dtype=m.properties.dtype, device="cpu") for k, m in there.items() if k not in mine}
+        raise KeyError(
+            f"{path} has no tensor {missing[0]}"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+        )
+    rest = {
+        k: torch.empty(m.size, dtype=m.properties.dtype, device="cpu")
+        for k, m in there.items()
+        if k not in mine
+    }
     readable = {**{k: _to_read(t) for k, t in mine.items()}, **rest}
     with _quiet():
         dcp.load(readable, checkpoint_id=str(path), no_dist=not _many())
-    return _unflatten(_unpack(rest[_STRUCTURE]), {**rest, **{k: _take(t, readable[k]) for k, t in mine.items()}})
+    return _unflatten(
+        _unpack(rest[_STRUCTURE]), {**rest, **{k: _take(t, readable[k]) for k, t in mine.items()}}
+    )
 
 
 _STRUCTURE, _TENSOR = "__structure__", "__tensor__"
@@ -117,7 +131,9 @@ def _flatten(state, tensors: dict[str, torch.Tensor], place: str = ""):
         tensors[place] = state
         return {_TENSOR: place}
     if isinstance(state, dict):
-        return {k: _flatten(v, tensors, f"{place}.{k}" if place else str(k)) for k, v in state.items()}
+        return {
+            k: _flatten(v, tensors, f"{place}.{k}" if place else str(k)) for k, v in state.items()
+        }
     if isinstance(state, (list, tuple)):
         return type(state)([_flatten(v, tensors, f"{place}.{i}") for i, v in enumerate(state)])
     return state
@@ -137,7 +153,9 @@ class Spread(torch.Tensor):
     """Stands for a sharded tensor in a checkpoint: the blocks of this process on the CPU, by their offsets in the whole."""
 
     @staticmethod
-    def __new__(cls, shape: torch.Size, dtype: torch.dtype, blocks: dict[tuple[int, ...], torch.Tensor]):
+    def __new__(
+        cls, shape: torch.Size, dtype: torch.dtype, blocks: dict[tuple[int, ...], torch.Tensor]
+    ):
         self = backend.make_wrapper(cls, shape, dtype=dtype, device="cpu")
         self.blocks = blocks
         return self
@@ -152,7 +170,9 @@ class Spread(torch.Tensor):
     def __create_chunk_list__(self) -> list:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-        return [ChunkStorageMetadata(torch.Size(at), block.shape) for at, block in self.blocks.items()]
+        return [
+            ChunkStorageMetadata(torch.Size(at), block.shape) for at, block in self.blocks.items()
+        ]
 
     def __create_write_items__(self, name: str, tensor) -> list:
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
@@ -185,7 +205,11 @@ def _blocks(buffer: ShardedBuffer) -> dict[tuple[int, ...], torch.Tensor]:
         at = tuple(t * n for t, n in zip(buffer.sharding.tile(device), buffer.block.dims))
         extent = [min(n, whole - o) for n, whole, o in zip(buffer.block.dims, shape.dims, at)]
         if at not in found and all(n > 0 for n in extent):
-            block = torch.from_numpy(buffer.on(i).bytes).view(HLO_TO_TORCH[shape.dtype]).view(buffer.block.dims)
+            block = (
+                torch.from_numpy(buffer.on(i).bytes)
+                .view(HLO_TO_TORCH[shape.dtype])
+                .view(buffer.block.dims)
+            )
             found[at] = block[tuple(slice(0, n) for n in extent)]
     return found
 
@@ -194,7 +218,9 @@ def _to_write(x):
     engine.current().sync() if isinstance(x, HloTensor) else None
     buffer = _buffer(x)
     if buffer is not None and 0 not in x.shape:
-        return Spread(x.shape, x.dtype, {at: block.clone() for at, block in _blocks(buffer).items()})
+        return Spread(
+            x.shape, x.dtype, {at: block.clone() for at, block in _blocks(buffer).items()}
+        )
     return to_cpu([x])[0] if type(x) is HloTensor else x
 
 
@@ -203,7 +229,14 @@ def _to_read(x):
         engine.current().sync()
     buffer = _buffer(x)
     if buffer is not None and 0 not in x.shape:
-        return Spread(x.shape, x.dtype, {at: torch.empty_like(block, memory_format=torch.contiguous_format) for at, block in _blocks(buffer).items()})
+        return Spread(
+            x.shape,
+            x.dtype,
+            {
+                at: torch.empty_like(block, memory_format=torch.contiguous_format)
+                for at, block in _blocks(buffer).items()
+            },
+        )
     return torch.empty(x.shape, dtype=x.dtype, device="cpu") if type(x) is HloTensor else x
 
 
@@ -229,7 +262,11 @@ def _take(x, read):
 
 
 def _complete(root: Path) -> list[Path]:
-    found = [d for d in root.iterdir() if _NAME.fullmatch(d.name) and (d / ".metadata").exists()] if root.is_dir() else []
+    found = (
+        [d for d in root.iterdir() if _NAME.fullmatch(d.name) and (d / ".metadata").exists()]
+        if root.is_dir()
+        else []
+    )
     return sorted(found, key=lambda d: (d.name.removesuffix(".old"), d.suffix == ""))
 
 
@@ -257,7 +294,10 @@ def _barrier() -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*(single process|torch.distributed is (unavailable|disabled)|TypedStorage).*")
+        warnings.filterwarnings(
+            "ignore",
+            message=".*(single process|torch.distributed is (unavailable|disabled)|TypedStorage).*",
+        )
         yield
 
 

@@ -8,6 +8,7 @@
 
 Errors are raised here, when the annotation is written, and name the tensor and the axis.
 """
+
 from __future__ import annotations
 
 import math
@@ -28,22 +29,40 @@ class Mesh:
     virtual ones in one process, else the processes that torch.distributed runs).
     """
 
-    def __init__(self, shape: Sequence[int], axis_names: Sequence[str], devices: Sequence[int] | None = None, *, check: bool = True) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        axis_names: Sequence[str],
+        devices: Sequence[int] | None = None,
+        *,
+        check: bool = True,
+    ) -> None:
         shape, axis_names = tuple(int(n) for n in shape), tuple(axis_names)
         if len(shape) != len(axis_names):
-            raise ShardingError(f"a mesh of shape {shape} needs {len(shape)} axis names, got {axis_names}")
+            raise ShardingError(
+                f"a mesh of shape {shape} needs {len(shape)} axis names, got {axis_names}"
+            )
         if devices is not None and len(list(devices)) != math.prod(shape):
-            raise ShardingError(f"a mesh of shape {shape} has {math.prod(shape)} devices, got {len(list(devices))}: {list(devices)}")
-        self.hlo = sharding.Mesh(tuple(zip(axis_names, shape)), tuple(int(d) for d in devices) if devices is not None else ())
+            raise ShardingError(
+                f"a mesh of shape {shape} has {math.prod(shape)} devices, got {len(list(devices))}: {list(devices)}"
+            )
+        self.hlo = sharding.Mesh(
+            tuple(zip(axis_names, shape)),
+            tuple(int(d) for d in devices) if devices is not None else (),
+        )
         if check:
             self._check_devices()
 
     def _check_devices(self) -> None:
         have = collective.device_count()
         if collective.process_count() > 1 and self.size != have:
-            raise ShardingError(f"mesh {self.hlo} has {self.size} devices, but {have} processes run: a mesh spans them all")
+            raise ShardingError(
+                f"mesh {self.hlo} has {self.size} devices, but {have} processes run: a mesh spans them all"
+            )
         if self.size > have:
-            raise ShardingError(f"mesh {self.hlo} needs {self.size} devices, there are {have}; set TORCH_HLO_CPU_DEVICES={self.size} or start {self.size} processes")
+            raise ShardingError(
+                f"mesh {self.hlo} needs {self.size} devices, there are {have}; set TORCH_HLO_CPU_DEVICES={self.size} or start {self.size} processes"
+            )
 
     @property
     def shape(self) -> dict[str, int]:
@@ -83,7 +102,11 @@ class Dim:
         self.axes, self.open, self.priority = axes, open, priority
 
     def __eq__(self, other) -> bool:
-        return isinstance(other, Dim) and (self.axes, self.open, self.priority) == (other.axes, other.open, other.priority)
+        return isinstance(other, Dim) and (self.axes, self.open, self.priority) == (
+            other.axes,
+            other.open,
+            other.priority,
+        )
 
     def __hash__(self) -> int:
         return hash((self.axes, self.open, self.priority))
@@ -105,7 +128,13 @@ class PartitionSpec(tuple):
 _PART = re.compile(r"(.+):\((\d+)\)(\d+)")
 
 
-def to_sharding(mesh: Mesh, spec: Sequence[Entry], dims: Sequence[int], replicated: Sequence[str] = (), what: str = "tensor") -> Sharding:
+def to_sharding(
+    mesh: Mesh,
+    spec: Sequence[Entry],
+    dims: Sequence[int],
+    replicated: Sequence[str] = (),
+    what: str = "tensor",
+) -> Sharding:
     """The Sharding of an array of extents `dims`; missing entries never: the specification has one per dimension.
 
     `replicated`: axes that propagation may not use for this tensor. Raises ShardingError naming `what` and the axis: wrong number of entries, unknown
@@ -113,30 +142,50 @@ def to_sharding(mesh: Mesh, spec: Sequence[Entry], dims: Sequence[int], replicat
     """
     dims = tuple(dims)
     if isinstance(spec, str) or len(spec) != len(dims):
-        raise ShardingError(f"{what} of shape {dims} needs {len(dims)} entries in its partition spec, got {spec!r}")
+        raise ShardingError(
+            f"{what} of shape {dims} needs {len(dims)} entries in its partition spec, got {spec!r}"
+        )
     used: list[Axis] = []
 
     def axis(text: str) -> Axis:
         part = _PART.fullmatch(text) if isinstance(text, str) else None
         name = part[1] if part else text
         if name not in mesh.hlo.names:
-            raise ShardingError(f"{what} of shape {dims}: mesh {mesh.hlo} has no axis {name!r}; its axes are {', '.join(mesh.hlo.names)}")
+            raise ShardingError(
+                f"{what} of shape {dims}: mesh {mesh.hlo} has no axis {name!r}; its axes are {', '.join(mesh.hlo.names)}"
+            )
         found = Axis(name, int(part[2]), int(part[3])) if part else mesh.hlo.axis(name)
         if mesh.hlo.axis_size(name) % (found.pre * found.size):
-            raise ShardingError(f"{what} of shape {dims}: {text} does not divide axis {name} of size {mesh.hlo.axis_size(name)}")
+            raise ShardingError(
+                f"{what} of shape {dims}: {text} does not divide axis {name} of size {mesh.hlo.axis_size(name)}"
+            )
         if any(found.overlaps(other) for other in used):
-            raise ShardingError(f"{what} of shape {dims}: axis {name!r} is used twice in {tuple(spec)!r}")
+            raise ShardingError(
+                f"{what} of shape {dims}: axis {name!r} is used twice in {tuple(spec)!r}"
+            )
         used.append(found)
         return found
 
     def dim(i: int, entry) -> DimSharding:
-        entry = Dim() if entry is None else Dim(entry) if isinstance(entry, str) else Dim(*entry) if isinstance(entry, (tuple, list)) else entry
+        entry = (
+            Dim()
+            if entry is None
+            else Dim(entry)
+            if isinstance(entry, str)
+            else Dim(*entry)
+            if isinstance(entry, (tuple, list))
+            else entry
+        )
         if not isinstance(entry, Dim):
-            raise ShardingError(f"{what} of shape {dims}: {entry!r} is no axis name, tuple of names, None or Dim")
+            raise ShardingError(
+                f"{what} of shape {dims}: {entry!r} is no axis name, tuple of names, None or Dim"
+            )
         found = DimSharding(tuple(map(axis, entry.axes)), entry.open, entry.priority)
         return found
 
-    return Sharding(mesh.hlo, tuple(dim(i, entry) for i, entry in enumerate(spec)), tuple(map(axis, replicated)))
+    return Sharding(
+        mesh.hlo, tuple(dim(i, entry) for i, entry in enumerate(spec)), tuple(map(axis, replicated))
+    )
 
 
 def get_1d_mesh(axis_name: str = "data") -> Mesh:

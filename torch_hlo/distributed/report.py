@@ -1,4 +1,5 @@
 """What the sharded programs of this process send: a table of collectives."""
+
 from __future__ import annotations
 
 from torch_hlo.compiler.cost import KINDS, Cost
@@ -21,12 +22,16 @@ def total() -> Cost:
 
 def report() -> str:
     """A line per program and kind of collective: runs, collectives and bytes that one device sends in a run."""
-    lines = [f"{'program':12}{'runs':>6}  {'collective':22}{'number':>8}{'bytes sent per device':>24}"]
+    lines = [
+        f"{'program':12}{'runs':>6}  {'collective':22}{'number':>8}{'bytes sent per device':>24}"
+    ]
     for program in programs():
         name = f"{program.name:12}{program.runs:6}"
         for kind in KINDS:
             if program.cost.collectives[kind]:
-                lines.append(f"{name}  {kind:22}{program.cost.collectives[kind]:8,.0f}{program.cost.sent[kind]:24,.0f}")
+                lines.append(
+                    f"{name}  {kind:22}{program.cost.collectives[kind]:8,.0f}{program.cost.sent[kind]:24,.0f}"
+                )
                 name = " " * 18
         if name.strip():
             lines.append(f"{name}  none")

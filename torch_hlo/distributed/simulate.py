@@ -11,6 +11,7 @@ The program is the one that would run: recorded, propagated, partitioned, fused,
 a kernel takes what its operations or its bytes need, whichever is more; a collective what a ring over its slowest link needs; those in flight
 (`-start`, `-done`) run beside kernels.
 """
+
 from __future__ import annotations
 
 import copy
@@ -88,7 +89,8 @@ class Simulation:
         return "\n".join(
             [
                 f"{self.devices} x {self.machine.name}",
-                f"memory per device     {_bytes(self.memory)} at the peak, {_bytes(self.resident)} of it arguments" + ("" if self.fits else ": DOES NOT FIT"),
+                f"memory per device     {_bytes(self.memory)} at the peak, {_bytes(self.resident)} of it arguments"
+                + ("" if self.fits else ": DOES NOT FIT"),
                 f"estimated step time   {self.seconds * 1e3:.3f} ms: kernels {self.compute * 1e3:.3f} ms, collectives {self.communication * 1e3:.3f} ms",
                 self.cost.table(),
             ]
@@ -119,7 +121,9 @@ class _NoValues:
 
     def __getattr__(self, name: str):
         if name in ("materialize", "sync", "synchronize"):
-            raise RuntimeError("simulate: the step needs a value (.item(), print, .cpu()); leave that out, nothing is computed here")
+            raise RuntimeError(
+                "simulate: the step needs a value (.item(), print, .cpu()); leave that out, nothing is computed here"
+            )
         return getattr(self.inner, name)
 
     def mark_step(self, wait: bool = False) -> None:
@@ -147,13 +151,20 @@ def record(step: Callable[[], object]) -> Module:
     graph = collect(distinct)
     where = spmd.placement(graph, pairs)
     if where is None:
-        raise ValueError("simulate: none of the step's tensors is sharded; mark_sharding says over which mesh")
+        raise ValueError(
+            "simulate: none of the step's tensors is sharded; mark_sharding says over which mesh"
+        )
     del result
     leaves = {id(leaf): i for i, leaf in enumerate(graph.leaves)}
     aliases = []
     for s, place in pairs:  # an argument whose storage has a new value gives its memory to that
         for leaf in graph.leaves:
-            if leaf.shape == s.shape and not leaf.held() and any(o() is s for o in leaf.owners) and all(o != place for o, _ in aliases):
+            if (
+                leaf.shape == s.shape
+                and not leaf.held()
+                and any(o() is s for o in leaf.owners)
+                and all(o != place for o, _ in aliases)
+            ):
                 aliases.append((place, leaves[id(leaf)]))
                 break
     module = spmd.annotated(graph, where, tuple(aliases))
@@ -187,7 +198,9 @@ def simulate(what: Callable[[], object] | Module | str, machine: Machine = H100)
     module = what if isinstance(what, Module) else record(what)
     if module.num_partitions == 1:
         if module.mesh is None:
-            raise ValueError("simulate: the program has no mesh; annotate it, or give the program of one device")
+            raise ValueError(
+                "simulate: the program has no mesh; annotate it, or give the program of one device"
+            )
         module = partitioned(module)
     total = cost(module)
     fused = optimize(module)
@@ -197,12 +210,27 @@ def simulate(what: Callable[[], object] | Module | str, machine: Machine = H100)
     shared = {o for o, _ in fused.aliases}
     root = fused.entry.root
     results = root.operands if root.op == "tuple" else (root,)
-    memory = resident + int(a.arena) + sum(_nbytes(r.shape) for i, r in enumerate(results) if i not in shared)
+    memory = (
+        resident
+        + int(a.arena)
+        + sum(_nbytes(r.shape) for i, r in enumerate(results) if i not in shared)
+    )
     compute, communication, seconds = _time(fused, order, machine)
-    return Simulation(machine, max(module.num_partitions, module.num_replicas), total, resident, memory, compute, communication, seconds)
+    return Simulation(
+        machine,
+        max(module.num_partitions, module.num_replicas),
+        total,
+        resident,
+        memory,
+        compute,
+        communication,
+        seconds,
+    )
 
 
-def _time(module: Module, order: Sequence[Instruction], machine: Machine) -> tuple[float, float, float]:
+def _time(
+    module: Module, order: Sequence[Instruction], machine: Machine
+) -> tuple[float, float, float]:
     """Seconds of kernels, of collectives, and of the step."""
     now = link_free = compute = communication = 0.0
     ends: dict[Instruction, float] = {}
@@ -221,7 +249,9 @@ def _time(module: Module, order: Sequence[Instruction], machine: Machine) -> tup
                 now = ends[x]
             continue
         moved = _nbytes(x.shape) + sum(_nbytes(o.shape) for o in x.operands)
-        seconds = max(one.matrix_flops / (machine.flops * machine.efficiency), moved / machine.bandwidth)
+        seconds = max(
+            one.matrix_flops / (machine.flops * machine.efficiency), moved / machine.bandwidth
+        )
         if one.bytes:  # collectives inside a loop
             inside = one.bytes / machine.link.bandwidth
             communication += inside
@@ -240,9 +270,17 @@ def _collective_time(x: Instruction, sent: float, module: Module, machine: Machi
     if module.mesh is not None and len(group) > 1:
         first = module.mesh.coordinates(group[0])
         for device in group[1:]:
-            axes |= {name for name, i in module.mesh.coordinates(device).items() if i != first[name]}
-    link = min((machine.links.get(name, machine.link) for name in axes), key=lambda k: k.bandwidth, default=machine.link)
-    hops = {"all-reduce": 2 * (len(group) - 1), "collective-permute": 1}.get(x.op.removesuffix("-start"), len(group) - 1)
+            axes |= {
+                name for name, i in module.mesh.coordinates(device).items() if i != first[name]
+            }
+    link = min(
+        (machine.links.get(name, machine.link) for name in axes),
+        key=lambda k: k.bandwidth,
+        default=machine.link,
+    )
+    hops = {"all-reduce": 2 * (len(group) - 1), "collective-permute": 1}.get(
+        x.op.removesuffix("-start"), len(group) - 1
+    )
     return sent / link.bandwidth + hops * link.latency
 
 
@@ -263,11 +301,18 @@ class Comparison:
 
     def __str__(self) -> str:
         kinds = [k for k in KINDS if any(s.cost.collectives[k] for _, s in self.rows)]
-        head = f"{'tactic':30}{'memory':>11}{'GFLOP':>10}{'ms':>10}" + "".join(f"{k:>26}" for k in kinds)
+        head = f"{'tactic':30}{'memory':>11}{'GFLOP':>10}{'ms':>10}" + "".join(
+            f"{k:>26}" for k in kinds
+        )
         lines = [head]
         for name, s in self.rows:
-            cells = "".join(f"{f'{s.cost.collectives[k]:.0f} x, {_bytes(s.cost.sent[k])}':>26}" for k in kinds)
-            lines.append(f"{name:30}{_bytes(s.memory):>11}{s.cost.flops / 1e9:>10.3f}{s.seconds * 1e3:>10.3f}{cells}" + ("" if s.fits else "  does not fit"))
+            cells = "".join(
+                f"{f'{s.cost.collectives[k]:.0f} x, {_bytes(s.cost.sent[k])}':>26}" for k in kinds
+            )
+            lines.append(
+                f"{name:30}{_bytes(s.memory):>11}{s.cost.flops / 1e9:>10.3f}{s.seconds * 1e3:>10.3f}{cells}"
+                + ("" if s.fits else "  does not fit")
+            )
         return "\n".join(lines)
 
 
@@ -281,8 +326,12 @@ def compare(
     """
     rows = []
     for n in range(len(tactics) + 1):
-        name = "+ " + getattr(tactics[n - 1], "__name__", str(tactics[n - 1])) if n else "replicated"
-        rows.append((name, simulate_training(model, loss, batch, mesh, tactics[:n], machine, optimizer)))
+        name = (
+            "+ " + getattr(tactics[n - 1], "__name__", str(tactics[n - 1])) if n else "replicated"
+        )
+        rows.append(
+            (name, simulate_training(model, loss, batch, mesh, tactics[:n], machine, optimizer))
+        )
     return Comparison(rows)
 
 
@@ -314,4 +363,17 @@ def _bytes(n: float) -> str:
     return f"{n:.3g} TB"
 
 
-__all__ = ["A100", "Comparison", "H100", "Link", "Machine", "Simulation", "TPU_V4", "abstract", "compare", "record", "simulate", "simulate_training"]
+__all__ = [
+    "A100",
+    "Comparison",
+    "H100",
+    "Link",
+    "Machine",
+    "Simulation",
+    "TPU_V4",
+    "abstract",
+    "compare",
+    "record",
+    "simulate",
+    "simulate_training",
+]

@@ -1,9 +1,10 @@
 """torch_xla's names and signatures (torch_xla.distributed.spmd): programs written for it run after a change of imports.
 
-    import torch_hlo.distributed.spmd as xs
-    mesh = xs.Mesh(np.arange(8), (2, 4), ("data", "model"))
-    xs.mark_sharding(t, mesh, ("data", None))            # axes by name or number
+import torch_hlo.distributed.spmd as xs
+mesh = xs.Mesh(np.arange(8), (2, 4), ("data", "model"))
+xs.mark_sharding(t, mesh, ("data", None))            # axes by name or number
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -25,8 +26,17 @@ _global: list[mesh.Mesh] = []
 class Mesh(mesh.Mesh):
     """`device_ids` in row-major order of `mesh_shape`; axes without names are called "0", "1", …"""
 
-    def __init__(self, device_ids: Sequence[int], mesh_shape: Sequence[int], axis_names: Sequence[str] | None = None) -> None:
-        names = tuple(axis_names) if axis_names is not None else tuple(f"axis{i}" for i in range(len(mesh_shape)))
+    def __init__(
+        self,
+        device_ids: Sequence[int],
+        mesh_shape: Sequence[int],
+        axis_names: Sequence[str] | None = None,
+    ) -> None:
+        names = (
+            tuple(axis_names)
+            if axis_names is not None
+            else tuple(f"axis{i}" for i in range(len(mesh_shape)))
+        )
         super().__init__(mesh_shape, names, [int(d) for d in device_ids])
 
     @property
@@ -44,7 +54,9 @@ def _spec(where: mesh.Mesh, spec: Sequence) -> tuple:
     def entry(e):
         if isinstance(e, int) and not isinstance(e, bool):
             if not 0 <= e < len(where.axis_names):
-                raise ShardingError(f"mesh {where.hlo} has no axis number {e}; it has {len(where.axis_names)} axes")
+                raise ShardingError(
+                    f"mesh {where.hlo} has no axis number {e}; it has {len(where.axis_names)} axes"
+                )
             return where.axis_names[e]
         return tuple(map(entry, e)) if isinstance(e, (tuple, list)) else e
 
@@ -56,7 +68,9 @@ def mark_sharding(t: torch.Tensor, mesh: mesh.Mesh, partition_spec: Sequence) ->
     return annotate.mark_sharding(t, mesh, _spec(mesh, partition_spec))
 
 
-def mark_sharding_with_gradients(t: torch.Tensor, mesh: mesh.Mesh, partition_spec: Sequence) -> torch.Tensor:
+def mark_sharding_with_gradients(
+    t: torch.Tensor, mesh: mesh.Mesh, partition_spec: Sequence
+) -> torch.Tensor:
     """An annotated copy of `t` whose gradient has the same sharding."""
     spmd.active = True
     return SHARD(t, encode(to_sharding(mesh, _spec(mesh, partition_spec), t.shape)))
@@ -76,7 +90,9 @@ def num_devices() -> int:
     return collective.device_count()
 
 
-def enable_manual_sharding(t: torch.Tensor, partition_spec: Sequence, *, mesh: mesh.Mesh | None = None) -> torch.Tensor:
+def enable_manual_sharding(
+    t: torch.Tensor, partition_spec: Sequence, *, mesh: mesh.Mesh | None = None
+) -> torch.Tensor:
     """The block of each device as a tensor of the block's shape: what is done to it until `disable_manual_sharding` each device does alone.
 
     Raises ShardingError for dimensions that do not divide: blocks of a program that is written per device have no padding.
@@ -93,12 +109,20 @@ def enable_manual_sharding(t: torch.Tensor, partition_spec: Sequence, *, mesh: m
     return torch.ops.torch_hlo.to_blocks(_on_device(t), encode(found))
 
 
-def disable_manual_sharding(t: torch.Tensor, partition_spec: Sequence, full_shape: Sequence[int], *, mesh: mesh.Mesh | None = None) -> torch.Tensor:
+def disable_manual_sharding(
+    t: torch.Tensor,
+    partition_spec: Sequence,
+    full_shape: Sequence[int],
+    *,
+    mesh: mesh.Mesh | None = None,
+) -> torch.Tensor:
     """The whole tensor of `full_shape` whose blocks are `t`. Raises ShardingError where they do not fit."""
     where = _mesh(mesh)
     found = to_sharding(where, _spec(where, partition_spec), full_shape)
     if tuple(n * k for n, k in zip(t.shape, found.tiles)) != tuple(full_shape):
-        raise ShardingError(f"blocks of shape {tuple(t.shape)} do not make a tensor of shape {tuple(full_shape)} under {found}")
+        raise ShardingError(
+            f"blocks of shape {tuple(t.shape)} do not make a tensor of shape {tuple(full_shape)} under {found}"
+        )
     return torch.ops.torch_hlo.from_blocks(_on_device(t), encode(found), list(full_shape))
 
 
@@ -111,7 +135,9 @@ def _mesh(given: mesh.Mesh | None) -> mesh.Mesh:
 
 def _on_device(t: torch.Tensor) -> torch.Tensor:
     if not isinstance(t, HloTensor):
-        raise TypeError(f"the tensor of shape {tuple(t.shape)} is on {t.device}, move it with .to('hlo') first")
+        raise TypeError(
+            f"the tensor of shape {tuple(t.shape)} is on {t.device}, move it with .to('hlo') first"
+        )
     return t
 
 

@@ -6,6 +6,7 @@
     x, y = plan.mark_batch(x, y)
 The model stays as it is; a tactic is a function of the Plan, so a model with other needs gets one of its own.
 """
+
 from __future__ import annotations
 
 import math
@@ -30,7 +31,9 @@ class Plan:
     def __init__(self, model: nn.Module, mesh: Mesh, tactics: Sequence[Tactic] = ()) -> None:
         self.model, self.mesh = model, mesh
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        self.parameters: dict[str, Spec] = {name: [()] * len(shape) for name, shape in self.shapes.items()}
+        self.parameters: dict[str, Spec] = {
+            name: [()] * len(shape) for name, shape in self.shapes.items()
+        }
         self.states: dict[str, Spec] = {}
         self.batch: tuple[str, ...] = ()
         self.activations: dict[str, Callable[[int], list]] = {}
@@ -51,8 +54,14 @@ class Plan:
     def shard_largest(self, name: str, axis: str, table: dict[str, Spec] | None = None) -> bool:
         """`shard` along the largest dimension for which that works, counted as it is split so far."""
         spec = (self.parameters if table is None else table)[name]
-        left = [n / math.prod(self.mesh.shape[a] for a in axes) for n, axes in zip(self.shapes[name], spec)]
-        return any(self.shard(name, dim, axis, table) for dim in sorted(range(len(left)), key=lambda d: (-left[d], bool(spec[d]), d)))
+        left = [
+            n / math.prod(self.mesh.shape[a] for a in axes)
+            for n, axes in zip(self.shapes[name], spec)
+        ]
+        return any(
+            self.shard(name, dim, axis, table)
+            for dim in sorted(range(len(left)), key=lambda d: (-left[d], bool(spec[d]), d))
+        )
 
     def mark(self, model: nn.Module | None = None) -> nn.Module:
         """Annotate the parameters of the model, and let its forward pass annotate activations; returns it."""
@@ -74,7 +83,10 @@ class Plan:
     def mark_batch(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Annotate dimension 0 of the inputs; returns them."""
         axes = self.batch or None
-        return tuple(mark_sharding(t, self.mesh, (axes, *[None] * (t.dim() - 1)), name=f"input {i}") for i, t in enumerate(tensors))
+        return tuple(
+            mark_sharding(t, self.mesh, (axes, *[None] * (t.dim() - 1)), name=f"input {i}")
+            for i, t in enumerate(tensors)
+        )
 
     def mark_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Annotate the optimizer's states when its first step has made them: like the parameter, or as the plan says."""
@@ -138,11 +150,17 @@ def zero1(axis: str) -> Tactic:
 
 
 # Linear layers whose outputs are split, and those whose inputs are; by the last part of the layer's name in common models.
-COLUMN = re.compile(r"(q|k|v|qkv|query|key|value|[qkv]_proj|qkv_proj|query_key_value|c_attn|in_proj|Wqkv|up|gate|up_proj|gate_proj|fc1|w1|w3|c_fc|lin1|wi|wi_\d|wq|wk|wv|q_lin|k_lin|v_lin|first)")
-ROW = re.compile(r"(o|out|o_proj|out_proj|proj|c_proj|down|down_proj|fc2|w2|lin2|wo|out_lin|second|dense_4h_to_h)")
+COLUMN = re.compile(
+    r"(q|k|v|qkv|query|key|value|[qkv]_proj|qkv_proj|query_key_value|c_attn|in_proj|Wqkv|up|gate|up_proj|gate_proj|fc1|w1|w3|c_fc|lin1|wi|wi_\d|wq|wk|wv|q_lin|k_lin|v_lin|first)"
+)
+ROW = re.compile(
+    r"(o|out|o_proj|out_proj|proj|c_proj|down|down_proj|fc2|w2|lin2|wo|out_lin|second|dense_4h_to_h)"
+)
 
 
-def megatron(axis: str, column: re.Pattern = COLUMN, row: re.Pattern = ROW, vocabulary: bool = False) -> Tactic:
+def megatron(
+    axis: str, column: re.Pattern = COLUMN, row: re.Pattern = ROW, vocabulary: bool = False
+) -> Tactic:
     """Tensor parallelism: the first of each pair of linear layers is split by outputs, the second by inputs (https://arxiv.org/abs/1909.08053), so that a
     pair costs one all-reduce forward and one backward. Layers are told by name, then by shape: wider outputs are split by column. `vocabulary`:
     embeddings are split by rows."""
@@ -152,11 +170,21 @@ def megatron(axis: str, column: re.Pattern = COLUMN, row: re.Pattern = ROW, voca
             last = name.rpartition(".")[2]
             outputs, inputs = (1, 0) if transposed else (0, 1)
             shape = weight.shape
-            by_column = bool(column.fullmatch(last)) or not row.fullmatch(last) and shape[outputs] > shape[inputs]
+            by_column = (
+                bool(column.fullmatch(last))
+                or not row.fullmatch(last)
+                and shape[outputs] > shape[inputs]
+            )
             by_row = not by_column and (bool(row.fullmatch(last)) or shape[inputs] > shape[outputs])
-            if shape[outputs] > 8 * shape[inputs] and not column.fullmatch(last):  # the head: its outputs are the vocabulary
+            if shape[outputs] > 8 * shape[inputs] and not column.fullmatch(
+                last
+            ):  # the head: its outputs are the vocabulary
                 by_column = vocabulary
-            if by_column and plan.shard(f"{name}.weight", outputs, axis) and f"{name}.bias" in plan.shapes:
+            if (
+                by_column
+                and plan.shard(f"{name}.weight", outputs, axis)
+                and f"{name}.bias" in plan.shapes
+            ):
                 plan.shard(f"{name}.bias", 0, axis)
             if by_row:
                 plan.shard(f"{name}.weight", inputs, axis)

@@ -1,12 +1,13 @@
 """Pictures of shardings as text: a grid of the array's blocks, each with the devices that hold it.
 
-    print(visualize_sharding("{devices=[2,2]<=[4]}"))
-    ┌─────┬─────┐
-    │  0  │  1  │
-    ├─────┼─────┤
-    │  2  │  3  │
-    └─────┴─────┘
+print(visualize_sharding("{devices=[2,2]<=[4]}"))
+┌─────┬─────┐
+│  0  │  1  │
+├─────┼─────┤
+│  2  │  3  │
+└─────┴─────┘
 """
+
 from __future__ import annotations
 
 import re
@@ -19,7 +20,9 @@ from torch_hlo.hlo.sharding import Sharding, ShardingError
 from torch_hlo.hlo.sharding_text import common_mesh, parse_sharding
 
 
-def visualize_sharding(what: torch.Tensor | Sharding | str, *, mesh: HloMesh | None = None, use_color: bool = False) -> str:
+def visualize_sharding(
+    what: torch.Tensor | Sharding | str, *, mesh: HloMesh | None = None, use_color: bool = False
+) -> str:
     """The grid of `what`: a tensor of the hlo device, a Sharding, or XLA's or our text of one (ours needs its `mesh`).
 
     Arrays of up to two split dimensions become a grid (rows, columns); with more, one grid per index along the leading ones. Raises ShardingError.
@@ -49,12 +52,16 @@ visualize_tensor_sharding = visualize_sharding
 def _picture(sharding: Sharding, color: bool) -> str:
     holders: dict[tuple[int, ...], list[int]] = {}
     for device in range(sharding.mesh.size):
-        holders.setdefault(sharding.tile(device) if sharding.maximal is None else (), []).append(device)
+        holders.setdefault(sharding.tile(device) if sharding.maximal is None else (), []).append(
+            device
+        )
     if sharding.maximal is not None:
         return _grid([[str(sharding.maximal)]])
     tiles = sharding.tiles
     split = [d for d, n in enumerate(tiles) if n > 1]
-    rows, columns = (split[-2], split[-1]) if len(split) > 1 else (split[0], None) if split else (None, None)
+    rows, columns = (
+        (split[-2], split[-1]) if len(split) > 1 else (split[0], None) if split else (None, None)
+    )
     if split == [len(tiles) - 1] and len(tiles) > 1:  # a matrix split along its columns
         rows, columns = None, split[0]
     lead = [d for d in split if d not in (rows, columns)]
@@ -94,7 +101,9 @@ def _grid(cells: list[list[str]], color: bool = False) -> str:
 
     def show(cell: str) -> str:
         text = cell.center(width)
-        return f"\x1b[{_COLORS[distinct.index(cell) % len(_COLORS)]}m{text}\x1b[0m" if color else text
+        return (
+            f"\x1b[{_COLORS[distinct.index(cell) % len(_COLORS)]}m{text}\x1b[0m" if color else text
+        )
 
     def rule(left: str, middle: str, right: str) -> str:
         return left + middle.join("─" * width for _ in cells[0]) + right

@@ -2,6 +2,7 @@
 
 Found by PyTorch through the entry point `torch_dynamo_backends`, so torch_hlo need not be imported first.
 """
+
 from __future__ import annotations
 
 from torch_hlo.dynamo.backend import OPTIONS, hlo

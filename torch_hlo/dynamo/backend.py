@@ -6,6 +6,7 @@ Tensors on the CPU or on a GPU of torch.cuda, for training and inference, with s
 call without Dynamo's or autograd's Python and becomes part of the step. A new random seed is drawn from PyTorch's CPU generator
 at each call of a graph with random ops, so `torch.manual_seed` makes runs repeat.
 """
+
 from __future__ import annotations
 
 import functools
@@ -36,7 +37,9 @@ from torch_hlo.lowering.registry import LOWERINGS, LoweringError
 
 aten = torch.ops.aten
 traceable.enable()
-for _check in CHECKS:  # before 2.13 PyTorch leaves out the checks of linear algebra, which have no result
+for (
+    _check
+) in CHECKS:  # before 2.13 PyTorch leaves out the checks of linear algebra, which have no result
     fx.node.has_side_effect(_check)
 
 
@@ -59,10 +62,18 @@ OPTIONS: dict[str, Option] = {
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
-def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict | None = None, mode: str | None = None) -> Callable:
+def hlo(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence,
+    *,
+    options: dict | None = None,
+    mode: str | None = None,
+) -> Callable:
     """The Dynamo backend. Raises ValueError for an unknown option, value or mode, LoweringError for what cannot be compiled."""
     if mode not in MODES:
-        raise ValueError(f"torch.compile(backend='hlo'): unknown mode {mode!r}; there are {', '.join(map(str, MODES[1:]))}")
+        raise ValueError(
+            f"torch.compile(backend='hlo'): unknown mode {mode!r}; there are {', '.join(map(str, MODES[1:]))}"
+        )
     settings = checked(options)
     _Tracing.without_collections()
     recorded = without_autograd(graph_module, example_inputs, settings)
@@ -80,7 +91,9 @@ def hlo(graph_module: fx.GraphModule, example_inputs: Sequence, *, options: dict
     return graphs.direct(aot(graph_module, example_inputs))
 
 
-def without_autograd(graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict) -> Callable | None:
+def without_autograd(
+    graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict
+) -> Callable | None:
     """The compiled function of a graph that needs nothing of AOTAutograd (trace.py), with its gradients (cut.py, direct.py); None for others."""
     try:
         with unset_fake_temporarily():
@@ -89,11 +102,16 @@ def without_autograd(graph_module: fx.GraphModule, example_inputs: Sequence, set
             with torch.no_grad():
                 if isinstance(graph, cut.Joint):
                     forward, saved, backward_graph = cut.cut(graph)
-                    callers = [Caller(forward, settings["name"], Host(), len(graph.outputs)), Caller(backward_graph, settings["name"], Host())]
+                    callers = [
+                        Caller(forward, settings["name"], Host(), len(graph.outputs)),
+                        Caller(backward_graph, settings["name"], Host()),
+                    ]
                 else:
                     callers = [Caller(graph, settings["name"], Host())]
                 programs = _compiled(*callers)
-    except Exception as reason:  # PyTorch's errors come back, in the words that users know, on the other way
+    except (
+        Exception
+    ) as reason:  # PyTorch's errors come back, in the words that users know, on the other way
         _say_why(settings["name"], reason)
         return None
     if isinstance(graph, cut.Joint):
@@ -119,7 +137,10 @@ def _say_why(name: str, reason: Exception) -> None:
     log.say(1, text)
     if not isinstance(reason, (trace.Unsuitable, LoweringError, RuntimeError)):
         where = traceback.extract_tb(reason.__traceback__)[-1]
-        log.warn_once("AOTAutograd", f"torch.compile(backend='hlo'): {text} ({type(reason).__name__} at {where.filename}:{where.lineno}); please report it")
+        log.warn_once(
+            "AOTAutograd",
+            f"torch.compile(backend='hlo'): {text} ({type(reason).__name__} at {where.filename}:{where.lineno}); please report it",
+        )
 
 
 def differentiated(graph_module: fx.GraphModule, example_inputs: Sequence, **options) -> Callable:
@@ -129,14 +150,21 @@ def differentiated(graph_module: fx.GraphModule, example_inputs: Sequence, **opt
     from torch._functorch.aot_autograd import aot_module_simplified
 
     if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
-        return flatten_graph_inputs(graph_module, example_inputs, functools.partial(differentiated, **options))
+        return flatten_graph_inputs(
+            graph_module, example_inputs, functools.partial(differentiated, **options)
+        )
     backward = options.pop("bw_compiler")
 
     def bw_compiler(*args, **kwargs) -> Callable:
-        return disable(disable(backward, reason="the compiler")(*args, **kwargs), reason="a compiled graph")
+        return disable(
+            disable(backward, reason="the compiler")(*args, **kwargs), reason="a compiled graph"
+        )
 
     with collector.paused():
-        return disable(aot_module_simplified(graph_module, example_inputs, bw_compiler=bw_compiler, **options), reason="a compiled graph")
+        return disable(
+            aot_module_simplified(graph_module, example_inputs, bw_compiler=bw_compiler, **options),
+            reason="a compiled graph",
+        )
 
 
 def checked(options: dict | None) -> dict[str, object]:
@@ -144,10 +172,14 @@ def checked(options: dict | None) -> dict[str, object]:
     settings = {name: o.default() for name, o in OPTIONS.items()}
     for name, value in (options or {}).items():
         if name not in OPTIONS:
-            raise ValueError(f"torch.compile(backend='hlo'): unknown option {name!r}; there are {', '.join(OPTIONS)}")
+            raise ValueError(
+                f"torch.compile(backend='hlo'): unknown option {name!r}; there are {', '.join(OPTIONS)}"
+            )
         o = OPTIONS[name]
         if not isinstance(value, o.kind) or o.choices and value not in o.choices:
-            raise ValueError(f"torch.compile(backend='hlo'): option {name}={value!r}; expected {' or '.join(o.choices) or o.kind.__name__}")
+            raise ValueError(
+                f"torch.compile(backend='hlo'): option {name}={value!r}; expected {' or '.join(o.choices) or o.kind.__name__}"
+            )
         settings[name] = value
     return settings
 
@@ -186,23 +218,45 @@ backend.trace_networks(hlo)
 def decompositions(composite: bool = False) -> dict:
     """PyTorch's decompositions, and ours, for everything that has no lowering of its own. `composite`: of composite ops as well, which exported programs hold. In
     AOTAutograd's graphs the dispatcher has taken them apart, and collecting them takes 0.1 s."""
-    from torch._decomp import _core_aten_decompositions_post_autograd, core_aten_decompositions, decomposition_table
+    from torch._decomp import (
+        _core_aten_decompositions_post_autograd,
+        core_aten_decompositions,
+        decomposition_table,
+    )
 
-    table = {**(core_aten_decompositions() if composite else _core_aten_decompositions_post_autograd()), **encoder.DECOMPOSITIONS}
-    table.update({op: fn for op, fn in decomposition_table.items() if op not in table and op not in LOWERINGS and _is_functional(op) and (composite or not _is_composite(op))})
+    table = {
+        **(core_aten_decompositions() if composite else _core_aten_decompositions_post_autograd()),
+        **encoder.DECOMPOSITIONS,
+    }
+    table.update(
+        {
+            op: fn
+            for op, fn in decomposition_table.items()
+            if op not in table
+            and op not in LOWERINGS
+            and _is_functional(op)
+            and (composite or not _is_composite(op))
+        }
+    )
     return {op: fn for op, fn in table.items() if op not in LOWERINGS}
 
 
 def _is_functional(op) -> bool:
     schema = getattr(op, "_schema", None)
-    return schema is not None and not any(a.alias_info for a in schema.arguments) and torch.Tag.nondeterministic_seeded not in op.tags
+    return (
+        schema is not None
+        and not any(a.alias_info for a in schema.arguments)
+        and torch.Tag.nondeterministic_seeded not in op.tags
+    )
 
 
 def _is_composite(op) -> bool:
     return op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
-def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict) -> Callable:
+def compile_graph(
+    graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict
+) -> Callable:
     """Compile one FX graph of aten ops into a function of a list of inputs, which it clears (AOTAutograd's boxed convention)."""
     if any(isinstance(x, torch.Tensor) and x.device.type == "hlo" for x in example_inputs):
         return on_device(graph_module)
@@ -212,7 +266,9 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
         while run is None:
             try:
                 run = _function(graph_module, settings)
-            except Exception as error:  # LoweringError, or whatever needs to know that two sizes are equal
+            except (
+                Exception
+            ) as error:  # LoweringError, or whatever needs to know that two sizes are equal
                 fixed = fix_sizes(graph_module)
                 if not fixed:
                     raise
@@ -224,7 +280,9 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence, settin
 def _function(graph_module: fx.GraphModule, settings: dict) -> Callable:
     graph = from_fx(graph_module)
     report_fallbacks(graph, settings["fallback"])
-    (run,) = _compiled(Caller(graph, settings["name"], place_of(graph_module), graph_module.meta.get(LOSSES, 0)))
+    (run,) = _compiled(
+        Caller(graph, settings["name"], place_of(graph_module), graph_module.meta.get(LOSSES, 0))
+    )
     return run
 
 
@@ -246,7 +304,9 @@ def fix_sizes(graph_module: fx.GraphModule) -> list[str]:
     """Have Dynamo take symbolic sizes as the numbers that they are in this call, and guard on them: the lengths of Fourier transforms; where
     there are none, all. Returns "symbol=number" of each; none if no size is symbolic or it is too late for guards, as for a backward graph."""
     nodes = [n for n in graph_module.graph.nodes if n.target in _TRANSFORMS]
-    fixed = _fix(v.shape[d] for n in nodes for d in n.args[1] for v in (n.args[0].meta["val"], n.meta["val"]))
+    fixed = _fix(
+        v.shape[d] for n in nodes for d in n.args[1] for v in (n.args[0].meta["val"], n.meta["val"])
+    )
     if fixed:
         return fixed
     values = [n.meta.get("val") for n in graph_module.graph.find_nodes(op="placeholder")]
@@ -259,17 +319,28 @@ _TRANSFORMS = (aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.defau
 def _fix(sizes: Iterable) -> list[str]:
     fixed = []
     for s in sizes:
-        if isinstance(s, torch.SymInt) and not s.node.expr.is_number and s.node.has_hint() and not s.node.shape_env.frozen:
+        if (
+            isinstance(s, torch.SymInt)
+            and not s.node.expr.is_number
+            and s.node.has_hint()
+            and not s.node.shape_env.frozen
+        ):
             fixed.append(f"{s}={int(s)}")
     return fixed
 
 
 def _compile(caller: Caller, module: Module) -> runtime.Program:
-    sizes = f", for all {', '.join(name for name, _, _ in caller.symbols)}" if caller.symbols else ""
+    sizes = (
+        f", for all {', '.join(name for name, _, _ in caller.symbols)}" if caller.symbols else ""
+    )
     reason = f"torch.compile: {len(caller.nodes)} ops{sizes}"
     metrics.add_compile_reason(f"{caller.name}: {reason}")
     log.say(1, f"compiling {caller.name}: {reason}")
-    with progress.compiling(caller.name, len(caller.nodes)), metrics.timed("CompileTime"), dump.recording(caller.name, reason) as observe:
+    with (
+        progress.compiling(caller.name, len(caller.nodes)),
+        metrics.timed("CompileTime"),
+        dump.recording(caller.name, reason) as observe,
+    ):
         if observe is not None:
             observe("hlo:input", module)
         return caller.place.compile(module, observe)
@@ -300,11 +371,18 @@ def report_fallbacks(graph: FxGraph, fallback: str) -> None:
     missing = {str(n.target): n.source for n in reversed(graph.nodes) if _falls_back(n)}
     if not missing:
         return
-    text = ", ".join(f"{op}{f' at {where}' if where else ''}" for op, where in sorted(missing.items()))
+    text = ", ".join(
+        f"{op}{f' at {where}' if where else ''}" for op, where in sorted(missing.items())
+    )
     if fallback == "error":
-        raise LoweringError(f"no lowering for {text}; options={{'fallback': 'allow'}} runs them on the CPU")
+        raise LoweringError(
+            f"no lowering for {text}; options={{'fallback': 'allow'}} runs them on the CPU"
+        )
     if fallback == "warn":
-        warnings.warn(f"torch.compile(backend='hlo'): no lowering for {text}; running on the CPU inside the program", stacklevel=2)
+        warnings.warn(
+            f"torch.compile(backend='hlo'): no lowering for {text}; running on the CPU inside the program",
+            stacklevel=2,
+        )
 
 
 def _falls_back(n: Node) -> bool:

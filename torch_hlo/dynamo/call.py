@@ -5,6 +5,7 @@
 
 The function reads addresses, makes the outputs and calls the program; everything that can be decided before is.
 """
+
 from __future__ import annotations
 
 import linecache
@@ -46,7 +47,9 @@ class Foreign:
 
     @property
     def bytes(self):
-        flat = torch.empty(0, dtype=self.tensor.dtype).set_(self.tensor.untyped_storage(), self.tensor.storage_offset(), (self.shape.size,))
+        flat = torch.empty(0, dtype=self.tensor.dtype).set_(
+            self.tensor.untyped_storage(), self.tensor.storage_offset(), (self.shape.size,)
+        )
         return flat.view(torch.uint8).numpy()
 
 
@@ -79,7 +82,14 @@ class Caller:
 
     def module(self) -> Module:
         """The HLO of the graph."""
-        return lower(self.nodes, [r.root for r in self.results], self.inputs, self.aliases, self.name, self.symbols)
+        return lower(
+            self.nodes,
+            [r.root for r in self.results],
+            self.inputs,
+            self.aliases,
+            self.name,
+            self.symbols,
+        )
 
     def _bind_symbols(self) -> tuple[tuple[str, int, int], ...]:
         """Where each symbol is read. One that is no dimension of an input gets an input of its own, u8[s,0]: no bytes, but a size."""
@@ -108,9 +118,19 @@ class Caller:
             self._index[key] = len(self.results)
             root = value
             for d in layout.repeated:
-                root = self._node(aten.slice.Tensor, (root, d, 0, 1), [1 if i == d else n for i, n in enumerate(self._shape(root).dims)], shape)
+                root = self._node(
+                    aten.slice.Tensor,
+                    (root, d, 0, 1),
+                    [1 if i == d else n for i, n in enumerate(self._shape(root).dims)],
+                    shape,
+                )
             if layout.order != tuple(range(shape.rank)):
-                root = self._node(aten.permute.default, (root, list(layout.order)), [self._shape(root).dims[d] for d in layout.order], shape)
+                root = self._node(
+                    aten.permute.default,
+                    (root, list(layout.order)),
+                    [self._shape(root).dims[d] for d in layout.order],
+                    shape,
+                )
             self.results.append(_Result(root, shape, layout))
         return self._index[key]
 
@@ -131,17 +151,25 @@ class Caller:
             return value
         if isinstance(value, Leaf):
             i = next(i for i, x in enumerate(self.graph.inputs) if x.leaf is value)
-            if isinstance(self.graph.inputs[i].source, int) and not any(p == self.graph.inputs[i].source for p, _ in self.writes):
+            if isinstance(self.graph.inputs[i].source, int) and not any(
+                p == self.graph.inputs[i].source for p, _ in self.writes
+            ):
                 return ("input", self.graph.inputs[i].source)
         layout = layout or Layout(tuple(range(self._shape(value).rank)), (), True, ())
         i = self._result(value, layout)
-        if self.results[i].position is not None:  # a write's memory belongs to the input: PyTorch wants a tensor of its own
+        if (
+            self.results[i].position is not None
+        ):  # a write's memory belongs to the input: PyTorch wants a tensor of its own
             self._index = {}
             i = self._result(value, layout)
         return ("result", i, layout)
 
     def _aliases(self) -> tuple[tuple[int, int], ...]:
-        return tuple((i, self.graph.input_at(r.position)) for i, r in enumerate(self.results) if r.position is not None)
+        return tuple(
+            (i, self.graph.input_at(r.position))
+            for i, r in enumerate(self.results)
+            if r.position is not None
+        )
 
     # ---- the function
 
@@ -180,20 +208,32 @@ class Caller:
         targets = {r.position for r in self.results if r.position is not None}
         for i, x in enumerate(g.inputs):
             pointers.append(self._input_lines(i, x, lines, targets))
-        for leaf in self.inputs[len(g.inputs):]:
-            pointers.append((self._constant(self.place.bring(torch.empty(0, dtype=torch.uint8))), leaf.shape))
+        for leaf in self.inputs[len(g.inputs) :]:
+            pointers.append(
+                (self._constant(self.place.bring(torch.empty(0, dtype=torch.uint8))), leaf.shape)
+            )
         outs = []
         for i, r in enumerate(self.results):
             if r.position is not None:
-                outs.append((f"p{g.input_at(r.position)}", Shape(r.shape.dtype, r.layout.physical(r.shape.dims))))
+                outs.append(
+                    (
+                        f"p{g.input_at(r.position)}",
+                        Shape(r.shape.dtype, r.layout.physical(r.shape.dims)),
+                    )
+                )
                 continue
             lines.append(f"o{i} = {self._allocation(r)}")
             outs.append((f"o{i}", Shape(r.shape.dtype, r.layout.physical(r.shape.dims))))
         if fast:
-            words = [name for name, _, _ in self.symbols] + [f"{p}.data_ptr()" for p, _ in (*pointers, *outs)]
+            words = [name for name, _, _ in self.symbols] + [
+                f"{p}.data_ptr()" for p, _ in (*pointers, *outs)
+            ]
             lines.append(f"run(({', '.join(words)},))" if words else "run(())")
         else:
-            inputs, results = (", ".join(f"Foreign({_shape_text(s)}, {p})" for p, s in side) for side in (pointers, outs))
+            inputs, results = (
+                ", ".join(f"Foreign({_shape_text(s)}, {p})" for p, s in side)
+                for side in (pointers, outs)
+            )
             lines.append(f"run([{inputs}], [{results}])")
         if nbytes := self._loss_bytes():
             lines.append(f"make_room({nbytes})")
@@ -205,25 +245,41 @@ class Caller:
                 lines.append(f"if {p} is not a{position}: a{position}.copy_({p})")
             else:
                 lines.append(f"a{position}.copy_(o{i})")
-        lines.append("return [" + ", ".join(self._returned(x) + (".cpu()" if self.place.leaves(i) and isinstance(x, tuple) else "")
-                                            for i, x in enumerate(self.outputs)) + "]")
+        lines.append(
+            "return ["
+            + ", ".join(
+                self._returned(x)
+                + (".cpu()" if self.place.leaves(i) and isinstance(x, tuple) else "")
+                for i, x in enumerate(self.outputs)
+            )
+            + "]"
+        )
         return [line for line in lines if line]
 
     def _loss_bytes(self) -> int:
         """What PyTorch takes for a loss between this program and that of the backward graph, where a training step needs most memory: a
         cross-entropy keeps as much as it is given, and makes two gradients of that size. 0 where that is little, or sizes vary."""
-        sizes = [self.results[x[1]].shape.nbytes for x in self.outputs[: self.losses] if isinstance(x, tuple) and x[0] == "result"]
+        sizes = [
+            self.results[x[1]].shape.nbytes
+            for x in self.outputs[: self.losses]
+            if isinstance(x, tuple) and x[0] == "result"
+        ]
         return 3 * sum(n for n in sizes if isinstance(n, int) and n >= LARGE)
 
     def _size_lines(self) -> list[str]:
-        lines = [f"{name} = a{position}" for name, position in (*self.graph.sizes.items(), *self.graph.numbers.items())]
+        lines = [
+            f"{name} = a{position}"
+            for name, position in (*self.graph.sizes.items(), *self.graph.numbers.items())
+        ]
         for name, i, d in self.symbols:
             if name not in self.graph.sizes:
                 x = self.graph.inputs[i]
                 lines.append(f"{name} = a{x.source}.shape[{x.layout.order[d]}]")
         return lines
 
-    def _input_lines(self, i: int, x: Input, lines: list[str], targets: set[int]) -> tuple[str, Shape]:
+    def _input_lines(
+        self, i: int, x: Input, lines: list[str], targets: set[int]
+    ) -> tuple[str, Shape]:
         """Make `p<i>`, a tensor that lies as the program expects."""
         if isinstance(x.leaf, Lift):
             lines.append(f"p{i} = bring(number({x.source}, {x.leaf.dtype!r}))")

@@ -6,6 +6,7 @@ Every value that the backward pass needs is kept, or computed again from kept on
 (inputs, results of products, reductions, random numbers) and what is needed, as in PyTorch's partitioner (https://arxiv.org/abs/2011.00327 has the idea for
 graphs of layers). Only elementwise ops and views are computed again, and none whose result the backward pass has to write to memory anyway.
 """
+
 from __future__ import annotations
 
 from collections import deque
@@ -43,7 +44,15 @@ _FACTORIES = {aten.full.default, aten.zeros.default, aten.ones.default, aten.sca
 def _is_cheap(node: Node) -> bool:
     """Elementwise, a view, or nothing but constants: part of whatever loop reads it."""
     target = node.target
-    return "seed" not in node.kwargs and len(node.outs) == 1 and (target in _VIEWS or target in _FACTORIES or torch.Tag.pointwise in getattr(target, "tags", ()))
+    return (
+        "seed" not in node.kwargs
+        and len(node.outs) == 1
+        and (
+            target in _VIEWS
+            or target in _FACTORIES
+            or torch.Tag.pointwise in getattr(target, "tags", ())
+        )
+    )
 
 
 def _operands(node: Node) -> Iterator[Out | Leaf]:
@@ -95,11 +104,18 @@ def cut(joint: Joint) -> tuple[FxGraph, list[int | None], FxGraph]:
 
 def _minimal(joint: Joint, nodes: list[Node], later: set[Node], wanted: dict) -> list[Out | Leaf]:
     """The values to keep."""
-    firm = {_key(x) for node in nodes if node in later and not _is_cheap(node) for x in _operands(node)}  # the backward pass has them in memory
+    firm = {
+        _key(x) for node in nodes if node in later and not _is_cheap(node) for x in _operands(node)
+    }  # the backward pass has them in memory
     for node in reversed(nodes):
         if node.target in _VIEWS and (id(node), 0) in firm:
             firm.update(map(_key, _operands(node)))
-    written = {_key(x) for node in needed([v for v, _ in joint.outputs] + [v for _, v in joint.writes]) if not _is_cheap(node) for x in _operands(node)}
+    written = {
+        _key(x)
+        for node in needed([v for v, _ in joint.outputs] + [v for _, v in joint.writes])
+        if not _is_cheap(node)
+        for x in _operands(node)
+    }
     constants = {id(x.leaf) for x in joint.inputs if isinstance(x.source, torch.Tensor)}
     flow = _Flow()
     values: dict[tuple, Out | Leaf] = {}
@@ -115,7 +131,9 @@ def _minimal(joint: Joint, nodes: list[Node], later: set[Node], wanted: dict) ->
             flow.edge((key, 0), (key, 1), 0 if id(x) in constants else 1)
             continue
         nbytes = _shape(x).nbytes
-        flow.edge((key, 0), (key, 1), nbytes if key in written or not _is_cheap(x.node) else 2 * nbytes)
+        flow.edge(
+            (key, 0), (key, 1), nbytes if key in written or not _is_cheap(x.node) else 2 * nbytes
+        )
         if _is_cheap(x.node) and (key not in firm or x.node.target in _VIEWS):
             for operand in _operands(x.node):
                 flow.edge((_key(operand), 1), (key, 0), _FREE)
@@ -127,13 +145,20 @@ def _minimal(joint: Joint, nodes: list[Node], later: set[Node], wanted: dict) ->
     for key in wanted:
         flow.edge((key, 1), "sink", _FREE)
     near = flow.cut("source", "sink")
-    return [x for key, x in values.items() if (key, 0) in near and (key, 1) not in near and id(x) not in constants]
+    return [
+        x
+        for key, x in values.items()
+        if (key, 0) in near and (key, 1) not in near and id(x) not in constants
+    ]
 
 
 def _programs(joint: Joint, kept: list[Out | Leaf]) -> tuple[FxGraph, list[int | None], FxGraph]:
     source = {id(x.leaf): x for x in joint.inputs}
     saved: list[int | None] = []
-    forward, backward = FxGraph(placeholders=joint.placeholders, writes=joint.writes, outputs=list(joint.outputs)), FxGraph()
+    forward, backward = (
+        FxGraph(placeholders=joint.placeholders, writes=joint.writes, outputs=list(joint.outputs)),
+        FxGraph(),
+    )
     known: dict[tuple, Out | Leaf] = {}
     for x in kept:
         given = None if type(x) is Out else source[id(x)]
@@ -153,23 +178,42 @@ def _programs(joint: Joint, kept: list[Out | Leaf]) -> tuple[FxGraph, list[int |
         backward.inputs.append(Input(new, backward.placeholders, layout))
         backward.placeholders += 1
         if not layout.plain:
-            new = Out(Node(aten.permute.default, (new, [layout.order.index(d) for d in range(leaf.shape.rank)]), {}, (leaf.shape,)))
+            new = Out(
+                Node(
+                    aten.permute.default,
+                    (new, [layout.order.index(d) for d in range(leaf.shape.rank)]),
+                    {},
+                    (leaf.shape,),
+                )
+            )
             backward.nodes.append(new.node)
         known[_key(leaf)] = new
     known.update({_key(x.leaf): x.leaf for x in joint.inputs if isinstance(x.source, torch.Tensor)})
     backward.inputs += [x for x in joint.inputs if isinstance(x.source, torch.Tensor)]
     _copy_nodes([g for g, _ in joint.gradients if g is not None], known, backward.nodes)
-    backward.outputs = [(g if g is None else known[_key(g)], layout) for g, layout in joint.gradients]
+    backward.outputs = [
+        (g if g is None else known[_key(g)], layout) for g, layout in joint.gradients
+    ]
     forward.nodes = needed([v for v, _ in forward.outputs] + [v for _, v in forward.writes])
-    used = {id(x) for node in forward.nodes for x in _operands(node)} | {id(v) for v, _ in (*forward.outputs, *((b, a) for a, b in forward.writes))}
+    used = {id(x) for node in forward.nodes for x in _operands(node)} | {
+        id(v) for v, _ in (*forward.outputs, *((b, a) for a, b in forward.writes))
+    }
     written = {position for position, _ in forward.writes}
-    forward.inputs = [x for x in joint.inputs if id(x.leaf) in used or type(x.source) is int and x.source in written]
-    used = {id(x) for node in backward.nodes for x in _operands(node)} | {id(v) for v, _ in backward.outputs}
+    forward.inputs = [
+        x
+        for x in joint.inputs
+        if id(x.leaf) in used or type(x.source) is int and x.source in written
+    ]
+    used = {id(x) for node in backward.nodes for x in _operands(node)} | {
+        id(v) for v, _ in backward.outputs
+    }
     backward.inputs = [x for x in backward.inputs if id(x.leaf) in used]
     return forward, saved, backward
 
 
-def _copy_nodes(values: list[Out | Leaf], known: dict[tuple, Out | Leaf], copies: list[Node]) -> None:
+def _copy_nodes(
+    values: list[Out | Leaf], known: dict[tuple, Out | Leaf], copies: list[Node]
+) -> None:
     """Copy the nodes that the values need and that are not known; `known` gets the copies' results."""
 
     def value(x):
@@ -185,7 +229,13 @@ def _copy_nodes(values: list[Out | Leaf], known: dict[tuple, Out | Leaf], copies
             found[node] = None
             stack += [x for x in _operands(node) if _key(x) not in known]
     for node in sorted(found, key=lambda n: n.serial):
-        copy = Node(node.target, tuple(map(value, node.args)), {k: value(v) for k, v in node.kwargs.items()}, node.outs, node.source)
+        copy = Node(
+            node.target,
+            tuple(map(value, node.args)),
+            {k: value(v) for k, v in node.kwargs.items()},
+            node.outs,
+            node.source,
+        )
         copies.append(copy)
         for i in range(len(node.outs)):
             known.setdefault((id(node), i), Out(copy, i))
@@ -196,7 +246,9 @@ class _Flow:
 
     def __init__(self) -> None:
         self.number: dict[object, int] = {}
-        self.edges: list[list[int]] = []  # of each vertex, its edges: even ones are given, the next odd one is the way back
+        self.edges: list[
+            list[int]
+        ] = []  # of each vertex, its edges: even ones are given, the next odd one is the way back
         self.to: list[int] = []
         self.left: list[int] = []
 

@@ -13,6 +13,7 @@ A graph whose gradient is to be differentiated (`create_graph=True`: gradient pe
 which raises. If it draws no random numbers and writes to no input, it is computed again and differentiated by PyTorch, which also runs
 its later calls.
 """
+
 from __future__ import annotations
 
 import warnings
@@ -43,12 +44,20 @@ class Graphs:
         self.tensors = [i for i, x in enumerate(example_inputs) if isinstance(x, torch.Tensor)]
         # Parameters of the module itself would be further arguments, and saved tensors' hooks are compiled into the graph.
         hooks = backend.saved_tensors_hooks()
-        elsewhere = any(example_inputs[i].device.type == backend.NAME for i in self.tensors)  # tensor subclasses of this package
-        self.plain = hooks is None and not elsewhere and not [*graph_module.parameters(), *graph_module.buffers()]
+        elsewhere = any(
+            example_inputs[i].device.type == backend.NAME for i in self.tensors
+        )  # tensor subclasses of this package
+        self.plain = (
+            hooks is None
+            and not elsewhere
+            and not [*graph_module.parameters(), *graph_module.buffers()]
+        )
         self.repeatable = not torch.is_autocast_enabled("cpu")
         self.twice = False  # its gradient has been differentiated
         self.run: dict[str, Callable[[list], list]] = {}
-        self.gradients: list[bool] = []  # for each input, whether the backward graph computes a gradient
+        self.gradients: list[
+            bool
+        ] = []  # for each input, whether the backward graph computes a gradient
 
     def keep(self, kind: str, compiler: Callable) -> Callable:
         """The compiler, whose result is noted as the graph of this kind."""
@@ -63,9 +72,19 @@ class Graphs:
             else:
                 metadata = self.metadata = backend.graph_metadata()
                 inputs = len(graph_module.graph.find_nodes(op="placeholder"))
-                self.plain = self.plain and inputs == self.arguments == len(metadata.input_info) and _is_plain(metadata)
-                drawn = any(is_random(n.target) for n in graph_module.graph.nodes if hasattr(n.target, "tags"))
-                self.repeatable = self.repeatable and self.plain and not drawn and not _written(metadata)
+                self.plain = (
+                    self.plain
+                    and inputs == self.arguments == len(metadata.input_info)
+                    and _is_plain(metadata)
+                )
+                drawn = any(
+                    is_random(n.target)
+                    for n in graph_module.graph.nodes
+                    if hasattr(n.target, "tags")
+                )
+                self.repeatable = (
+                    self.repeatable and self.plain and not drawn and not _written(metadata)
+                )
             self.run[kind] = run
             return run
 
@@ -98,13 +117,19 @@ class Graphs:
                 return self.eager(*args)
             results = aot(*args)
             nodes = (r.grad_fn for r in results if isinstance(r, torch.Tensor))
-            node = next((n for n in nodes if hasattr(getattr(n, "_forward_cls", None), "compiled_fw")), None)
+            node = next(
+                (n for n in nodes if hasattr(getattr(n, "_forward_cls", None), "compiled_fw")), None
+            )
             if node is not None:
                 function = node._forward_cls
                 if self.repeatable:
                     self._remember(node, args)
                     if not hasattr(function.backward, "repeats"):
-                        function.backward = staticmethod(self._differentiable(function.backward, getattr(function, "boxed_grads_call", False)))
+                        function.backward = staticmethod(
+                            self._differentiable(
+                                function.backward, getattr(function, "boxed_grads_call", False)
+                            )
+                        )
                 if "backward" in self.run:
                     apply = self._function(function)
             return results
@@ -136,23 +161,48 @@ class Graphs:
                 )
             results = self.eager(*inputs)
             given = zip(results, args[0] if boxed else args)
-            ends, tangents = zip(*((r, g) for r, g in given if g is not None and isinstance(r, torch.Tensor) and r.requires_grad))
-            wanted = [i for i, a in enumerate(inputs) if isinstance(a, torch.Tensor) and a.requires_grad]
-            found = torch.autograd.grad(ends, [inputs[i] for i in wanted], tangents, create_graph=True, allow_unused=True)
+            ends, tangents = zip(
+                *(
+                    (r, g)
+                    for r, g in given
+                    if g is not None and isinstance(r, torch.Tensor) and r.requires_grad
+                )
+            )
+            wanted = [
+                i for i, a in enumerate(inputs) if isinstance(a, torch.Tensor) and a.requires_grad
+            ]
+            found = torch.autograd.grad(
+                ends, [inputs[i] for i in wanted], tangents, create_graph=True, allow_unused=True
+            )
             gradients = dict(zip(wanted, found))
             return tuple([gradients.get(i) for i in range(len(inputs))])
 
         backward.repeats = True
         return torch.compiler.disable(backward, reason="PyTorch runs the graph")
 
-    def trained(self, joint: Joint, saved: Sequence[int | None], forward: Callable, backward: Callable) -> Callable:
+    def trained(
+        self, joint: Joint, saved: Sequence[int | None], forward: Callable, backward: Callable
+    ) -> Callable:
         """A function of a graph that was recorded with its gradients (trace.py, cut.py)."""
-        self.repeatable = self.repeatable and not joint.writes and not any("seed" in node.kwargs for node in joint.nodes)
-        returned, tangents, kept, positions = len(joint.outputs), [i for i, _, _ in joint.tangents], self.repeatable, self.tensors
+        self.repeatable = (
+            self.repeatable
+            and not joint.writes
+            and not any("seed" in node.kwargs for node in joint.nodes)
+        )
+        returned, tangents, kept, positions = (
+            len(joint.outputs),
+            [i for i, _, _ in joint.tangents],
+            self.repeatable,
+            self.tensors,
+        )
         constant = [i for i in range(returned) if i not in tangents]
         written = [position for position, _ in joint.writes]
         unread = [i for i, (g, _) in enumerate(joint.gradients) if g is None]
-        keeps_graph, in_transform, mark = backend.keeps_graph, backend.in_transform, torch.autograd.graph.increment_version
+        keeps_graph, in_transform, mark = (
+            backend.keeps_graph,
+            backend.in_transform,
+            torch.autograd.graph.increment_version,
+        )
 
         class Trained(torch.autograd.Function):
             @staticmethod
@@ -177,13 +227,19 @@ class Graphs:
                     return tuple(backward(values))
                 with torch.no_grad():
                     found = backward(values)
-                return torch._C._functions.DelayedError(_NO_DOUBLE_BACKWARD, len(found))(*[g if g is None else g.detach().requires_grad_() for g in found])
+                return torch._C._functions.DelayedError(_NO_DOUBLE_BACKWARD, len(found))(
+                    *[g if g is None else g.detach().requires_grad_() for g in found]
+                )
 
         if kept:
             Trained.backward = staticmethod(self._differentiable(Trained.backward, False))
         else:
-            Trained.backward = staticmethod(torch.compiler.disable(Trained.backward, reason="a compiled graph"))
-        apply = super(torch.autograd.Function, Trained).apply  # without the questions that `in_transform` has answered
+            Trained.backward = staticmethod(
+                torch.compiler.disable(Trained.backward, reason="a compiled graph")
+            )
+        apply = super(
+            torch.autograd.Function, Trained
+        ).apply  # without the questions that `in_transform` has answered
 
         def call(*args) -> Sequence:
             if self.twice or in_transform():
@@ -191,7 +247,10 @@ class Graphs:
             if written:
                 mark([args[i] for i in written])
             if unread:
-                args = [a.detach() if i in unread and a.requires_grad and not a.is_leaf else a for i, a in enumerate(args)]
+                args = [
+                    a.detach() if i in unread and a.requires_grad and not a.is_leaf else a
+                    for i, a in enumerate(args)
+                ]
             return apply(*args)
 
         return call
@@ -202,13 +261,29 @@ class Graphs:
         returned, symints = metadata.num_forward_returns, aot.num_symints_saved_for_bw
         unchecked = metadata.num_tensors_saved_with_no_vc_check or 0
         boxed = getattr(aot, "boxed_grads_call", False)
-        tensors = [(i, info) for i, info in enumerate(metadata.output_info) if issubclass(info.raw_type, torch.Tensor)]
+        tensors = [
+            (i, info)
+            for i, info in enumerate(metadata.output_info)
+            if issubclass(info.raw_type, torch.Tensor)
+        ]
         constant = [i for i, info in tensors if not info.requires_grad]
-        tangents = [i for i, info in tensors if getattr(info, "requires_grad_for_backward", info.requires_grad)]
+        tangents = [
+            i
+            for i, info in tensors
+            if getattr(info, "requires_grad_for_backward", info.requires_grad)
+        ]
         written = _written(metadata)
         inputs = zip(metadata.input_info, self.gradients)
-        detached = [i for i, (info, has) in enumerate(inputs) if not has and info.requires_grad and not info.is_leaf]
-        dynamic = [(i, info.dynamic_dims) for i, info in enumerate(metadata.output_info) if info.dynamic_dims]
+        detached = [
+            i
+            for i, (info, has) in enumerate(inputs)
+            if not has and info.requires_grad and not info.is_leaf
+        ]
+        dynamic = [
+            (i, info.dynamic_dims)
+            for i, info in enumerate(metadata.output_info)
+            if info.dynamic_dims
+        ]
         Tensor = torch.Tensor
 
         kept = self.repeatable
@@ -248,8 +323,12 @@ class Graphs:
                 ctx.maybe_clear_saved_tensors()
                 return tuple(backward(values))
 
-        Direct.backward = staticmethod(torch.compiler.disable(Direct.backward, reason="a compiled graph"))
-        apply = super(torch.autograd.Function, Direct).apply  # without the questions that `in_transform` has answered
+        Direct.backward = staticmethod(
+            torch.compiler.disable(Direct.backward, reason="a compiled graph")
+        )
+        apply = super(
+            torch.autograd.Function, Direct
+        ).apply  # without the questions that `in_transform` has answered
         if not (written or detached or dynamic):
             return apply
 

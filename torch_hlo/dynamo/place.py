@@ -5,6 +5,7 @@
 On a GPU everything is PyTorch's: outputs and working memory come from its allocator, the program is enqueued on its current stream, in place.
 Tensors of the CPU in such a graph (numbers, mostly) are copied there and back.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -30,8 +31,10 @@ def place_of(graph_module: fx.GraphModule) -> Host | Gpu:
     if not gpus:
         return Host()
     if len(gpus) > 1:
-        raise LoweringError(f"torch.compile(backend='hlo'): a graph with tensors of {' and '.join(gpus)}; a program runs on one GPU: move the model, or let "
-                            "the graph break between them")
+        raise LoweringError(
+            f"torch.compile(backend='hlo'): a graph with tensors of {' and '.join(gpus)}; a program runs on one GPU: move the model, or let "
+            "the graph break between them"
+        )
     return Gpu(torch.device(gpus[0]), inputs, outputs)
 
 
@@ -45,9 +48,13 @@ class Host:
 
     alignment = 64  # of memory that a program writes; it reads any
     reads_any = True
-    empty = staticmethod(torch._C._dynamo.guards._empty_strided_cpu)  # what Inductor's code calls: 0.3 us instead of 1.5
+    empty = staticmethod(
+        torch._C._dynamo.guards._empty_strided_cpu
+    )  # what Inductor's code calls: 0.3 us instead of 1.5
     large = staticmethod(host_tensor.empty_strided)
-    make_room = staticmethod(host_tensor.make_room)  # for PyTorch's own arrays, in memory that is kept for programs
+    make_room = staticmethod(
+        host_tensor.make_room
+    )  # for PyTorch's own arrays, in memory that is kept for programs
 
     def compile(self, module: Module, observe: Observe | None) -> Program:
         return runtime.compile_program(module, observe)
@@ -75,13 +82,19 @@ class Gpu:
     alignment = 16  # of all memory: threads move as much at a time
     reads_any = False
 
-    def __init__(self, device: torch.device, inputs: Sequence[torch.device], outputs: Sequence[torch.device]) -> None:
+    def __init__(
+        self, device: torch.device, inputs: Sequence[torch.device], outputs: Sequence[torch.device]
+    ) -> None:
         self.device, self.inputs, self.outputs = device, inputs, outputs
 
-    def empty(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def empty(
+        self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
 
-    large = empty  # PyTorch's allocator keeps blocks of any size, for programs and its own ops alike
+    large = (
+        empty  # PyTorch's allocator keeps blocks of any size, for programs and its own ops alike
+    )
 
     def make_room(self, nbytes: int) -> None:
         """Nothing is kept from PyTorch."""
@@ -90,7 +103,9 @@ class Gpu:
         from torch_hlo.device import cuda, cuda_program
 
         pool = cuda.pool_of(self.device.index or 0)
-        return runtime.compile_program(module, observe, lambda m, o: cuda_program.compile_program(pool, m, o))
+        return runtime.compile_program(
+            module, observe, lambda m, o: cuda_program.compile_program(pool, m, o)
+        )
 
     def is_away(self, placeholder: int) -> bool:
         return self.inputs[placeholder].type != "cuda"
@@ -103,11 +118,15 @@ class Gpu:
 
     def starter(self, program: Program) -> Callable:
         symbols, device, empty = len(program.executable.symbols), self.device, self.empty
-        stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+        stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+            lambda index: torch.cuda.current_stream(index).cuda_stream
+        )
 
         def start(words: tuple[int, ...]) -> None:
             nbytes = program.arena_bytes(*words[:symbols])
-            arena = empty((nbytes,), (1,), torch.uint8) if nbytes else None  # freed in the stream's order
+            arena = (
+                empty((nbytes,), (1,), torch.uint8) if nbytes else None
+            )  # freed in the stream's order
             program.launch(words, arena.data_ptr() if nbytes else 0, stream(device.index or 0))
 
         return start

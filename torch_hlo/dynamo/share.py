@@ -2,6 +2,7 @@
 
 PyTorch's own search for them imports all of Inductor, 0.7 s of a model's first step, to ask where a graph writes.
 """
+
 from __future__ import annotations
 
 import operator
@@ -19,7 +20,9 @@ aten = torch.ops.aten
 def share(graph: fx.Graph) -> int:
     """Have equal calls computed once; returns how many calls that spares. Results that are returned stay apart: PyTorch sees them as different memory."""
     (output,) = graph.find_nodes(op="output")
-    writes = {n for n in graph.nodes if isinstance(n.target, OpOverload) and n.target._schema.is_mutable}
+    writes = {
+        n for n in graph.nodes if isinstance(n.target, OpOverload) and n.target._schema.is_mutable
+    }
     written = {_memory(x) for n in writes for x in n.all_input_nodes} - {None}
     returned = {_memory(x) for x in output.all_input_nodes} - {None}
     first: dict[tuple, fx.Node] = {}
@@ -44,10 +47,21 @@ def share(graph: fx.Graph) -> int:
 def _is_pure(target) -> bool:
     if target is operator.getitem:
         return True
-    return isinstance(target, OpOverload) and not target._schema.is_mutable and not is_random(target) and target not in _UNDEFINED
+    return (
+        isinstance(target, OpOverload)
+        and not target._schema.is_mutable
+        and not is_random(target)
+        and target not in _UNDEFINED
+    )
 
 
-_UNDEFINED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
+_UNDEFINED = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
 
 
 def _key(x):

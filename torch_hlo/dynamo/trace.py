@@ -7,6 +7,7 @@ lazy device do that at ten microseconds. What is known to come out the same is r
 that call functions of PyTorch alone. Autocast casts as on the CPU. Their gradients are recorded by PyTorch's autograd; cut.py makes two programs of both. A value that Python asks for, a result that is a view of an input, results that share memory, other operators than
 PyTorch's: such graphs are `Unsuitable`, and AOTAutograd has them. Results get the strides that Dynamo has found for them, and their sizes and types are compared with its.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -29,7 +30,10 @@ from torch_hlo.lowering.registry import LOWERINGS
 from torch_hlo.lowering.tape import SERIALS
 
 aten = torch.ops.aten
-_enter_autocast, _exit_autocast = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+_enter_autocast, _exit_autocast = (
+    torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+)
 _CPU = torch.device("cpu")
 
 
@@ -44,7 +48,10 @@ class _Recording:
         return tensor.clone()
 
     def materialize(self, tensors: Sequence[HloTensor]) -> list[torch.Tensor]:
-        values = [t._storage.value.data if t._view is None and type(t._storage.value) is Array else None for t in tensors]
+        values = [
+            t._storage.value.data if t._view is None and type(t._storage.value) is Array else None
+            for t in tensors
+        ]
         if any(v is None for v in values):
             raise Unsuitable("a value is needed while it is traced")
         return values
@@ -59,7 +66,14 @@ class _Recording:
 def _recording(gradients: bool) -> Iterator[None]:
     """Record here. The random numbers of the lazy device go on as if nothing had been drawn."""
     cast = autocast.as_on_the_cpu(torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
-    with RECORDING, engine.use(_Recording(), everywhere=False), dispatch.uncut(), torch.set_grad_enabled(gradients), torch.device(DEVICE), cast:
+    with (
+        RECORDING,
+        engine.use(_Recording(), everywhere=False),
+        dispatch.uncut(),
+        torch.set_grad_enabled(gradients),
+        torch.device(DEVICE),
+        cast,
+    ):
         drawn = generator.default.get_state()
         try:
             yield
@@ -77,19 +91,43 @@ def record(graph_module: fx.GraphModule, example_inputs: Sequence) -> FxGraph:
 
 # ---- what is left to AOTAutograd
 
-_MODULES = {"torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._C._fft", "_operator"}
+_MODULES = {
+    "torch.functional",
+    "torch.nn.functional",
+    "torch._C._nn",
+    "torch._C._linalg",
+    "torch._C._special",
+    "torch._C._fft",
+    "_operator",
+}
 _ATTRIBUTES = {"T", "mT", "H", "mH", "real", "imag"}
 # Methods that speak of memory, of gradients, or of other devices.
 _METHODS = {"as_strided", "as_strided_", "set_", "resize_", "resize_as_", "stride", "storage_offset", "data_ptr", "untyped_storage", "requires_grad_", "register_hook", "retain_grad", "backward",
             "cuda", "numpy", "share_memory_", "pin_memory", "is_shared", "to_sparse", "to_mkldnn", "swap_"}  # fmt: skip
-_FUNCTIONS = {torch.as_strided, torch.as_strided_copy, torch.empty_permuted, torch.from_numpy, torch.frombuffer, torch.resize_as_}
+_FUNCTIONS = {
+    torch.as_strided,
+    torch.as_strided_copy,
+    torch.empty_permuted,
+    torch.from_numpy,
+    torch.frombuffer,
+    torch.resize_as_,
+}
 
 
 def _suit(graph_module: fx.GraphModule, example_inputs: Sequence) -> None:
     """Raises Unsuitable if something is seen without running the graph."""
-    if not all(type(x) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) for x in example_inputs):
+    if not all(
+        type(x) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) for x in example_inputs
+    ):
         raise Unsuitable("inputs that are no plain tensors, or sizes that are not fixed")
-    if any(x.device != _CPU or x.layout is not torch.strided or x.is_conj() or x.is_neg() or x.is_quantized for x in example_inputs):
+    if any(
+        x.device != _CPU
+        or x.layout is not torch.strided
+        or x.is_conj()
+        or x.is_neg()
+        or x.is_quantized
+        for x in example_inputs
+    ):
         raise Unsuitable("inputs that are not dense tensors of the CPU")
     if [*graph_module.parameters(), *graph_module.buffers()]:
         raise Unsuitable("parameters that are no inputs")
@@ -99,10 +137,18 @@ def _suit(graph_module: fx.GraphModule, example_inputs: Sequence) -> None:
     for n in graph_module.graph.nodes:
         if n.op == "call_module" or n.op == "call_method" and n.target in _METHODS:
             raise Unsuitable(f"a call of {n.target}")
-        if n.op == "call_function" and not _is_known(n) and (n.target is not torch._C._set_grad_enabled or without):
+        if (
+            n.op == "call_function"
+            and not _is_known(n)
+            and (n.target is not torch._C._set_grad_enabled or without)
+        ):
             raise Unsuitable(f"a call of {n.target}")
         value = n.meta.get("example_value")
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) or isinstance(value, torch.Tensor) and any(type(s) is not int for s in value.shape):
+        if (
+            isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+            or isinstance(value, torch.Tensor)
+            and any(type(s) is not int for s in value.shape)
+        ):
             raise Unsuitable("sizes that are not fixed")
 
 
@@ -110,13 +156,19 @@ def _is_known(n: fx.Node) -> bool:
     """Whether a call is one of PyTorch's own functions of tensors."""
     target = n.target
     if isinstance(target, (OpOverload, OpOverloadPacket)):
-        return (target.namespace if isinstance(target, OpOverload) else target._qualified_op_name.split("::")[0]) in ("aten", "prims")
+        return (
+            target.namespace
+            if isinstance(target, OpOverload)
+            else target._qualified_op_name.split("::")[0]
+        ) in ("aten", "prims")
     if target in (torch._C._log_api_usage_once, _enter_autocast, _exit_autocast):
         return True
     if target is getattr:
         return n.args[1] in _ATTRIBUTES
     module = getattr(target, "__module__", None)
-    return (module in _MODULES or module == "torch" and isinstance(target, types.BuiltinFunctionType)) and target not in _FUNCTIONS
+    return (
+        module in _MODULES or module == "torch" and isinstance(target, types.BuiltinFunctionType)
+    ) and target not in _FUNCTIONS
 
 
 # ---- running the graph
@@ -125,14 +177,27 @@ def _is_known(n: fx.Node) -> bool:
 class _Recorder:
     """State of one run."""
 
-    def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], gradients: bool, casts: contextlib.ExitStack) -> None:
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        example_inputs: Sequence[torch.Tensor],
+        gradients: bool,
+        casts: contextlib.ExitStack,
+    ) -> None:
         """`casts` ends the blocks of autocast that an error has cut short."""
-        self.module, self.examples, self.gradients, self.casts = graph_module, example_inputs, gradients, casts
+        self.module, self.examples, self.gradients, self.casts = (
+            graph_module,
+            example_inputs,
+            gradients,
+            casts,
+        )
         self.leaves: dict[int, Input] = {}
         self.given: list[HloTensor] = []
         self.before: list[tuple] = []  # of each input: metadata, storage, value
         self.env: dict[fx.Node, object] = {}
-        self.lines: list[tuple[int, fx.Node]] = []  # serial number at which a node of the FX graph ended
+        self.lines: list[
+            tuple[int, fx.Node]
+        ] = []  # serial number at which a node of the FX graph ended
 
     def graph(self) -> FxGraph:
         for n in self.module.graph.nodes:
@@ -154,7 +219,18 @@ class _Recorder:
             meta = metas.contiguous(size, example.dtype)
         leaf = Array(meta.hlo.with_dims(layout.physical(size)), None)
         self.leaves[id(leaf)] = Input(leaf, position, layout)
-        value = leaf if layout.plain else Out(Node(aten.permute.default, (leaf, [layout.order.index(d) for d in range(len(size))]), {}, (meta.hlo,)))
+        value = (
+            leaf
+            if layout.plain
+            else Out(
+                Node(
+                    aten.permute.default,
+                    (leaf, [layout.order.index(d) for d in range(len(size))]),
+                    {},
+                    (meta.hlo,),
+                )
+            )
+        )
         tensor = fresh(meta, value)
         if self.gradients and example.requires_grad:
             tensor.requires_grad_()
@@ -168,7 +244,12 @@ class _Recorder:
             value = getattr(value, name)
         if not isinstance(value, torch.Tensor):
             return value
-        if type(value) is not torch.Tensor or value.device != _CPU or value.requires_grad or value.layout is not torch.strided:
+        if (
+            type(value) is not torch.Tensor
+            or value.device != _CPU
+            or value.requires_grad
+            or value.layout is not torch.strided
+        ):
             raise Unsuitable(f"the constant {n.target}")
         value = value.resolve_conj().resolve_neg()
         meta = metas.contiguous(tuple(value.shape), value.dtype)
@@ -185,7 +266,11 @@ class _Recorder:
             device, dtype, enabled, cached = n.args
             block = contextlib.ExitStack()
             if device == "cpu":  # others have no tensors here
-                block.enter_context(torch.autocast(DEVICE.type, dtype or torch.get_autocast_dtype("cpu"), enabled, cached))
+                block.enter_context(
+                    torch.autocast(
+                        DEVICE.type, dtype or torch.get_autocast_dtype("cpu"), enabled, cached
+                    )
+                )
             self.casts.push(block)
             return block
         if n.target is _exit_autocast:
@@ -199,7 +284,9 @@ class _Recorder:
 
     def _call(self, n: fx.Node, function: Callable):
         args, kwargs = self._value(n.args), self._value(n.kwargs)
-        if n.target in ("view", "view_as", torch.Tensor.view) and not isinstance(args[1], torch.dtype):
+        if n.target in ("view", "view_as", torch.Tensor.view) and not isinstance(
+            args[1], torch.dtype
+        ):
             try:
                 result = function(*args, **kwargs)
             except RuntimeError:  # attention, say, has other strides there
@@ -240,27 +327,46 @@ class _Recorder:
                     for r, e in pairs:
                         if not ours._storage.version and not r._storage.version:
                             continue
-                        if (ours._storage is r._storage) != (theirs.untyped_storage()._cdata == e.untyped_storage()._cdata):
-                            raise Unsuitable(f"what {n.target} returns is a view for one of Dynamo and this device, and is written to")
+                        if (ours._storage is r._storage) != (
+                            theirs.untyped_storage()._cdata == e.untyped_storage()._cdata
+                        ):
+                            raise Unsuitable(
+                                f"what {n.target} returns is a view for one of Dynamo and this device, and is written to"
+                            )
 
     # ---- what was recorded
 
     def _finish(self, results: list) -> FxGraph:
         self._compare_views()
-        g = Joint(placeholders=len(self.given)) if self.gradients else FxGraph(placeholders=len(self.given))
+        g = (
+            Joint(placeholders=len(self.given))
+            if self.gradients
+            else FxGraph(placeholders=len(self.given))
+        )
         used: set[tuple] = set()
 
         def apart(value: Out | Array) -> Out:
             """The value as a root of its own: memory that nothing else has."""
             key = (id(value.node), value.index) if type(value) is Out else (id(value),)
             if type(value) is Array or key in used:
-                value = Out(Node(aten.clone.default, (value,), {}, (value.shape if type(value) is Array else value.node.outs[value.index],)))
+                value = Out(
+                    Node(
+                        aten.clone.default,
+                        (value,),
+                        {},
+                        (value.shape if type(value) is Array else value.node.outs[value.index],),
+                    )
+                )
             used.add(key)
             return value
 
         for position, (meta, storage, value) in enumerate(self.before):
             tensor = self.given[position] if position < len(self.given) else None
-            if tensor is not None and (tensor._storage is not storage or tensor._meta is not meta or tensor._view is not None):
+            if tensor is not None and (
+                tensor._storage is not storage
+                or tensor._meta is not meta
+                or tensor._view is not None
+            ):
                 raise Unsuitable("an input is given other memory or sizes")
             if storage.value is not value:
                 if tensor is None:
@@ -273,7 +379,9 @@ class _Recorder:
         for node in results:
             result = self._value(node)
             if not isinstance(result, HloTensor):
-                if isinstance(node, fx.Node) or not isinstance(node, (int, float, bool, type(None))):
+                if isinstance(node, fx.Node) or not isinstance(
+                    node, (int, float, bool, type(None))
+                ):
                     raise Unsuitable("a result that is no tensor")
                 g.outputs.append((result, None))
             elif id(result) in inputs and not self.gradients:
@@ -298,7 +406,13 @@ class _Recorder:
                 continue
             if not layout.dense or layout.repeated:
                 layout = Layout(tuple(range(result.dim())), (), True, ())
-            meta = metas.contiguous(tuple(result.shape), result.dtype) if layout.plain else metas.intern(tuple(result.shape), node.meta["example_value"].stride(), result.dtype)
+            meta = (
+                metas.contiguous(tuple(result.shape), result.dtype)
+                if layout.plain
+                else metas.intern(
+                    tuple(result.shape), node.meta["example_value"].stride(), result.dtype
+                )
+            )
             leaf = Array(meta.hlo, None)
             ends.append(result)
             tangents.append(fresh(meta, leaf))
@@ -314,9 +428,18 @@ class _Recorder:
                 g.gradients.append((None, None))
                 continue
             if gradient.shape != example.shape or gradient.dtype != example.dtype:
-                raise Unsuitable(f"a gradient of {gradient.dtype}{list(gradient.shape)} for {example.dtype}{list(example.shape)}")
+                raise Unsuitable(
+                    f"a gradient of {gradient.dtype}{list(gradient.shape)} for {example.dtype}{list(example.shape)}"
+                )
             layout = layout_of(example)
-            g.gradients.append((read(gradient), layout if layout.dense and not layout.repeated else Layout(tuple(range(example.dim())), (), True, ())))
+            g.gradients.append(
+                (
+                    read(gradient),
+                    layout
+                    if layout.dense and not layout.repeated
+                    else Layout(tuple(range(example.dim())), (), True, ()),
+                )
+            )
         return g
 
     def _check_writes(self, written: list[int]) -> None:
@@ -333,7 +456,9 @@ class _Recorder:
 
     def _collect(self, g: FxGraph) -> None:
         """The nodes that are needed, and their leaves as inputs. Numbers are what they were; each random op has a place in the order of the graph."""
-        values = [value for value, _ in g.outputs if type(value) is Out] + [value for _, value in g.writes]
+        values = [value for value, _ in g.outputs if type(value) is Out] + [
+            value for _, value in g.writes
+        ]
         found: dict[Node, None] = {}
         leaves: dict[int, Array] = {}
         if isinstance(g, Joint):
@@ -361,7 +486,9 @@ class _Recorder:
             if node.target not in LOWERINGS:
                 raise Unsuitable(f"{node.target} has no lowering")
             if node.target is aten._softmax_backward_data.default and node.outs[0].rank > 2:
-                raise Unsuitable("attention that is written out")  # partition.py keeps two numbers per row of it
+                raise Unsuitable(
+                    "attention that is written out"
+                )  # partition.py keeps two numbers per row of it
             node.args, node.kwargs = _plain(node.args), _plain(node.kwargs)
             if "seed" in node.kwargs:
                 seed = seed or Leaf(metas.contiguous((), torch.int64).hlo)
@@ -374,7 +501,11 @@ class _Recorder:
         for key, leaf in leaves.items():
             if key not in self.leaves:
                 self.leaves[key] = Input(leaf, leaf.data)
-        g.inputs = [x for key, x in self.leaves.items() if key in leaves or x.source.__class__ is int and x.source in written]
+        g.inputs = [
+            x
+            for key, x in self.leaves.items()
+            if key in leaves or x.source.__class__ is int and x.source in written
+        ]
         if seed is not None:
             g.inputs.append(Input(seed, None))
 
@@ -394,8 +525,16 @@ def _plain(x):
 def _layout(node: fx.Node, result: HloTensor) -> Layout:
     """How PyTorch expects a result to lie."""
     value = node.meta.get("example_value")
-    if not isinstance(value, torch.Tensor) or value.shape != result.shape or value.dtype != result.dtype or value.is_conj() or value.is_neg():
-        raise Unsuitable(f"{node.target}: a result of {result.dtype}{list(result.shape)} instead of {value}")
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.shape != result.shape
+        or value.dtype != result.dtype
+        or value.is_conj()
+        or value.is_neg()
+    ):
+        raise Unsuitable(
+            f"{node.target}: a result of {result.dtype}{list(result.shape)} instead of {value}"
+        )
     return layout_of(value)
 
 

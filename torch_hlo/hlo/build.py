@@ -6,6 +6,7 @@
 Operands must fit exactly: nothing promotes or broadcasts by itself. Builders of identities (`reshape` to the same dims, …)
 return their operand. All raise ShapeError.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -117,7 +118,13 @@ def bitcast_convert(x: Instruction, dtype: str) -> Instruction:
     if dtype == x.shape.dtype:
         return x
     old, new = DTYPES[x.shape.dtype].bits, DTYPES[dtype].bits
-    dims = x.shape.dims if old == new else (*x.shape.dims, old // new) if old > new else x.shape.dims[:-1]
+    dims = (
+        x.shape.dims
+        if old == new
+        else (*x.shape.dims, old // new)
+        if old > new
+        else x.shape.dims[:-1]
+    )
     return _checked("bitcast-convert", (x,), Shape(dtype, dims))
 
 
@@ -125,14 +132,36 @@ def stochastic_convert(x: Instruction, bits: Instruction, dtype: str) -> Instruc
     return _checked("stochastic-convert", (x, bits), x.shape.with_dtype(dtype))
 
 
-def uniform_quantize(x: Instruction, scale: Instruction, zero_point: Instruction, dtype: str, dimensions: Sequence[int] = ()) -> Instruction:
+def uniform_quantize(
+    x: Instruction,
+    scale: Instruction,
+    zero_point: Instruction,
+    dtype: str,
+    dimensions: Sequence[int] = (),
+) -> Instruction:
     """Integers `round(x / scale) + zero_point`, saturated; scale and zero point per index of `dimensions`."""
-    return _checked("uniform-quantize", (x, scale, zero_point), x.shape.with_dtype(dtype), dimensions=tuple(dimensions) or None)
+    return _checked(
+        "uniform-quantize",
+        (x, scale, zero_point),
+        x.shape.with_dtype(dtype),
+        dimensions=tuple(dimensions) or None,
+    )
 
 
-def uniform_dequantize(x: Instruction, scale: Instruction, zero_point: Instruction, dtype: str = "f32", dimensions: Sequence[int] = ()) -> Instruction:
+def uniform_dequantize(
+    x: Instruction,
+    scale: Instruction,
+    zero_point: Instruction,
+    dtype: str = "f32",
+    dimensions: Sequence[int] = (),
+) -> Instruction:
     """`(x - zero_point) * scale`."""
-    return _checked("uniform-dequantize", (x, scale, zero_point), x.shape.with_dtype(dtype), dimensions=tuple(dimensions) or None)
+    return _checked(
+        "uniform-dequantize",
+        (x, scale, zero_point),
+        x.shape.with_dtype(dtype),
+        dimensions=tuple(dimensions) or None,
+    )
 
 
 # Inputs
@@ -182,10 +211,16 @@ def reshape(x: Instruction, dims: Dims) -> Instruction:
 def transpose(x: Instruction, dimensions: Sequence[int]) -> Instruction:
     """Dimension i of the result is dimension `dimensions[i]` of `x`."""
     dimensions = tuple(dimensions)
-    return x if dimensions == tuple(range(x.shape.rank)) else instr("transpose", (x,), dimensions=dimensions)
+    return (
+        x
+        if dimensions == tuple(range(x.shape.rank))
+        else instr("transpose", (x,), dimensions=dimensions)
+    )
 
 
-def slice_(x: Instruction, starts: Dims, limits: Dims, strides: Sequence[int] | None = None) -> Instruction:
+def slice_(
+    x: Instruction, starts: Dims, limits: Dims, strides: Sequence[int] | None = None
+) -> Instruction:
     strides = (1,) * len(starts) if strides is None else strides
     ranges = tuple(zip(starts, limits, strides, strict=True))
     if ranges == tuple((0, n, 1) for n in x.shape.dims):
@@ -193,10 +228,16 @@ def slice_(x: Instruction, starts: Dims, limits: Dims, strides: Sequence[int] | 
     return instr("slice", (x,), slice=ranges)
 
 
-def pad(x: Instruction, value: Instruction, padding: Sequence[tuple[Size, Size, int]]) -> Instruction:
+def pad(
+    x: Instruction, value: Instruction, padding: Sequence[tuple[Size, Size, int]]
+) -> Instruction:
     """(low, high, interior) per dimension; negative low or high crops."""
     padding = tuple(map(tuple, padding))
-    return x if not any(any(p != 0 for p in d) for d in padding) and len(padding) == x.shape.rank else instr("pad", (x, value), padding=padding)
+    return (
+        x
+        if not any(any(p != 0 for p in d) for d in padding) and len(padding) == x.shape.rank
+        else instr("pad", (x, value), padding=padding)
+    )
 
 
 def concatenate(xs: Sequence[Instruction], dimension: int) -> Instruction:
@@ -212,7 +253,9 @@ def dynamic_slice(x: Instruction, starts: Sequence[Instruction], sizes: Dims) ->
     return instr("dynamic-slice", (x, *starts), dynamic_slice_sizes=tuple(sizes))
 
 
-def dynamic_update_slice(x: Instruction, update: Instruction, starts: Sequence[Instruction]) -> Instruction:
+def dynamic_update_slice(
+    x: Instruction, update: Instruction, starts: Sequence[Instruction]
+) -> Instruction:
     return instr("dynamic-update-slice", (x, update, *starts))
 
 
@@ -265,7 +308,10 @@ def dot(
 ) -> Instruction:  # fmt: skip
     """Result dims: batch, free of `x`, free of `y`. `dtype`: type to accumulate into and return."""
     attrs = dict(
-        lhs_contracting_dims=tuple(lhs_contract), rhs_contracting_dims=tuple(rhs_contract), lhs_batch_dims=tuple(lhs_batch), rhs_batch_dims=tuple(rhs_batch)
+        lhs_contracting_dims=tuple(lhs_contract),
+        rhs_contracting_dims=tuple(rhs_contract),
+        lhs_batch_dims=tuple(lhs_batch),
+        rhs_batch_dims=tuple(rhs_batch),
     )
     return _with_dtype(instr("dot", (x, y), **attrs), dtype)
 
@@ -287,37 +333,83 @@ def convolution(
     dtype: str | None = None,
 ) -> Instruction:  # fmt: skip
     """`dim_labels` as in `bf01_oi01->bf01`; one WindowDim per spatial dimension."""
-    attrs = dict(window=tuple(window), dim_labels=dim_labels, feature_group_count=feature_group_count, batch_group_count=batch_group_count)
+    attrs = dict(
+        window=tuple(window),
+        dim_labels=dim_labels,
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+    )
     return _with_dtype(instr("convolution", (x, kernel), **attrs), dtype)
 
 
 def reduce(
-    x: Instruction | Sequence[Instruction], init: Instruction | Sequence[Instruction], dimensions: Sequence[int], to_apply: Reducer
+    x: Instruction | Sequence[Instruction],
+    init: Instruction | Sequence[Instruction],
+    dimensions: Sequence[int],
+    to_apply: Reducer,
 ) -> Instruction:
     """Fold `dimensions` with `to_apply`, an opcode name or a computation (acc…, element…) -> acc…. Several arrays give a tuple."""
     xs, inits = _listed(x), _listed(init)
     if not len(dimensions) and len(xs) == 1 and isinstance(to_apply, str):
-        return xs[0] if xs[0].shape.dtype == inits[0].shape.dtype else convert(xs[0], inits[0].shape.dtype)
-    return instr("reduce", (*xs, *inits), dimensions=tuple(sorted(dimensions)), to_apply=_reducer(to_apply, inits))
+        return (
+            xs[0]
+            if xs[0].shape.dtype == inits[0].shape.dtype
+            else convert(xs[0], inits[0].shape.dtype)
+        )
+    return instr(
+        "reduce",
+        (*xs, *inits),
+        dimensions=tuple(sorted(dimensions)),
+        to_apply=_reducer(to_apply, inits),
+    )
 
 
-def reduce_window(x: Instruction | Sequence[Instruction], init: Instruction | Sequence[Instruction], window: Window, to_apply: Reducer) -> Instruction:
+def reduce_window(
+    x: Instruction | Sequence[Instruction],
+    init: Instruction | Sequence[Instruction],
+    window: Window,
+    to_apply: Reducer,
+) -> Instruction:
     """`to_apply` over every window position; one WindowDim per dimension of `x`."""
     xs, inits = _listed(x), _listed(init)
-    return instr("reduce-window", (*xs, *inits), window=tuple(window), to_apply=_reducer(to_apply, inits))
+    return instr(
+        "reduce-window", (*xs, *inits), window=tuple(window), to_apply=_reducer(to_apply, inits)
+    )
 
 
-def select_and_scatter(x: Instruction, source: Instruction, init: Instruction, window: Window, select: Reducer | str, scatter: Reducer) -> Instruction:
+def select_and_scatter(
+    x: Instruction,
+    source: Instruction,
+    init: Instruction,
+    window: Window,
+    select: Reducer | str,
+    scatter: Reducer,
+) -> Instruction:
     """Add (`scatter`) each element of `source` at the element of its window that `select` ("GE", "LE" or a computation) keeps."""
     dtype = x.shape.dtype
     if isinstance(select, str):
-        select = computation(lambda a, b, direction=select: compare(a, b, direction), (Shape(dtype), Shape(dtype)), select.lower())
+        select = computation(
+            lambda a, b, direction=select: compare(a, b, direction),
+            (Shape(dtype), Shape(dtype)),
+            select.lower(),
+        )
     if isinstance(scatter, str):
         scatter = binary_computation(scatter, dtype)
-    return instr("select-and-scatter", (x, source, init), window=tuple(window), select=select, scatter=scatter)
+    return instr(
+        "select-and-scatter",
+        (x, source, init),
+        window=tuple(window),
+        select=select,
+        scatter=scatter,
+    )
 
 
-def sort(xs: Instruction | Sequence[Instruction], dimension: int, comparator: Computation | str, is_stable: bool = True) -> Instruction:
+def sort(
+    xs: Instruction | Sequence[Instruction],
+    dimension: int,
+    comparator: Computation | str,
+    is_stable: bool = True,
+) -> Instruction:
     """Sort along `dimension`. `comparator` gets (a0, b0, a1, b1, …) scalars; "LT" or "GT" compares the first array, with
     floats in total order except that -0 equals 0 and every NaN is the largest. Several arrays give a tuple."""
     xs = _listed(xs)
@@ -345,15 +437,30 @@ def cholesky(x: Instruction, lower: bool = True) -> Instruction:
 
 
 def triangular_solve(
-    a: Instruction, b: Instruction, *, left_side: bool = True, lower: bool = True, unit_diagonal: bool = False, transpose_a: str = "NO_TRANSPOSE"
+    a: Instruction,
+    b: Instruction,
+    *,
+    left_side: bool = True,
+    lower: bool = True,
+    unit_diagonal: bool = False,
+    transpose_a: str = "NO_TRANSPOSE",
 ) -> Instruction:
     """op(a) x = b, or x op(a) = b when not left_side."""
-    return instr("triangular-solve", (a, b), left_side=left_side, lower=lower, unit_diagonal=unit_diagonal, transpose_a=transpose_a)
+    return instr(
+        "triangular-solve",
+        (a, b),
+        left_side=left_side,
+        lower=lower,
+        unit_diagonal=unit_diagonal,
+        transpose_a=transpose_a,
+    )
 
 
 def rng_bit_generator(state: Instruction, algorithm: str, shape: Shape) -> Instruction:
     """(new state, random bits of `shape`); algorithm is rng_philox, rng_three_fry or rng_default."""
-    return _checked("rng-bit-generator", (state,), tuple_shape(state.shape, shape), algorithm=algorithm)
+    return _checked(
+        "rng-bit-generator", (state,), tuple_shape(state.shape, shape), algorithm=algorithm
+    )
 
 
 # Tuples and control flow
@@ -371,7 +478,9 @@ def while_(condition: Computation, body: Computation, state: Instruction) -> Ins
     return instr("while", (state,), condition=condition, body=body)
 
 
-def conditional(index: Instruction, branches: Sequence[Computation], operands: Sequence[Instruction]) -> Instruction:
+def conditional(
+    index: Instruction, branches: Sequence[Computation], operands: Sequence[Instruction]
+) -> Instruction:
     """Branch `index` (s32[]; out of range is the last) on its operand; with pred[] branch 0 is the true one."""
     return instr("conditional", (index, *operands), branch_computations=tuple(branches))
 
@@ -391,7 +500,9 @@ def computation(fn: Callable, shapes: Sequence[Shape], name: str = "") -> Comput
     root = fn(*params)
     if isinstance(root, (tuple, list)):
         root = tuple_(*root)
-    return Computation(name or getattr(fn, "__name__", "").strip("<>") or "computation", params, root)
+    return Computation(
+        name or getattr(fn, "__name__", "").strip("<>") or "computation", params, root
+    )
 
 
 @cache
@@ -399,7 +510,11 @@ def binary_computation(op: str, dtype: str) -> Computation:
     """The scalar computation (x, y) -> op(x, y); "second" returns y, "first" x."""
     pick = {"first": 0, "second": 1}.get(op)
     scalar = Shape(dtype)
-    return computation(lambda x, y: instr(op, (x, y)) if pick is None else (x, y)[pick], (scalar, scalar), f"{op}_{dtype}")
+    return computation(
+        lambda x, y: instr(op, (x, y)) if pick is None else (x, y)[pick],
+        (scalar, scalar),
+        f"{op}_{dtype}",
+    )
 
 
 @cache
@@ -417,7 +532,9 @@ def comparison(direction: str, dtypes: tuple[str, ...]) -> Computation:
 
     if direction not in ("LT", "GT"):
         raise ShapeError(f"sort: the comparator must be LT or GT, got {direction!r}")
-    return computation(compare_first, [Shape(t) for t in dtypes for _ in range(2)], f"sort_{direction.lower()}")
+    return computation(
+        compare_first, [Shape(t) for t in dtypes for _ in range(2)], f"sort_{direction.lower()}"
+    )
 
 
 def lowest(dtype: str):
@@ -438,7 +555,9 @@ def _extreme(dtype: str, end: str):
         value = np.inf if end == "max" else -np.inf
         if np.isinf(literal(value, dtype).numpy()):
             return value
-        largest = max(float(v) for v in np.unique(_finite(dtype)))  # f8e4m3fn, fnuz have no infinity
+        largest = max(
+            float(v) for v in np.unique(_finite(dtype))
+        )  # f8e4m3fn, fnuz have no infinity
         return largest if end == "max" else -largest
     if row.kind in "su":
         signed = row.kind == "s"
@@ -465,7 +584,11 @@ def _listed(x: Instruction | Sequence[Instruction]) -> tuple[Instruction, ...]:
 
 
 def _with_dtype(x: Instruction, dtype: str | None) -> Instruction:
-    return x if dtype is None or dtype == x.shape.dtype else instr(x.op, x.operands, x.shape.with_dtype(dtype), **dict(x.attrs))
+    return (
+        x
+        if dtype is None or dtype == x.shape.dtype
+        else instr(x.op, x.operands, x.shape.with_dtype(dtype), **dict(x.attrs))
+    )
 
 
 def _checked(op: str, operands: tuple[Instruction, ...], shape: Shape, **attrs) -> Instruction:

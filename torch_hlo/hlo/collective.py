@@ -10,6 +10,7 @@
 A device has the number `replica * partitions + partition`. The evaluator and compiled programs speak to the same protocol; who implements it
 (one device, threads, processes) is not known to a program.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -36,7 +37,9 @@ class CollectiveError(RuntimeError):
 
 
 # all-reduce & co. say with use_global_device_ids what their ids are; these have no such attribute, a channel alone makes ids partitions.
-_NO_GLOBAL_IDS = frozenset("all-to-all collective-permute collective-broadcast ragged-all-to-all".split())
+_NO_GLOBAL_IDS = frozenset(
+    "all-to-all collective-permute collective-broadcast ragged-all-to-all".split()
+)
 _REDUCES = frozenset(("all-reduce", "reduce-scatter"))
 UFUNCS = {
     "add": np.add, "multiply": np.multiply, "maximum": np.maximum, "minimum": np.minimum,
@@ -68,9 +71,17 @@ class Collective:
         channel = x.get("channel_id") or 0
         flag = False if op in _NO_GLOBAL_IDS else x.get("use_global_device_ids", False)
         if channel > 0:
-            ids = "partition" if op in _NO_GLOBAL_IDS else "device" if flag else "replica and partition"
+            ids = (
+                "partition"
+                if op in _NO_GLOBAL_IDS
+                else "device"
+                if flag
+                else "replica and partition"
+            )
         elif flag:
-            raise CollectiveError(f"{op} of {', '.join(str(o.shape) for o in x.operands)}: use_global_device_ids needs a channel_id")
+            raise CollectiveError(
+                f"{op} of {', '.join(str(o.shape) for o in x.operands)}: use_global_device_ids needs a channel_id"
+            )
         else:
             ids = "replica"
         dimensions = x.get("dimensions") or ()
@@ -84,7 +95,13 @@ class Collective:
 
     @classmethod
     def from_json(cls, data: dict) -> Collective:
-        return cls(**{**data, "members": tuple(map(tuple, data["members"])), "dtypes": tuple(data["dtypes"])})
+        return cls(
+            **{
+                **data,
+                "members": tuple(map(tuple, data["members"])),
+                "dtypes": tuple(data["dtypes"]),
+            }
+        )
 
     def groups(self, replicas: int, partitions: int) -> Groups:
         """Devices that exchange values, in the order of their ranks. Devices in no group take no part.
@@ -97,14 +114,26 @@ class Collective:
         """The group of a device; () when it takes no part. Raises CollectiveError when a collective without that notion leaves it out."""
         found = next((g for g in self.groups(replicas, partitions) if device in g), ())
         if not found and self.op not in ("collective-permute", "collective-broadcast"):
-            raise CollectiveError(f"{self} is run by device {device}, which is in none of its groups")
+            raise CollectiveError(
+                f"{self} is run by device {device}, which is in none of its groups"
+            )
         return found
 
     def pairs(self, replicas: int, partitions: int) -> Groups:
         """(source, target) devices of a collective-permute."""
-        return tuple(p for s in _spans(self.ids, replicas, partitions) for p in ((s[a], s[b]) for a, b in self.members))
+        return tuple(
+            p
+            for s in _spans(self.ids, replicas, partitions)
+            for p in ((s[a], s[b]) for a, b in self.members)
+        )
 
-    def tasks(self, group: tuple[int, ...], inputs: Sequence[Arrays], outputs: Sequence[Arrays], pairs: Groups = ()) -> list[Callable[[], object]]:
+    def tasks(
+        self,
+        group: tuple[int, ...],
+        inputs: Sequence[Arrays],
+        outputs: Sequence[Arrays],
+        pairs: Groups = (),
+    ) -> list[Callable[[], object]]:
         """Independent pieces of work that together fill every member's `outputs[rank]` from all `inputs[rank]`; in any order, on any threads.
 
         Arrays hold the values (numpy_dtype) or, for bf16 and f8, the bits. Sums are formed in rank order, in f32 for narrower floats.
@@ -115,8 +144,14 @@ class Collective:
         """`all-reduce(f32, bf16) over {0,1},{2,3}, channel 4`."""
         kind = f" by {self.reduction}" if self.reduction in UFUNCS else ""
         what = "pairs" if self.op == "collective-permute" else "over"
-        groups = ",".join("{" + ",".join(map(str, g)) + "}" for g in self.members[:8]) + (",…" if len(self.members) > 8 else "") or "all"
-        return f"{self.op}({', '.join(self.dtypes)}){kind} {what} {groups}" + (f", channel {self.channel}" if self.channel else "")
+        groups = (
+            ",".join("{" + ",".join(map(str, g)) + "}" for g in self.members[:8])
+            + (",…" if len(self.members) > 8 else "")
+            or "all"
+        )
+        return f"{self.op}({', '.join(self.dtypes)}){kind} {what} {groups}" + (
+            f", channel {self.channel}" if self.channel else ""
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -126,12 +161,20 @@ def _groups(c: Collective, replicas: int, partitions: int) -> Groups:
             found = _connected(c.pairs(replicas, partitions))
         else:
             spans = _spans(c.ids, replicas, partitions)
-            found = tuple(tuple(d for i in g for d in _tuple(s[i])) for s in spans for g in (c.members or (tuple(range(len(s))),)))
+            found = tuple(
+                tuple(d for i in g for d in _tuple(s[i]))
+                for s in spans
+                for g in (c.members or (tuple(range(len(s))),))
+            )
     except IndexError:
         if replicas * partitions == 1:
-            raise CollectiveError(f"{c} needs more than one device, and this program runs on one: give run_text(…, devices=N), or start "
-                                  "one process per device with torchrun") from None
-        raise CollectiveError(f"{c}: there is no such {c.ids} among {replicas} replicas of {partitions} partitions") from None
+            raise CollectiveError(
+                f"{c} needs more than one device, and this program runs on one: give run_text(…, devices=N), or start "
+                "one process per device with torchrun"
+            ) from None
+        raise CollectiveError(
+            f"{c}: there is no such {c.ids} among {replicas} replicas of {partitions} partitions"
+        ) from None
     flat = [d for g in found for d in g]
     if len(flat) != len(set(flat)):
         raise CollectiveError(f"{c}: a device is in two groups")
@@ -196,13 +239,19 @@ def fold(reduction: str, dtype: str, arrays: Sequence[np.ndarray], out: np.ndarr
             return
         total = values[0].astype(np.float32) if narrow and ufunc is not None else values[0]
         for v in values[1:]:
-            total = ufunc(total, v) if ufunc is not None else apply(_computation(reduction), (total, v))[0]
+            total = (
+                ufunc(total, v)
+                if ufunc is not None
+                else apply(_computation(reduction), (total, v))[0]
+            )
     out[...] = encoded(total, dtype, out)
 
 
 def decoded(array: np.ndarray, dtype: str) -> np.ndarray:
     """Values of an array that holds values, or the bits of bf16 and f8."""
-    return array if array.dtype == numpy_dtype(dtype) else decode(array.tobytes(), dtype, array.shape)
+    return (
+        array if array.dtype == numpy_dtype(dtype) else decode(array.tobytes(), dtype, array.shape)
+    )
 
 
 def encoded(values: np.ndarray, dtype: str, like: np.ndarray) -> np.ndarray:
@@ -229,7 +278,15 @@ def _all_reduce(c: Collective, group, inputs, outputs, pairs) -> list:
     for k, dtype in enumerate(c.dtypes):
         values, outs = [i[k].reshape(-1) for i in inputs], [o[k].reshape(-1) for o in outputs]
         for lo in range(0, values[0].size, CHUNK):
-            tasks.append(partial(piece, c.reduction, dtype, [v[lo:lo + CHUNK] for v in values], [o[lo:lo + CHUNK] for o in outs]))
+            tasks.append(
+                partial(
+                    piece,
+                    c.reduction,
+                    dtype,
+                    [v[lo : lo + CHUNK] for v in values],
+                    [o[lo : lo + CHUNK] for o in outs],
+                )
+            )
     return tasks
 
 
@@ -249,7 +306,12 @@ def _reduce_scatter(c: Collective, group, inputs, outputs, pairs) -> list:
 
 def _all_gather(c: Collective, group, inputs, outputs, pairs) -> list:
     n = len(group)
-    return [_copy(block(o[k], c.dimension, rank, n), inputs[rank][k]) for o in outputs for k in range(len(c.dtypes)) for rank in range(n)]
+    return [
+        _copy(block(o[k], c.dimension, rank, n), inputs[rank][k])
+        for o in outputs
+        for k in range(len(c.dtypes))
+        for rank in range(n)
+    ]
 
 
 def _all_to_all(c: Collective, group, inputs, outputs, pairs) -> list:
@@ -258,7 +320,10 @@ def _all_to_all(c: Collective, group, inputs, outputs, pairs) -> list:
     if c.dimension is None:
         return [_copy(outputs[j][i], inputs[i][j]) for i in range(n) for j in range(n)]
     ranks = [(i, j) for i in range(n) for j in range(n)]
-    return [_copy(block(outputs[j][0], c.dimension, i, n), block(inputs[i][0], c.dimension, j, n)) for i, j in ranks]
+    return [
+        _copy(block(outputs[j][0], c.dimension, i, n), block(inputs[i][0], c.dimension, j, n))
+        for i, j in ranks
+    ]
 
 
 def _collective_permute(c: Collective, group, inputs, outputs, pairs) -> list:
@@ -286,7 +351,7 @@ def _ragged_all_to_all(c: Collective, group, inputs, outputs, pairs) -> list:
             each = len(counts) // len(group)
             for u in range(rank * each, (rank + 1) * each):
                 a, n, b = int(starts[u]), int(counts[u]), int(targets[u])
-                out[b:b + n] = rows[a:a + n]
+                out[b : b + n] = rows[a : a + n]
 
     return [partial(receive, rank) for rank in range(len(group))]
 

@@ -4,6 +4,7 @@ A `Dim` is interned: equal polynomials are the same object. `+ - * // %` and `ma
 `dim_max`, `dim_min`) build new ones and return an `int` whenever nothing symbolic is left.
 Text form: `s0`, `4*s0+1`, `floordiv(s0,2)`.
 """
+
 from __future__ import annotations
 
 import re
@@ -86,11 +87,23 @@ def symbol(name: str) -> Dim:
 
 
 def dim_max(a: Size, b: Size) -> Size:
-    return max(a, b) if isinstance(a, int) and isinstance(b, int) else a if a is b else _atom("max", a, b)
+    return (
+        max(a, b)
+        if isinstance(a, int) and isinstance(b, int)
+        else a
+        if a is b
+        else _atom("max", a, b)
+    )
 
 
 def dim_min(a: Size, b: Size) -> Size:
-    return min(a, b) if isinstance(a, int) and isinstance(b, int) else a if a is b else _atom("min", a, b)
+    return (
+        min(a, b)
+        if isinstance(a, int) and isinstance(b, int)
+        else a
+        if a is b
+        else _atom("min", a, b)
+    )
 
 
 def ceildiv(a: Size, b: Size) -> Size:
@@ -111,7 +124,12 @@ def symbols(size: Size) -> frozenset[str]:
     return frozenset(found)
 
 
-_FUNCTIONS = {"floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "max": dim_max, "min": dim_min}
+_FUNCTIONS = {
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
+    "max": dim_max,
+    "min": dim_min,
+}
 
 
 def substitute(size: Size, values: Mapping[str, Size]) -> Size:
@@ -125,14 +143,22 @@ def substitute(size: Size, values: Mapping[str, Size]) -> Size:
             if atom[0] == "sym":
                 product = product * values.get(atom[1], _from_terms({(atom,): 1}))
             else:
-                product = product * _FUNCTIONS[atom[0]](substitute(atom[1], values), substitute(atom[2], values))
+                product = product * _FUNCTIONS[atom[0]](
+                    substitute(atom[1], values), substitute(atom[2], values)
+                )
         total = total + product
     return total
 
 
 def function(names: Sequence[str], sizes: Sequence[Size]) -> Callable[..., tuple[int, ...]]:
     """A fast function of the values of the symbols `names` that gives the values of `sizes`. Raises ZeroDivisionError as Python does."""
-    scope = {"floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "max": max, "min": min, "__builtins__": {}}
+    scope = {
+        "floordiv": lambda a, b: a // b,
+        "mod": lambda a, b: a % b,
+        "max": max,
+        "min": min,
+        "__builtins__": {},
+    }
     return eval(f"lambda {', '.join(names)}: ({''.join(f'{s}, ' for s in sizes)})", scope)
 
 
@@ -241,7 +267,11 @@ def _atom_text(atom: _Atom) -> str:
 def _monomial_text(monomial: tuple, coefficient: int) -> str:
     names = [_atom_text(a) for a in monomial]
     if not names or coefficient != 1:
-        names = [str(coefficient)] + names if coefficient != -1 or not names else ["-" + names[0]] + names[1:]
+        names = (
+            [str(coefficient)] + names
+            if coefficient != -1 or not names
+            else ["-" + names[0]] + names[1:]
+        )
     return "*".join(names)
 
 

@@ -6,6 +6,7 @@
 replaced in the whole program before it runs. Sums, products and transcendental functions are computed in double precision and
 rounded once to the result's type.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,15 @@ from torch_hlo.hlo.numeric import round_to
 from torch_hlo.hlo.shape import DTYPES, Shape, numpy_dtype
 from torch_hlo.hlo.window import WindowDim
 
-__all__ = ["MEANINGS", "CUSTOM_CALLS", "EvaluateError", "evaluate", "evaluate_instruction", "bind_symbols", "specialize"]
+__all__ = [
+    "MEANINGS",
+    "CUSTOM_CALLS",
+    "EvaluateError",
+    "evaluate",
+    "evaluate_instruction",
+    "bind_symbols",
+    "specialize",
+]
 
 CUSTOM_CALLS: dict[str, Callable[..., Value]] = {}
 """Custom-call targets: `fn(x, *operands) -> array or tuple`."""
@@ -43,7 +52,9 @@ def evaluate(program: Module | Computation, inputs: Sequence) -> list[np.ndarray
     computation = program.entry if isinstance(program, Module) else program
     params = computation.params
     if len(inputs) != len(params):
-        raise EvaluateError(f"{computation.name or 'the program'} takes {len(params)} inputs, got {len(inputs)}")
+        raise EvaluateError(
+            f"{computation.name or 'the program'} takes {len(params)} inputs, got {len(inputs)}"
+        )
     values = [_input(i, v, p.shape) for i, (v, p) in enumerate(zip(inputs, params, strict=True))]
     sizes = bind_symbols(computation, [_dims(v) for v in values])
     if sizes:
@@ -59,7 +70,11 @@ def evaluate_instruction(x: Instruction, *operands) -> Value:
 
 def bind_symbols(computation: Computation, dims: Sequence[tuple]) -> dict[str, int]:
     """The value of each symbol from the sizes of the parameters; raises EvaluateError when the sizes contradict each other."""
-    pairs = [(p, i, d, n) for i, (p, ns) in enumerate(zip(computation.params, dims)) for d, n in zip(p.shape.dims, ns or ())]
+    pairs = [
+        (p, i, d, n)
+        for i, (p, ns) in enumerate(zip(computation.params, dims))
+        for d, n in zip(p.shape.dims, ns or ())
+    ]
     bound: dict[str, int] = {}
     for _, _, d, n in pairs:
         if isinstance(d, Dim) and len(names := symbols(d)) == 1 and str(d) in names:
@@ -67,10 +82,14 @@ def bind_symbols(computation: Computation, dims: Sequence[tuple]) -> dict[str, i
     for p, i, d, n in pairs:
         want = substitute(d, bound)
         if isinstance(want, Dim):
-            raise EvaluateError(f"parameter {i} {p.shape}: the inputs' sizes do not determine {want}")
+            raise EvaluateError(
+                f"parameter {i} {p.shape}: the inputs' sizes do not determine {want}"
+            )
         if want != n:
             where = f" = {want} for {bound}" if isinstance(d, Dim) else ""
-            raise EvaluateError(f"parameter {i} is {p.shape}, got an array of sizes {list(dims[i])}; {d}{where} is not {n}")
+            raise EvaluateError(
+                f"parameter {i} is {p.shape}, got an array of sizes {list(dims[i])}; {d}{where} is not {n}"
+            )
     return bound
 
 
@@ -79,8 +98,12 @@ def specialize(computation: Computation, sizes: Mapping[str, Size]) -> Computati
     done: dict[int, Instruction] = {}
     for x in postorder((*computation.params, computation.root)):
         attrs = tuple((k, _concrete(v, sizes)) for k, v in x.attrs)
-        done[id(x)] = interned(x.op, tuple(done[id(o)] for o in x.operands), attrs, _concrete(x.shape, sizes))
-    return Computation(computation.name, tuple(done[id(p)] for p in computation.params), done[id(computation.root)])
+        done[id(x)] = interned(
+            x.op, tuple(done[id(o)] for o in x.operands), attrs, _concrete(x.shape, sizes)
+        )
+    return Computation(
+        computation.name, tuple(done[id(p)] for p in computation.params), done[id(computation.root)]
+    )
 
 
 def _concrete(value, sizes):
@@ -89,7 +112,12 @@ def _concrete(value, sizes):
     if isinstance(value, Computation):
         return specialize(value, sizes)
     if isinstance(value, Shape):
-        return Shape(value.dtype, _concrete(value.dims, sizes), value.layout, _concrete(value.elements, sizes))
+        return Shape(
+            value.dtype,
+            _concrete(value.dims, sizes),
+            value.layout,
+            _concrete(value.elements, sizes),
+        )
     if isinstance(value, WindowDim):
         return WindowDim(*(_concrete(getattr(value, f), sizes) for f in WindowDim.__slots__))
     return tuple(_concrete(v, sizes) for v in value) if type(value) is tuple else value
@@ -108,7 +136,9 @@ def _input(i: int, value, shape: Shape) -> Value:
     if isinstance(value, (bool, int, float, complex)):
         array = array.astype(want)
     elif array.dtype != want and array.dtype.name != text:
-        raise EvaluateError(f"parameter {i} is {shape}, got an array of {array.dtype}; convert it to {want}")
+        raise EvaluateError(
+            f"parameter {i} is {shape}, got an array of {array.dtype}; convert it to {want}"
+        )
     if array.ndim != shape.rank:
         raise EvaluateError(f"parameter {i} is {shape}, got an array of sizes {list(array.shape)}")
     return round_to(array, shape.dtype)
@@ -184,11 +214,20 @@ def _custom_call(x, *operands):
         return results if x.shape.is_tuple else results[0]
     fn = CUSTOM_CALLS.get(target)
     if fn is None:
-        raise EvaluateError(f"custom-call target {target!r} is not registered; add it to torch_hlo.hlo.evaluate.CUSTOM_CALLS")
+        raise EvaluateError(
+            f"custom-call target {target!r} is not registered; add it to torch_hlo.hlo.evaluate.CUSTOM_CALLS"
+        )
     return fn(x, *operands)
 
 
-for _target in ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "MoveToHost", "MoveToDevice"):
+for _target in (
+    "Sharding",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "LayoutConstraint",
+    "MoveToHost",
+    "MoveToDevice",
+):
     CUSTOM_CALLS[_target] = lambda x, v: v
 CUSTOM_CALLS["AllocateBuffer"] = lambda x: np.zeros(x.shape.dims, numpy_dtype(x.shape.dtype))
 CUSTOM_CALLS["TopK"] = lambda x, v: MEANINGS["topk"](x, v)
@@ -200,7 +239,11 @@ CUSTOM_CALLS["TopK"] = lambda x, v: MEANINGS["topk"](x, v)
 @meaning("async-start")
 def _async_start(x, *operands):
     value = run(x["calls"], operands)
-    return (operands, value, *(np.zeros(s.dims, numpy_dtype(s.dtype)) for s in x.shape.elements[2:]))
+    return (
+        operands,
+        value,
+        *(np.zeros(s.dims, numpy_dtype(s.dtype)) for s in x.shape.elements[2:]),
+    )
 
 
 @meaning("async-update")

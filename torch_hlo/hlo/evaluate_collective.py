@@ -5,6 +5,7 @@
 Every device runs the program in a thread of its own; collectives are where the threads meet (rendezvous.py). Elsewhere, `evaluate` of a program
 whose groups have one device only is all there is to it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,7 +21,9 @@ from torch_hlo.hlo.rendezvous import Rendezvous
 from torch_hlo.hlo.shape import numpy_dtype
 
 
-def evaluate_spmd(module: Module, inputs: Sequence[Sequence], timeout: float | None = None) -> list[list[np.ndarray]]:
+def evaluate_spmd(
+    module: Module, inputs: Sequence[Sequence], timeout: float | None = None
+) -> list[list[np.ndarray]]:
     """Run a per-device program on as many devices as there are lists of inputs; the flat outputs of each, see `evaluate`.
 
     Raises CollectiveError, naming devices and collectives, when the devices do not run the same collectives in the same order, or one waits for
@@ -31,7 +34,9 @@ def evaluate_spmd(module: Module, inputs: Sequence[Sequence], timeout: float | N
     if len(inputs) == 1:
         return [evaluate(module, inputs[0])]
     replicas, partitions = arrangement(module, len(inputs))
-    return Rendezvous(module.name, replicas, partitions, timeout).run(lambda device: evaluate(module, inputs[device]))
+    return Rendezvous(module.name, replicas, partitions, timeout).run(
+        lambda device: evaluate(module, inputs[device])
+    )
 
 
 def arrangement(module: Module, devices: int) -> tuple[int, int]:
@@ -40,7 +45,9 @@ def arrangement(module: Module, devices: int) -> tuple[int, int]:
     stated = module.num_partitions * module.num_replicas
     if stated > 1:
         if devices != stated:
-            raise EvaluateError(f"{module.name} is for {module.num_replicas} x {module.num_partitions} devices (replicas x partitions), not for {devices}")
+            raise EvaluateError(
+                f"{module.name} is for {module.num_replicas} x {module.num_partitions} devices (replicas x partitions), not for {devices}"
+            )
         return module.num_replicas, module.num_partitions
     by_replica = any("replica" in Collective.of(x).ids for x in collectives(module.entry))
     return (devices, 1) if by_replica else (1, devices)
@@ -50,7 +57,11 @@ def devices_of(module: Module) -> int:
     """How many devices the program is for: as its header says, else as its collectives name; 1 when there are none."""
     stated = module.num_partitions * module.num_replicas
     found = [Collective.of(x) for x in collectives(module.entry)]
-    return stated if stated > 1 else 1 + max((d for c in found for g in c.members for d in g), default=0)
+    return (
+        stated
+        if stated > 1
+        else 1 + max((d for c in found for g in c.members for d in g), default=0)
+    )
 
 
 def collectives(computation: Computation) -> list[Instruction]:
@@ -88,6 +99,7 @@ def _check(x: Instruction, c: Collective, operands: list[tuple], results: list[t
     link = collective.current()
     n = len(c.group(link.device, link.replicas, link.partitions))
     if c.op in ("all-gather", "reduce-scatter"):
+
         def scaled(dims: tuple, factor: int) -> tuple:
             return tuple(size * factor if i == c.dimension else size for i, size in enumerate(dims))
 
@@ -99,7 +111,9 @@ def _check(x: Instruction, c: Collective, operands: list[tuple], results: list[t
         fits = True
     if not fits:
         shapes = ", ".join(str(o.shape) for o in x.operands)
-        raise EvaluateError(f"{x.op}({shapes}) -> {x.shape} does not fit a group of {n} device{'s' if n > 1 else ''}")
+        raise EvaluateError(
+            f"{x.op}({shapes}) -> {x.shape} does not fit a group of {n} device{'s' if n > 1 else ''}"
+        )
 
 
 @meaning(*(name for name in OPS if not name.endswith("-start")), "all-reduce-start")

@@ -4,6 +4,7 @@ A meaning is `fn(x, *operands) -> array | tuple`: `x` is the instruction (its at
 the operands are its operands' values. A value is an ndarray of `numpy_dtype`, or a tuple of values; a token is the empty tuple.
 The interpreter converts results to the element type of `x.shape` (rounding bf16 and f8, wrapping 4-bit integers).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -92,7 +93,9 @@ def conform(value: Value, shape: Shape, rounds: bool = True, x: Instruction | No
         array = wrap_bits(array, bits, kind == "s")
     if x is not None and array.shape != shape.dims:
         operands = ", ".join(str(o.shape) for o in x.operands)
-        raise EvaluateError(f"{x.op}({operands}) gave sizes {list(array.shape)}, its shape says {shape}")
+        raise EvaluateError(
+            f"{x.op}({operands}) gave sizes {list(array.shape)}, its shape says {shape}"
+        )
     return array
 
 
@@ -130,7 +133,8 @@ POINTWISE = frozenset(
 def pointwise(computation: Computation) -> bool:
     """Whether a computation on scalars means the same applied to whole arrays element by element."""
     return all(
-        x.op in POINTWISE and not _has_dims(x.shape) and all(pointwise(c) for c in called(x)) for x in computation.instructions()
+        x.op in POINTWISE and not _has_dims(x.shape) and all(pointwise(c) for c in called(x))
+        for x in computation.instructions()
     )
 
 
@@ -151,12 +155,20 @@ def apply(computation: Computation, args: Sequence[np.ndarray]) -> tuple[np.ndar
     results = shape.elements if shape.is_tuple else (shape,)
     if not shape.is_tuple:
         rows = [(r,) for r in rows]
-    return tuple(np.array([r[k] for r in rows], numpy_dtype(s.dtype)).reshape(dims) for k, s in enumerate(results))
+    return tuple(
+        np.array([r[k] for r in rows], numpy_dtype(s.dtype)).reshape(dims)
+        for k, s in enumerate(results)
+    )
 
 
 _FOLDS = {
-    "add": np.add, "multiply": np.multiply, "maximum": np.maximum, "minimum": np.minimum,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "add": np.add,
+    "multiply": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
 
 
@@ -172,4 +184,6 @@ def simple_fold(computation: Computation) -> np.ufunc | None:
 
 def wide(array: np.ndarray, shape: Shape) -> np.ndarray:
     """`array` in the type sums are accumulated in: float64 or complex128 for floats, else its own."""
-    return array.astype({"f": np.float64, "c": np.complex128}.get(shape.kind, array.dtype), copy=False)
+    return array.astype(
+        {"f": np.float64, "c": np.complex128}.get(shape.kind, array.dtype), copy=False
+    )

@@ -1,4 +1,5 @@
 """Meanings of the element-wise opcodes. Operands may be larger than `x.shape` says (see evaluate_core.apply): never reshape to it."""
+
 from __future__ import annotations
 
 import math
@@ -21,7 +22,12 @@ def _erf_inv(x: float) -> float:
         return x * math.inf if a == 1 else x if a == 0 else math.nan
     r = -NormalDist().inv_cdf((1 - a) / 2) / math.sqrt(2)
     for _ in range(3):
-        r -= (math.erf(r) - a if a < 0.5 else (1 - a) - math.erfc(r)) * math.exp(r * r) * math.sqrt(math.pi) / 2
+        r -= (
+            (math.erf(r) - a if a < 0.5 else (1 - a) - math.erfc(r))
+            * math.exp(r * r)
+            * math.sqrt(math.pi)
+            / 2
+        )
     return math.copysign(r, x)
 
 
@@ -43,19 +49,50 @@ def _cbrt(v):
 
 # Functions evaluated in double precision and rounded once.
 _PRECISE: dict[str, Callable] = {
-    "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atanh": np.arctanh,
-    "cbrt": _cbrt, "cosine": np.cos, "cosh": np.cosh, "exponential": np.exp, "exponential-minus-one": np.expm1,
-    "log": np.log, "log-plus-one": np.log1p, "logistic": lambda v: 1 / (1 + np.exp(-v)), "rsqrt": _rsqrt,
-    "sine": np.sin, "sinh": np.sinh, "sqrt": np.sqrt, "tan": np.tan, "tanh": np.tanh,
-    "erf": lambda v: np.asarray(_erf_objects(v), np.float64), "erfc": lambda v: np.asarray(_erfc_objects(v), np.float64),
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atanh": np.arctanh,
+    "cbrt": _cbrt,
+    "cosine": np.cos,
+    "cosh": np.cosh,
+    "exponential": np.exp,
+    "exponential-minus-one": np.expm1,
+    "log": np.log,
+    "log-plus-one": np.log1p,
+    "logistic": lambda v: 1 / (1 + np.exp(-v)),
+    "rsqrt": _rsqrt,
+    "sine": np.sin,
+    "sinh": np.sinh,
+    "sqrt": np.sqrt,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "erf": lambda v: np.asarray(_erf_objects(v), np.float64),
+    "erfc": lambda v: np.asarray(_erfc_objects(v), np.float64),
     "erf-inv": lambda v: np.asarray(_erf_inv_objects(v), np.float64),
 }
 # Functions with one exact result, evaluated in the operands' own type.
 _EXACT: dict[str, Callable] = {
-    "abs": np.abs, "ceil": np.ceil, "floor": np.floor, "imag": np.imag, "is-finite": np.isfinite, "negate": np.negative,
-    "not": np.invert, "real": np.real, "round-nearest-afz": _round_half_away, "round-nearest-even": np.rint,
-    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum, "minimum": np.minimum,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "select": np.where,
+    "abs": np.abs,
+    "ceil": np.ceil,
+    "floor": np.floor,
+    "imag": np.imag,
+    "is-finite": np.isfinite,
+    "negate": np.negative,
+    "not": np.invert,
+    "real": np.real,
+    "round-nearest-afz": _round_half_away,
+    "round-nearest-even": np.rint,
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "select": np.where,
 }
 
 
@@ -116,7 +153,9 @@ def _power(x, a, b):
         square, left = square * square, left >> np.uint64(1)
     if x.shape.kind == "s":
         odd = exponent % 2 != 0
-        inverse = np.where(base == 1, 1, np.where(base == -1, np.where(odd, -1, 1), 0)).astype(base.dtype)
+        inverse = np.where(base == 1, 1, np.where(base == -1, np.where(odd, -1, 1), 0)).astype(
+            base.dtype
+        )
         result = np.where(exponent < 0, inverse, result)
     return result
 
@@ -124,7 +163,11 @@ def _power(x, a, b):
 @meaning("atan2")
 def _atan2(x, a, b):
     a, b = wide(a, x.shape), wide(b, x.shape)
-    return np.arctan2(a, b) if x.shape.kind != "c" else -1j * np.log((b + 1j * a) / np.sqrt(a * a + b * b))
+    return (
+        np.arctan2(a, b)
+        if x.shape.kind != "c"
+        else -1j * np.log((b + 1j * a) / np.sqrt(a * a + b * b))
+    )
 
 
 @meaning("complex")
@@ -139,7 +182,14 @@ def _clamp(x, low, v, high):
     return np.minimum(np.maximum(v, low), high)
 
 
-_COMPARE = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
+_COMPARE = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+}
 
 
 @meaning("compare")
@@ -163,7 +213,11 @@ def _unsigned(x, v: np.ndarray) -> np.ndarray:
     """The bits of integers (or truth values) as uint64."""
     if v.dtype == bool:
         return v.astype(np.uint64)
-    return v.astype(np.int64).view(np.uint64) & np.uint64((1 << _width(x)) - 1) if v.dtype.kind == "i" else v.astype(np.uint64)
+    return (
+        v.astype(np.int64).view(np.uint64) & np.uint64((1 << _width(x)) - 1)
+        if v.dtype.kind == "i"
+        else v.astype(np.uint64)
+    )
 
 
 def _shift(x, a, b) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -187,7 +241,13 @@ def _shift_right_logical(x, a, b):
 @meaning("shift-right-arithmetic")
 def _shift_right_arithmetic(x, a, b):
     _, amount, big = _shift(x, a, b)
-    signed = wrap_bits(a, _width(x), True) if _width(x) < 8 else a.view(f"i{a.dtype.itemsize}") if a.dtype.kind == "u" else a
+    signed = (
+        wrap_bits(a, _width(x), True)
+        if _width(x) < 8
+        else a.view(f"i{a.dtype.itemsize}")
+        if a.dtype.kind == "u"
+        else a
+    )
     amount = np.where(big, np.uint64(_width(x) - 1), amount).astype(np.int64)
     return (signed.astype(np.int64) >> amount).astype(a.dtype)
 
@@ -227,11 +287,17 @@ def convert(v: np.ndarray, dtype: str) -> np.ndarray:
     if v.dtype.kind == "c" and row.kind != "c":
         v = v.real
     if v.dtype.kind == "f" and row.kind in "su":
-        low, high = (-(1 << (row.bits - 1)), (1 << (row.bits - 1)) - 1) if row.kind == "s" else (0, (1 << row.bits) - 1)
+        low, high = (
+            (-(1 << (row.bits - 1)), (1 << (row.bits - 1)) - 1)
+            if row.kind == "s"
+            else (0, (1 << row.bits) - 1)
+        )
         v = np.trunc(np.nan_to_num(v.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
         inside = (v > low) & (v < high)  # the bounds themselves may round as floats
         exact = np.where(inside, v, 0).astype(target)
-        return np.where(v >= high, np.array(high, target), np.where(v <= low, np.array(low, target), exact))
+        return np.where(
+            v >= high, np.array(high, target), np.where(v <= low, np.array(low, target), exact)
+        )
     if row.kind in "su" and row.bits < 8:
         return wrap_bits(v.astype(target), row.bits, row.kind == "s")
     return v.astype(target)
@@ -240,7 +306,9 @@ def convert(v: np.ndarray, dtype: str) -> np.ndarray:
 @meaning("stochastic-convert")
 def _stochastic_convert(x, v, random):
     if x.shape.kind not in "su":
-        raise EvaluateError(f"stochastic-convert to {x.shape.dtype}: only integer results have a defined meaning")
+        raise EvaluateError(
+            f"stochastic-convert to {x.shape.dtype}: only integer results have a defined meaning"
+        )
     whole = np.trunc(np.abs(wide(v, x.operands[0].shape)))
     fraction = np.abs(wide(v, x.operands[0].shape)) - whole
     up = fraction * 2.0 ** (8 * random.dtype.itemsize) > random.astype(np.float64)
@@ -276,13 +344,21 @@ def reinterpret(v: np.ndarray, source: str, target: str) -> np.ndarray:
     dims = v.shape if have == want else (*v.shape, have // want) if have > want else v.shape[:-1]
     data = encode(v, source)
     if have < 8:
-        nibbles = np.frombuffer(data, np.uint8).reshape(-1, 8 // have) if want >= 8 else np.frombuffer(data, np.uint8)
+        nibbles = (
+            np.frombuffer(data, np.uint8).reshape(-1, 8 // have)
+            if want >= 8
+            else np.frombuffer(data, np.uint8)
+        )
         if want >= 8:
             shifts = np.arange(8 // have, dtype=np.uint8) * have
             data = ((nibbles & ((1 << have) - 1)) << shifts).sum(axis=1).astype(np.uint8).tobytes()
     elif want < 8:
         shifts = np.arange(8 // want, dtype=np.uint8) * want
-        data = (np.frombuffer(data, np.uint8)[:, None] >> shifts & ((1 << want) - 1)).astype(np.uint8).tobytes()
+        data = (
+            (np.frombuffer(data, np.uint8)[:, None] >> shifts & ((1 << want) - 1))
+            .astype(np.uint8)
+            .tobytes()
+        )
     values = decode(data, target, dims)
     return wrap_bits(values, want, DTYPES[target].kind == "s") if want < 8 else values
 
@@ -307,10 +383,18 @@ def _reduce_precision(x, v):
         bits = (bits + (one << (dropped - one)) - one + last) & ~((one << dropped) - one)
     if keep_exponent < exponent:
         sign = bits & (one << np.uint64(DTYPES[dtype].bits - 1))
-        magnitude, bias, kept_bias = bits & ~sign, (1 << (exponent - 1)) - 1, (1 << (keep_exponent - 1)) - 1
+        magnitude, bias, kept_bias = (
+            bits & ~sign,
+            (1 << (exponent - 1)) - 1,
+            (1 << (keep_exponent - 1)) - 1,
+        )
         field = (magnitude >> np.uint64(mantissa)).astype(np.int64)
         infinity = np.uint64(((1 << exponent) - 1) << mantissa)
-        magnitude = np.where(field > bias + kept_bias, infinity, np.where(field <= bias - kept_bias, np.uint64(0), magnitude))
+        magnitude = np.where(
+            field > bias + kept_bias,
+            infinity,
+            np.where(field <= bias - kept_bias, np.uint64(0), magnitude),
+        )
         bits = sign | magnitude
     result = decode(bits.astype(unsigned).tobytes(), dtype, v.shape)
     return np.where(np.isnan(v), v if keep_mantissa else np.copysign(np.inf, v), result)

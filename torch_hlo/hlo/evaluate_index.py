@@ -1,4 +1,5 @@
 """Meanings of the opcodes that move elements: slices, broadcasts, gather, scatter, sort, …"""
+
 from __future__ import annotations
 
 import functools
@@ -20,7 +21,9 @@ def _constant(x):
 def _iota(x):
     axis = x["iota_dimension"]
     line = np.arange(x.shape.dims[axis]).astype(numpy_dtype(x.shape.dtype))
-    return np.broadcast_to(line.reshape([-1 if d == axis else 1 for d in range(x.shape.rank)]), x.shape.dims)
+    return np.broadcast_to(
+        line.reshape([-1 if d == axis else 1 for d in range(x.shape.rank)]), x.shape.dims
+    )
 
 
 @meaning("broadcast")
@@ -41,7 +44,11 @@ def _reshape(x, v, *sizes):
 
 @meaning("bitcast")
 def _bitcast(x, v):
-    return reinterpret(v.ravel(), x.operands[0].shape.dtype, x.shape.dtype).reshape(x.shape.dims) if _retypes(x) else v.reshape(x.shape.dims)
+    return (
+        reinterpret(v.ravel(), x.operands[0].shape.dtype, x.shape.dtype).reshape(x.shape.dims)
+        if _retypes(x)
+        else v.reshape(x.shape.dims)
+    )
 
 
 def _retypes(x) -> bool:
@@ -80,17 +87,36 @@ def _pad(x, v, fill):
 
 def pad(v: np.ndarray, fill, padding) -> np.ndarray:
     """`v` with (low, high, interior) padding per dimension; negative low and high crop."""
-    dims = [low + high + n + max(n - 1, 0) * inner for n, (low, high, inner) in zip(v.shape, padding, strict=True)]
-    grown = np.full([n + max(n - 1, 0) * inner + max(lo, 0) + max(hi, 0) for n, (lo, hi, inner) in zip(v.shape, padding)], fill, v.dtype)
-    grown[tuple(slice(max(lo, 0), max(lo, 0) + n + max(n - 1, 0) * inner, inner + 1) for n, (lo, _, inner) in zip(v.shape, padding))] = v
-    crop = tuple(slice(max(-lo, 0), max(-lo, 0) + max(n, 0)) for n, (lo, _, _) in zip(dims, padding))
+    dims = [
+        low + high + n + max(n - 1, 0) * inner
+        for n, (low, high, inner) in zip(v.shape, padding, strict=True)
+    ]
+    grown = np.full(
+        [
+            n + max(n - 1, 0) * inner + max(lo, 0) + max(hi, 0)
+            for n, (lo, hi, inner) in zip(v.shape, padding)
+        ],
+        fill,
+        v.dtype,
+    )
+    grown[
+        tuple(
+            slice(max(lo, 0), max(lo, 0) + n + max(n - 1, 0) * inner, inner + 1)
+            for n, (lo, _, inner) in zip(v.shape, padding)
+        )
+    ] = v
+    crop = tuple(
+        slice(max(-lo, 0), max(-lo, 0) + max(n, 0)) for n, (lo, _, _) in zip(dims, padding)
+    )
     return grown[crop]
 
 
 def _starts(v, indices, sizes) -> tuple[int, ...]:
     if len(indices) == 1 and np.ndim(indices[0]) == 1:  # the old form: one vector of start indices
         indices = list(indices[0])
-    return tuple(min(max(int(i), 0), n - size) for i, n, size in zip(indices, v.shape, sizes, strict=True))
+    return tuple(
+        min(max(int(i), 0), n - size) for i, n, size in zip(indices, v.shape, sizes, strict=True)
+    )
 
 
 @meaning("dynamic-slice")
@@ -102,7 +128,9 @@ def _dynamic_slice(x, v, *indices):
 @meaning("dynamic-update-slice")
 def _dynamic_update_slice(x, v, update, *indices):
     result = np.array(v)
-    result[tuple(slice(i, i + n) for i, n in zip(_starts(v, indices, update.shape), update.shape))] = update
+    result[
+        tuple(slice(i, i + n) for i, n in zip(_starts(v, indices, update.shape), update.shape))
+    ] = update
     return result
 
 
@@ -126,7 +154,9 @@ def _index_columns(indices: np.ndarray, vector_dim: int) -> np.ndarray:
     if indices.dtype == np.uint64:
         indices = np.minimum(indices, np.uint64(np.iinfo(np.int64).max))
     indices = indices.astype(np.int64)
-    return indices[..., None] if vector_dim == indices.ndim else np.moveaxis(indices, vector_dim, -1)
+    return (
+        indices[..., None] if vector_dim == indices.ndim else np.moveaxis(indices, vector_dim, -1)
+    )
 
 
 def _window_indices(dims, batch, starts, window_sizes, window_dims) -> list[np.ndarray]:
@@ -134,7 +164,11 @@ def _window_indices(dims, batch, starts, window_sizes, window_dims) -> list[np.n
     rank = len(batch) + len(window_sizes)
     columns = []
     for d in range(len(dims)):
-        column = np.zeros((1,) * rank, np.int64) if starts[d] is None else starts[d].reshape((*batch, *[1] * len(window_sizes)))
+        column = (
+            np.zeros((1,) * rank, np.int64)
+            if starts[d] is None
+            else starts[d].reshape((*batch, *[1] * len(window_sizes)))
+        )
         if d in window_dims:
             k = window_dims.index(d)
             shape = [1] * rank
@@ -144,7 +178,9 @@ def _window_indices(dims, batch, starts, window_sizes, window_dims) -> list[np.n
     return columns
 
 
-def _batch_starts(rank, columns, index_map, operand_batching, indices_batching) -> list[np.ndarray | None]:
+def _batch_starts(
+    rank, columns, index_map, operand_batching, indices_batching
+) -> list[np.ndarray | None]:
     """Start index of each operand dimension for each index vector; None where the window starts at 0."""
     batch = columns.shape[:-1]
     starts: list[np.ndarray | None] = [None] * rank
@@ -165,13 +201,21 @@ def _gather(x, v, indices):
     indices_batching = [d - (d > vector_dim) for d in x.get("start_indices_batching_dims", ())]
     columns = _index_columns(indices, vector_dim)
     batch = columns.shape[:-1]
-    starts = _batch_starts(v.ndim, columns, x["start_index_map"], operand_batching, indices_batching)
-    starts = [s if s is None else np.clip(s, 0, max(n - size, 0)) for s, n, size in zip(starts, v.shape, sizes)]
+    starts = _batch_starts(
+        v.ndim, columns, x["start_index_map"], operand_batching, indices_batching
+    )
+    starts = [
+        s if s is None else np.clip(s, 0, max(n - size, 0))
+        for s, n, size in zip(starts, v.shape, sizes)
+    ]
     dropped = {*x.get("collapsed_slice_dims", ()), *operand_batching}
     window_dims = [d for d in range(v.ndim) if d not in dropped]
     where = _window_indices(v.shape, batch, starts, [sizes[d] for d in window_dims], window_dims)
     rank = len(batch) + len(window_dims)
-    result = np.broadcast_to(v[tuple(np.broadcast_arrays(*where))] if where else v, (*batch, *[sizes[d] for d in window_dims]))
+    result = np.broadcast_to(
+        v[tuple(np.broadcast_arrays(*where))] if where else v,
+        (*batch, *[sizes[d] for d in window_dims]),
+    )
     batch_positions = [d for d in range(rank) if d not in offset_dims]
     return np.moveaxis(result, range(rank), [*batch_positions, *offset_dims])
 
@@ -179,7 +223,7 @@ def _gather(x, v, indices):
 @meaning("scatter")
 def _scatter(x, *values):
     count = (len(values) - 1) // 2
-    operands, indices, updates = values[:count], values[count], values[count + 1:]
+    operands, indices, updates = values[:count], values[count], values[count + 1 :]
     vector_dim, window_update_dims = x["index_vector_dim"], x["update_window_dims"]
     operand_batching = x.get("input_batching_dims", ())
     indices_batching = [d - (d > vector_dim) for d in x.get("scatter_indices_batching_dims", ())]
@@ -189,8 +233,10 @@ def _scatter(x, *values):
     window_dims = [d for d in range(len(dims)) if d not in dropped]
     scatter_dims = [d for d in range(updates[0].ndim) if d not in window_update_dims]
     updates = [u.transpose(*scatter_dims, *window_update_dims) for u in updates]
-    sizes = updates[0].shape[len(scatter_dims):]
-    starts = _batch_starts(len(dims), columns, x["scatter_dims_to_operand_dims"], operand_batching, indices_batching)
+    sizes = updates[0].shape[len(scatter_dims) :]
+    starts = _batch_starts(
+        len(dims), columns, x["scatter_dims_to_operand_dims"], operand_batching, indices_batching
+    )
     # A window that does not fit is dropped whole.
     fits = np.ones(batch, bool)
     for d, start in enumerate(starts):
@@ -211,7 +257,12 @@ def _scatter(x, *values):
     return tuple(results) if x.shape.is_tuple else results[0]
 
 
-def combine_at(targets: list[np.ndarray], where: np.ndarray, updates: list[np.ndarray], computation: Computation) -> None:
+def combine_at(
+    targets: list[np.ndarray],
+    where: np.ndarray,
+    updates: list[np.ndarray],
+    computation: Computation,
+) -> None:
     """`targets[where[i]] = computation(targets[where[i]], updates[i])` for each i in order; flat arrays, in place."""
     root, count = computation.root, len(targets)
     if count == 1 and root is computation.params[1]:
@@ -243,7 +294,9 @@ def _sort(x, *values):
     dims = moved[0].shape
     rows = [m.reshape(int(np.prod(dims[:-1])), dims[-1]) for m in moved]
     order = sort_order(rows, x["to_apply"])
-    sorted_values = [np.moveaxis(np.take_along_axis(r, order, -1).reshape(dims), -1, axis) for r in rows]
+    sorted_values = [
+        np.moveaxis(np.take_along_axis(r, order, -1).reshape(dims), -1, axis) for r in rows
+    ]
     return tuple(sorted_values) if x.shape.is_tuple else sorted_values[0]
 
 
@@ -254,14 +307,22 @@ def sort_order(rows: list[np.ndarray], comparator: Computation) -> np.ndarray:
     if key is not None:
         return np.argsort(key, -1, kind="stable")
     if not pointwise(comparator):
-        return np.stack([_sort_slowly([r[i] for r in rows], comparator) for i in range(len(rows[0]))]) if len(rows[0]) else np.zeros((0, n), int)
+        return (
+            np.stack([_sort_slowly([r[i] for r in rows], comparator) for i in range(len(rows[0]))])
+            if len(rows[0])
+            else np.zeros((0, n), int)
+        )
     return _sort_merging(rows, comparator)
 
 
 def _sort_key(rows, comparator) -> np.ndarray | None:
     """A key whose ascending stable order is the comparator's, when it only compares one operand with < or >."""
     root, params = comparator.root, comparator.params
-    if root.op != "compare" or root["direction"] not in ("LT", "GT") or any(o not in params for o in root.operands):
+    if (
+        root.op != "compare"
+        or root["direction"] not in ("LT", "GT")
+        or any(o not in params for o in root.operands)
+    ):
         return None
     a, b = (params.index(o) for o in root.operands)
     if a // 2 != b // 2 or a == b:
@@ -310,8 +371,13 @@ def _sort_merging(rows: list[np.ndarray], comparator: Computation) -> np.ndarray
             self_first = apply(comparator, [v for o, c in zip(other, current) for v in (c, o)])[0]
             before = np.where(in_left, other_first, ~self_first)
             active = low < high
-            low, high = np.where(active & before, middle + 1, low), np.where(active & ~before, middle, high)
-        place = np.where(in_left, run_start, other_start) + (position - run_start) + (low - other_start)
+            low, high = (
+                np.where(active & before, middle + 1, low),
+                np.where(active & ~before, middle, high),
+            )
+        place = (
+            np.where(in_left, run_start, other_start) + (position - run_start) + (low - other_start)
+        )
         merged = np.empty_like(order)
         np.put_along_axis(merged, place, order, -1)
         order, width = merged, width * 2

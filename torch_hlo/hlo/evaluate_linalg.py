@@ -1,4 +1,5 @@
 """Meanings of dot, fft, cholesky and triangular-solve."""
+
 from __future__ import annotations
 
 import math
@@ -15,7 +16,10 @@ def _accumulated(v: np.ndarray, shape: Shape, result: Shape) -> np.ndarray:
 
 @meaning("dot")
 def _dot(x, a, b):
-    a, b = _accumulated(a, x.operands[0].shape, x.shape), _accumulated(b, x.operands[1].shape, x.shape)
+    a, b = (
+        _accumulated(a, x.operands[0].shape, x.shape),
+        _accumulated(b, x.operands[1].shape, x.shape),
+    )
     a_contract, b_contract = x.get("lhs_contracting_dims", ()), x.get("rhs_contracting_dims", ())
     a_batch, b_batch = x.get("lhs_batch_dims", ()), x.get("rhs_batch_dims", ())
     a_free = [d for d in range(a.ndim) if d not in (*a_contract, *a_batch)]
@@ -25,7 +29,9 @@ def _dot(x, a, b):
     rows, columns = math.prod(a.shape[d] for d in a_free), math.prod(b.shape[d] for d in b_free)
     left = a.transpose(*a_batch, *a_free, *a_contract).reshape(*batch, rows, depth)
     right = b.transpose(*b_batch, *b_contract, *b_free).reshape(*batch, depth, columns)
-    return np.matmul(left, right).reshape((*batch, *(a.shape[d] for d in a_free), *(b.shape[d] for d in b_free)))
+    return np.matmul(left, right).reshape(
+        (*batch, *(a.shape[d] for d in a_free), *(b.shape[d] for d in b_free))
+    )
 
 
 @meaning("ragged-dot")
@@ -34,8 +40,13 @@ def _ragged_dot(x, a, b, sizes):
     (a product for each group). No batch dimensions."""
     ragged, contract = x["lhs_ragged_dims"][0], x["lhs_contracting_dims"]
     if x.get("lhs_batch_dims", ()) or ragged not in contract and len(x["rhs_group_dims"]) != 1:
-        raise EvaluateError(f"ragged-dot of {x.operands[0].shape} and {x.operands[1].shape}: batch dimensions are not supported here")
-    a, b = _accumulated(a, x.operands[0].shape, x.shape), _accumulated(b, x.operands[1].shape, x.shape)
+        raise EvaluateError(
+            f"ragged-dot of {x.operands[0].shape} and {x.operands[1].shape}: batch dimensions are not supported here"
+        )
+    a, b = (
+        _accumulated(a, x.operands[0].shape, x.shape),
+        _accumulated(b, x.operands[1].shape, x.shape),
+    )
     result = np.zeros(x.shape.dims, np.result_type(a, b))
     ends = np.minimum(np.cumsum(np.maximum(sizes, 0)), a.shape[ragged])
     for g, (begin, end) in enumerate(zip((0, *ends), ends)):
@@ -47,7 +58,9 @@ def _ragged_dot(x, a, b, sizes):
             (group,) = x["rhs_group_dims"]
             axis = [d for d in range(a.ndim) if d not in contract].index(ragged)
             kept = [d - (d > group) for d in x["rhs_contracting_dims"]]
-            result[(slice(None),) * axis + (slice(begin, end),)] = np.tensordot(part, np.take(b, g, group), (contract, kept))
+            result[(slice(None),) * axis + (slice(begin, end),)] = np.tensordot(
+                part, np.take(b, g, group), (contract, kept)
+            )
     return result
 
 
@@ -103,7 +116,7 @@ def _triangular_solve(x, a, b):
     solution = np.array(b)
     for i in range(n) if lower else reversed(range(n)):
         before = slice(0, i) if lower else slice(i + 1, n)
-        known = np.matmul(a[..., i:i + 1, before], solution[..., before, :])[..., 0, :]
+        known = np.matmul(a[..., i : i + 1, before], solution[..., before, :])[..., 0, :]
         row = solution[..., i, :] - known
         solution[..., i, :] = row if unit else row / a[..., i, i][..., None]
     return solution if left else np.swapaxes(solution, -1, -2)

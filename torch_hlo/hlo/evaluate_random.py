@@ -1,4 +1,5 @@
 """Meanings of rng-bit-generator (bit-exact with XLA's expansion on the CPU) and of the stateless-by-chance `rng`."""
+
 from __future__ import annotations
 
 import math
@@ -43,14 +44,16 @@ def philox4x32(counter: list[np.ndarray], key: tuple) -> list[np.ndarray]:
     return x
 
 
-def _threefry_bits(state: np.ndarray, dims: tuple[int, ...], bits: int) -> tuple[np.ndarray, np.ndarray]:
+def _threefry_bits(
+    state: np.ndarray, dims: tuple[int, ...], bits: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(values of `bits` bits, new state). Narrow values come in pairs along the first even dimension (or the largest)."""
     state = state.copy()
     split = None
     blocks = dims
     if bits < 64 and dims:
         split = next((d for d, n in enumerate(dims) if n % 2 == 0), int(np.argmax(dims)))
-        blocks = (*dims[:split], -(-dims[split] // 2), *dims[split + 1:])
+        blocks = (*dims[:split], -(-dims[split] // 2), *dims[split + 1 :])
     count = math.prod(blocks)
     low, high = threefry2x32(_halves(state[0]), *_halves(state[1] + np.arange(count, dtype=U64)))
     state[1] += U64(count)
@@ -59,18 +62,24 @@ def _threefry_bits(state: np.ndarray, dims: tuple[int, ...], bits: int) -> tuple
         return low.astype(U64) | (high.astype(U64) << U64(32)), state
     if split is None:
         return low, state
-    pairs = np.stack([low, high], split + 1).reshape((*dims[:split], -1, *dims[split + 1:]))
+    pairs = np.stack([low, high], split + 1).reshape((*dims[:split], -1, *dims[split + 1 :]))
     return pairs[(slice(None),) * split + (slice(0, dims[split]),)], state
 
 
-def _philox_bits(state: np.ndarray, dims: tuple[int, ...], bits: int) -> tuple[np.ndarray, np.ndarray]:
+def _philox_bits(
+    state: np.ndarray, dims: tuple[int, ...], bits: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(values of `bits` bits, new state): the words of consecutive blocks in order. The state is key, counter, [upper counter]."""
     state = state.copy()
     count = math.prod(dims)
     blocks = -(-count // (2 if bits == 64 else 4))
     counter = state[1] + np.arange(blocks, dtype=U64)
-    upper = (state[2] if len(state) > 2 else state[0]) + (counter < state[1]).astype(U64)  # a short state's upper half is the key
-    words = np.stack(philox4x32([*_halves(counter), *_halves(upper)], _halves(state[0])), -1).ravel()
+    upper = (state[2] if len(state) > 2 else state[0]) + (counter < state[1]).astype(
+        U64
+    )  # a short state's upper half is the key
+    words = np.stack(
+        philox4x32([*_halves(counter), *_halves(upper)], _halves(state[0])), -1
+    ).ravel()
     after = state[1] + U64(blocks)
     if len(state) > 2:
         state[2] += U64(after < state[1])
@@ -79,7 +88,11 @@ def _philox_bits(state: np.ndarray, dims: tuple[int, ...], bits: int) -> tuple[n
     return values[:count].reshape(dims), state
 
 
-_ALGORITHMS = {"rng_three_fry": _threefry_bits, "rng_philox": _philox_bits, "rng_default": _philox_bits}
+_ALGORITHMS = {
+    "rng_three_fry": _threefry_bits,
+    "rng_philox": _philox_bits,
+    "rng_default": _philox_bits,
+}
 
 
 @meaning("rng-bit-generator")
@@ -88,7 +101,9 @@ def _rng_bit_generator(x, state):
     key = np.ascontiguousarray(state).view(U64) if state.dtype == U32 else state
     fn = _ALGORITHMS.get(x["algorithm"])
     if fn is None or key.shape not in ((2,), (3,)):
-        raise EvaluateError(f"rng-bit-generator with state {x.operands[0].shape} and algorithm {x['algorithm']}")
+        raise EvaluateError(
+            f"rng-bit-generator with state {x.operands[0].shape} and algorithm {x['algorithm']}"
+        )
     bits = max(DTYPES[shape.dtype].bits, 8)
     values, new = fn(key, shape.dims, bits)
     values = reinterpret(values.astype(f"u{bits // 8}"), f"u{bits}", shape.dtype)
@@ -109,4 +124,6 @@ def _rng(x, a, b):
 
 @meaning("rng-get-and-update-state")
 def _rng_get_and_update_state(x):
-    raise EvaluateError("rng-get-and-update-state: a hidden state has no meaning here; use rng-bit-generator")
+    raise EvaluateError(
+        "rng-get-and-update-state: a hidden state has no meaning here; use rng-bit-generator"
+    )

@@ -1,4 +1,5 @@
 """Meanings of reduce, reduce-window, select-and-scatter, convolution and batch normalisation."""
+
 from __future__ import annotations
 
 import itertools
@@ -30,7 +31,12 @@ def _reduce(x, *values):
     ufunc = simple_fold(x["to_apply"]) if count == 1 else None
     if ufunc is not None:
         shape = x.operands[0].shape
-        folded = ufunc.reduce(wide(arrays[0], shape), tuple(dimensions), dtype=_fold_dtype(arrays[0], shape), initial=_start(inits[0], shape))
+        folded = ufunc.reduce(
+            wide(arrays[0], shape),
+            tuple(dimensions),
+            dtype=_fold_dtype(arrays[0], shape),
+            initial=_start(inits[0], shape),
+        )
         return folded
     dims = [arrays[0].shape[d] for d in kept]
     depth = math.prod(arrays[0].shape[d] for d in dimensions)
@@ -75,10 +81,18 @@ def _taps(v: np.ndarray, window: Window, counts) -> list[np.ndarray]:
     """For each position in the window, in row-major order, the elements of `v` that every output sees there."""
     taps = []
     for offset in itertools.product(*(range(w.size) for w in window)):
-        taps.append(v[tuple(
-            slice(o * w.window_dilation, o * w.window_dilation + (n - 1) * w.stride + 1 if n else 0, w.stride)
-            for o, w, n in zip(offset, window, counts, strict=True)
-        )])
+        taps.append(
+            v[
+                tuple(
+                    slice(
+                        o * w.window_dilation,
+                        o * w.window_dilation + (n - 1) * w.stride + 1 if n else 0,
+                        w.stride,
+                    )
+                    for o, w, n in zip(offset, window, counts, strict=True)
+                )
+            ]
+        )
     return taps
 
 
@@ -127,8 +141,11 @@ def conv_axes(dim_labels: str) -> tuple[list[int], list[int], list[int]]:
     inputs, rest = dim_labels.split("_")
     kernel, output = rest.split("->")
     spatial = [str(d) for d in range(len(inputs) - 2)]
-    return ([inputs.index(c) for c in ("b", "f", *spatial)], [kernel.index(c) for c in ("o", "i", *spatial)],
-            [output.index(c) for c in ("b", "f", *spatial)])
+    return (
+        [inputs.index(c) for c in ("b", "f", *spatial)],
+        [kernel.index(c) for c in ("o", "i", *spatial)],
+        [output.index(c) for c in ("b", "f", *spatial)],
+    )
 
 
 @meaning("convolution")
@@ -139,25 +156,49 @@ def _convolution(x, lhs, rhs):
     data = wide(lhs, x.operands[0].shape).transpose(lhs_axes)
     kernel = wide(rhs, x.operands[1].shape).transpose(rhs_axes)
     if x.shape.kind in "su":
-        data, kernel = data.astype(numpy_dtype(x.shape.dtype)), kernel.astype(numpy_dtype(x.shape.dtype))
+        data, kernel = (
+            data.astype(numpy_dtype(x.shape.dtype)),
+            kernel.astype(numpy_dtype(x.shape.dtype)),
+        )
     flipped = [2 + i for i, w in enumerate(window) if w.reversal]
     kernel = np.flip(kernel, flipped) if flipped else kernel
-    data = pad(data, 0, [(0, 0, 0), (0, 0, 0), *((w.pad_low, w.pad_high, w.base_dilation - 1) for w in window)])
+    data = pad(
+        data,
+        0,
+        [(0, 0, 0), (0, 0, 0), *((w.pad_low, w.pad_high, w.base_dilation - 1) for w in window)],
+    )
     counts = [x.shape.dims[d] for d in out_axes]
     n, features, spatial = counts[0], counts[1], counts[2:]
-    kernel = kernel.reshape(groups * batch_groups, features // (groups * batch_groups), *kernel.shape[1:])
+    kernel = kernel.reshape(
+        groups * batch_groups, features // (groups * batch_groups), *kernel.shape[1:]
+    )
     # One axis g for both kinds of groups: a batch group takes a slice of the batch, a feature group a slice of the features.
     if batch_groups > 1:
         data = data.reshape(batch_groups, n, *data.shape[1:])
     else:
-        data = np.moveaxis(data.reshape(n, groups, -1 if data.size else data.shape[1] // groups, *data.shape[2:]), 1, 0)
+        data = np.moveaxis(
+            data.reshape(n, groups, -1 if data.size else data.shape[1] // groups, *data.shape[2:]),
+            1,
+            0,
+        )
     result = np.zeros((len(kernel), kernel.shape[1], n, *spatial), data.dtype)
     for offset in itertools.product(*(range(w.size) for w in window)):
-        tap = data[(..., *(
-            slice(o * w.window_dilation, o * w.window_dilation + (m - 1) * w.stride + 1 if m else 0, w.stride)
-            for o, w, m in zip(offset, window, spatial, strict=True)
-        ))]
-        columns = np.moveaxis(tap, 2, 1).reshape(len(kernel), kernel.shape[2], n * int(np.prod(spatial)))
+        tap = data[
+            (
+                ...,
+                *(
+                    slice(
+                        o * w.window_dilation,
+                        o * w.window_dilation + (m - 1) * w.stride + 1 if m else 0,
+                        w.stride,
+                    )
+                    for o, w, m in zip(offset, window, spatial, strict=True)
+                ),
+            )
+        ]
+        columns = np.moveaxis(tap, 2, 1).reshape(
+            len(kernel), kernel.shape[2], n * int(np.prod(spatial))
+        )
         result += np.matmul(kernel[(..., *offset)], columns).reshape(result.shape)
     result = np.moveaxis(result.reshape(features, n, *spatial), 0, 1)
     return np.moveaxis(result, range(result.ndim), out_axes)
@@ -190,7 +231,9 @@ def _batch_norm_inference(x, *operands):
 
 def _normalised(v, scale, offset, mean, variance, epsilon, axis):
     factor = scale / np.sqrt(variance + epsilon)
-    return (v - _along(mean, axis, v.ndim)) * _along(factor, axis, v.ndim) + _along(offset, axis, v.ndim)
+    return (v - _along(mean, axis, v.ndim)) * _along(factor, axis, v.ndim) + _along(
+        offset, axis, v.ndim
+    )
 
 
 @meaning("batch-norm-grad")
@@ -202,5 +245,9 @@ def _batch_norm_grad(x, *operands):
     inverse = 1 / np.sqrt(variance + x["epsilon"])
     centred = (v - _along(mean, axis, rank)) * _along(inverse, axis, rank)
     grad_offset, grad_scale = grad.sum(others), (grad * centred).sum(others)
-    inner = grad - _along(grad_offset / count, axis, rank) - centred * _along(grad_scale / count, axis, rank)
+    inner = (
+        grad
+        - _along(grad_offset / count, axis, rank)
+        - centred * _along(grad_scale / count, axis, rank)
+    )
     return inner * _along(scale * inverse, axis, rank), grad_scale, grad_offset

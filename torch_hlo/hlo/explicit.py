@@ -1,4 +1,5 @@
 """Checks of opcodes whose result the operands do not determine: `check(shape, *operands, **attrs)` raises ShapeError."""
+
 from __future__ import annotations
 
 from torch_hlo.hlo.infer import TOKEN, array, compatible, fail, in_range, known, product
@@ -24,8 +25,17 @@ def iota(shape: Shape, iota_dimension: int) -> None:
 def broadcast(shape: Shape, x: Instruction, dimensions: tuple[int, ...]) -> None:
     array("broadcast", x)
     in_range("broadcast", "dimensions", dimensions, shape.rank, x, shape)
-    if shape.dtype != x.shape.dtype or len(dimensions) != x.shape.rank or any(shape.dims[d] != s for d, s in zip(dimensions, x.shape.dims)):
-        fail("broadcast", f"dimensions {list(dimensions)} do not carry the operand into the result", x, shape)
+    if (
+        shape.dtype != x.shape.dtype
+        or len(dimensions) != x.shape.rank
+        or any(shape.dims[d] != s for d, s in zip(dimensions, x.shape.dims))
+    ):
+        fail(
+            "broadcast",
+            f"dimensions {list(dimensions)} do not carry the operand into the result",
+            x,
+            shape,
+        )
 
 
 def reshape(shape: Shape, x: Instruction) -> None:
@@ -36,8 +46,18 @@ def reshape(shape: Shape, x: Instruction) -> None:
 
 def dynamic_reshape(shape: Shape, x: Instruction, *sizes: Instruction) -> None:
     array("dynamic-reshape", x)
-    if shape.dtype != x.shape.dtype or len(sizes) != shape.rank or any(s.shape.dims or s.shape.kind not in "su" for s in sizes):
-        fail("dynamic-reshape", "takes one integer scalar per dimension of the result", x, *sizes, shape)
+    if (
+        shape.dtype != x.shape.dtype
+        or len(sizes) != shape.rank
+        or any(s.shape.dims or s.shape.kind not in "su" for s in sizes)
+    ):
+        fail(
+            "dynamic-reshape",
+            "takes one integer scalar per dimension of the result",
+            x,
+            *sizes,
+            shape,
+        )
 
 
 def convert(shape: Shape, x: Instruction) -> None:
@@ -48,8 +68,19 @@ def convert(shape: Shape, x: Instruction) -> None:
 
 def stochastic_convert(shape: Shape, x: Instruction, bits: Instruction) -> None:
     convert(shape, x)
-    if x.shape.kind != "f" or bits.shape.dims != x.shape.dims or bits.shape.kind != "u" or DTYPES[bits.shape.dtype].bits != DTYPES[x.shape.dtype].bits:
-        fail("stochastic-convert", "takes floats and random unsigned integers of their width", x, bits, shape)
+    if (
+        x.shape.kind != "f"
+        or bits.shape.dims != x.shape.dims
+        or bits.shape.kind != "u"
+        or DTYPES[bits.shape.dtype].bits != DTYPES[x.shape.dtype].bits
+    ):
+        fail(
+            "stochastic-convert",
+            "takes floats and random unsigned integers of their width",
+            x,
+            bits,
+            shape,
+        )
 
 
 def bitcast_convert(shape: Shape, x: Instruction) -> None:
@@ -87,24 +118,49 @@ def rng_bit_generator(shape: Shape, state: Instruction, algorithm: str) -> None:
         fail("rng-bit-generator", "bits must be integers of 8 bits or more", state, shape)
 
 
-def quantize(shape: Shape, x: Instruction, scale: Instruction, zero_point: Instruction, dimensions: tuple[int, ...] = ()) -> None:
+def quantize(
+    shape: Shape,
+    x: Instruction,
+    scale: Instruction,
+    zero_point: Instruction,
+    dimensions: tuple[int, ...] = (),
+) -> None:
     """`round(x / scale) + zero_point` clamped to the integer type of the result; per channel along `dimensions`."""
     if x.shape.kind != "f" or shape.kind not in "su":
         fail("uniform-quantize", "turns floats into integers", x, shape)
     _quantized("uniform-quantize", shape, x, scale, zero_point, dimensions)
 
 
-def dequantize(shape: Shape, x: Instruction, scale: Instruction, zero_point: Instruction, dimensions: tuple[int, ...] = ()) -> None:
+def dequantize(
+    shape: Shape,
+    x: Instruction,
+    scale: Instruction,
+    zero_point: Instruction,
+    dimensions: tuple[int, ...] = (),
+) -> None:
     """`(x - zero_point) * scale`."""
     if x.shape.kind not in "su" or shape.kind != "f":
         fail("uniform-dequantize", "turns integers into floats", x, shape)
     _quantized("uniform-dequantize", shape, x, scale, zero_point, dimensions)
 
 
-def _quantized(op: str, shape: Shape, x: Instruction, scale: Instruction, zero_point: Instruction, dimensions: tuple[int, ...]) -> None:
+def _quantized(
+    op: str,
+    shape: Shape,
+    x: Instruction,
+    scale: Instruction,
+    zero_point: Instruction,
+    dimensions: tuple[int, ...],
+) -> None:
     in_range(op, "dimensions", dimensions, x.shape.rank, x)
     dims = tuple(x.shape.dims[d] for d in dimensions)
-    if shape.dims != x.shape.dims or scale.shape.kind != "f" or scale.shape.dims != dims or zero_point.shape.kind not in "su" or zero_point.shape.dims != dims:
+    if (
+        shape.dims != x.shape.dims
+        or scale.shape.kind != "f"
+        or scale.shape.dims != dims
+        or zero_point.shape.kind not in "su"
+        or zero_point.shape.dims != dims
+    ):
         fail(op, f"scale and zero point must have dims {list(dims)}", x, scale, zero_point)
 
 

@@ -15,6 +15,7 @@ operand and result that has it is sharded alike, each device runs the opcode on 
 A dimension lists its factors from major to minor (`reshape` merges and splits them); a dimension without factors has to be whole.
 Propagation (compiler/passes/propagate.py) and the partitioner (compiler/partition/) know opcodes by these rules only.
 """
+
 from __future__ import annotations
 
 import math
@@ -41,10 +42,23 @@ class Factors:
 
     def __str__(self) -> str:
         def text(dims: Dims) -> str:
-            return "".join(("1" if not d else _letter(d[0]) if len(d) == 1 else "(" + "".join(map(_letter, d)) + ")") for d in dims)
+            return "".join(
+                (
+                    "1"
+                    if not d
+                    else _letter(d[0])
+                    if len(d) == 1
+                    else "(" + "".join(map(_letter, d)) + ")"
+                )
+                for d in dims
+            )
 
-        special = ", ".join(f"{_letter(f)}: {role}" for f, role in enumerate(self.roles) if role != "free")
-        return f"{','.join(map(text, self.operands))}->{','.join(map(text, self.results))}" + (f" {{{special}}}" if special else "")
+        special = ", ".join(
+            f"{_letter(f)}: {role}" for f, role in enumerate(self.roles) if role != "free"
+        )
+        return f"{','.join(map(text, self.operands))}->{','.join(map(text, self.results))}" + (
+            f" {{{special}}}" if special else ""
+        )
 
 
 def _letter(factor: int) -> str:
@@ -69,8 +83,17 @@ class _Maker:
     def each(self, dims: Sequence, role: str = "free") -> list[tuple[int, ...]]:
         return [self.new(d, role) for d in dims]
 
-    def rule(self, operands: Sequence[Sequence[tuple[int, ...]]], results: Sequence[Sequence[tuple[int, ...]]]) -> Factors:
-        return Factors(tuple(self.sizes), tuple(self.roles), tuple(map(tuple, operands)), tuple(map(tuple, results)))
+    def rule(
+        self,
+        operands: Sequence[Sequence[tuple[int, ...]]],
+        results: Sequence[Sequence[tuple[int, ...]]],
+    ) -> Factors:
+        return Factors(
+            tuple(self.sizes),
+            tuple(self.roles),
+            tuple(map(tuple, operands)),
+            tuple(map(tuple, results)),
+        )
 
 
 Rule = Callable[[Instruction, _Maker], Factors]
@@ -100,7 +123,10 @@ def arrays(shape: Shape) -> tuple[Shape, ...]:
 
 
 def _opaque(x: Instruction, m: _Maker) -> Factors:
-    return m.rule([[()] * s.rank for o in x.operands for s in arrays(o.shape)], [[()] * s.rank for s in arrays(x.shape)])
+    return m.rule(
+        [[()] * s.rank for o in x.operands for s in arrays(o.shape)],
+        [[()] * s.rank for s in arrays(x.shape)],
+    )
 
 
 @_rule("copy map domain")
@@ -108,7 +134,9 @@ def _pointwise(x: Instruction, m: _Maker) -> Factors:
     if x.shape.is_tuple:
         return _opaque(x, m)
     dims = m.each(x.shape.dims)
-    return m.rule([dims if o.shape.rank == x.shape.rank else [()] * o.shape.rank for o in x.operands], [dims])
+    return m.rule(
+        [dims if o.shape.rank == x.shape.rank else [()] * o.shape.rank for o in x.operands], [dims]
+    )
 
 
 @_rule("opt-barrier")
@@ -202,13 +230,18 @@ def _bitcast_convert(x: Instruction, m: _Maker) -> Factors:
 
 def _along(x: Instruction, m: _Maker, changed: Sequence[bool], inputs: int) -> Factors:
     """Dimensions are kept but for those `changed`, which keep their order and may have another size."""
-    dims = [m.new(max(size, x.shape.dims[d]), "shift" if changed[d] else "free") for d, size in enumerate(x.operands[0].shape.dims)]
+    dims = [
+        m.new(max(size, x.shape.dims[d]), "shift" if changed[d] else "free")
+        for d, size in enumerate(x.operands[0].shape.dims)
+    ]
     return m.rule([dims] * inputs + [[]] * (len(x.operands) - inputs), [dims])
 
 
 @_rule("slice")
 def _slice(x: Instruction, m: _Maker) -> Factors:
-    return _along(x, m, [r != (0, n, 1) for r, n in zip(x["slice"], x.operands[0].shape.dims, strict=True)], 1)
+    return _along(
+        x, m, [r != (0, n, 1) for r, n in zip(x["slice"], x.operands[0].shape.dims, strict=True)], 1
+    )
 
 
 @_rule("pad")
@@ -239,8 +272,14 @@ def _dynamic_slice(x: Instruction, m: _Maker) -> Factors:
 @_rule("dynamic-update-slice")
 def _dynamic_update_slice(x: Instruction, m: _Maker) -> Factors:
     cut = [size != n for size, n in zip(x.shape.dims, x.operands[1].shape.dims, strict=True)]
-    dims = [m.new(size, "shift" if c else "free") for size, c in zip(x.shape.dims, cut, strict=True)]
-    return m.rule([dims, [() if c else d for d, c in zip(dims, cut, strict=True)]] + [[]] * (len(x.operands) - 2), [dims])
+    dims = [
+        m.new(size, "shift" if c else "free") for size, c in zip(x.shape.dims, cut, strict=True)
+    ]
+    return m.rule(
+        [dims, [() if c else d for d, c in zip(dims, cut, strict=True)]]
+        + [[]] * (len(x.operands) - 2),
+        [dims],
+    )
 
 
 @_rule("gather")
@@ -281,7 +320,9 @@ def _scatter(x: Instruction, m: _Maker) -> Factors:
     outer = [d for d in range(indices.rank) if d != x["index_vector_dim"]]
     places = [d for d in range(updates.rank) if d not in x["update_window_dims"]]
     for d, place in zip(outer, places, strict=True):
-        starts[d] = change[place] = m.new(indices.dims[d], "free" if d in paired.values() else spread)
+        starts[d] = change[place] = m.new(
+            indices.dims[d], "free" if d in paired.values() else spread
+        )
     window = iter(x["update_window_dims"])
     dims: list[tuple[int, ...]] = []
     for d, size in enumerate(source.dims):
@@ -319,7 +360,10 @@ def _dot(x: Instruction, m: _Maker) -> Factors:
     for i, j in zip(x["lhs_batch_dims"], x["rhs_batch_dims"], strict=True):
         left[i] = right[j] = m.new(a[i])
         result.append(left[i])
-    for side, dims, used in ((left, a, (*x["lhs_batch_dims"], *x["lhs_contracting_dims"])), (right, b, (*x["rhs_batch_dims"], *x["rhs_contracting_dims"]))):
+    for side, dims, used in (
+        (left, a, (*x["lhs_batch_dims"], *x["lhs_contracting_dims"])),
+        (right, b, (*x["rhs_batch_dims"], *x["rhs_contracting_dims"])),
+    ):
         for d, size in enumerate(dims):
             if d not in used:
                 side[d] = m.new(size)
@@ -348,11 +392,15 @@ def _convolution(x: Instruction, m: _Maker) -> Factors:
     result[n.out_batch] = batch
     for w, i, k, o in zip(x["window"], n.lhs_spatial, n.rhs_spatial, n.out_spatial, strict=True):
         taps, positions = rhs.dims[k], x.shape.dims[o]
-        if isinstance(taps, int) and isinstance(positions, int) and taps > positions:  # gradient of a kernel: the sum goes over the image
+        if (
+            isinstance(taps, int) and isinstance(positions, int) and taps > positions
+        ):  # gradient of a kernel: the sum goes over the image
             left[i] = right[k] = m.new(max(lhs.dims[i], taps), "sum")
             result[o] = m.new(positions, "whole")
         else:
-            left[i] = result[o] = m.new(max(lhs.dims[i], positions), "free" if w == WindowDim(1) else "shift")
+            left[i] = result[o] = m.new(
+                max(lhs.dims[i], positions), "free" if w == WindowDim(1) else "shift"
+            )
             right[k] = m.new(taps, "whole")
     return m.rule([left, right], [result])
 
@@ -376,7 +424,11 @@ def _ragged_dot(x: Instruction, m: _Maker) -> Factors:
             left[d] = m.new(size, "whole" if d == ragged else "free")
             result.append(left[d])
     for d, size in enumerate(b):
-        if d not in x["rhs_batch_dims"] and d not in x["rhs_contracting_dims"] and d not in x["rhs_group_dims"]:
+        if (
+            d not in x["rhs_batch_dims"]
+            and d not in x["rhs_contracting_dims"]
+            and d not in x["rhs_group_dims"]
+        ):
             right[d] = m.new(size)
             result.append(right[d])
     return m.rule([left, right, groups], [result])
@@ -385,8 +437,13 @@ def _ragged_dot(x: Instruction, m: _Maker) -> Factors:
 @_rule("reduce")
 def _reduce(x: Instruction, m: _Maker) -> Factors:
     n = len(x.operands) // 2
-    dims = [m.new(size, "sum" if d in x["dimensions"] else "free") for d, size in enumerate(x.operands[0].shape.dims)]
-    return m.rule([dims] * n + [[]] * n, [[f for d, f in enumerate(dims) if d not in x["dimensions"]]] * n)
+    dims = [
+        m.new(size, "sum" if d in x["dimensions"] else "free")
+        for d, size in enumerate(x.operands[0].shape.dims)
+    ]
+    return m.rule(
+        [dims] * n + [[]] * n, [[f for d, f in enumerate(dims) if d not in x["dimensions"]]] * n
+    )
 
 
 @_rule("reduce-window")
@@ -394,19 +451,28 @@ def _reduce_window(x: Instruction, m: _Maker) -> Factors:
     n = len(x.operands) // 2
     first = x.operands[0].shape.dims
     result = arrays(x.shape)[0].dims
-    dims = [m.new(max(a, b), "free" if w == WindowDim(1) else "shift") for w, a, b in zip(x["window"], first, result, strict=True)]
+    dims = [
+        m.new(max(a, b), "free" if w == WindowDim(1) else "shift")
+        for w, a, b in zip(x["window"], first, result, strict=True)
+    ]
     return m.rule([dims] * n + [[]] * n, [dims] * n)
 
 
 @_rule("select-and-scatter")
 def _select_and_scatter(x: Instruction, m: _Maker) -> Factors:
-    dims = [m.new(size, "free" if w == WindowDim(1) else "shift") for w, size in zip(x["window"], x.shape.dims, strict=True)]
+    dims = [
+        m.new(size, "free" if w == WindowDim(1) else "shift")
+        for w, size in zip(x["window"], x.shape.dims, strict=True)
+    ]
     return m.rule([dims, dims, []], [dims])
 
 
 @_rule("sort")
 def _sort(x: Instruction, m: _Maker) -> Factors:
-    dims = [m.new(size, "whole" if d in x["dimensions"] else "free") for d, size in enumerate(x.operands[0].shape.dims)]
+    dims = [
+        m.new(size, "whole" if d in x["dimensions"] else "free")
+        for d, size in enumerate(x.operands[0].shape.dims)
+    ]
     return m.rule([dims] * len(x.operands), [dims] * len(x.operands))
 
 
@@ -447,10 +513,16 @@ def _triangular_solve(x: Instruction, m: _Maker) -> Factors:
 def _batch_norm(x: Instruction, m: _Maker) -> Factors:
     """Statistics sum over everything but the features."""
     sums = "free" if x.op == "batch-norm-inference" else "sum"
-    dims = [m.new(size, "free" if d == x["feature_index"] else sums) for d, size in enumerate(x.operands[0].shape.dims)]
+    dims = [
+        m.new(size, "free" if d == x["feature_index"] else sums)
+        for d, size in enumerate(x.operands[0].shape.dims)
+    ]
     channel = [dims[x["feature_index"]]]
     whole = (0, 4) if x.op == "batch-norm-grad" else (0,)
-    return m.rule([dims if i in whole else channel for i in range(len(x.operands))], [dims, channel, channel] if x.shape.is_tuple else [dims])
+    return m.rule(
+        [dims if i in whole else channel for i in range(len(x.operands))],
+        [dims, channel, channel] if x.shape.is_tuple else [dims],
+    )
 
 
 @_rule("rng-bit-generator")
@@ -478,7 +550,10 @@ def _matrices(x: Instruction, m: _Maker) -> Factors:
     while batch > 0 and any(s.dims[:batch] != shapes[0].dims[:batch] for s in shapes):
         batch -= 1
     outer = m.each(shapes[0].dims[: max(batch, 0)])
-    return m.rule([[*outer, *[()] * (s.rank - len(outer))] for s in operands], [[*outer, *[()] * (s.rank - len(outer))] for s in results])
+    return m.rule(
+        [[*outer, *[()] * (s.rank - len(outer))] for s in operands],
+        [[*outer, *[()] * (s.rank - len(outer))] for s in results],
+    )
 
 
 # Collectives inside regions that are written per device along some axes: the other axes may split what they carry
@@ -495,9 +570,15 @@ def _collective(x: Instruction, m: _Maker) -> Factors:
     mixed = x.op == "all-to-all" and len(ins) > 1
     operands: list[list[tuple[int, ...]]] = []
     for shape in ins:
-        operands.append(operands[0] if mixed and operands else [() if d in exchanged else m.new(n) for d, n in enumerate(shape.dims)])
+        operands.append(
+            operands[0]
+            if mixed and operands
+            else [() if d in exchanged else m.new(n) for d, n in enumerate(shape.dims)]
+        )
     return m.rule(operands, operands)
 
 
 # Custom calls that only say how their operand is sharded.
-ANNOTATIONS = frozenset(("Sharding", "annotate_device_placement", "LayoutConstraint", "MoveToHost", "MoveToDevice"))
+ANNOTATIONS = frozenset(
+    ("Sharding", "annotate_device_placement", "LayoutConstraint", "MoveToHost", "MoveToDevice")
+)

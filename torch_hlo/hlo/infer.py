@@ -6,6 +6,7 @@ Rules take the operand instructions. Sizes may be symbolic: two sizes are equal 
 are only checked between ints. Opcodes whose operands do not determine the result have a check
 `check(shape, *operands, **attrs)` in its place (explicit.py).
 """
+
 from __future__ import annotations
 
 import math
@@ -45,10 +46,23 @@ def plain(shape: Shape) -> Shape:
 
 def compatible(a: Shape, b: Shape) -> bool:
     """Equal but for layouts."""
-    return a is b or a.dtype == b.dtype and a.dims == b.dims and len(a.elements) == len(b.elements) and all(map(compatible, a.elements, b.elements))
+    return (
+        a is b
+        or a.dtype == b.dtype
+        and a.dims == b.dims
+        and len(a.elements) == len(b.elements)
+        and all(map(compatible, a.elements, b.elements))
+    )
 
 
-def in_range(op: str, what: str, values: Iterable[int], rank: int, *operands: Instruction, distinct: bool = True) -> None:
+def in_range(
+    op: str,
+    what: str,
+    values: Iterable[int],
+    rank: int,
+    *operands: Instruction,
+    distinct: bool = True,
+) -> None:
     """`values` are dimension numbers below `rank`."""
     values = tuple(values)
     if any(not 0 <= v < rank for v in values):
@@ -151,7 +165,14 @@ def slice_(x: Instruction, slice: tuple) -> Shape:
         fail("slice", f"{len(slice)} ranges for rank {x.shape.rank}", x)
     dims = []
     for (start, limit, stride), size in zip(slice, x.shape.dims):
-        if known(stride) and stride < 1 or known(start) and start < 0 or known(start, limit) and start > limit:
+        if (
+            known(stride)
+            and stride < 1
+            or known(start)
+            and start < 0
+            or known(start, limit)
+            and start > limit
+        ):
             fail("slice", f"bad range [{start}:{limit}:{stride}]", x)
         if known(limit, size) and limit > size:
             fail("slice", f"limit {limit} exceeds size {size}", x)
@@ -187,7 +208,11 @@ def concatenate(*xs: Instruction, dimensions: tuple[int, ...]) -> Shape:
     total: Size = 0
     for x in xs:
         s = x.shape
-        if s.dtype != first.dtype or s.rank != first.rank or any(a != b for i, (a, b) in enumerate(zip(s.dims, first.dims)) if i != d):
+        if (
+            s.dtype != first.dtype
+            or s.rank != first.rank
+            or any(a != b for i, (a, b) in enumerate(zip(s.dims, first.dims)) if i != d)
+        ):
             fail("concatenate", f"operands differ outside dimension {d}", xs[0], x)
         total = total + s.dims[d]
     return first.with_dims((*first.dims[:d], total, *first.dims[d + 1 :]))
@@ -202,14 +227,19 @@ def reverse(x: Instruction, dimensions: tuple[int, ...]) -> Shape:
 def _index_operands(op: str, x: Instruction, starts: Sequence[Instruction]) -> None:
     if len(starts) != x.shape.rank:
         fail(op, f"{len(starts)} start indices for rank {x.shape.rank}", x, *starts)
-    if any(s.shape.dims or s.shape.kind not in "su" for s in starts) or len({s.shape.dtype for s in starts}) > 1:
+    if (
+        any(s.shape.dims or s.shape.kind not in "su" for s in starts)
+        or len({s.shape.dtype for s in starts}) > 1
+    ):
         fail(op, "start indices must be integer scalars of one type", x, *starts)
 
 
 def dynamic_slice(x: Instruction, *starts: Instruction, dynamic_slice_sizes: tuple) -> Shape:
     array("dynamic-slice", x)
     _index_operands("dynamic-slice", x, starts)
-    if len(dynamic_slice_sizes) != x.shape.rank or any(known(n, d) and not 0 <= n <= d for n, d in zip(dynamic_slice_sizes, x.shape.dims)):
+    if len(dynamic_slice_sizes) != x.shape.rank or any(
+        known(n, d) and not 0 <= n <= d for n, d in zip(dynamic_slice_sizes, x.shape.dims)
+    ):
         fail("dynamic-slice", f"sizes {list(dynamic_slice_sizes)} do not fit", x)
     return x.shape.with_dims(dynamic_slice_sizes)
 
@@ -234,29 +264,63 @@ def gather(
         fail("gather", "indices must be integers", x, indices)
     if not 0 <= index_vector_dim <= indices.shape.rank:
         fail("gather", f"index_vector_dim {index_vector_dim} out of range", x, indices)
-    vector: Size = 1 if index_vector_dim == indices.shape.rank else indices.shape.dims[index_vector_dim]
+    vector: Size = (
+        1 if index_vector_dim == indices.shape.rank else indices.shape.dims[index_vector_dim]
+    )
     if len(start_index_map) != vector:
-        fail("gather", f"start_index_map has {len(start_index_map)} entries, index vectors {vector}", x, indices)
+        fail(
+            "gather",
+            f"start_index_map has {len(start_index_map)} entries, index vectors {vector}",
+            x,
+            indices,
+        )
     in_range("gather", "start_index_map", start_index_map, rank, x, indices)
-    in_range("gather", "collapsed and batching dims", (*collapsed_slice_dims, *operand_batching_dims), rank, x, indices)
-    if len(slice_sizes) != rank or any(known(n, d) and not 0 <= n <= d for n, d in zip(slice_sizes, x.shape.dims)):
+    in_range(
+        "gather",
+        "collapsed and batching dims",
+        (*collapsed_slice_dims, *operand_batching_dims),
+        rank,
+        x,
+        indices,
+    )
+    if len(slice_sizes) != rank or any(
+        known(n, d) and not 0 <= n <= d for n, d in zip(slice_sizes, x.shape.dims)
+    ):
         fail("gather", f"slice_sizes {list(slice_sizes)} do not fit", x, indices)
     for d in (*collapsed_slice_dims, *operand_batching_dims):
         if known(slice_sizes[d]) and slice_sizes[d] > 1:
-            fail("gather", f"dimension {d} is collapsed but its slice size is {slice_sizes[d]}", x, indices)
+            fail(
+                "gather",
+                f"dimension {d} is collapsed but its slice size is {slice_sizes[d]}",
+                x,
+                indices,
+            )
     _batching("gather", x, indices, operand_batching_dims, start_indices_batching_dims)
-    offsets = [n for d, n in enumerate(slice_sizes) if d not in collapsed_slice_dims and d not in operand_batching_dims]
+    offsets = [
+        n
+        for d, n in enumerate(slice_sizes)
+        if d not in collapsed_slice_dims and d not in operand_batching_dims
+    ]
     if len(offset_dims) != len(offsets):
-        fail("gather", f"{len(offset_dims)} offset_dims for {len(offsets)} window dimensions", x, indices)
+        fail(
+            "gather",
+            f"{len(offset_dims)} offset_dims for {len(offsets)} window dimensions",
+            x,
+            indices,
+        )
     batch = [n for d, n in enumerate(indices.shape.dims) if d != index_vector_dim]
     in_range("gather", "offset_dims", offset_dims, len(batch) + len(offsets), x, indices)
     offset, outer = iter(offsets), iter(batch)
-    return x.shape.with_dims(next(offset) if d in offset_dims else next(outer) for d in range(len(batch) + len(offsets)))
+    return x.shape.with_dims(
+        next(offset) if d in offset_dims else next(outer) for d in range(len(batch) + len(offsets))
+    )
 
 
 def _batching(op: str, x: Instruction, indices: Instruction, operand_dims, index_dims) -> None:
     in_range(op, "index batching dims", index_dims, indices.shape.rank, x, indices)
-    if len(operand_dims) != len(index_dims) or any(x.shape.dims[a] != indices.shape.dims[b] for a, b in zip(operand_dims, index_dims)):
+    if len(operand_dims) != len(index_dims) or any(
+        x.shape.dims[a] != indices.shape.dims[b] for a, b in zip(operand_dims, index_dims)
+    ):
         fail(op, f"batching dims {list(operand_dims)} and {list(index_dims)} differ", x, indices)
 
 
@@ -274,16 +338,34 @@ def scatter(
         fail("scatter", "indices must be integers", *operands)
     if not 0 <= index_vector_dim <= indices.shape.rank:
         fail("scatter", f"index_vector_dim {index_vector_dim} out of range", *operands)
-    vector: Size = 1 if index_vector_dim == indices.shape.rank else indices.shape.dims[index_vector_dim]
+    vector: Size = (
+        1 if index_vector_dim == indices.shape.rank else indices.shape.dims[index_vector_dim]
+    )
     if len(scatter_dims_to_operand_dims) != vector:
-        fail("scatter", f"scatter_dims_to_operand_dims has {len(scatter_dims_to_operand_dims)} entries, index vectors {vector}", *operands)
-    in_range("scatter", "scatter_dims_to_operand_dims", scatter_dims_to_operand_dims, rank, *operands)
-    in_range("scatter", "inserted and batching dims", (*inserted_window_dims, *input_batching_dims), rank, *operands)
+        fail(
+            "scatter",
+            f"scatter_dims_to_operand_dims has {len(scatter_dims_to_operand_dims)} entries, index vectors {vector}",
+            *operands,
+        )
+    in_range(
+        "scatter", "scatter_dims_to_operand_dims", scatter_dims_to_operand_dims, rank, *operands
+    )
+    in_range(
+        "scatter",
+        "inserted and batching dims",
+        (*inserted_window_dims, *input_batching_dims),
+        rank,
+        *operands,
+    )
     _batching("scatter", xs[0], indices, input_batching_dims, scatter_indices_batching_dims)
     if len(update_window_dims) + len(inserted_window_dims) + len(input_batching_dims) != rank:
         fail("scatter", "window, inserted and batching dims do not cover the operand", *operands)
     batch = [s for d, s in enumerate(indices.shape.dims) if d != index_vector_dim]
-    window = [s for d, s in enumerate(xs[0].shape.dims) if d not in inserted_window_dims and d not in input_batching_dims]
+    window = [
+        s
+        for d, s in enumerate(xs[0].shape.dims)
+        if d not in inserted_window_dims and d not in input_batching_dims
+    ]
     for x, u in zip(xs, updates):
         if x.shape.dims != xs[0].shape.dims or u.shape.rank != len(batch) + len(update_window_dims):
             fail("scatter", "operands or updates have the wrong rank", *operands)
@@ -291,8 +373,16 @@ def scatter(
         outer = [s for d, s in enumerate(u.shape.dims) if d not in update_window_dims]
         inner = [s for d, s in enumerate(u.shape.dims) if d in update_window_dims]
         if outer != batch or any(known(a, b) and a > b for a, b in zip(inner, window)):
-            fail("scatter", f"the update does not match index dims {batch} and window {window}", *operands)
-    applies("scatter", to_apply, [Shape(x.shape.dtype) for x in xs] + [Shape(u.shape.dtype) for u in updates])
+            fail(
+                "scatter",
+                f"the update does not match index dims {batch} and window {window}",
+                *operands,
+            )
+    applies(
+        "scatter",
+        to_apply,
+        [Shape(x.shape.dtype) for x in xs] + [Shape(u.shape.dtype) for u in updates],
+    )
     return result([plain(x.shape) for x in xs])
 
 
@@ -305,15 +395,26 @@ def dot(
     array("dot", x, y)
     in_range("dot", "lhs dims", (*lhs_batch_dims, *lhs_contracting_dims), x.shape.rank, x, y)
     in_range("dot", "rhs dims", (*rhs_batch_dims, *rhs_contracting_dims), y.shape.rank, x, y)
-    for what, left, right in (("contracting", lhs_contracting_dims, rhs_contracting_dims), ("batch", lhs_batch_dims, rhs_batch_dims)):
+    for what, left, right in (
+        ("contracting", lhs_contracting_dims, rhs_contracting_dims),
+        ("batch", lhs_batch_dims, rhs_batch_dims),
+    ):
         if len(left) != len(right):
             fail("dot", f"{len(left)} and {len(right)} {what} dims", x, y)
         for a, b in zip(left, right):
             if x.shape.dims[a] != y.shape.dims[b]:
                 fail("dot", f"{what} sizes {x.shape.dims[a]} != {y.shape.dims[b]}", x, y)
     batch = [x.shape.dims[d] for d in lhs_batch_dims]
-    rows = [s for d, s in enumerate(x.shape.dims) if d not in lhs_batch_dims and d not in lhs_contracting_dims]
-    cols = [s for d, s in enumerate(y.shape.dims) if d not in rhs_batch_dims and d not in rhs_contracting_dims]
+    rows = [
+        s
+        for d, s in enumerate(x.shape.dims)
+        if d not in lhs_batch_dims and d not in lhs_contracting_dims
+    ]
+    cols = [
+        s
+        for d, s in enumerate(y.shape.dims)
+        if d not in rhs_batch_dims and d not in rhs_contracting_dims
+    ]
     return Shape(_wider("dot", x, y), (*batch, *rows, *cols))
 
 
@@ -330,15 +431,34 @@ def ragged_dot(
 ) -> Shape:  # fmt: skip
     array("ragged-dot", x, y, group_sizes)
     in_range("ragged-dot", "lhs_ragged_dims", lhs_ragged_dims, x.shape.rank, x, y)
-    in_range("ragged-dot", "rhs dims", (*rhs_group_dims, *rhs_contracting_dims, *rhs_batch_dims), y.shape.rank, x, y)
+    in_range(
+        "ragged-dot",
+        "rhs dims",
+        (*rhs_group_dims, *rhs_contracting_dims, *rhs_batch_dims),
+        y.shape.rank,
+        x,
+        y,
+    )
     if len(lhs_ragged_dims) != 1:
         fail("ragged-dot", "takes exactly one ragged dimension", x, y)
-    for a, b in zip((*lhs_contracting_dims, *lhs_batch_dims), (*rhs_contracting_dims, *rhs_batch_dims), strict=True):
+    for a, b in zip(
+        (*lhs_contracting_dims, *lhs_batch_dims),
+        (*rhs_contracting_dims, *rhs_batch_dims),
+        strict=True,
+    ):
         if x.shape.dims[a] != y.shape.dims[b]:
             fail("ragged-dot", f"sizes {x.shape.dims[a]} != {y.shape.dims[b]}", x, y)
     batch = [x.shape.dims[d] for d in lhs_batch_dims]
-    rows = [s for d, s in enumerate(x.shape.dims) if d not in lhs_batch_dims and d not in lhs_contracting_dims]
-    cols = [s for d, s in enumerate(y.shape.dims) if d not in (*rhs_batch_dims, *rhs_contracting_dims, *rhs_group_dims)]
+    rows = [
+        s
+        for d, s in enumerate(x.shape.dims)
+        if d not in lhs_batch_dims and d not in lhs_contracting_dims
+    ]
+    cols = [
+        s
+        for d, s in enumerate(y.shape.dims)
+        if d not in (*rhs_batch_dims, *rhs_contracting_dims, *rhs_group_dims)
+    ]
     groups = [group_sizes.shape.dims[-1]] if lhs_ragged_dims[0] in lhs_contracting_dims else []
     return Shape(_wider("ragged-dot", x, y), (*groups, *batch, *rows, *cols))
 
@@ -364,7 +484,10 @@ def conv_dims(dim_labels: str) -> ConvDims:
     rhs, _, out = rest.partition("->")
     n = len(lhs) - 2
     digits = [str(i) for i in range(n)]
-    if any(sorted(text) != sorted(names + digits) for text, names in ((lhs, ["b", "f"]), (rhs, ["i", "o"]), (out, ["b", "f"]))):
+    if any(
+        sorted(text) != sorted(names + digits)
+        for text, names in ((lhs, ["b", "f"]), (rhs, ["i", "o"]), (out, ["b", "f"]))
+    ):
         fail("convolution", f"bad dim_labels {dim_labels!r}, expected e.g. bf01_oi01->bf01")
 
     def spatial(text: str) -> tuple[int, ...]:
@@ -384,21 +507,49 @@ def convolution(
     n = conv_dims(dim_labels)
     rank = len(n.lhs_spatial) + 2
     if x.shape.rank != rank or kernel.shape.rank != rank or len(window) != rank - 2:
-        fail("convolution", f"dim_labels {dim_labels} and a window of {len(window)} dimensions do not fit", x, kernel)
+        fail(
+            "convolution",
+            f"dim_labels {dim_labels} and a window of {len(window)} dimensions do not fit",
+            x,
+            kernel,
+        )
     if feature_group_count > 1 and batch_group_count > 1:
-        fail("convolution", "only one of feature_group_count and batch_group_count may exceed 1", x, kernel)
-    features, outputs, batch = x.shape.dims[n.lhs_feature], kernel.shape.dims[n.rhs_output], x.shape.dims[n.lhs_batch]
+        fail(
+            "convolution",
+            "only one of feature_group_count and batch_group_count may exceed 1",
+            x,
+            kernel,
+        )
+    features, outputs, batch = (
+        x.shape.dims[n.lhs_feature],
+        kernel.shape.dims[n.rhs_output],
+        x.shape.dims[n.lhs_batch],
+    )
     expected = kernel.shape.dims[n.rhs_input] * feature_group_count
     if features != expected:
         fail("convolution", f"{features} input features, the kernel expects {expected}", x, kernel)
-    if outputs % feature_group_count != 0 or outputs % batch_group_count != 0 or batch % batch_group_count != 0:
-        fail("convolution", "batch or output features are not divisible by the group count", x, kernel)
+    if (
+        outputs % feature_group_count != 0
+        or outputs % batch_group_count != 0
+        or batch % batch_group_count != 0
+    ):
+        fail(
+            "convolution",
+            "batch or output features are not divisible by the group count",
+            x,
+            kernel,
+        )
     dims: list[Size] = [0] * rank
     dims[n.out_batch] = batch // batch_group_count
     dims[n.out_feature] = outputs
     for w, i, k, o in zip(window, n.lhs_spatial, n.rhs_spatial, n.out_spatial):
         if w.size != kernel.shape.dims[k]:
-            fail("convolution", f"window size {w.size} != kernel size {kernel.shape.dims[k]}", x, kernel)
+            fail(
+                "convolution",
+                f"window size {w.size} != kernel size {kernel.shape.dims[k]}",
+                x,
+                kernel,
+            )
         dims[o] = w.output_size(x.shape.dims[i])
     return Shape(_wider("convolution", x, kernel), tuple(dims))
 
@@ -411,14 +562,20 @@ def applies(op: str, called: Computation, takes: Sequence[Shape]) -> Shape:
     if not isinstance(called, Computation):
         fail(op, f"expected a computation, got {called!r}")
     if len(called.params) != len(takes):
-        fail(op, f"computation {called.name} takes {len(called.params)} parameters, got {len(takes)}", *takes)
+        fail(
+            op,
+            f"computation {called.name} takes {len(called.params)} parameters, got {len(takes)}",
+            *takes,
+        )
     for i, (p, s) in enumerate(zip(called.params, takes)):
         if not compatible(p.shape, s):
             fail(op, f"parameter {i} of {called.name} is {p.shape}, got {s}", *takes)
     return called.root.shape
 
 
-def _reducer(op: str, operands: Sequence[Instruction], to_apply: Computation) -> tuple[Sequence[Instruction], tuple[Shape, ...]]:
+def _reducer(
+    op: str, operands: Sequence[Instruction], to_apply: Computation
+) -> tuple[Sequence[Instruction], tuple[Shape, ...]]:
     """(arrays, scalar result shapes) of a variadic reduction."""
     if not operands or len(operands) % 2:
         fail(op, "takes n operands and n initial values", *operands)
@@ -455,12 +612,23 @@ def reduce_window(*operands: Instruction, window: Window = (), to_apply: Computa
 def _windowed(op: str, window: Window, x: Instruction) -> tuple[Size, ...]:
     if len(window) != x.shape.rank:
         fail(op, f"a window of {len(window)} dimensions for rank {x.shape.rank}", x)
-    if any(known(w.size) and w.size < 1 or w.stride < 1 or w.base_dilation < 1 or w.window_dilation < 1 for w in window):
+    if any(
+        known(w.size) and w.size < 1 or w.stride < 1 or w.base_dilation < 1 or w.window_dilation < 1
+        for w in window
+    ):
         fail(op, f"window sizes, strides and dilations must be positive: {window}", x)
     return tuple(w.output_size(s) for w, s in zip(window, x.shape.dims))
 
 
-def select_and_scatter(x: Instruction, source: Instruction, init: Instruction, *, window: Window = (), select: Computation, scatter: Computation) -> Shape:
+def select_and_scatter(
+    x: Instruction,
+    source: Instruction,
+    init: Instruction,
+    *,
+    window: Window = (),
+    select: Computation,
+    scatter: Computation,
+) -> Shape:
     array("select-and-scatter", x, source, init)
     dims = _windowed("select-and-scatter", window, x)
     if source.shape.dims != dims:
@@ -468,12 +636,26 @@ def select_and_scatter(x: Instruction, source: Instruction, init: Instruction, *
     scalar = Shape(x.shape.dtype)
     if applies("select-and-scatter", select, (scalar, scalar)).dtype != "pred":
         fail("select-and-scatter", "select must return pred", x, source, init)
-    if applies("select-and-scatter", scatter, (Shape(init.shape.dtype), Shape(source.shape.dtype))).dtype != x.shape.dtype or init.shape.dims:
-        fail("select-and-scatter", "scatter and the initial value must have the operand's type", x, source, init)
+    if (
+        applies(
+            "select-and-scatter", scatter, (Shape(init.shape.dtype), Shape(source.shape.dtype))
+        ).dtype
+        != x.shape.dtype
+        or init.shape.dims
+    ):
+        fail(
+            "select-and-scatter",
+            "scatter and the initial value must have the operand's type",
+            x,
+            source,
+            init,
+        )
     return plain(x.shape)
 
 
-def sort(*xs: Instruction, dimensions: tuple[int, ...], to_apply: Computation, is_stable: bool = False) -> Shape:
+def sort(
+    *xs: Instruction, dimensions: tuple[int, ...], to_apply: Computation, is_stable: bool = False
+) -> Shape:
     array("sort", *xs)
     if not xs or any(x.shape.dims != xs[0].shape.dims for x in xs):
         fail("sort", "takes arrays of equal dims", *xs)
@@ -510,7 +692,9 @@ def fusion(*operands: Instruction, calls: Computation, kind: str | None = None) 
     return applies("fusion", calls, [o.shape for o in operands])
 
 
-def while_(state: Instruction, condition: Computation, body: Computation, independent: int = 0) -> Shape:
+def while_(
+    state: Instruction, condition: Computation, body: Computation, independent: int = 0
+) -> Shape:
     """`independent`: so many turns, counted by element 0 from 0 on, that read and write nothing which another one writes; 0 when they may."""
     if applies("while", condition, [state.shape]) != Shape("pred"):
         fail("while", "the condition must return pred[]", state)
@@ -519,14 +703,21 @@ def while_(state: Instruction, condition: Computation, body: Computation, indepe
     return state.shape
 
 
-def conditional(index: Instruction, *operands: Instruction, branch_computations: tuple[Computation, ...]) -> Shape:
+def conditional(
+    index: Instruction, *operands: Instruction, branch_computations: tuple[Computation, ...]
+) -> Shape:
     """A pred index runs branch 0 when true; an s32 index out of range runs the last branch."""
     if index.shape not in (Shape("pred"), Shape("s32")):
         fail("conditional", "the branch index must be pred[] or s32[]", index)
     if index.shape.dtype == "pred" and len(branch_computations) != 2 or not branch_computations:
         fail("conditional", f"{len(branch_computations)} branches for index {index.shape}")
     if len(operands) != len(branch_computations):
-        fail("conditional", f"{len(branch_computations)} branches, {len(operands)} operands", index, *operands)
+        fail(
+            "conditional",
+            f"{len(branch_computations)} branches, {len(operands)} operands",
+            index,
+            *operands,
+        )
     shapes = [applies("conditional", c, [o.shape]) for c, o in zip(branch_computations, operands)]
     if any(not compatible(s, shapes[0]) for s in shapes):
         fail("conditional", "branches return different shapes", *shapes)
@@ -551,7 +742,13 @@ def first(x: Instruction, *rest: Instruction, **attrs) -> Shape:
     return x.shape
 
 
-def dimension_size(op: str, shape: Callable[[Instruction], Shape], x: Instruction, *rest: Instruction, dimensions: tuple[int, ...]) -> Shape:
+def dimension_size(
+    op: str,
+    shape: Callable[[Instruction], Shape],
+    x: Instruction,
+    *rest: Instruction,
+    dimensions: tuple[int, ...],
+) -> Shape:
     array(op, x, *rest)
     in_range(op, "dimensions", dimensions, x.shape.rank, x)
     if any(r.shape != Shape("s32") for r in rest):
@@ -598,8 +795,18 @@ def triangular_solve(
     if transpose_a not in ("NO_TRANSPOSE", "TRANSPOSE", "ADJOINT"):
         fail("triangular-solve", f"bad transpose_a {transpose_a!r}", a, b)
     rank = a.shape.rank
-    if rank < 2 or b.shape.rank != rank or a.shape.dims[-1] != a.shape.dims[-2] or a.shape.dims[:-2] != b.shape.dims[:-2]:
-        fail("triangular-solve", "takes square matrices and right-hand sides with equal batch dims", a, b)
+    if (
+        rank < 2
+        or b.shape.rank != rank
+        or a.shape.dims[-1] != a.shape.dims[-2]
+        or a.shape.dims[:-2] != b.shape.dims[:-2]
+    ):
+        fail(
+            "triangular-solve",
+            "takes square matrices and right-hand sides with equal batch dims",
+            a,
+            b,
+        )
     if a.shape.dims[-1] != b.shape.dims[-2 if left_side else -1]:
         fail("triangular-solve", f"sizes differ with left_side={left_side}", a, b)
     return plain(b.shape)
@@ -608,22 +815,39 @@ def triangular_solve(
 def _features(op: str, x: Instruction, stats: Sequence[Instruction], feature_index: int) -> Shape:
     array(op, x, *stats)
     in_range(op, "feature_index", (feature_index,), x.shape.rank, x)
-    if x.shape.kind != "f" or any(s.shape.dims != (x.shape.dims[feature_index],) or s.shape.kind != "f" for s in stats):
-        fail(op, f"scale and statistics must have one value per feature (dimension {feature_index})", x, *stats)
+    if x.shape.kind != "f" or any(
+        s.shape.dims != (x.shape.dims[feature_index],) or s.shape.kind != "f" for s in stats
+    ):
+        fail(
+            op,
+            f"scale and statistics must have one value per feature (dimension {feature_index})",
+            x,
+            *stats,
+        )
     return plain(x.shape)
 
 
-def batch_norm_training(x: Instruction, scale: Instruction, offset: Instruction, epsilon: float, feature_index: int) -> Shape:
+def batch_norm_training(
+    x: Instruction, scale: Instruction, offset: Instruction, epsilon: float, feature_index: int
+) -> Shape:
     shape = _features("batch-norm-training", x, (scale, offset), feature_index)
     return tuple_shape(shape, plain(scale.shape), plain(scale.shape))
 
 
-def batch_norm_inference(x: Instruction, *stats: Instruction, epsilon: float, feature_index: int) -> Shape:
+def batch_norm_inference(
+    x: Instruction, *stats: Instruction, epsilon: float, feature_index: int
+) -> Shape:
     return _features("batch-norm-inference", x, stats, feature_index)
 
 
 def batch_norm_grad(
-    x: Instruction, scale: Instruction, mean: Instruction, variance: Instruction, grad: Instruction, epsilon: float, feature_index: int
+    x: Instruction,
+    scale: Instruction,
+    mean: Instruction,
+    variance: Instruction,
+    grad: Instruction,
+    epsilon: float,
+    feature_index: int,
 ) -> Shape:
     shape = _features("batch-norm-grad", x, (scale, mean, variance), feature_index)
     if grad.shape.dims != x.shape.dims:
@@ -644,17 +868,23 @@ def all_gather(*xs: Instruction, dimensions: tuple[int, ...], replica_groups=(),
     array("all-gather", *xs)
     (d,) = dimensions
     n = _group_size("all-gather", replica_groups, *xs)
-    return result([x.shape.with_dims(s * n if i == d else s for i, s in enumerate(x.shape.dims)) for x in xs])
+    return result(
+        [x.shape.with_dims(s * n if i == d else s for i, s in enumerate(x.shape.dims)) for x in xs]
+    )
 
 
-def reduce_scatter(*xs: Instruction, dimensions: tuple[int, ...], replica_groups=(), **attrs) -> Shape:
+def reduce_scatter(
+    *xs: Instruction, dimensions: tuple[int, ...], replica_groups=(), **attrs
+) -> Shape:
     array("reduce-scatter", *xs)
     (d,) = dimensions
     n = _group_size("reduce-scatter", replica_groups, *xs)
     for x in xs:
         if known(x.shape.dims[d]) and x.shape.dims[d] % n:
             fail("reduce-scatter", f"size {x.shape.dims[d]} is not divisible by {n}", x)
-    return result([x.shape.with_dims(s // n if i == d else s for i, s in enumerate(x.shape.dims)) for x in xs])
+    return result(
+        [x.shape.with_dims(s // n if i == d else s for i, s in enumerate(x.shape.dims)) for x in xs]
+    )
 
 
 def same_all(*xs: Instruction, **attrs) -> Shape:

@@ -6,6 +6,7 @@
 
 Never assign to an Instruction. Names and source locations live in META and never change identity.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -107,7 +108,9 @@ META = _MetaTable()
 _INTERNED: weakref.WeakValueDictionary[tuple, Instruction] = weakref.WeakValueDictionary()
 
 
-def instr(op: str, operands: tuple[Instruction, ...] = (), shape: Shape | None = None, **attrs) -> Instruction:
+def instr(
+    op: str, operands: tuple[Instruction, ...] = (), shape: Shape | None = None, **attrs
+) -> Instruction:
     """The instruction with this structure. The shape is inferred from the opcode's row when not given.
 
     Lists in attributes become tuples; attributes that are None or have their default value (DEFAULTS) are left out.
@@ -116,7 +119,9 @@ def instr(op: str, operands: tuple[Instruction, ...] = (), shape: Shape | None =
     pairs = ()
     if attrs:
         kept = [(k, tuple(v) if type(v) is list else v) for k, v in attrs.items() if v is not None]
-        pairs = tuple(sorted([p for p in kept if DEFAULTS.get(p[0], _MISSING) != p[1]], key=_attr_name))
+        pairs = tuple(
+            sorted([p for p in kept if DEFAULTS.get(p[0], _MISSING) != p[1]], key=_attr_name)
+        )
     return interned(op, tuple(operands), pairs, shape)
 
 
@@ -124,7 +129,9 @@ def _attr_name(pair: tuple[str, object]) -> str:
     return pair[0]
 
 
-def interned(op: str, operands: tuple[Instruction, ...], attrs: tuple, shape: Shape | None) -> Instruction:
+def interned(
+    op: str, operands: tuple[Instruction, ...], attrs: tuple, shape: Shape | None
+) -> Instruction:
     """The one instruction with these attributes, (name, value) pairs as `Instruction.attrs` has them; its shape is inferred where None is given."""
     # Operands enter the key by id: they are interned, and the instruction found keeps them alive.
     key = (op, tuple(map(id, operands)), attrs, shape)
@@ -138,7 +145,15 @@ def interned(op: str, operands: tuple[Instruction, ...], attrs: tuple, shape: Sh
         found = interned(op, operands, attrs, shape)
     else:
         found = object.__new__(Instruction)
-        found.op, found.operands, found.shape, found.attrs, found.meta, found.settled, found.below = op, operands, shape, attrs, None, 0, None
+        (
+            found.op,
+            found.operands,
+            found.shape,
+            found.attrs,
+            found.meta,
+            found.settled,
+            found.below,
+        ) = op, operands, shape, attrs, None, 0, None
     _INTERNED[key] = found
     return found
 
@@ -219,12 +234,16 @@ def outputs(module: Module) -> tuple[Instruction, ...]:
 _LARGE = 256  # instructions
 
 
-def postorder(roots: Iterable[Instruction], known: Iterable[Instruction] = (), mark: int = 0) -> list[Instruction]:
+def postorder(
+    roots: Iterable[Instruction], known: Iterable[Instruction] = (), mark: int = 0
+) -> list[Instruction]:
     """Every instruction reachable from `roots`, operands before users, without recursion, in a stable order.
 
     `known` instructions and those with `mark` in `settled`, and what only they need, are left out.
     """
-    whole = roots[0] if type(roots) is tuple and len(roots) == 1 and not known and not mark else None
+    whole = (
+        roots[0] if type(roots) is tuple and len(roots) == 1 and not known and not mark else None
+    )
     if whole is not None and whole.below is not None:
         return [*whole.below, whole]
     seen = set(known)

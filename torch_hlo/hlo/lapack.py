@@ -4,6 +4,7 @@
 integers (characters by code: uplo = 76 is "L"). Results are in double precision, conventions (signs, packed factors, pivots
 counted from 1) are LAPACK's. potrf and trsm have opcodes of their own, see tools/adopt.py.
 """
+
 from __future__ import annotations
 
 import re
@@ -34,7 +35,9 @@ def options(text: str | None) -> Config:
 
 def call(target: str, config: str | None, arrays) -> tuple[np.ndarray, ...]:
     """Results of a call, in double precision."""
-    wide = [a.astype(np.result_type(a.dtype, np.float64)) if a.dtype.kind in "fc" else a for a in arrays]
+    wide = [
+        a.astype(np.result_type(a.dtype, np.float64)) if a.dtype.kind in "fc" else a for a in arrays
+    ]
     with np.errstate(all="ignore"):
         return ROUTINES[routine(target)](options(config), *wide)
 
@@ -52,9 +55,15 @@ def _stacked(fn: Callable) -> Callable:
         lead = len(batch)
         rows = [fn(config, a[i], *(r[i] for r in rest)) for i in np.ndindex(batch)]
         if not rows:
-            one = fn(config, np.eye(*a.shape[-2:], dtype=a.dtype), *(np.ones(r.shape[lead:], r.dtype) for r in rest))
+            one = fn(
+                config,
+                np.eye(*a.shape[-2:], dtype=a.dtype),
+                *(np.ones(r.shape[lead:], r.dtype) for r in rest),
+            )
             return tuple(np.zeros((*batch, *np.shape(v)), np.asarray(v).dtype) for v in one)
-        return tuple(np.reshape(np.stack(column), (*batch, *np.shape(column[0]))) for column in zip(*rows))
+        return tuple(
+            np.reshape(np.stack(column), (*batch, *np.shape(column[0]))) for column in zip(*rows)
+        )
 
     of_stack.__name__ = fn.__name__
     return of_stack
@@ -92,7 +101,7 @@ def _orgqr(config: Config, packed: np.ndarray, tau: np.ndarray):
     m, n = packed.shape
     q = np.eye(m, n, dtype=packed.dtype)
     for k in reversed(range(len(tau))):
-        v = np.concatenate([np.ones(1, packed.dtype), packed[k + 1:, k]])
+        v = np.concatenate([np.ones(1, packed.dtype), packed[k + 1 :, k]])
         q[k:] -= tau[k] * np.outer(v, np.conj(v) @ q[k:])
     return (q,)
 
@@ -113,7 +122,7 @@ def _geqp3(config: Config, a: np.ndarray, fixed: np.ndarray):
             a[:, [k, j]], order[[k, j]] = a[:, [j, k]], order[[j, k]]
         v, tau[k], beta = _reflector(a[k:, k])
         a[k:, k:] -= np.conj(tau[k]) * np.outer(v, np.conj(v) @ a[k:, k:])
-        a[k, k], a[k + 1:, k] = beta, v[1:]
+        a[k, k], a[k + 1 :, k] = beta, v[1:]
     return a, (order + 1).astype(np.int32), tau
 
 
@@ -136,8 +145,8 @@ def _getrf(config: Config, a: np.ndarray):
             info = info or k + 1
             continue
         a[[k, p]] = a[[p, k]]
-        a[k + 1:, k] /= a[k, k]
-        a[k + 1:, k + 1:] -= np.outer(a[k + 1:, k], a[k, k + 1:])
+        a[k + 1 :, k] /= a[k, k]
+        a[k + 1 :, k + 1 :] -= np.outer(a[k + 1 :, k], a[k, k + 1 :])
     return a, pivots, np.int32(info)
 
 
@@ -148,8 +157,8 @@ def _gtsv(config: Config, low: np.ndarray, diagonal: np.ndarray, high: np.ndarra
     full = np.zeros((*diagonal.shape, n), b.dtype)
     at = np.arange(n)
     full[..., at, at] = diagonal
-    full[..., at[1:], at[:-1]] = low[..., -(n - 1):] if n > 1 else 0
-    full[..., at[:-1], at[1:]] = high[..., :n - 1]
+    full[..., at[1:], at[:-1]] = low[..., -(n - 1) :] if n > 1 else 0
+    full[..., at[:-1], at[1:]] = high[..., : n - 1]
     info = np.zeros(b.shape[:-2], np.int32)
     try:
         return low, diagonal, high, np.linalg.solve(full, b), info
@@ -207,7 +216,10 @@ def _geev(config: Config, a: np.ndarray):
     complex_type = np.result_type(a, np.complex128)
     left = right = np.zeros(a.shape, complex_type)
     try:
-        if chr(config.get("compute_right", ord("V"))) == "V" or chr(config.get("compute_left", ord("V"))) == "V":
+        if (
+            chr(config.get("compute_right", ord("V"))) == "V"
+            or chr(config.get("compute_left", ord("V"))) == "V"
+        ):
             values, right = np.linalg.eig(a)
             if chr(config.get("compute_left", ord("V"))) == "V":
                 left = _normalised(np.conj(np.linalg.inv(right)).T)
@@ -217,7 +229,12 @@ def _geev(config: Config, a: np.ndarray):
         values, info = np.full(len(a), np.nan, complex_type), 1
     else:
         info = 0
-    return (*parts(values.astype(complex_type)), left.astype(complex_type), right.astype(complex_type), np.int32(info))
+    return (
+        *parts(values.astype(complex_type)),
+        left.astype(complex_type),
+        right.astype(complex_type),
+        np.int32(info),
+    )
 
 
 @_lapack
@@ -228,10 +245,10 @@ def _gehrd(config: Config, a: np.ndarray):
     n = len(a)
     tau = np.zeros(max(n - 1, 0), a.dtype)
     for k in range(config.get("low", 1) - 1, min(config.get("high", n), n) - 1):
-        v, tau[k], beta = _reflector(a[k + 1:, k])
-        a[k + 1:, k + 1:] -= np.conj(tau[k]) * np.outer(v, np.conj(v) @ a[k + 1:, k + 1:])
-        a[:, k + 1:] -= tau[k] * np.outer(a[:, k + 1:] @ v, np.conj(v))
-        a[k + 1, k], a[k + 2:, k] = beta, v[1:]
+        v, tau[k], beta = _reflector(a[k + 1 :, k])
+        a[k + 1 :, k + 1 :] -= np.conj(tau[k]) * np.outer(v, np.conj(v) @ a[k + 1 :, k + 1 :])
+        a[:, k + 1 :] -= tau[k] * np.outer(a[:, k + 1 :] @ v, np.conj(v))
+        a[k + 1, k], a[k + 2 :, k] = beta, v[1:]
     return a, tau, np.int32(0)
 
 
@@ -243,22 +260,30 @@ def _sytrd(config: Config, a: np.ndarray):
     lower = chr(config.get("uplo", ord("L"))) == "L"
     half = np.tril(a, -1) if lower else np.triu(a, 1)
     full = half + np.conj(half).T + np.diag(np.diagonal(a).real)
-    if not lower:  # LAPACK works from the last column upwards: the same on the matrix turned by 180 degrees
+    if (
+        not lower
+    ):  # LAPACK works from the last column upwards: the same on the matrix turned by 180 degrees
         full = full[::-1, ::-1].copy()
     tau = np.zeros(max(n - 1, 0), a.dtype)
     packed = np.array(full)
     for k in range(n - 1):
-        v, tau[k], beta = _reflector(full[k + 1:, k])
-        full[k + 1:] -= np.conj(tau[k]) * np.outer(v, np.conj(v) @ full[k + 1:])
-        full[:, k + 1:] -= tau[k] * np.outer(full[:, k + 1:] @ v, np.conj(v))
-        packed[k + 1, k], packed[k + 2:, k] = beta, v[1:]
+        v, tau[k], beta = _reflector(full[k + 1 :, k])
+        full[k + 1 :] -= np.conj(tau[k]) * np.outer(v, np.conj(v) @ full[k + 1 :])
+        full[:, k + 1 :] -= tau[k] * np.outer(full[:, k + 1 :] @ v, np.conj(v))
+        packed[k + 1, k], packed[k + 2 :, k] = beta, v[1:]
     at = np.arange(n)
     packed[at, at] = np.diagonal(full)
     diagonal, off = np.diagonal(full).real, np.real(full[at[1:], at[:-1]])
     upper = np.triu(a, 1) if lower else None
     if lower:
         return np.tril(packed) + upper, diagonal, off, tau, np.int32(0)
-    return np.triu(packed[::-1, ::-1]) + np.tril(a, -1), diagonal[::-1], off[::-1], tau[::-1], np.int32(0)
+    return (
+        np.triu(packed[::-1, ::-1]) + np.tril(a, -1),
+        diagonal[::-1],
+        off[::-1],
+        tau[::-1],
+        np.int32(0),
+    )
 
 
 @_lapack

@@ -10,6 +10,7 @@ A builder (and a guard) takes the bound names it mentions as parameters, plus `o
 Instruction of the same shape, or None to decline. Commutative opcodes match in both orders. The driver works bottom-up to a fixed point,
 without recursion on deep graphs, rewrites called computations too, and returns the module itself when nothing fired.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -95,7 +96,12 @@ def const(value: int | float | bool | None = None, name: str = "") -> Const:
     return Const(value, name)
 
 
-def op(names: str, *operands: Pattern, name: str = "", where: Callable[[Instruction], bool] | None = None) -> Op:
+def op(
+    names: str,
+    *operands: Pattern,
+    name: str = "",
+    where: Callable[[Instruction], bool] | None = None,
+) -> Op:
     """`names`: one or several opcodes separated by spaces."""
     return Op(frozenset(names.split()), operands, name, where)
 
@@ -115,7 +121,11 @@ def splat(x: Instruction) -> int | float | bool | complex | None:
 
 def _same(a, b) -> bool:
     if isinstance(a, complex):
-        return a == b and math.copysign(1, a.real) == math.copysign(1, b) and math.copysign(1, a.imag) == 1
+        return (
+            a == b
+            and math.copysign(1, a.real) == math.copysign(1, b)
+            and math.copysign(1, a.imag) == 1
+        )
     if isinstance(a, float) and isinstance(b, (int, float)):
         return a == b and math.copysign(1, a) == math.copysign(1, b)
     return a == b
@@ -129,14 +139,18 @@ class Rule:
     """`needs` of a pattern: which operands must be of which kinds, see Table.candidates."""
 
     name: str
-    patterns: tuple[tuple[Op, tuple[tuple[int, frozenset[str]], ...]], ...]  # one per order of commutative operands, with its needs
+    patterns: tuple[
+        tuple[Op, tuple[tuple[int, frozenset[str]], ...]], ...
+    ]  # one per order of commutative operands, with its needs
     build: Callable[[dict[str, Instruction]], Instruction | None]
     where: Callable[[dict[str, Instruction]], bool] | None
 
     def may_match(self, kinds: tuple[str, ...]) -> bool:
         """Whether some instruction with operands of these kinds matches."""
         for pattern, needs in self.patterns:
-            if (not pattern.operands or len(pattern.operands) == len(kinds)) and all(kinds[i] in wanted for i, wanted in needs):
+            if (not pattern.operands or len(pattern.operands) == len(kinds)) and all(
+                kinds[i] in wanted for i, wanted in needs
+            ):
                 return True
         return False
 
@@ -184,7 +198,12 @@ class Table(dict[str, tuple[Rule, ...]]):
         rules = self.get(x.op, ())
         if not rules or len(x.operands) > _FEW:
             return rules
-        kinds = tuple(["splat" if o.op == "broadcast" and o.operands[0].op == "constant" else o.op for o in x.operands])
+        kinds = tuple(
+            [
+                "splat" if o.op == "broadcast" and o.operands[0].op == "constant" else o.op
+                for o in x.operands
+            ]
+        )
         key = (x.op, *kinds)
         found = self._candidates.get(key)
         if found is None:
@@ -202,8 +221,15 @@ def rules(*rows: tuple) -> Table:
         where = _by_name(guard[0]) if guard and guard[0] is not None else None
         code = builder.__code__ if hasattr(builder, "__code__") else None
         line = f"{builder.__module__.rsplit('.', 1)[-1]}:{code.co_firstlineno}" if code else ""
-        label = builder.__name__ if builder.__name__ != "<lambda>" else "/".join(sorted(pattern.ops))
-        rule = Rule(f"{label} ({line})", tuple((p, _needs(p)) for p in _orders(pattern)), _by_name(builder), where)
+        label = (
+            builder.__name__ if builder.__name__ != "<lambda>" else "/".join(sorted(pattern.ops))
+        )
+        rule = Rule(
+            f"{label} ({line})",
+            tuple((p, _needs(p)) for p in _orders(pattern)),
+            _by_name(builder),
+            where,
+        )
         for name in pattern.ops:
             table.setdefault(name, []).append(rule)
     return Table({name: tuple(found) for name, found in table.items()})
@@ -266,7 +292,9 @@ def rewrite_module(module: Module, fire: Fire, mark: int) -> Module:
     return module.with_root(rewrite_root(module.entry.root, fire, mark, {}))
 
 
-def rewrite_computation(c: Computation, fire: Fire, mark: int, memo: dict[Computation, Computation]) -> Computation:
+def rewrite_computation(
+    c: Computation, fire: Fire, mark: int, memo: dict[Computation, Computation]
+) -> Computation:
     found = memo.get(c)
     if found is None:
         root = rewrite_root(c.root, fire, mark, memo)
@@ -274,12 +302,16 @@ def rewrite_computation(c: Computation, fire: Fire, mark: int, memo: dict[Comput
     return found
 
 
-def rewrite_root(root: Instruction, fire: Fire, mark: int, memo: dict[Computation, Computation]) -> Instruction:
+def rewrite_root(
+    root: Instruction, fire: Fire, mark: int, memo: dict[Computation, Computation]
+) -> Instruction:
     """Rewrite everything `root` depends on; each new instruction is visited too."""
     if root.settled & mark:
         return root
     done: dict[Instruction, Instruction] = {}
-    forward: dict[Instruction, tuple[Instruction, str]] = {}  # fired: what an instruction became, and by which rule
+    forward: dict[
+        Instruction, tuple[Instruction, str]
+    ] = {}  # fired: what an instruction became, and by which rule
     order = postorder((root,), mark=mark)
     fired, limit = 0, BUDGET * (64 + len(order))
     stack = order[::-1]  # operands come first, so that most are done in one visit
@@ -291,7 +323,9 @@ def rewrite_root(root: Instruction, fire: Fire, mark: int, memo: dict[Computatio
         if x in forward:
             z, rule = forward[x]
             if z not in done:
-                raise RewriteError(f"rule {rule} turned {x.op} {x.shape} into something that contains it")
+                raise RewriteError(
+                    f"rule {rule} turned {x.op} {x.shape} into something that contains it"
+                )
             done[x] = done[z]
             stack.pop()
             continue
@@ -313,7 +347,9 @@ def rewrite_root(root: Instruction, fire: Fire, mark: int, memo: dict[Computatio
                 continue
             fired += 1
             if not compatible(z.shape, y.shape):
-                raise RewriteError(f"rule {rule} turned {y.op} of shape {y.shape} into {z.op} of shape {z.shape}")
+                raise RewriteError(
+                    f"rule {rule} turned {y.op} of shape {y.shape} into {z.op} of shape {z.shape}"
+                )
             carry_meta(y, z)
         forward[x] = (z, rule)
         if z in forward and z not in done:
@@ -321,7 +357,9 @@ def rewrite_root(root: Instruction, fire: Fire, mark: int, memo: dict[Computatio
             raise RewriteError(f"rules {other} and {rule} undo each other on {y.op} {y.shape}")
         if fired > limit:
             names = sorted({r for _, r in list(forward.values())[-64:]} - {"operands"})
-            raise RewriteError(f"{fired} firings on a program of {limit // BUDGET - 64} instructions; the last rules were {', '.join(names)}")
+            raise RewriteError(
+                f"{fired} firings on a program of {limit // BUDGET - 64} instructions; the last rules were {', '.join(names)}"
+            )
         if z.settled & mark:
             done[z] = z
         else:
@@ -329,7 +367,9 @@ def rewrite_root(root: Instruction, fire: Fire, mark: int, memo: dict[Computatio
     return done[root]
 
 
-def rebuilt(x: Instruction, operands: tuple, fire: Fire, mark: int, memo: dict[Computation, Computation]) -> Instruction:
+def rebuilt(
+    x: Instruction, operands: tuple, fire: Fire, mark: int, memo: dict[Computation, Computation]
+) -> Instruction:
     """`x` on new operands, its called computations rewritten."""
     y = x
     if operands != x.operands:
@@ -419,7 +459,9 @@ def lift(c: Computation, operands: Iterable[Instruction]) -> Instruction | None:
         elif x.op in ("tuple", "get-tuple-element"):
             done[x] = instr(x.op, tuple(done[o] for o in x.operands), **dict(x.attrs))
         elif "pointwise" in OPCODES[x.op].traits:
-            done[x] = instr(x.op, tuple(done[o] for o in x.operands), x.shape.with_dims(dims), **dict(x.attrs))
+            done[x] = instr(
+                x.op, tuple(done[o] for o in x.operands), x.shape.with_dims(dims), **dict(x.attrs)
+            )
         else:
             return None
     return done[c.root]

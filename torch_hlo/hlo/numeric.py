@@ -2,6 +2,7 @@
 
 Values of bf16 and f8 types are float32 arrays whose elements are representable in the type; `round_to` makes them so.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -69,9 +70,21 @@ def _f8_values(dtype: str) -> np.ndarray:
         exponent_bits, mantissa_bits, bias, has_inf, fnuz = SMALL_FLOATS[dtype]
         table = np.empty(256, np.float32)
         for code in range(256):
-            e, m = (code >> mantissa_bits) & ((1 << exponent_bits) - 1), code & ((1 << mantissa_bits) - 1)
+            e, m = (
+                (code >> mantissa_bits) & ((1 << exponent_bits) - 1),
+                code & ((1 << mantissa_bits) - 1),
+            )
             top = (1 << exponent_bits) - 1
-            if fnuz and code == 0x80 or not fnuz and not has_inf and code & 0x7F == 0x7F or has_inf and e == top and m:
+            if (
+                fnuz
+                and code == 0x80
+                or not fnuz
+                and not has_inf
+                and code & 0x7F == 0x7F
+                or has_inf
+                and e == top
+                and m
+            ):
                 value = np.nan
             elif has_inf and e == top:
                 value = np.inf

@@ -8,6 +8,7 @@ Traits: pointwise (element i of the result is a function of element i of the ope
 view (moves or repeats elements, computes nothing), composite (passes/legalize.py expands it), control (calls computations),
 collective (talks to other devices), impure (may not be merged or dropped; carries a `serial`).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -60,7 +61,9 @@ class Opcode:
             infer.fail(self.name, f"takes {self.arity} operands, got {len(operands)}", *operands)
         kept = {k: v for k, v in attrs.items() if k not in COMMON_ATTRS}
         if bad := [k for k in kept if k not in self.attrs]:
-            raise ShapeError(f"{self.name}: unknown attribute {bad[0]}; legal are {', '.join(self.attrs) or 'none'}")
+            raise ShapeError(
+                f"{self.name}: unknown attribute {bad[0]}; legal are {', '.join(self.attrs) or 'none'}"
+            )
         if missing := self.required - kept.keys():
             raise ShapeError(f"{self.name}: missing attribute {min(missing)}")
         return kept
@@ -69,11 +72,21 @@ class Opcode:
 OPCODES: dict[str, Opcode] = {}
 
 
-def row(name: str, arity: int | None, attrs: str = "", rule=None, check=None, traits: str = "") -> None:
+def row(
+    name: str, arity: int | None, attrs: str = "", rule=None, check=None, traits: str = ""
+) -> None:
     """Add an opcode. `attrs` in print order; a trailing `?` marks an optional one."""
     names = attrs.split()
     legal = tuple(n.rstrip("?") for n in names)
-    OPCODES[name] = Opcode(name, arity, legal, frozenset(n for n in names if not n.endswith("?")), rule, check, frozenset(traits.split()))
+    OPCODES[name] = Opcode(
+        name,
+        arity,
+        legal,
+        frozenset(n for n in names if not n.endswith("?")),
+        rule,
+        check,
+        frozenset(traits.split()),
+    )
 
 
 # Kinds of element types (see DType.kind) that a pointwise opcode accepts.
@@ -100,17 +113,49 @@ for kinds, names in UNARY.items():
         row(name, 1, "", partial(infer.unary, name, kinds), traits="pointwise")
 for kinds, names in BINARY.items():
     for name in names.split():
-        row(name, 2, "", partial(infer.binary, name, kinds), traits="pointwise commutative" if name in COMMUTATIVE else "pointwise")
+        row(
+            name,
+            2,
+            "",
+            partial(infer.binary, name, kinds),
+            traits="pointwise commutative" if name in COMMUTATIVE else "pointwise",
+        )
 row("copy", 1, "", infer.first)
-row("abs", 1, "", partial(infer.unary_to, "abs", "sufc", lambda t: REAL_OF.get(t, t)), traits="pointwise")
-row("real", 1, "", partial(infer.unary_to, "real", "fc", lambda t: REAL_OF.get(t, t)), traits="pointwise")
-row("imag", 1, "", partial(infer.unary_to, "imag", "fc", lambda t: REAL_OF.get(t, t)), traits="pointwise")
-row("is-finite", 1, "", partial(infer.unary_to, "is-finite", "f", lambda t: "pred"), traits="pointwise")
+row(
+    "abs",
+    1,
+    "",
+    partial(infer.unary_to, "abs", "sufc", lambda t: REAL_OF.get(t, t)),
+    traits="pointwise",
+)
+row(
+    "real",
+    1,
+    "",
+    partial(infer.unary_to, "real", "fc", lambda t: REAL_OF.get(t, t)),
+    traits="pointwise",
+)
+row(
+    "imag",
+    1,
+    "",
+    partial(infer.unary_to, "imag", "fc", lambda t: REAL_OF.get(t, t)),
+    traits="pointwise",
+)
+row(
+    "is-finite",
+    1,
+    "",
+    partial(infer.unary_to, "is-finite", "f", lambda t: "pred"),
+    traits="pointwise",
+)
 row("complex", 2, "", infer.complex_, traits="pointwise")
 row("compare", 2, "direction type?", infer.compare, traits="pointwise")
 row("select", 3, "", infer.select, traits="pointwise")
 row("clamp", 3, "", infer.clamp, traits="pointwise")
-row("reduce-precision", 1, "exponent_bits mantissa_bits", infer.reduce_precision, traits="pointwise")
+row(
+    "reduce-precision", 1, "exponent_bits mantissa_bits", infer.reduce_precision, traits="pointwise"
+)
 row("convert", 1, check=explicit.convert, traits="pointwise")
 row("bitcast-convert", 1, check=explicit.bitcast_convert)
 row("stochastic-convert", 2, check=explicit.stochastic_convert, traits="pointwise composite")
@@ -144,19 +189,37 @@ row(
     "indices_are_sorted? unique_indices? to_apply",
     infer.scatter,
 )  # fmt: skip
-row("get-dimension-size", 1, "dimensions", partial(infer.dimension_size, "get-dimension-size", lambda x: Shape("s32")))
-row("set-dimension-size", 2, "dimensions", partial(infer.dimension_size, "set-dimension-size", lambda x: x.shape))
+row(
+    "get-dimension-size",
+    1,
+    "dimensions",
+    partial(infer.dimension_size, "get-dimension-size", lambda x: Shape("s32")),
+)
+row(
+    "set-dimension-size",
+    2,
+    "dimensions",
+    partial(infer.dimension_size, "set-dimension-size", lambda x: x.shape),
+)
 
 
 # Contractions, reductions
 def _given_dtype(rule: Callable[..., Shape]) -> Callable[..., None]:
     """dot and convolution may accumulate into, and return, another element type."""
-    return lambda shape, *operands, **attrs: explicit.dims_match(shape, rule(*operands, **attrs), *operands)
+    return lambda shape, *operands, **attrs: explicit.dims_match(
+        shape, rule(*operands, **attrs), *operands
+    )
 
 
 _DOT = "lhs_batch_dims? lhs_contracting_dims? rhs_batch_dims? rhs_contracting_dims?"
 row("dot", 2, _DOT + " operand_precision?", infer.dot, _given_dtype(infer.dot))
-row("ragged-dot", 3, _DOT + " lhs_ragged_dims rhs_group_dims?", infer.ragged_dot, _given_dtype(infer.ragged_dot))
+row(
+    "ragged-dot",
+    3,
+    _DOT + " lhs_ragged_dims rhs_group_dims?",
+    infer.ragged_dot,
+    _given_dtype(infer.ragged_dot),
+)
 row(
     "convolution", 2, "window? dim_labels feature_group_count? batch_group_count? operand_precision?",
     infer.convolution, _given_dtype(infer.convolution),
@@ -170,8 +233,16 @@ row("map", None, "dimensions? to_apply", infer.map_, traits="composite")
 row("fft", 1, "fft_type fft_length", infer.fft)
 row("cholesky", 1, "lower?", infer.cholesky)
 row("triangular-solve", 2, "left_side? lower? unit_diagonal? transpose_a?", infer.triangular_solve)
-row("batch-norm-training", 3, "epsilon feature_index", infer.batch_norm_training, traits="composite")
-row("batch-norm-inference", 5, "epsilon feature_index", infer.batch_norm_inference, traits="composite")
+row(
+    "batch-norm-training", 3, "epsilon feature_index", infer.batch_norm_training, traits="composite"
+)
+row(
+    "batch-norm-inference",
+    5,
+    "epsilon feature_index",
+    infer.batch_norm_inference,
+    traits="composite",
+)
 row("batch-norm-grad", 5, "epsilon feature_index", infer.batch_norm_grad, traits="composite")
 
 # Random numbers
@@ -186,7 +257,12 @@ row("call", None, "to_apply", infer.call, traits="control")
 row("while", 1, "condition body independent?", infer.while_, traits="control")
 row("conditional", None, "branch_computations", infer.conditional, traits="control")
 row("fusion", None, "kind? calls", infer.fusion, traits="control")
-row("custom-call", None, "custom_call_target called_computations? custom_call_has_side_effect? api_version? opaque?", check=explicit.anything)
+row(
+    "custom-call",
+    None,
+    "custom_call_target called_computations? custom_call_has_side_effect? api_version? opaque?",
+    check=explicit.anything,
+)
 row("opt-barrier", 1, "", infer.first)
 row("after-all", None, "", infer.tokens)
 row("add-dependency", 2, "", infer.first)
@@ -199,7 +275,9 @@ row("recv", 1, "channel_id is_host_transfer?", check=explicit.anything, traits="
 row("recv-done", 1, "channel_id is_host_transfer?", infer.recv_done, traits="impure")
 row("copy-start", 1, "", lambda x: infer.tuple_shape(x.shape, x.shape, infer.U32))
 row("copy-done", 1, "", partial(infer.finished, "copy-done", 0))
-row("async-start", None, "calls async_execution_thread?", infer.async_start, traits="impure control")
+row(
+    "async-start", None, "calls async_execution_thread?", infer.async_start, traits="impure control"
+)
 row("async-update", 1, "", infer.first, traits="impure")
 row("async-done", 1, "", partial(infer.finished, "async-done", 1), traits="impure")
 
@@ -218,13 +296,38 @@ for name, arity, extra, rule in (
     # A check that accepts everything: without replica_groups the number of participants is not in the instruction.
     free = explicit.anything if name in ("all-gather", "reduce-scatter") else None
     row(name, arity, f"{_GROUPS} {extra}", rule, free, traits="collective impure")
-row("collective-permute", None, "channel_id? source_target_pairs", infer.same_all, traits="collective impure")
+row(
+    "collective-permute",
+    None,
+    "channel_id? source_target_pairs",
+    infer.same_all,
+    traits="collective impure",
+)
 row("all-reduce-start", None, f"{_GROUPS} to_apply", infer.same_all, traits="collective impure")
 row("all-reduce-done", 1, "", infer.first, traits="collective impure")
-row("all-gather-start", None, f"{_GROUPS} dimensions", partial(infer.started, infer.all_gather), explicit.anything, traits="collective impure")
-row("all-gather-done", 1, "", partial(infer.finished, "all-gather-done", 1), traits="collective impure")
+row(
+    "all-gather-start",
+    None,
+    f"{_GROUPS} dimensions",
+    partial(infer.started, infer.all_gather),
+    explicit.anything,
+    traits="collective impure",
+)
+row(
+    "all-gather-done",
+    1,
+    "",
+    partial(infer.finished, "all-gather-done", 1),
+    traits="collective impure",
+)
 row(
     "collective-permute-start", None, "channel_id? source_target_pairs", partial(infer.started, infer.same_all), explicit.anything,
     traits="collective impure",
 )  # fmt: skip
-row("collective-permute-done", 1, "", partial(infer.finished, "collective-permute-done", 1), traits="collective impure")
+row(
+    "collective-permute-done",
+    1,
+    "",
+    partial(infer.finished, "collective-permute-done", 1),
+    traits="collective impure",
+)

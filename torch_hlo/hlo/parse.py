@@ -6,6 +6,7 @@ Read but without effect: layouts inside the program, tilings, schedules, metadat
 A layout other than row-major of an entry parameter or result is kept on its shape, next to a `copy` from or to the row-major array
 (values of arrays are logical everywhere, so such a copy changes no value). A `bitcast` between layouts becomes transposes.
 """
+
 from __future__ import annotations
 
 import re
@@ -89,7 +90,10 @@ class _Parser:
                 self._table(found.group(1))
             elif s.peek(_DEFINITION):  # the short style: bare lines
                 begin = s.pos
-                self._add_block(_Block("main", begin, self._lines(lambda: s.done() or not s.peek(_DEFINITION))), True)
+                self._add_block(
+                    _Block("main", begin, self._lines(lambda: s.done() or not s.peek(_DEFINITION))),
+                    True,
+                )
             else:
                 self._block()
         if not self.blocks:
@@ -178,7 +182,9 @@ class _Parser:
         s.expect("=", "of an instruction")
         line_shape = shape(s)
         at = s.skip()
-        line = _Line(line_name, begin, line_shape, s.need(_OPCODE, "an opcode").group(), is_root=is_root)
+        line = _Line(
+            line_name, begin, line_shape, s.need(_OPCODE, "an opcode").group(), is_root=is_root
+        )
         s.expect("(", "of the operands")
         if line.op == "parameter":
             line.value = s.integer("the parameter's number")
@@ -220,10 +226,17 @@ class _Parser:
         s.expect("=")
         row = OPCODES.get(line.op)
         if key == "dim_labels":
-            line.attrs[key] = s.need(re.compile(r"[\w?]+->[\w?]+"), "labels such as bf01_oi01->bf01").group()
+            line.attrs[key] = s.need(
+                re.compile(r"[\w?]+->[\w?]+"), "labels such as bf01_oi01->bf01"
+            ).group()
         elif key == "metadata":
             line.metadata = parse_attrs.metadata(s)
-        elif key == "algorithm" and line.op != "rng-bit-generator" or key == "kind" and line.op != "fusion":
+        elif (
+            key == "algorithm"
+            and line.op != "rng-bit-generator"
+            or key == "kind"
+            and line.op != "fusion"
+        ):
             raw(s)  # of dot: which precision the hardware uses
         elif key in ATTRIBUTES:
             if key in line.attrs:
@@ -253,18 +266,41 @@ class _Parser:
         results = len(c.root.operands) if c.root.op == "tuple" else 1
         for output, param in aliases:
             if not (0 <= output < results and 0 <= param < len(c.params)):
-                raise self.s.error(f"alias of output {output} and parameter {param}: there are {results} and {len(c.params)}", at)
+                raise self.s.error(
+                    f"alias of output {output} and parameter {param}: there are {results} and {len(c.params)}",
+                    at,
+                )
         partitions, replicas = (self._given(key, 1) for key in ("num_partitions", "replica_count"))
         ins = self._boundary_shardings("in_shardings", [p.shape for p in c.params])
-        if partitions > 1 and self._given("is_scheduled", "") == "true" and c.params and all(p.get("sharding") for p in c.params):
+        if (
+            partitions > 1
+            and self._given("is_scheduled", "") == "true"
+            and c.params
+            and all(p.get("sharding") for p in c.params)
+        ):
             # By XLA, after its partitioner: what it leaves on parameters is history.
             ins = tuple(p.get("sharding") for p in c.params)
             swaps = {p: instr("parameter", (), p.shape, index=p["index"]) for p in c.params}
             for old, new in swaps.items():
                 new.meta = old.meta
             c = Computation(c.name, tuple(swaps.values()), _replaced(c.root, swaps))
-        outs = self._boundary_shardings("out_shardings", [x.shape for x in (c.root.operands if c.root.op == "tuple" else (c.root,))])
-        return Module(module_name, c, tuple(aliases), self._symbols(c), self.mesh, partitions, replicas, ins, outs, self._out_dims(), self._constants(c))
+        outs = self._boundary_shardings(
+            "out_shardings",
+            [x.shape for x in (c.root.operands if c.root.op == "tuple" else (c.root,))],
+        )
+        return Module(
+            module_name,
+            c,
+            tuple(aliases),
+            self._symbols(c),
+            self.mesh,
+            partitions,
+            replicas,
+            ins,
+            outs,
+            self._out_dims(),
+            self._constants(c),
+        )
 
     def _constants(self, c: Computation) -> tuple[int, ...]:
         text = self._given("frontend_attributes", {}).get("constants", "")
@@ -272,7 +308,10 @@ class _Parser:
 
     def _out_dims(self) -> tuple[tuple[int, ...], ...]:
         text = self._given("frontend_attributes", {}).get("out_dims", "")
-        return tuple(tuple(int(n) for n in re.findall(r"\d{1,18}", dims)) for dims in re.findall(r"\[([^\[\]]*)\]", text))
+        return tuple(
+            tuple(int(n) for n in re.findall(r"\d{1,18}", dims))
+            for dims in re.findall(r"\[([^\[\]]*)\]", text)
+        )
 
     def _given(self, key: str, default):
         """A header attribute."""
@@ -280,7 +319,12 @@ class _Parser:
 
     def _mesh(self) -> Mesh | None:
         """The mesh that the header names, or the coarsest one for the tile assignments of the program."""
-        texts = [line.attrs["sharding"] for block in self.blocks.values() for line in block.lines if "sharding" in line.attrs]
+        texts = [
+            line.attrs["sharding"]
+            for block in self.blocks.values()
+            for line in block.lines
+            if "sharding" in line.attrs
+        ]
         named = self._given("frontend_attributes", {}).get("mesh")
         try:
             if named is not None:
@@ -298,9 +342,19 @@ class _Parser:
         parts = given if type(given) is tuple else (given,)
         flags = allowed * len(parts) if len(allowed) == 1 else allowed
         if len(flags) != len(parts):
-            raise self.s.error(f"allow_spmd_sharding_propagation_to_output has {len(flags)} flags for {len(parts)} results", 0)
-        opened = tuple(_opened(s) if flag and type(s) is Sharding and s.is_replicated else s for s, flag in zip(parts, flags))
-        return Computation(c.name, c.params, replace(c.root, sharding=opened if type(given) is tuple else opened[0]))
+            raise self.s.error(
+                f"allow_spmd_sharding_propagation_to_output has {len(flags)} flags for {len(parts)} results",
+                0,
+            )
+        opened = tuple(
+            _opened(s) if flag and type(s) is Sharding and s.is_replicated else s
+            for s, flag in zip(parts, flags)
+        )
+        return Computation(
+            c.name,
+            c.params,
+            replace(c.root, sharding=opened if type(given) is tuple else opened[0]),
+        )
 
     def _boundary_shardings(self, key: str, shapes: list[Shape]) -> tuple:
         text = self._given("frontend_attributes", {}).get(key)
@@ -361,24 +415,46 @@ class _Parser:
                     raise self.s.error("a second ROOT", line.position)
                 root = x
         if sorted(params) != list(range(len(params))):
-            raise self.s.error(f"computation {block.name!r} has parameters {sorted(params)}; they are numbered from 0", block.position)
-        return Computation(block.name, tuple(params[i] for i in range(len(params))), root if root is not None else x)
+            raise self.s.error(
+                f"computation {block.name!r} has parameters {sorted(params)}; they are numbered from 0",
+                block.position,
+            )
+        return Computation(
+            block.name,
+            tuple(params[i] for i in range(len(params))),
+            root if root is not None else x,
+        )
 
-    def _instruction(self, line: _Line, operands: list[Instruction], written: Sequence[Shape]) -> Instruction:
+    def _instruction(
+        self, line: _Line, operands: list[Instruction], written: Sequence[Shape]
+    ) -> Instruction:
         try:
             return self._made(line, operands, written)
         except ParseError:
             raise
         except ShapeError as error:
             raise self.s.error(str(error), line.position) from None
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:
             # A shape rule met attributes it did not expect.
-            raise self.s.error(f"{line.op}: bad operands or attributes ({error})", line.position) from error
+            raise self.s.error(
+                f"{line.op}: bad operands or attributes ({error})", line.position
+            ) from error
 
-    def _made(self, line: _Line, operands: list[Instruction], written: Sequence[Shape]) -> Instruction:
+    def _made(
+        self, line: _Line, operands: list[Instruction], written: Sequence[Shape]
+    ) -> Instruction:
         want = plain(line.shape)
         if line.op == "parameter":
-            return instr("parameter", (), want, index=line.value, sharding=self._sharding(line, want))
+            return instr(
+                "parameter", (), want, index=line.value, sharding=self._sharding(line, want)
+            )
         if line.op == "constant":
             return _constant(line.value, self._sharding(line, want))
         attrs = {k: self._resolved(v) for k, v in line.attrs.items()}
@@ -390,7 +466,10 @@ class _Parser:
         if line.op == "bitcast":
             return _bitcast(operands, want, line.shape, written)
         if line.op == "select" and operands and not operands[0].shape.dims and want.dims:
-            operands = [instr("broadcast", operands[:1], want.with_dtype("pred"), dimensions=()), *operands[1:]]
+            operands = [
+                instr("broadcast", operands[:1], want.with_dtype("pred"), dimensions=()),
+                *operands[1:],
+            ]
         if line.op == "reshape" and len(operands) > 1:
             raise ShapeError("reshape takes one operand")
         OPCODES[line.op].verify(want, *operands, **attrs)
@@ -400,7 +479,9 @@ class _Parser:
         text = line.attrs.get("sharding")
         return None if text is None else parse_sharding(text, shape, self.mesh)
 
-    def _async(self, line: _Line, operands: list[Instruction], attrs: dict, want: Shape) -> Instruction:
+    def _async(
+        self, line: _Line, operands: list[Instruction], attrs: dict, want: Shape
+    ) -> Instruction:
         """`x-start(operands), attributes of x`: short for async-start of a computation that is one x."""
         inner, _, kind = line.op.rpartition("-")
         if kind != "start":
@@ -414,7 +495,9 @@ class _Parser:
         OPCODES[inner].verify(want.elements[1], *params, **attrs)
         root = instr(inner, params, want.elements[1], **attrs)
         calls = Computation(f"async_{inner}", params, root)
-        return instr("async-start", tuple(operands), want, calls=calls, async_execution_thread=thread)
+        return instr(
+            "async-start", tuple(operands), want, calls=calls, async_execution_thread=thread
+        )
 
     def _resolved(self, value):
         if isinstance(value, Ref):
@@ -438,7 +521,10 @@ class _Parser:
             return found.group(1) if found else ""
 
         location = number("StackFrames", frame, "file_location_id")
-        file, line = number("FileLocations", location, "file_name_id"), number("FileLocations", location, "line")
+        file, line = (
+            number("FileLocations", location, "file_name_id"),
+            number("FileLocations", location, "line"),
+        )
         path = self.tables.get("FileNames", {}).get(file, "").strip('"')
         return f"{path}:{line}" if path else ""
 
@@ -452,8 +538,12 @@ class _Parser:
         result = root_line.shape
         if (given := self.header.get("entry_computation_layout")) is not None:
             (param_shapes, result_shape), at = given
-            if [plain(s) for s in param_shapes] != [p.shape for p in c.params] or plain(result_shape) != c.root.shape:
-                raise self.s.error("entry_computation_layout does not match the ENTRY computation", at)
+            if [plain(s) for s in param_shapes] != [p.shape for p in c.params] or plain(
+                result_shape
+            ) != c.root.shape:
+                raise self.s.error(
+                    "entry_computation_layout does not match the ENTRY computation", at
+                )
             wanted, result = param_shapes, result_shape
         if not any(_has_layout(w) for w in (*wanted, result)):
             return c
@@ -468,14 +558,19 @@ class _Parser:
             params.append(outer)
         root = _replaced(c.root, swaps)
         if root.op == "tuple":
-            pieces = [_kept_copy(o, s) if s.layout is not None else o for o, s in zip(root.operands, result.elements, strict=True)]
+            pieces = [
+                _kept_copy(o, s) if s.layout is not None else o
+                for o, s in zip(root.operands, result.elements, strict=True)
+            ]
             root = instr("tuple", pieces, tuple_shape(*(p.shape for p in pieces)))
         elif result.layout is not None:
             root = _kept_copy(root, result)
         return Computation(c.name, tuple(params), root)
 
     def _symbols(self, c: Computation) -> tuple[tuple[str, int, int], ...]:
-        given, at = self.header.get("symbols", (None, self.blocks[self.entry].position if self.entry else 0))
+        given, at = self.header.get(
+            "symbols", (None, self.blocks[self.entry].position if self.entry else 0)
+        )
         found = given if given is not None else []
         if given is None:
             seen = set()
@@ -485,13 +580,21 @@ class _Parser:
                         seen.add(str(n))
                         found.append((str(n), i, d))
         for symbol_name, i, d in found:
-            if i >= len(c.params) or d >= c.params[i].shape.rank or str(c.params[i].shape.dims[d]) != symbol_name:
-                raise self.s.error(f"symbol {symbol_name} is not dimension {d} of parameter {i}", at)
+            if (
+                i >= len(c.params)
+                or d >= c.params[i].shape.rank
+                or str(c.params[i].shape.dims[d]) != symbol_name
+            ):
+                raise self.s.error(
+                    f"symbol {symbol_name} is not dimension {d} of parameter {i}", at
+                )
         bound = {n for n, _, _ in found}
         for x in c.instructions():
             for size in x.shape.dims:
                 if isinstance(size, Dim) and (free := symbols(size) - bound):
-                    raise self.s.error(f"symbol {min(free)} in {x.shape} is no size of a parameter", at)
+                    raise self.s.error(
+                        f"symbol {min(free)} in {x.shape} is no size of a parameter", at
+                    )
         return tuple(found)
 
 
@@ -520,15 +623,20 @@ def _constant(value, sharding: Sharding | tuple | None = None) -> Instruction:
 
 # Attributes that another spelling replaces, and ones that XLA prints on some opcodes where they say nothing new.
 _REWRITTEN = ("true_computation", "false_computation", "serial")
-_OPTIONAL = frozenset("channel_id indices_are_sorted unique_indices use_global_device_ids operand_precision type dimensions "
-                      "async_execution_thread constrain_layout called_computations custom_call_has_side_effect".split())
+_OPTIONAL = frozenset(
+    "channel_id indices_are_sorted unique_indices use_global_device_ids operand_precision type dimensions "
+    "async_execution_thread constrain_layout called_computations custom_call_has_side_effect".split()
+)
 _SERIAL = re.compile(r'(?:,\s*)?serial="(\d{1,18})"')
 
 
 def _rewrite_attributes(op: str, attrs: dict) -> None:
     """XLA's spellings that say the same as ours."""
     if "true_computation" in attrs:
-        attrs["branch_computations"] = (attrs.pop("true_computation"), attrs.pop("false_computation"))
+        attrs["branch_computations"] = (
+            attrs.pop("true_computation"),
+            attrs.pop("false_computation"),
+        )
     if op == "compare" and attrs.get("type") != "TOTALORDER":
         attrs.pop("type", None)  # the operands' type says it
     if set(attrs.get("operand_precision", ("highest",))) == {"default"}:
@@ -544,7 +652,9 @@ def _rewrite_attributes(op: str, attrs: dict) -> None:
         del attrs["api_version"]
 
 
-def _bitcast(operands: list[Instruction], want: Shape, result: Shape, written: Sequence[Shape]) -> Instruction:
+def _bitcast(
+    operands: list[Instruction], want: Shape, result: Shape, written: Sequence[Shape]
+) -> Instruction:
     """The same bytes under another shape; layouts decide which element stands where."""
     OPCODES["bitcast"].verify(want, *operands)
     x = operands[0]
@@ -558,7 +668,9 @@ def _bitcast(operands: list[Instruction], want: Shape, result: Shape, written: S
         return x if x.shape == want and operands[0].shape != want else instr("bitcast", (x,), want)
     order = tuple(reversed(target))
     physical = instr("bitcast", (x,), Shape(want.dtype, tuple(want.dims[d] for d in order)))
-    return instr("transpose", (physical,), dimensions=tuple(order.index(d) for d in range(len(order))))
+    return instr(
+        "transpose", (physical,), dimensions=tuple(order.index(d) for d in range(len(order)))
+    )
 
 
 def _retyped(x: Instruction, dtype: str) -> Instruction:
@@ -592,7 +704,11 @@ def _replaced(root: Instruction, swaps: dict[Instruction, Instruction]) -> Instr
             continue
         if x.op == "copy" and x.operands[0] in swaps:
             inner = swaps[x.operands[0]]
-            done[x] = inner if x.get("sharding") is None or inner.op != "copy" else replace(inner, sharding=x["sharding"])
+            done[x] = (
+                inner
+                if x.get("sharding") is None or inner.op != "copy"
+                else replace(inner, sharding=x["sharding"])
+            )
             continue
         operands = tuple(done[o] for o in x.operands)
         done[x] = x if operands == x.operands else replace(x, operands)

@@ -1,4 +1,5 @@
 """Parsers of instruction attributes: `ATTRIBUTES[name](scanner) -> value`. A computation's name becomes a `Ref` until it is built."""
+
 from __future__ import annotations
 
 import math
@@ -9,7 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.scan import SIZE, STRING, Scanner, element_type, parse_size, split_sizes, unescape
+from torch_hlo.hlo.scan import (
+    SIZE,
+    STRING,
+    Scanner,
+    element_type,
+    parse_size,
+    split_sizes,
+    unescape,
+)
 from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding import MAX_DEVICES, MAX_RANK, Axis, Mesh, ShardingError
 from torch_hlo.hlo.window import WindowDim
@@ -135,7 +144,9 @@ def _split_sizes(scanner: Scanner, text: str, position: int) -> list[list[Size]]
         found = part.match(text, at)
         if not found:
             raise scanner.error(f"bad sizes {text[:60]!r}", position)
-        rows[-1].append(int(found.group(1)) if found.group(1) else parse_size(scanner, found.group(2), position))
+        rows[-1].append(
+            int(found.group(1)) if found.group(1) else parse_size(scanner, found.group(2), position)
+        )
         at = found.end()
         if at == len(text):
             return rows
@@ -160,7 +171,14 @@ def _padding(scanner: Scanner) -> tuple[tuple[Size, Size, int], ...]:
     return tuple((r[0], r[1], r[2] if len(r) == 3 else 0) for r in rows)
 
 
-_WINDOW_FIELDS = {"size": 1, "stride": 1, "pad": 2, "lhs_dilate": 1, "rhs_dilate": 1, "rhs_reversal": 1}
+_WINDOW_FIELDS = {
+    "size": 1,
+    "stride": 1,
+    "pad": 2,
+    "lhs_dilate": 1,
+    "rhs_dilate": 1,
+    "rhs_reversal": 1,
+}
 
 
 def _window(scanner: Scanner) -> tuple[WindowDim, ...]:
@@ -172,7 +190,9 @@ def _window(scanner: Scanner) -> tuple[WindowDim, ...]:
         key = _word(scanner)
         scanner.expect("=")
         if key not in _WINDOW_FIELDS or key in fields:
-            raise scanner.error(f"bad window field {key!r}; known are {', '.join(_WINDOW_FIELDS)}", at)
+            raise scanner.error(
+                f"bad window field {key!r}; known are {', '.join(_WINDOW_FIELDS)}", at
+            )
         rows = _split_sizes(scanner, scanner.need(_SIZES_TEXT, "sizes").group(), at)
         if any(len(r) != _WINDOW_FIELDS[key] for r in rows):
             raise scanner.error(f"bad window field {key}", at)
@@ -187,10 +207,22 @@ def _window(scanner: Scanner) -> tuple[WindowDim, ...]:
         return [r[0] for r in fields[key]] if key in fields else [default] * rank
 
     pads = fields.get("pad", [[0, 0]] * rank)
-    columns = zip(column("size", 1), column("stride", 1), pads, column("lhs_dilate", 1), column("rhs_dilate", 1), column("rhs_reversal", 0))
-    window = tuple(WindowDim(size, stride, low, high, lhs, rhs, bool(flip)) for size, stride, (low, high), lhs, rhs, flip in columns)
+    columns = zip(
+        column("size", 1),
+        column("stride", 1),
+        pads,
+        column("lhs_dilate", 1),
+        column("rhs_dilate", 1),
+        column("rhs_reversal", 0),
+    )
+    window = tuple(
+        WindowDim(size, stride, low, high, lhs, rhs, bool(flip))
+        for size, stride, (low, high), lhs, rhs, flip in columns
+    )
     for w in window:
-        if any(type(v) is not int or v < 1 for v in (w.stride, w.base_dilation, w.window_dilation)) or (type(w.size) is int and w.size < 0):
+        if any(
+            type(v) is not int or v < 1 for v in (w.stride, w.base_dilation, w.window_dilation)
+        ) or (type(w.size) is int and w.size < 0):
             raise scanner.error("window strides and dilations are positive integers", begin)
     return window
 
@@ -214,8 +246,18 @@ def _groups(scanner: Scanner) -> tuple[tuple[int, ...], ...]:
 def _device_order(scanner: Scanner, count: int, begin: int) -> np.ndarray:
     """`[2,4]T(1,0)`: the numbers of `count` devices, transposed."""
     source = scanner.listed("[", "]", scanner.integer)
-    order = scanner.listed("(", ")", scanner.integer) if scanner.accept("T") else list(range(len(source)))
-    if min(source, default=0) < 1 or math.prod(source) != count or count > MAX_DEVICES or len(source) > MAX_RANK or sorted(order) != list(range(len(source))):
+    order = (
+        scanner.listed("(", ")", scanner.integer)
+        if scanner.accept("T")
+        else list(range(len(source)))
+    )
+    if (
+        min(source, default=0) < 1
+        or math.prod(source) != count
+        or count > MAX_DEVICES
+        or len(source) > MAX_RANK
+        or sorted(order) != list(range(len(source)))
+    ):
         raise scanner.error("bad list of device groups", begin)
     return np.arange(count).reshape(source).transpose(order).ravel()
 
@@ -262,7 +304,7 @@ def raw(scanner: Scanner) -> str:
     begin = scanner.skip()
     while True:
         at = scanner.pos
-        if scanner.text[at:at + 1] in ("{", "[", "("):
+        if scanner.text[at : at + 1] in ("{", "[", "("):
             scanner.balanced()
         elif found := STRING.match(scanner.text, at) or _RAW_PART.match(scanner.text, at):
             scanner.pos = found.end()
@@ -270,7 +312,7 @@ def raw(scanner: Scanner) -> str:
             break
     if scanner.pos == begin:
         raise scanner.error(f"expected a value, found {scanner.found()}")
-    return scanner.text[begin:scanner.pos]
+    return scanner.text[begin : scanner.pos]
 
 
 _RAW_PART = re.compile(r"[^,{}()\[\]\"\s]++")

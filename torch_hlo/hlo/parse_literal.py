@@ -1,4 +1,5 @@
 """Literal text such as `{ { 1, 2 }, { nan, -inf } }` -> Literal."""
+
 from __future__ import annotations
 
 import re
@@ -13,7 +14,10 @@ _COMMENT = re.compile(r"/\*(?s:.*?)\*/")
 _TOKEN = re.compile(r"\{[^{}]*+\}|[{},]|\s++|(?s:.)")
 _ELEMENT = re.compile(r"\((?:[^()]++|\([^()]*+\))*+\)|[^\s,()]++(?:\([^()]*+\))?")
 _NAN = re.compile(r"([+-]?)nan\((?:0x([0-9a-fA-F]{1,16})|)\)")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?inf|[+-]?nan(?:\(.*\))?|[+-]?infinity", re.I)
+_NUMBER = re.compile(
+    r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?inf|[+-]?nan(?:\(.*\))?|[+-]?infinity",
+    re.I,
+)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _TRUTH = {"true": True, "false": False, "1": True, "0": False}
 
@@ -27,17 +31,23 @@ def parse_literal(scanner: Scanner, text: str, shape: Shape, position: int) -> L
         raise scanner.error(f"a constant needs static sizes, not {shape}", position)
     text = _COMMENT.sub("", text)
     if "..." in text:
-        raise scanner.error("the values of this constant were left out when it was printed ('...')", position)
+        raise scanner.error(
+            "the values of this constant were left out when it was printed ('...')", position
+        )
     elements = literal_elements(scanner, text, shape, position)
     if len(elements) != shape.size:
-        raise scanner.error(f"{shape} has {shape.size} elements, the constant {len(elements)}", position)
+        raise scanner.error(
+            f"{shape} has {shape.size} elements, the constant {len(elements)}", position
+        )
     return literal_of(scanner, elements, shape, position)
 
 
 def literal_of(scanner: Scanner, elements: list[str], shape: Shape, position: int) -> Literal:
     """The literal of element texts in row-major order."""
     kind, dtype = DTYPES[shape.dtype].kind, shape.dtype
-    convert = {"p": _truths, "s": _integers, "u": _integers, "f": _floats, "c": _complexes}.get(kind)
+    convert = {"p": _truths, "s": _integers, "u": _integers, "f": _floats, "c": _complexes}.get(
+        kind
+    )
     if convert is None:
         raise scanner.error(f"no constants of type {dtype}", position)
     try:
@@ -52,7 +62,9 @@ def literal_elements(scanner: Scanner, text: str, shape: Shape, position: int) -
     if not shape.dims:
         found = _ELEMENT.findall(text)
         if len(found) != 1 or text.strip() != found[0]:
-            raise scanner.error(f"expected one value of {shape}, found {text.strip()[:40]!r}", position)
+            raise scanner.error(
+                f"expected one value of {shape}, found {text.strip()[:40]!r}", position
+            )
         return found
     if 0 in shape.dims:
         if text.strip(" \t\n{},"):
@@ -78,7 +90,10 @@ def literal_elements(scanner: Scanner, text: str, shape: Shape, position: int) -
         elif token[0] == "{" and depth == shape.rank - 1:
             row = _ELEMENT.findall(token[1:-1])
             if len(row) != dims[-1]:
-                raise scanner.error(f"a row of the constant has {len(row)} elements, {shape} needs {dims[-1]}", position)
+                raise scanner.error(
+                    f"a row of the constant has {len(row)} elements, {shape} needs {dims[-1]}",
+                    position,
+                )
             elements += row
             counts[-1] += 1
         else:
@@ -152,5 +167,10 @@ def parse_nested_literal(scanner: Scanner, text: str, shape: Shape, position: in
     if text[begin:-1].strip():
         items.append(text[begin:-1])
     if len(items) != len(shape.elements):
-        raise scanner.error(f"{shape} has {len(shape.elements)} elements, the constant {len(items)}", position)
-    return tuple(parse_nested_literal(scanner, t, s, position, depth + 1) for t, s in zip(items, shape.elements))
+        raise scanner.error(
+            f"{shape} has {len(shape.elements)} elements, the constant {len(items)}", position
+        )
+    return tuple(
+        parse_nested_literal(scanner, t, s, position, depth + 1)
+        for t, s in zip(items, shape.elements)
+    )

@@ -6,6 +6,7 @@ A collective starts when every device of its group has come. The last one to com
 work on it when it is long. The order of sums does not depend on who is last. Nothing can hang: a device that fails releases
 the others, devices that all wait for different things are told so at once, and one that never comes is given up on after `timeout` seconds.
 """
+
 from __future__ import annotations
 
 import threading
@@ -98,8 +99,15 @@ class _Link:
 class Rendezvous:
     """One run of a program on `replicas * partitions` devices. `timeout`: seconds that a device waits for the others; None: for ever."""
 
-    def __init__(self, program: str, replicas: int, partitions: int, timeout: float | None = None) -> None:
-        self.program, self.replicas, self.partitions, self.timeout = program, replicas, partitions, timeout
+    def __init__(
+        self, program: str, replicas: int, partitions: int, timeout: float | None = None
+    ) -> None:
+        self.program, self.replicas, self.partitions, self.timeout = (
+            program,
+            replicas,
+            partitions,
+            timeout,
+        )
         self.links = [_Link(self, d) for d in range(replicas * partitions)]
         self.lock = threading.Lock()
         self.posts: dict[int, _Post] = {}
@@ -109,7 +117,11 @@ class Rendezvous:
 
     # -- the devices
 
-    def run(self, device_program: Callable[[int], object], start: Callable[[Callable[[], None]], object] | None = None) -> list:
+    def run(
+        self,
+        device_program: Callable[[int], object],
+        start: Callable[[Callable[[], None]], object] | None = None,
+    ) -> list:
         """The results of `device_program(device)` on every device. Raises the first error, with a note that names the device.
 
         `start(call)` runs `call()` on another thread; by default on a new one.
@@ -162,7 +174,13 @@ class Rendezvous:
 
     def meet(self, link: _Link, c: Collective, inputs, outputs) -> None:
         """Take part in `c`; blocks."""
-        post = _Post(c, tuple(i.shape for i in inputs), c.group(link.device, self.replicas, self.partitions), inputs, outputs)
+        post = _Post(
+            c,
+            tuple(i.shape for i in inputs),
+            c.group(link.device, self.replicas, self.partitions),
+            inputs,
+            outputs,
+        )
         with self.lock:
             self._raise_failure()
             self.posts[link.device] = post
@@ -197,7 +215,9 @@ class Rendezvous:
             return None
         c = post.what
         pairs = c.pairs(self.replicas, self.partitions) if c.op == "collective-permute" else ()
-        tasks = c.tasks(post.group, [m.inputs for m in members], [m.outputs for m in members], pairs)
+        tasks = c.tasks(
+            post.group, [m.inputs for m in members], [m.outputs for m in members], pairs
+        )
         long = sum(a.nbytes for m in members for a in (*m.inputs, *m.outputs)) >= _LONG
         job = _Job(tasks or [collective.nothing], long)
         self.running += len(members)
@@ -213,21 +233,38 @@ class Rendezvous:
     def _check(self) -> None:
         """Nobody runs, somebody waits: that cannot end well."""
         if self.running == 0 and self.posts and self.failure is None:
-            self._fail(CollectiveError(f"{self.program}: the devices do not run the same collectives. " + self._whereabouts()))
+            self._fail(
+                CollectiveError(
+                    f"{self.program}: the devices do not run the same collectives. "
+                    + self._whereabouts()
+                )
+            )
 
     def _whereabouts(self) -> str:
         said: dict[str, list[int]] = {}
         for d in range(len(self.links)):
             post = self.posts.get(d)
-            said.setdefault(f"in {post}" if post else "finished" if d in self.finished else "busy with something else", []).append(d)
-        return "; ".join(f"device{'s' if len(ds) > 1 else ''} {', '.join(map(str, ds))}: {text}" for text, ds in said.items())
+            said.setdefault(
+                f"in {post}"
+                if post
+                else "finished"
+                if d in self.finished
+                else "busy with something else",
+                [],
+            ).append(d)
+        return "; ".join(
+            f"device{'s' if len(ds) > 1 else ''} {', '.join(map(str, ds))}: {text}"
+            for text, ds in said.items()
+        )
 
     def _give_up(self, post: _Post) -> bool:
         """The time is over: fail, unless the others have come (then their signal is under way)."""
         with self.lock:
             if post.job is not None or self.failure is not None:
                 return True
-            missing = [d for d in post.group if d not in self.posts or not self.posts[d].agrees(post)]
+            missing = [
+                d for d in post.group if d not in self.posts or not self.posts[d].agrees(post)
+            ]
             names = f"device{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             self._fail(CollectiveError(
                 f"{self.program}: {names} did not come to {post} within {self.timeout:g} s (TORCH_HLO_COLLECTIVE_TIMEOUT). " + self._whereabouts()
@@ -244,7 +281,9 @@ class Rendezvous:
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
-            raise CollectiveError(f"{self.program}: given up, since another device failed: {self.failure}") from self.failure
+            raise CollectiveError(
+                f"{self.program}: given up, since another device failed: {self.failure}"
+            ) from self.failure
 
 
 def _thread(call: Callable[[], None]) -> None:

@@ -1,9 +1,10 @@
 """What the text parsers share: a cursor over text, and errors with line, column and a caret.
 
-    ParseError: line 3, column 17: 'foo' is not defined
-      %y = f32[4] add(%foo, %foo)
-                      ^
+ParseError: line 3, column 17: 'foo' is not defined
+  %y = f32[4] add(%foo, %foo)
+                  ^
 """
+
 from __future__ import annotations
 
 import re
@@ -31,12 +32,14 @@ class ParseError(ValueError):
         begin = text.rfind("\n", 0, position) + 1
         end = text.find("\n", position)
         self.line, self.column = text.count("\n", 0, position) + 1, position - begin + 1
-        source = text[begin:len(text) if end < 0 else end]
+        source = text[begin : len(text) if end < 0 else end]
         offset = position - begin
         cut = max(0, offset - 60)  # long lines: the part around the caret
-        shown = source[cut:cut + 120].replace("\t", " ")
+        shown = source[cut : cut + 120].replace("\t", " ")
         message = message if len(message) < 600 else message[:600] + "…"
-        super().__init__(f"line {self.line}, column {self.column}: {message}\n  {shown}\n  {' ' * (offset - cut)}^")
+        super().__init__(
+            f"line {self.line}, column {self.column}: {message}\n  {shown}\n  {' ' * (offset - cut)}^"
+        )
 
 
 class Scanner:
@@ -46,7 +49,9 @@ class Scanner:
         self.text, self.pos = text, 0
 
     def error(self, message: str, position: int | None = None) -> ParseError:
-        return ParseError(message, self.text, self.pos if position is None else min(position, len(self.text)))
+        return ParseError(
+            message, self.text, self.pos if position is None else min(position, len(self.text))
+        )
 
     def skip(self) -> int:
         self.pos = _SPACE.match(self.text, self.pos).end()
@@ -67,7 +72,9 @@ class Scanner:
 
     def expect(self, token: str, what: str = "") -> None:
         if not self.accept(token):
-            raise self.error(f"expected {token!r}{' ' + what if what else ''}, found {self.found()}")
+            raise self.error(
+                f"expected {token!r}{' ' + what if what else ''}, found {self.found()}"
+            )
 
     def match(self, pattern: re.Pattern) -> re.Match | None:
         """Match and step over `pattern`, or None."""
@@ -120,7 +127,7 @@ class Scanner:
                 if not open_ or open_.pop() != token:
                     raise self.error(f"unexpected {token!r}", found.start())
                 if not open_:
-                    return self.text[begin:self.pos]
+                    return self.text[begin : self.pos]
 
     def listed(self, opening: str, closing: str, item) -> list:
         """Items between brackets, separated by commas."""
@@ -150,7 +157,7 @@ def unescape(text: str) -> str:
 
     parts, last = [], 0
     for m in _ESCAPE.finditer(text):
-        parts += [text[last:m.start()].encode(errors="replace"), byte(m)]
+        parts += [text[last : m.start()].encode(errors="replace"), byte(m)]
         last = m.end()
     return b"".join([*parts, text[last:].encode(errors="replace")]).decode(errors="replace")
 
@@ -176,7 +183,10 @@ def parse_size(scanner: Scanner, text: str, position: int) -> Size:
         if value <= MAX_INT:
             return value
     if text.startswith("<=") or text == "?":
-        raise scanner.error(f"bounded and unknown sizes ({text}) are not supported; use a named size such as s0", position)
+        raise scanner.error(
+            f"bounded and unknown sizes ({text}) are not supported; use a named size such as s0",
+            position,
+        )
     if not text or len(text) > 500 or text.count("(") > 20 or text.isdigit():
         raise scanner.error(f"bad size {text[:40]!r}", position)
     try:
@@ -187,5 +197,7 @@ def parse_size(scanner: Scanner, text: str, position: int) -> Size:
 
 def element_type(scanner: Scanner, name: str, position: int) -> str:
     if name not in DTYPES:
-        raise scanner.error(f"unknown element type {name!r}; known are {', '.join(DTYPES)}", position)
+        raise scanner.error(
+            f"unknown element type {name!r}; known are {', '.join(DTYPES)}", position
+        )
     return name

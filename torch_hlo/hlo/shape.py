@@ -3,6 +3,7 @@
 `Shape("f32", (8, 16))` prints `f32[8,16]`; `Shape("tuple", elements=(a, b))` prints `(f32[8], s32[])`.
 A dimension is an int or a symbolic `Dim` (see dim.py).
 """
+
 from __future__ import annotations
 
 import math
@@ -32,20 +33,31 @@ DTYPES: dict[str, DType] = {
     d.name: d
     for d in (
         DType("pred", "p", 8, "bool", "bool"),
-        DType("s2", "s", 2, "int8", None), DType("s4", "s", 4, "int8", None),
-        DType("s8", "s", 8, "int8", "int8"), DType("s16", "s", 16, "int16", "int16"),
-        DType("s32", "s", 32, "int32", "int32"), DType("s64", "s", 64, "int64", "int64"),
-        DType("u2", "u", 2, "uint8", None), DType("u4", "u", 4, "uint8", None),
-        DType("u8", "u", 8, "uint8", "uint8"), DType("u16", "u", 16, "uint16", "uint16"),
-        DType("u32", "u", 32, "uint32", "uint32"), DType("u64", "u", 64, "uint64", "uint64"),
-        DType("f8e4m3fn", "f", 8, "float8_e4m3fn", "float8_e4m3fn"), DType("f8e5m2", "f", 8, "float8_e5m2", "float8_e5m2"),
+        DType("s2", "s", 2, "int8", None),
+        DType("s4", "s", 4, "int8", None),
+        DType("s8", "s", 8, "int8", "int8"),
+        DType("s16", "s", 16, "int16", "int16"),
+        DType("s32", "s", 32, "int32", "int32"),
+        DType("s64", "s", 64, "int64", "int64"),
+        DType("u2", "u", 2, "uint8", None),
+        DType("u4", "u", 4, "uint8", None),
+        DType("u8", "u", 8, "uint8", "uint8"),
+        DType("u16", "u", 16, "uint16", "uint16"),
+        DType("u32", "u", 32, "uint32", "uint32"),
+        DType("u64", "u", 64, "uint64", "uint64"),
+        DType("f8e4m3fn", "f", 8, "float8_e4m3fn", "float8_e4m3fn"),
+        DType("f8e5m2", "f", 8, "float8_e5m2", "float8_e5m2"),
         DType("f8e4m3fnuz", "f", 8, "float8_e4m3fnuz", "float8_e4m3fnuz"),
         DType("f8e5m2fnuz", "f", 8, "float8_e5m2fnuz", "float8_e5m2fnuz"),
-        DType("f8e4m3", "f", 8, "float8_e4m3", None), DType("f8e3m4", "f", 8, "float8_e3m4", None),
+        DType("f8e4m3", "f", 8, "float8_e4m3", None),
+        DType("f8e3m4", "f", 8, "float8_e3m4", None),
         DType("f8e4m3b11fnuz", "f", 8, "float8_e4m3b11fnuz", None),
-        DType("bf16", "f", 16, "bfloat16", "bfloat16"), DType("f16", "f", 16, "float16", "float16"),
-        DType("f32", "f", 32, "float32", "float32"), DType("f64", "f", 64, "float64", "float64"),
-        DType("c64", "c", 64, "complex64", "complex64"), DType("c128", "c", 128, "complex128", "complex128"),
+        DType("bf16", "f", 16, "bfloat16", "bfloat16"),
+        DType("f16", "f", 16, "float16", "float16"),
+        DType("f32", "f", 32, "float32", "float32"),
+        DType("f64", "f", 64, "float64", "float64"),
+        DType("c64", "c", 64, "complex64", "complex64"),
+        DType("c128", "c", 128, "complex128", "complex128"),
         DType("token", "t", 0, None, None),
     )
 }
@@ -78,7 +90,9 @@ class Shape:
     @property
     def is_static(self) -> bool:
         """True when no size is symbolic."""
-        return all(e.is_static for e in self.elements) and not any(isinstance(d, Dim) for d in self.dims)
+        return all(e.is_static for e in self.elements) and not any(
+            isinstance(d, Dim) for d in self.dims
+        )
 
     @property
     def kind(self) -> str:

@@ -11,6 +11,7 @@ closed or open to further ones; an axis may be split into sub-axes; axes that no
 
 A dimension of n elements over k blocks has blocks of ceil(n / k) elements; the last ones are padded at their end, with whatever content.
 """
+
 from __future__ import annotations
 
 import math
@@ -43,15 +44,21 @@ class Mesh:
         names = [name for name, _ in self.axes]
         for name, size in self.axes:
             if not _AXIS_NAME.fullmatch(name):
-                raise ShardingError(f"mesh axis {name!r}: names are letters, digits, '_', '.' and '-', starting with a letter")
+                raise ShardingError(
+                    f"mesh axis {name!r}: names are letters, digits, '_', '.' and '-', starting with a letter"
+                )
             if size < 1:
                 raise ShardingError(f"mesh axis {name} has size {size}; sizes are positive")
             if names.count(name) > 1:
                 raise ShardingError(f"mesh axis {name} is given twice")
         if self.size > MAX_DEVICES:
-            raise ShardingError(f"mesh {self} has {self.size} devices; at most {MAX_DEVICES} are supported")
+            raise ShardingError(
+                f"mesh {self} has {self.size} devices; at most {MAX_DEVICES} are supported"
+            )
         if self.devices and sorted(self.devices) != list(range(self.size)):
-            raise ShardingError(f"mesh {self} needs the devices 0 to {self.size - 1} once each, got {self.devices}")
+            raise ShardingError(
+                f"mesh {self} needs the devices 0 to {self.size - 1} once each, got {self.devices}"
+            )
         if self.devices and self.devices == tuple(range(self.size)):
             object.__setattr__(self, "devices", ())
 
@@ -68,7 +75,9 @@ class Mesh:
         for axis, size in self.axes:
             if axis == name:
                 return size
-        raise ShardingError(f"mesh {self} has no axis {name!r}; its axes are {', '.join(self.names) or 'none'}")
+        raise ShardingError(
+            f"mesh {self} has no axis {name!r}; its axes are {', '.join(self.names) or 'none'}"
+        )
 
     def axis(self, name: str) -> Axis:
         """The whole axis `name`."""
@@ -108,11 +117,19 @@ class Axis:
 
     def within(self, mesh: Mesh) -> str:
         """Text: `x` for a whole axis, `x:(2)4` for a part."""
-        return self.name if self.pre == 1 and self.size == mesh.axis_size(self.name) else f"{self.name}:({self.pre}){self.size}"
+        return (
+            self.name
+            if self.pre == 1 and self.size == mesh.axis_size(self.name)
+            else f"{self.name}:({self.pre}){self.size}"
+        )
 
     def overlaps(self, other: Axis) -> bool:
         """Whether some index of the mesh axis counts for both."""
-        return self.name == other.name and self.pre < other.pre * other.size and other.pre < self.pre * self.size
+        return (
+            self.name == other.name
+            and self.pre < other.pre * other.size
+            and other.pre < self.pre * self.size
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +171,9 @@ class Sharding:
         for i, axis in enumerate(used):
             whole = self.mesh.axis_size(axis.name)
             if axis.size < 1 or axis.pre < 1 or whole % (axis.pre * axis.size):
-                raise ShardingError(f"{axis.name}:({axis.pre}){axis.size} is no part of axis {axis.name} of size {whole}")
+                raise ShardingError(
+                    f"{axis.name}:({axis.pre}){axis.size} is no part of axis {axis.name} of size {whole}"
+                )
             for other in used[:i]:
                 if axis.overlaps(other):
                     raise ShardingError(f"axis {axis.name} is used twice in the sharding {self}")
@@ -165,6 +184,7 @@ class Sharding:
     @staticmethod
     def of(mesh: Mesh, spec: Sequence, open: bool = False) -> Sharding:
         """From one entry per dimension: None, an axis name, or a tuple of names."""
+
         def dim(entry) -> DimSharding:
             names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
             return DimSharding(tuple(mesh.axis(n) for n in names), open)
@@ -188,7 +208,9 @@ class Sharding:
     @property
     def is_replicated(self) -> bool:
         """Every device has the whole array (of the region, where axes are manual)."""
-        return not self.unreduced and self.maximal is None and not any(dim.axes for dim in self.dims)
+        return (
+            not self.unreduced and self.maximal is None and not any(dim.axes for dim in self.dims)
+        )
 
     @property
     def tiles(self) -> tuple[int, ...]:
@@ -202,7 +224,9 @@ class Sharding:
 
     def check_rank(self, dims: Sequence[int]) -> None:
         if len(dims) != self.rank and self.maximal is None:
-            raise ShardingError(f"the sharding {self} is for {self.rank} dimensions, the array has {len(dims)}: {list(dims)}")
+            raise ShardingError(
+                f"the sharding {self} is for {self.rank} dimensions, the array has {len(dims)}: {list(dims)}"
+            )
 
     def tile(self, device: int) -> tuple[int, ...]:
         """Which block `device` holds: an index per dimension."""
@@ -215,7 +239,11 @@ class Sharding:
     def closed(self) -> Sharding:
         """What is decided, without openness, priorities and explicitly replicated axes: equal for equal placements."""
         plain = tuple(DimSharding(dim.axes) for dim in self.dims)
-        return self if plain == self.dims and not self.replicated else replace(self, dims=plain, replicated=())
+        return (
+            self
+            if plain == self.dims and not self.replicated
+            else replace(self, dims=plain, replicated=())
+        )
 
     def __str__(self) -> str:
         from torch_hlo.hlo.sharding_text import sharding_text
@@ -241,7 +269,9 @@ def _groups(mesh: Mesh, axes: tuple[Axis, ...]) -> tuple[tuple[int, ...], ...]:
     rest = complement(mesh, axes)
     for device in range(mesh.size):
         at = mesh.coordinates(device)
-        found.setdefault(tuple(coordinate(mesh, at, a) for a in rest), []).append((_index(mesh, at, axes), device))
+        found.setdefault(tuple(coordinate(mesh, at, a) for a in rest), []).append(
+            (_index(mesh, at, axes), device)
+        )
     return tuple(tuple(device for _, device in sorted(group)) for _, group in sorted(found.items()))
 
 
@@ -282,7 +312,9 @@ def shard(array: np.ndarray, sharding: Sharding) -> list[np.ndarray]:
     array = np.asarray(array)
     sharding.check_rank(array.shape)
     if sharding.unreduced:
-        raise ShardingError(f"an array has no blocks under {sharding}: along unreduced axes they are partial sums")
+        raise ShardingError(
+            f"an array has no blocks under {sharding}: along unreduced axes they are partial sums"
+        )
     if sharding.maximal is not None:
         return [array] * sharding.mesh.size
     block = sharding.shard_dims(array.shape)
@@ -293,7 +325,11 @@ def shard(array: np.ndarray, sharding: Sharding) -> list[np.ndarray]:
         if tile not in blocks:
             piece = array[tuple(slice(i * n, (i + 1) * n) for i, n in zip(tile, block))]
             missing = [(0, n - have) for n, have in zip(block, piece.shape)]
-            blocks[tile] = np.pad(piece, missing) if any(high for _, high in missing) else np.ascontiguousarray(piece).reshape(block)
+            blocks[tile] = (
+                np.pad(piece, missing)
+                if any(high for _, high in missing)
+                else np.ascontiguousarray(piece).reshape(block)
+            )
         result.append(blocks[tile])
     return result
 
@@ -302,7 +338,9 @@ def unshard(blocks: Sequence[np.ndarray], sharding: Sharding, dims: Sequence[int
     """The whole array of extents `dims` from the blocks of all devices. Partial sums along unreduced axes are added."""
     sharding.check_rank(dims)
     if len(blocks) != sharding.mesh.size:
-        raise ShardingError(f"{len(blocks)} blocks for a mesh of {sharding.mesh.size} devices ({sharding.mesh})")
+        raise ShardingError(
+            f"{len(blocks)} blocks for a mesh of {sharding.mesh.size} devices ({sharding.mesh})"
+        )
     if sharding.maximal is not None:
         return np.asarray(blocks[sharding.maximal])
     block = sharding.shard_dims(dims)
@@ -313,7 +351,9 @@ def unshard(blocks: Sequence[np.ndarray], sharding: Sharding, dims: Sequence[int
         if any(coordinate(sharding.mesh, at, axis) for axis in replicas):
             continue  # the same content as another device's
         if np.shape(piece) != block:
-            raise ShardingError(f"device {device} holds {np.shape(piece)}, but {sharding} of {tuple(dims)} has blocks of {block}")
+            raise ShardingError(
+                f"device {device} holds {np.shape(piece)}, but {sharding} of {tuple(dims)} has blocks of {block}"
+            )
         place = tuple(slice(i * n, (i + 1) * n) for i, n in zip(sharding.tile(device), block))
         if sharding.unreduced:
             whole[place] += piece

@@ -9,6 +9,7 @@
 A tile assignment names no axes. `common_mesh` finds the coarsest mesh whose (sub-)axes express all the tile assignments of a program, and
 `from_xla` expresses one of them on a mesh.
 """
+
 from __future__ import annotations
 
 import math
@@ -20,7 +21,17 @@ from functools import lru_cache
 import numpy as np
 
 from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.sharding import MAX_DEVICES, MAX_RANK, Axis, DimSharding, Mesh, Sharding, ShardingError, complement, simplify
+from torch_hlo.hlo.sharding import (
+    MAX_DEVICES,
+    MAX_RANK,
+    Axis,
+    DimSharding,
+    Mesh,
+    Sharding,
+    ShardingError,
+    complement,
+    simplify,
+)
 
 # Our own form
 
@@ -35,7 +46,13 @@ def sharding_text(value: Sharding | tuple) -> str:
     def axes(given: Iterable[Axis]) -> list[str]:
         return [axis.within(value.mesh) for axis in given]
 
-    dims = ("{" + ", ".join(axes(d.axes) + ["?"] * d.open) + "}" + (f"p{d.priority}" if d.priority else "") for d in value.dims)
+    dims = (
+        "{"
+        + ", ".join(axes(d.axes) + ["?"] * d.open)
+        + "}"
+        + (f"p{d.priority}" if d.priority else "")
+        for d in value.dims
+    )
     parts = ["[" + ", ".join(dims) + "]"]
     for name in ("replicated", "unreduced", "manual"):
         if given := getattr(value, name):
@@ -48,7 +65,10 @@ def mesh_from_text(text: str) -> Mesh:
     axes, _, devices = text.partition(";devices=")
     pairs = [part.partition("=") for part in axes.split(",") if part.strip()]
     try:
-        return Mesh(tuple((name.strip(), int(size)) for name, _, size in pairs), tuple(map(int, devices.split(","))) if devices else ())
+        return Mesh(
+            tuple((name.strip(), int(size)) for name, _, size in pairs),
+            tuple(map(int, devices.split(","))) if devices else (),
+        )
     except ValueError as error:
         if isinstance(error, ShardingError):
             raise
@@ -58,7 +78,9 @@ def mesh_from_text(text: str) -> Mesh:
 _TOKEN = re.compile(r"\s*(<=|'[A-Za-z_][\w.\-]*'|[A-Za-z_][\w.\-]*|\d+|[\[\]{}(),:?=])")
 
 
-_METADATA = re.compile(r'/\*.*?\*/|\s*metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*"|\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})*\}')
+_METADATA = re.compile(
+    r'/\*.*?\*/|\s*metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*"|\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})*\}'
+)
 
 
 class _Tokens:
@@ -131,7 +153,9 @@ def _parsed(t: _Tokens, shape: Shape, mesh: Mesh) -> Sharding | tuple | None:
             for _ in t.listed("{", "}"):
                 values.append(_parsed(t, next(given, Shape("token")), mesh))
             if len(values) != len(leaves):
-                raise ShardingError(f"{len(values)} shardings in {t.text} for the {len(leaves)} arrays of {shape}")
+                raise ShardingError(
+                    f"{len(values)} shardings in {t.text} for the {len(leaves)} arrays of {shape}"
+                )
             return _grouped(iter(values), shape)
         start = t.at
         values = []
@@ -197,6 +221,7 @@ def _named_form(t: _Tokens) -> Sharding:
 
 def _axis_form(t: _Tokens, mesh: Mesh) -> Sharding:
     """What follows the opening brace."""
+
     def axis() -> Axis:
         name = t.next()
         if not t.accept(":"):
@@ -248,11 +273,19 @@ class TileAssignment:
         flat = Sharding.replicate(mesh, rank)
         if self.kind != "tiled":
             everything = complement(mesh, ())
-            return flat if self.kind == "replicated" else Sharding(mesh, flat.dims, **{self.kind: everything})
+            return (
+                flat
+                if self.kind == "replicated"
+                else Sharding(mesh, flat.dims, **{self.kind: everything})
+            )
         if len(self.devices) != mesh.size:
-            raise ShardingError(f"a sharding over {len(self.devices)} devices in a program for {mesh.size} ({mesh})")
+            raise ShardingError(
+                f"a sharding over {len(self.devices)} devices in a program for {mesh.size} ({mesh})"
+            )
         if len(self.tiles) - len(self.subgroups) != rank:
-            raise ShardingError(f"a sharding of {len(self.tiles) - len(self.subgroups)} dimensions on an array of {rank}")
+            raise ShardingError(
+                f"a sharding of {len(self.tiles) - len(self.subgroups)} dimensions on an array of {rank}"
+            )
         axes = [_axes_of(mesh, factors) for factors in _tile_factors(self, mesh)]
         extra: dict[str, tuple[Axis, ...]] = {}
         for kind, found in zip(self.subgroups, axes[rank:]):
@@ -286,7 +319,12 @@ def _iota(t: _Tokens, count: int) -> tuple[int, ...]:
     """`[2,4]T(1,0)`: 0, 1, … of these sizes, transposed."""
     source = t.integers("[", "]")
     order = t.integers("(", ")") if t.accept("T") else tuple(range(len(source)))
-    if math.prod(source) != count or sorted(order) != list(range(len(source))) or not count or len(source) > MAX_RANK:
+    if (
+        math.prod(source) != count
+        or sorted(order) != list(range(len(source)))
+        or not count
+        or len(source) > MAX_RANK
+    ):
         raise t.error()
     return tuple(np.arange(count).reshape(source).transpose(order).ravel().tolist())
 
@@ -315,7 +353,11 @@ def _tiled(t: _Tokens) -> TileAssignment:
     elif t.accept("last_tile_dims"):
         t.expect("=")
         subgroups = tuple(t.next() for _ in t.listed("{", "}"))
-        if len(subgroups) > len(tiles) or not set(subgroups) <= {"replicated", "manual", "unreduced"}:
+        if len(subgroups) > len(tiles) or not set(subgroups) <= {
+            "replicated",
+            "manual",
+            "unreduced",
+        }:
             raise t.error()
     return TileAssignment("tiled", tiles, devices, subgroups)
 
@@ -348,8 +390,10 @@ def _tile_factors(tile: TileAssignment, mesh: Mesh | None = None) -> list[list[t
         places = tuple(position[d] for d in places)
     factors = _factors(places)
     if factors is None:
-        raise ShardingError(f"the device order {list(tile.devices[:16])}{'…' if len(tile.devices) > 16 else ''} is no reordering of the "
-                            f"axes of a mesh{f' {mesh}' if mesh else ''}")
+        raise ShardingError(
+            f"the device order {list(tile.devices[:16])}{'…' if len(tile.devices) > 16 else ''} is no reordering of the "
+            f"axes of a mesh{f' {mesh}' if mesh else ''}"
+        )
     result: list[list[tuple[int, int]]] = []
     size, stride = 1, 0
     rest = iter(factors)
@@ -360,7 +404,9 @@ def _tile_factors(tile: TileAssignment, mesh: Mesh | None = None) -> list[list[t
                 size, stride = next(rest)
             take = math.gcd(extent, size)
             if take == 1:
-                raise ShardingError(f"tiles {list(tile.tiles)} over devices {list(tile.devices[:16])} cut across the axes of every mesh")
+                raise ShardingError(
+                    f"tiles {list(tile.tiles)} over devices {list(tile.devices[:16])} cut across the axes of every mesh"
+                )
             found.append((take, stride))
             extent, size, stride = extent // take, size // take, stride * take
         result.append(found[::-1])
@@ -379,8 +425,15 @@ def _axes_of(mesh: Mesh, factors: Iterable[tuple[int, int]]) -> tuple[Axis, ...]
         while size > 1:
             name, extent, unit = next((s for s in spans if s[2] <= begin < s[1] * s[2]), ("", 1, 1))
             take = math.gcd(size, extent * unit // begin)
-            if begin % unit or extent % (begin // unit) or take == 1 or extent % (begin // unit * take):
-                raise ShardingError(f"a digit of size {size} and stride {begin} is no part of an axis of the mesh {mesh}")
+            if (
+                begin % unit
+                or extent % (begin // unit)
+                or take == 1
+                or extent % (begin // unit * take)
+            ):
+                raise ShardingError(
+                    f"a digit of size {size} and stride {begin} is no part of an axis of the mesh {mesh}"
+                )
             digits.append(Axis(name, extent // (begin // unit * take), take))
             size, begin = size // take, begin * take
         found += digits[::-1]
@@ -400,7 +453,9 @@ def common_mesh(texts: Iterable[str], devices: int = 1) -> Mesh:
     tiles += [tile for s in named for tile in _all_tiles(to_xla(s))]
     counts = {len(t.devices) for t in tiles if t.kind == "tiled"}
     if len(counts | ({devices} if devices > 1 else set())) > 1:
-        raise ShardingError(f"shardings over different numbers of devices: {sorted(counts | {devices})}")
+        raise ShardingError(
+            f"shardings over different numbers of devices: {sorted(counts | {devices})}"
+        )
     count = next(iter(counts), devices)
     tiled = [t for t in tiles if t.kind == "tiled"]
     odd = next((t.devices for t in tiled if _factors(t.devices) is None), ())
@@ -412,7 +467,9 @@ def common_mesh(texts: Iterable[str], devices: int = 1) -> Mesh:
                 cuts |= {stride, stride * size}
     strides = sorted(cuts)
     if any(b % a for a, b in zip(strides, strides[1:])):
-        raise ShardingError(f"no mesh of {count} devices has axes for all the shardings of the program: they cut it at strides {strides}")
+        raise ShardingError(
+            f"no mesh of {count} devices has axes for all the shardings of the program: they cut it at strides {strides}"
+        )
     sizes = [b // a for a, b in zip(strides, strides[1:])][::-1] or [1]
     return Mesh(tuple((_letter(i), size) for i, size in enumerate(sizes)), odd)
 
@@ -467,7 +524,15 @@ def _to_xla(value: Sharding) -> str:
         return f"{{maximal device={value.maximal}}}"
     used = [axis for dim in value.dims for axis in dim.axes]
     rest = complement(mesh, (*used, *value.unreduced, *value.manual))
-    groups = [(name, axes) for name, axes in (("manual", value.manual), ("unreduced", value.unreduced), ("replicated", rest)) if axes]
+    groups = [
+        (name, axes)
+        for name, axes in (
+            ("manual", value.manual),
+            ("unreduced", value.unreduced),
+            ("replicated", rest),
+        )
+        if axes
+    ]
     if not used and len(groups) <= 1:
         return "{" + (groups[0][0] if groups else "replicated") + "}"
     tiles = [*value.tiles, *(math.prod(a.size for a in axes) for _, axes in groups)]
@@ -498,4 +563,8 @@ def _device_order(mesh: Mesh, order: list[Axis]) -> str:
     ordered = sorted(runs)
     dims = [math.prod(sizes[i] for i in run) for run in ordered]
     text = f"<=[{','.join(map(str, dims))}]"
-    return text if runs == ordered else text + f"T({','.join(str(ordered.index(run)) for run in runs)})"
+    return (
+        text
+        if runs == ordered
+        else text + f"T({','.join(str(ordered.index(run)) for run in runs)})"
+    )

@@ -8,6 +8,7 @@
 Symbolic sizes print as they are (`f32[s0,768]`), with `symbols={s0=(0,1)}` in the header: the value of s0 is dimension 1 of parameter 0.
 `parse.parse_module` reads every style back to the same interned root.
 """
+
 from __future__ import annotations
 
 import re
@@ -32,7 +33,14 @@ def module_text(module: Module, style: str = "canonical", elide: int | None = No
     order = computations(module.entry)
     printer = _Printer(style, elide, _computation_names(order))
     blocks = [printer.computation(c, c is order[-1]) for c in order]
-    if style == "short" and not (module.aliases or module.symbols or module.constants or module.mesh or module.num_partitions > 1 or module.num_replicas > 1):
+    if style == "short" and not (
+        module.aliases
+        or module.symbols
+        or module.constants
+        or module.mesh
+        or module.num_partitions > 1
+        or module.num_replicas > 1
+    ):
         return "\n\n".join(blocks) if len(blocks) > 1 else printer.body(module.entry)
     return "\n\n".join([_header(module), *blocks]) + "\n"
 
@@ -79,21 +87,30 @@ def shape_text(shape: Shape, layout: bool = False) -> str:
     if order is None and layout and shape.dims:
         order = tuple(reversed(range(shape.rank)))
     dims = ",".join(map(str, shape.dims))
-    return f"{shape.dtype}[{dims}]" + ("" if order is None else "{" + ",".join(map(str, order)) + "}")
+    return f"{shape.dtype}[{dims}]" + (
+        "" if order is None else "{" + ",".join(map(str, order)) + "}"
+    )
 
 
 def _header(module: Module) -> str:
     root, params = module.entry.root, module.entry.params
     parts = [f"HloModule {_identifier(module.name) or 'module'}"]
     if module.aliases:
+
         def index(o):
             return "{" + (str(o) if root.op == "tuple" else "") + "}"
 
-        parts.append("input_output_alias={ " + ", ".join(f"{index(o)}: ({p}, {{}}, may-alias)" for o, p in module.aliases) + " }")
+        parts.append(
+            "input_output_alias={ "
+            + ", ".join(f"{index(o)}: ({p}, {{}}, may-alias)" for o, p in module.aliases)
+            + " }"
+        )
     shapes = ", ".join(shape_text(p.shape, layout=True) for p in params)
     parts.append(f"entry_computation_layout={{({shapes})->{shape_text(root.shape, layout=True)}}}")
     if module.symbols:
-        parts.append("symbols={" + ", ".join(f"{name}=({p},{d})" for name, p, d in module.symbols) + "}")
+        parts.append(
+            "symbols={" + ", ".join(f"{name}=({p},{d})" for name, p, d in module.symbols) + "}"
+        )
     if module.num_replicas > 1:
         parts.append(f"replica_count={module.num_replicas}")
     if (partitions := max(module.num_partitions, module.mesh.size if module.mesh else 1)) > 1:
@@ -108,7 +125,11 @@ def _header(module: Module) -> str:
         if module.out_dims:
             extra["out_dims"] = ", ".join(str(list(dims)) for dims in module.out_dims)
     if extra:
-        parts.append("frontend_attributes={" + ",".join(f"{name}={quoted(value)}" for name, value in extra.items()) + "}")
+        parts.append(
+            "frontend_attributes={"
+            + ",".join(f"{name}={quoted(value)}" for name, value in extra.items())
+            + "}"
+        )
     return ", ".join(parts)
 
 
@@ -158,7 +179,9 @@ class _Printer:
         order = c.instructions()
         return self._lines(c, order, self._instruction_names(order), "")
 
-    def _lines(self, c: Computation, order: list[Instruction], names: dict[int, str], indent: str) -> str:
+    def _lines(
+        self, c: Computation, order: list[Instruction], names: dict[int, str], indent: str
+    ) -> str:
         lines = []
         for x in order:
             operands = ", ".join("%" + names[id(o)] for o in x.operands)
@@ -187,7 +210,9 @@ class _Printer:
         if not x.attrs and x.op not in _ALWAYS:
             return ""
         values = dict(x.attrs)
-        for shown in ("literal",) if x.op == "constant" else ("index",) if x.op == "parameter" else ():
+        for shown in (
+            ("literal",) if x.op == "constant" else ("index",) if x.op == "parameter" else ()
+        ):
             values.pop(shown, None)
         if x.op in _ALWAYS:
             values = {**{name: x[name] for name in _ALWAYS[x.op]}, **values}
@@ -199,10 +224,18 @@ class _Printer:
         return text
 
     def _attribute(self, x: Instruction, name: str, value) -> str:
-        if name == "branch_computations" and x.operands[0].shape.dtype == "pred" and len(value) == 2:
+        if (
+            name == "branch_computations"
+            and x.operands[0].shape.dtype == "pred"
+            and len(value) == 2
+        ):
             return f", true_computation=%{self.names[value[0]]}, false_computation=%{self.names[value[1]]}"
         if name == "serial":  # not an attribute of XLA
-            return f', frontend_attributes={{serial="{value}"}}' if x.get("frontend_attributes") is None else ""
+            return (
+                f', frontend_attributes={{serial="{value}"}}'
+                if x.get("frontend_attributes") is None
+                else ""
+            )
         if name == "frontend_attributes" and x.get("serial") is not None:
             value = value[:-1] + ("," if value.strip("{} ") else "") + f'serial="{x["serial"]}"}}'
         return f", {name}={self._value(name, value)}"
@@ -237,7 +270,14 @@ _ALWAYS = {
 def quoted(text: str) -> str:
     """A C string literal, as XLA writes."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    return '"' + "".join(escapes.get(c, c if c.isprintable() else "".join(f"\\{b:03o}" for b in c.encode())) for c in text) + '"'
+    return (
+        '"'
+        + "".join(
+            escapes.get(c, c if c.isprintable() else "".join(f"\\{b:03o}" for b in c.encode()))
+            for c in text
+        )
+        + '"'
+    )
 
 
 def size_text(size) -> str:
@@ -262,7 +302,9 @@ def window_text(window: Window) -> str:
 
 def _padding(value) -> str:
     def one(low, high, interior):
-        return f"{size_text(low)}_{size_text(high)}" + (f"_{size_text(interior)}" if interior != 0 else "")
+        return f"{size_text(low)}_{size_text(high)}" + (
+            f"_{size_text(interior)}" if interior != 0 else ""
+        )
 
     return "x".join(one(*p) for p in value)
 
@@ -276,9 +318,17 @@ def _raw_or_quoted(value) -> str:
 
 
 _ATTRIBUTES = {
-    "window": window_text, "padding": _padding, "slice": _slice, "custom_call_target": quoted, "opaque": quoted,
-    "backend_config": _raw_or_quoted, "frontend_attributes": str, "infeed_config": quoted,
-    "outfeed_config": quoted, "async_execution_thread": quoted, "epsilon": lambda v: _float_text(np.float64(v)),
+    "window": window_text,
+    "padding": _padding,
+    "slice": _slice,
+    "custom_call_target": quoted,
+    "opaque": quoted,
+    "backend_config": _raw_or_quoted,
+    "frontend_attributes": str,
+    "infeed_config": quoted,
+    "outfeed_config": quoted,
+    "async_execution_thread": quoted,
+    "epsilon": lambda v: _float_text(np.float64(v)),
 }
 
 
@@ -324,9 +374,15 @@ def _element_texts(array: np.ndarray, dtype: str) -> list[str]:
     if kind in "su":
         return list(map(str, flat.tolist()))
     if kind == "c":
-        return [f"({a}, {b})" for a, b in zip(map(_float_text, flat.real), map(_float_text, flat.imag))]
+        return [
+            f"({a}, {b})" for a, b in zip(map(_float_text, flat.real), map(_float_text, flat.imag))
+        ]
     if not np.isnan(flat).any():
-        return [_trimmed(t) for t in flat.astype(np.float64).tolist()] if flat.dtype == np.float64 else list(map(_float_text, flat))
+        return (
+            [_trimmed(t) for t in flat.astype(np.float64).tolist()]
+            if flat.dtype == np.float64
+            else list(map(_float_text, flat))
+        )
     return [_float_text(v, dtype) for v in flat]
 
 
@@ -343,7 +399,9 @@ def _float_text(value: np.floating, dtype: str | None = None) -> str:
             payload, quiet = payload >> 16, quiet >> 16
         sign = "-" if np.signbit(value) else ""
         # f8 types have one nan, or none that text tells apart.
-        return sign + ("nan" if payload == quiet or (dtype or "").startswith("f8") else f"nan({payload:#x})")
+        return sign + (
+            "nan" if payload == quiet or (dtype or "").startswith("f8") else f"nan({payload:#x})"
+        )
     return _trimmed(str(value))
 
 

@@ -4,6 +4,7 @@ Checked: opcodes known; number of operands; attributes legal, hashable and not s
 parameters numbered and listed; signatures of called computations; aliases and symbols. Recursion is impossible by construction (a
 computation is immutable and holds its root). What passed once is not looked at again: instructions are immutable.
 """
+
 from __future__ import annotations
 
 from weakref import WeakSet
@@ -44,7 +45,9 @@ def _verify_computation(c: Computation) -> list[Computation]:
     found: list[Computation] = []
     for position, x in enumerate(c.instructions()):
         if x.op == "parameter" and id(x) not in listed:
-            raise VerifyError(f"computation {c.name}: uses parameter {x['index']} of shape {x.shape}, which is not in its signature")
+            raise VerifyError(
+                f"computation {c.name}: uses parameter {x['index']} of shape {x.shape}, which is not in its signature"
+            )
         if x not in _VERIFIED:
             try:
                 _verify_instruction(x)
@@ -64,7 +67,9 @@ def _verify_instruction(x: Instruction) -> None:
     _verify_shape(x.shape)
     for name, value in x.attrs:
         if DEFAULTS.get(name, _verify_instruction) == value:
-            raise VerifyError(f"attribute {name} is spelled out at its default {value!r}; build it with instr()")
+            raise VerifyError(
+                f"attribute {name} is spelled out at its default {value!r}; build it with instr()"
+            )
         _verify_value(name, value)
     if (sharding := x.get("sharding")) is not None:
         _verify_sharding(sharding, x.shape)
@@ -72,7 +77,11 @@ def _verify_instruction(x: Instruction) -> None:
 
 
 def _verify_sharding(sharding: Sharding | tuple, shape: Shape) -> None:
-    if shape.is_tuple != (type(sharding) is tuple) or shape.is_tuple and len(sharding) != len(shape.elements):
+    if (
+        shape.is_tuple != (type(sharding) is tuple)
+        or shape.is_tuple
+        and len(sharding) != len(shape.elements)
+    ):
         raise VerifyError(f"sharding {sharding} is not of the structure of {shape}")
     if shape.is_tuple:
         for inner, element in zip(sharding, shape.elements):
@@ -98,23 +107,36 @@ def _verify_value(name: str, value) -> None:
     if type(value) is tuple:
         for v in value:
             _verify_value(name, v)
-    elif not isinstance(value, (int, str, float, Dim, Computation, Literal, WindowDim, Shape, Sharding)):
+    elif not isinstance(
+        value, (int, str, float, Dim, Computation, Literal, WindowDim, Shape, Sharding)
+    ):
         raise VerifyError(f"attribute {name} holds a {type(value).__name__}")
 
 
 def _verify_boundary(module: Module) -> None:
     params, results = module.entry.params, outputs(module)
-    for table, kind in ((list(zip(*module.aliases))[:1], "output"), (list(zip(*module.aliases))[1:], "parameter")):
+    for table, kind in (
+        (list(zip(*module.aliases))[:1], "output"),
+        (list(zip(*module.aliases))[1:], "parameter"),
+    ):
         for indices in table:
             if len(set(indices)) != len(indices):
                 raise VerifyError(f"aliases {module.aliases} name an {kind} twice")
     for output, param in module.aliases:
         if not 0 <= output < len(results) or not 0 <= param < len(params):
-            raise VerifyError(f"alias ({output}, {param}) is out of range: {len(results)} outputs, {len(params)} parameters")
+            raise VerifyError(
+                f"alias ({output}, {param}) is out of range: {len(results)} outputs, {len(params)} parameters"
+            )
         if not compatible(results[output].shape, params[param].shape):
-            raise VerifyError(f"alias ({output}, {param}) joins {results[output].shape} and {params[param].shape}")
-    if any(not 0 <= p < len(params) for p in module.constants) or {p for _, p in module.aliases}.intersection(module.constants):
-        raise VerifyError(f"constants {module.constants} are parameters that no output overwrites; there are {len(params)}, aliases {module.aliases}")
+            raise VerifyError(
+                f"alias ({output}, {param}) joins {results[output].shape} and {params[param].shape}"
+            )
+    if any(not 0 <= p < len(params) for p in module.constants) or {
+        p for _, p in module.aliases
+    }.intersection(module.constants):
+        raise VerifyError(
+            f"constants {module.constants} are parameters that no output overwrites; there are {len(params)}, aliases {module.aliases}"
+        )
     bound = set()
     for name, param, dimension in module.symbols:
         ok = 0 <= param < len(params) and 0 <= dimension < params[param].shape.rank
@@ -124,4 +146,6 @@ def _verify_boundary(module: Module) -> None:
     for p in params:
         for d in p.shape.dims:
             if free := symbols(d) - bound:
-                raise VerifyError(f"symbol {min(free)} of parameter {p['index']} ({p.shape}) is read nowhere; add it to Module.symbols")
+                raise VerifyError(
+                    f"symbol {min(free)} of parameter {p['index']} ({p.shape}) is read nowhere; add it to Module.symbols"
+                )

@@ -1,4 +1,5 @@
 """Window of reduce-window, select-and-scatter and convolution: `{size=3x3 stride=2x2 pad=1_1x1_1}`."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -21,7 +22,13 @@ class WindowDim:
     @property
     def is_trivial(self) -> bool:
         """Whether the window does not mix elements of this dimension."""
-        return self.stride == 1 and self.size == 1 and self.pad_low == 0 and self.pad_high == 0 and self.base_dilation == 1
+        return (
+            self.stride == 1
+            and self.size == 1
+            and self.pad_low == 0
+            and self.pad_high == 0
+            and self.base_dilation == 1
+        )
 
     def output_size(self, size: Size) -> Size:
         """Number of window positions over a base dimension of `size`."""

@@ -1,5 +1,6 @@
 """autocast("hlo"): which ops run in the lower precision, which in float32, which in the widest type given. The lists are CUDA's;
 graphs of CPU tensors that are recorded for torch.compile follow the CPU's (`as_on_the_cpu`)."""
+
 from __future__ import annotations
 
 import contextlib
@@ -26,16 +27,22 @@ upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa norm fft_fft fft_
 fft_rfft2 fft_irfft2 fft_rfftn fft_irfftn fft_hfft fft_ihfft""".split()
 
 # These sum in float32 by their own dtype argument.
-FLOAT32_RESULT = "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum".split()
+FLOAT32_RESULT = (
+    "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum".split()
+)
 
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
 
 # Of the ops above, what the CPU does (at/native: autocast_mode.cpp); it leaves the others as they are. Those that PyTorch takes apart into products are lowered there.
-CPU_LOWER = set("""_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm matmul einsum tensordot mm linalg_vecdot linear
-addbmm baddbmm bmm chain_matmul linalg_multi_dot scaled_dot_product_attention""".split())
-CPU_FLOAT32 = set("""grid_sampler prod cdist mse_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss poisson_nll_loss smooth_l1_loss l1_loss huber_loss
+CPU_LOWER = set(
+    """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm matmul einsum tensordot mm linalg_vecdot linear
+addbmm baddbmm bmm chain_matmul linalg_multi_dot scaled_dot_product_attention""".split()
+)
+CPU_FLOAT32 = set(
+    """grid_sampler prod cdist mse_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss poisson_nll_loss smooth_l1_loss l1_loss huber_loss
 margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss kl_div multilabel_margin_loss binary_cross_entropy_with_logits fft_fft fft_ifft fft_fft2 fft_ifft2
-fft_fftn fft_ifftn fft_rfft fft_irfft fft_rfft2 fft_irfft2 fft_rfftn fft_irfftn fft_hfft fft_ihfft""".split())
+fft_fftn fft_ifftn fft_rfft fft_irfft fft_rfft2 fft_irfft2 fft_rfftn fft_irfftn fft_hfft fft_ihfft""".split()
+)
 _here = threading.local()
 
 
@@ -53,18 +60,29 @@ def as_on_the_cpu(enabled: bool, dtype: torch.dtype) -> Iterator[None]:
 def _overloads(name: str) -> list[OpOverload]:
     packet = getattr(aten, name, None)
     found = [getattr(packet, o) for o in packet.overloads()] if packet is not None else []
-    return [o for o in found if not any(a.alias_info and a.alias_info.is_write for a in o._schema.arguments)]
+    return [
+        o
+        for o in found
+        if not any(a.alias_info and a.alias_info.is_write for a in o._schema.arguments)
+    ]
 
 
 def _eligible(x) -> bool:
-    return isinstance(x, torch.Tensor) and x.device.type == backend.NAME and x.is_floating_point() and x.dtype != torch.float64
+    return (
+        isinstance(x, torch.Tensor)
+        and x.device.type == backend.NAME
+        and x.is_floating_point()
+        and x.dtype != torch.float64
+    )
 
 
 def _cast(value, dtype: torch.dtype):
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if _eligible(value) and value.dtype != dtype else value
     if isinstance(value, (list, tuple)):
-        return type(value)([_cast(v, dtype) for v in value]) if type(value) in (list, tuple) else value
+        return (
+            type(value)([_cast(v, dtype) for v in value]) if type(value) in (list, tuple) else value
+        )
     return value
 
 
@@ -79,7 +97,9 @@ def _casting(op: OpOverload, choose: Callable[[tuple], torch.dtype]) -> Callable
                 dtype = _lower(args) if name in CPU_LOWER else torch.float32
             else:
                 dtype = choose(args)
-            return op(*[_cast(a, dtype) for a in args], **{k: _cast(v, dtype) for k, v in kwargs.items()})
+            return op(
+                *[_cast(a, dtype) for a in args], **{k: _cast(v, dtype) for k, v in kwargs.items()}
+            )
 
     return kernel
 
@@ -112,10 +132,16 @@ def _float32_result(op: OpOverload) -> Callable:
     def kernel(*args, **kwargs):
         with backend.without_autocast():
             if getattr(_here, "cpu", False):
-                return op(*(_cast(a, torch.float32) for a in args), **kwargs) if op._schema.name == "aten::prod" else op(*args, **kwargs)
+                return (
+                    op(*(_cast(a, torch.float32) for a in args), **kwargs)
+                    if op._schema.name == "aten::prod"
+                    else op(*args, **kwargs)
+                )
             given = dict(zip([a.name for a in op._schema.arguments], args)) | kwargs
             if given.get("dtype") is None and _eligible(args[0]):
-                position = next((i for i, a in enumerate(op._schema.arguments) if a.name == "dtype"), None)
+                position = next(
+                    (i for i, a in enumerate(op._schema.arguments) if a.name == "dtype"), None
+                )
                 if position is not None and position < len(args):
                     args = (*args[:position], torch.float32, *args[position + 1 :])
                 else:
@@ -151,9 +177,13 @@ def register(every: torch.library.Library, library: torch.library.Library) -> No
 
 
 def _key(op: OpOverload) -> str:
-    return op._schema.name.split("::")[1] + ("." + op._overloadname if op._overloadname != "default" else "")
+    return op._schema.name.split("::")[1] + (
+        "." + op._overloadname if op._overloadname != "default" else ""
+    )
 
 
 def _named(op: OpOverload) -> bool:
     """Overloads for named tensors, which the device does not have."""
-    return any("Dimname" in str(a.type) for a in op._schema.arguments) or "Dimname" in op._overloadname
+    return (
+        any("Dimname" in str(a.type) for a in op._schema.arguments) or "Dimname" in op._overloadname
+    )

@@ -2,6 +2,7 @@
 
 The first half names the private things that the rest of lazy/ uses; `register` wires the device up, once per process.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -33,7 +34,11 @@ plain_attributes = torch._C.DisableTorchFunctionSubclass  # context manager: PyT
 Key = torch._C.DispatchKey
 PRIVATE_USE, AUTOGRAD_PRIVATE_USE = "PrivateUse1", "AutogradPrivateUse1"
 _AUTOCAST = torch._C.DispatchKeySet(Key.AutocastPrivateUse1)
-_LAZY_BITS = torch._C.DispatchKeySet(Key.Conjugate) | torch._C.DispatchKeySet(Key.Negative) | torch._C.DispatchKeySet(Key.ZeroTensor)
+_LAZY_BITS = (
+    torch._C.DispatchKeySet(Key.Conjugate)
+    | torch._C.DispatchKeySet(Key.Negative)
+    | torch._C.DispatchKeySet(Key.ZeroTensor)
+)
 
 
 def autocasts() -> bool:
@@ -50,7 +55,9 @@ def on_the_host():
     """Context manager: ops of CPU tensors work as everywhere else. On the way into `__torch_dispatch__` the dispatcher has excluded what makes conjugated
     and negated views (and tensors known to be zero) mean what they say, and kernels that use such views inside would compute without."""
     tls = torch._C
-    return tls._ForceDispatchKeyGuard(tls._dispatch_tls_local_include_set(), tls._dispatch_tls_local_exclude_set() - _LAZY_BITS)
+    return tls._ForceDispatchKeyGuard(
+        tls._dispatch_tls_local_include_set(), tls._dispatch_tls_local_exclude_set() - _LAZY_BITS
+    )
 
 
 def has_kernel(op: OpOverload, key: torch._C.DispatchKey) -> bool:
@@ -86,7 +93,10 @@ _modes, _functions, _casts, _profiled, _traced = (
 
 def alone() -> bool:
     """True if an op called now, with gradients off, is nobody's business but this device's: no mode, autocast, tracer, profiler or forward-mode differentiation sees it."""
-    return not (_modes() or _functions() or _casts() or _profiled() or _forward_ad._current_level >= 0) and _traced() is None
+    return (
+        not (_modes() or _functions() or _casts() or _profiled() or _forward_ad._current_level >= 0)
+        and _traced() is None
+    )
 
 
 def process_group(group) -> torch.distributed.ProcessGroup:
@@ -122,7 +132,10 @@ def trace_networks(compiler: Callable) -> None:
     def wrap_module(self, value):
         backend = self.tx.output.compiler_fn
         backend = getattr(backend, "_torchdynamo_orig_backend", backend)
-        if not isinstance(value, torch.nn.RNNBase) or getattr(backend, "compiler_fn", backend) is not compiler:
+        if (
+            not isinstance(value, torch.nn.RNNBase)
+            or getattr(backend, "compiler_fn", backend) is not compiler
+        ):
             return wrap(self, value)
         with config.patch(allow_rnn=True):
             return wrap(self, value)
@@ -130,8 +143,12 @@ def trace_networks(compiler: Callable) -> None:
     VariableBuilder.wrap_module = wrap_module
 
 
-in_transform = torch._C._are_functorch_transforms_active  # whether a transform of torch.func is under way
-keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # whether the backward pass under way leaves the graph as it is
+in_transform = (
+    torch._C._are_functorch_transforms_active
+)  # whether a transform of torch.func is under way
+keeps_graph = (
+    torch._C._autograd._get_current_graph_task_keep_graph
+)  # whether the backward pass under way leaves the graph as it is
 
 
 def saved_tensors_hooks():
@@ -150,7 +167,10 @@ def dynamic_marker() -> Callable[[torch.Tensor, set[int]], None]:
     """PyTorch's function that notes which sizes of a compiled graph's result vary, for the next graph."""
     from torch._functorch._aot_autograd import runtime_wrappers
 
-    return getattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices", None) or runtime_wrappers.maybe_mark_dynamic_helper
+    return (
+        getattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices", None)
+        or runtime_wrappers.maybe_mark_dynamic_helper
+    )
 
 
 def wait_work(work) -> None:
@@ -191,16 +211,25 @@ def _answer_natively(guard: _Guard) -> None:
     Every answer is one pair of words: a DeviceType is the first byte of a Device (type, index 0), which is the first word of a Stream (device, stream 0).
     """
     kind, word = int(_PRIVATE_USE), ctypes.sizeof(ctypes.c_void_p)
-    library = next((path for path in map(_library, ("libc10.so", "libc10.dylib")) if os.path.exists(path)), None)
+    library = next(
+        (path for path in map(_library, ("libc10.so", "libc10.dylib")) if os.path.exists(path)),
+        None,
+    )
     known = library is not None
     if known:
-        address = (ctypes.c_void_p * (kind + 1)).in_dll(ctypes.CDLL(library), "_ZN3c104impl26device_guard_impl_registryE")[kind]
+        address = (ctypes.c_void_p * (kind + 1)).in_dll(
+            ctypes.CDLL(library), "_ZN3c104impl26device_guard_impl_registryE"
+        )[kind]
         table = ctypes.c_void_p.from_address(address)
-        words = (ctypes.c_void_p * _TABLE).from_address(table.value - 2 * word)  # two words before its address belong to it
+        words = (ctypes.c_void_p * _TABLE).from_address(
+            table.value - 2 * word
+        )  # two words before its address belong to it
         asks = ctypes.PYFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(words[2 + _METHODS[0]])
         known = asks(address) == kind and guard.asked == 1
     if not known:
-        raise ImportError(f"torch_hlo does not know the device guard of PyTorch {torch.__version__} on this platform")
+        raise ImportError(
+            f"torch_hlo does not know the device guard of PyTorch {torch.__version__} on this platform"
+        )
     _ANSWERS[:] = words
     answer = constant_function(kind, 0)
     for method in _METHODS:
@@ -223,11 +252,19 @@ def _patch_backward(tensor_class: type) -> None:
     # with it, takes longer than recording it. And a thread numbers the nodes of a graph that it makes by itself, so that the order of a second derivative
     # would be another one at each call: torch.func's transforms wrap tensors, hence the question for the device.
     original = torch.autograd.graph._engine_run_backward
-    threads_wanted, set_threads = torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled
+    threads_wanted, set_threads = (
+        torch._C._is_multithreading_enabled,
+        torch._C._set_multithreading_enabled,
+    )
 
     @functools.wraps(original)
     def run_backward(roots, *args, **kwargs):
-        if not threads_wanted() or not any(type(root) is tensor_class or isinstance(root, torch.Tensor) and root.device.type == "hlo" for root in roots):
+        if not threads_wanted() or not any(
+            type(root) is tensor_class
+            or isinstance(root, torch.Tensor)
+            and root.device.type == "hlo"
+            for root in roots
+        ):
             return original(roots, *args, **kwargs)
         set_threads(False)
         try:
@@ -251,7 +288,9 @@ def check_version() -> None:
     """Raises ImportError for a PyTorch that this file was not written for."""
     if not SUPPORTED[0] <= VERSION <= SUPPORTED[1]:
         wanted = " to ".join(".".join(map(str, v)) for v in SUPPORTED)
-        raise ImportError(f"torch_hlo needs PyTorch {wanted}, found {torch.__version__}: its device API is private and changes between versions")
+        raise ImportError(
+            f"torch_hlo needs PyTorch {wanted}, found {torch.__version__}: its device API is private and changes between versions"
+        )
 
 
 def register_device(module: types.ModuleType) -> None:
@@ -264,14 +303,21 @@ def register_device(module: types.ModuleType) -> None:
 
     taken = torch._C._get_privateuse1_backend_name()
     if taken != "privateuseone":
-        raise RuntimeError(f"torch_hlo needs PyTorch's PrivateUse1 device, which the backend {taken!r} has taken in this process")
+        raise RuntimeError(
+            f"torch_hlo needs PyTorch's PrivateUse1 device, which the backend {taken!r} has taken in this process"
+        )
     guard = _Guard()
     _setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=guard)
     _answer_natively(guard)
     _registered = True
 
 
-def patch(tensor_class: type, module: types.ModuleType, generator_class: type, default_dtype_changed: Callable[[], None]) -> None:
+def patch(
+    tensor_class: type,
+    module: types.ModuleType,
+    generator_class: type,
+    default_dtype_changed: Callable[[], None],
+) -> None:
     """Behaviour of PyTorch that has no hook: see each line."""
     _patch_backward(tensor_class)
     _shorten_dispatch(tensor_class)
@@ -445,7 +491,9 @@ def _is_dtensor(stand_in: type, x) -> bool:
     real = _dtensor()
     if real is None:  # it is being imported
         return False
-    _StandIn.__instancecheck__ = type.__instancecheck__.__get__(real)  # asked for every op: without Python
+    _StandIn.__instancecheck__ = type.__instancecheck__.__get__(
+        real
+    )  # asked for every op: without Python
     return isinstance(x, real)
 
 
@@ -457,9 +505,13 @@ def _shorten_dispatch(tensor_class: type) -> None:
     """
     registry = torch._library.simple_registry
     find = registry.find_torch_dispatch_rule
-    registry.find_torch_dispatch_rule = lambda op, cls: None if cls is tensor_class else find(op, cls)
+    registry.find_torch_dispatch_rule = lambda op, cls: (
+        None if cls is tensor_class else find(op, cls)
+    )
     module = "torch.distributed.tensor"
-    stand_in = VERSION >= (2, 13) and module not in sys.modules  # before, C++ compares types and asks no __instancecheck__
+    stand_in = (
+        VERSION >= (2, 13) and module not in sys.modules
+    )  # before, C++ compares types and asks no __instancecheck__
     if stand_in:
         sys.modules[module] = types.SimpleNamespace(DTensor=_StandIn("DTensor", (), {}))
         sys.meta_path.insert(0, _Watch)
@@ -468,7 +520,9 @@ def _shorten_dispatch(tensor_class: type) -> None:
         class Probe(torch.Tensor):
             __torch_dispatch__ = classmethod(lambda cls, func, types, args=(), kwargs=None: args[0])
 
-        torch.ops.aten.neg.default(make_wrapper(Probe, (), dtype=torch.float32, device="cpu"))  # the first op: C++ looks both up
+        torch.ops.aten.neg.default(
+            make_wrapper(Probe, (), dtype=torch.float32, device="cpu")
+        )  # the first op: C++ looks both up
     finally:
         if stand_in:
             del sys.modules[module]

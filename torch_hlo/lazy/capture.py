@@ -23,6 +23,7 @@ have been replayed is traced again.
 
 Gradients are taken inside the function: its results have values only, and a backward pass from one of them is an error.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -35,7 +36,16 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_hlo.lazy import backend, conditions, dispatch, engine, generator, storage, tracked, visible
+from torch_hlo.lazy import (
+    backend,
+    conditions,
+    dispatch,
+    engine,
+    generator,
+    storage,
+    tracked,
+    visible,
+)
 from torch_hlo.lazy.log import level, say
 from torch_hlo.lazy.replay import Different, Segment, Trace
 from torch_hlo.lazy.storage import pending
@@ -46,7 +56,9 @@ from torch_hlo.lazy.variables import like, reference
 _SIMPLE = {HloTensor, int, float, bool, str, type(None)}  # arguments that hold no others
 MODES = 4  # traces kept for modules in training or not, and for answers to what Python asks
 KINDS = 32  # whole numbers with which a function may be called before it is told that they are constants
-TRACES = 4  # calls that may differ (optimizer state is created in the first) before that is an error
+TRACES = (
+    4  # calls that may differ (optimizer state is created in the first) before that is an error
+)
 
 
 def compile(fn: Callable | None = None, *, full_graph: bool = True) -> Callable:
@@ -73,12 +85,20 @@ class Captured:
         names, self.counted = visible.compared(fn)
         code = getattr(inspect.unwrap(fn), "__code__", None)
         own = isinstance(fn, types.MethodType)
-        self.compared = {i - own for i, name in enumerate(code.co_varnames[: code.co_argcount] if code is not None else ()) if name in names}
+        self.compared = {
+            i - own
+            for i, name in enumerate(
+                code.co_varnames[: code.co_argcount] if code is not None else ()
+            )
+            if name in names
+        }
         self.last: dict[object, list[Trace]] = {}  # the latest first
         self.ready: dict[object, list[Trace]] = {}  # one for each way through the function
         self.traces: dict[object, int] = {}
         self.different: set[object] = set()  # calls that are not worth watching any more
-        self.constants: dict[object, set] = {}  # calls that are alike but for whole numbers -> those
+        self.constants: dict[
+            object, set
+        ] = {}  # calls that are alike but for whole numbers -> those
 
     def call(self, args: tuple, kwargs: dict):
         """The function's result, or a replay of it."""
@@ -94,8 +114,17 @@ class Captured:
                 flat, form = pytree.tree_flatten((args, kwargs))
         else:
             flat, form, followed = args, len(args), self.compared
-        if not _SIMPLE.issuperset(map(type, flat)) and any(isinstance(a, torch.Tensor) and not isinstance(a, HloTensor) for a in flat):
-            flat = [from_cpu(a) if isinstance(a, torch.Tensor) and not isinstance(a, HloTensor) and a.device.type == "cpu" else a for a in flat]
+        if not _SIMPLE.issuperset(map(type, flat)) and any(
+            isinstance(a, torch.Tensor) and not isinstance(a, HloTensor) for a in flat
+        ):
+            flat = [
+                from_cpu(a)
+                if isinstance(a, torch.Tensor)
+                and not isinstance(a, HloTensor)
+                and a.device.type == "cpu"
+                else a
+                for a in flat
+            ]
             args, kwargs = (flat, {}) if type(form) is int else pytree.tree_unflatten(flat, form)
         described, inputs, numbers = [], [], []
         try:
@@ -113,7 +142,13 @@ class Captured:
             if self.full_graph:
                 raise
             return self._leave_alone(args, kwargs)
-        key = (form, tuple(described), torch.is_grad_enabled(), backend.autocasts(), torch.get_default_dtype())
+        key = (
+            form,
+            tuple(described),
+            torch.is_grad_enabled(),
+            backend.autocasts(),
+            torch.get_default_dtype(),
+        )
         ready = self.ready.get(key, ())
         reasons: list[str] = []
         for trace in ready:
@@ -122,10 +157,19 @@ class Captured:
                     continue
                 options, storages = trace.surroundings.settings.followable(), trace.storages(inputs)
             if options is None or storages is None:
-                reasons.append("an option of an optimizer has changed" if options is None else "a tensor that it used is gone, or two of them share memory")
+                reasons.append(
+                    "an option of an optimizer has changed"
+                    if options is None
+                    else "a tensor that it used is gone, or two of them share memory"
+                )
                 continue
             try:
-                result = trace.replay(current, storages, options, [flat[i] for i in numbers] + trace.surroundings.variables.sources())
+                result = trace.replay(
+                    current,
+                    storages,
+                    options,
+                    [flat[i] for i in numbers] + trace.surroundings.variables.sources(),
+                )
             except Different:
                 reasons.append("a comparison of numbers came out otherwise")
                 continue
@@ -134,7 +178,11 @@ class Captured:
                 ready.insert(0, trace)
             return result
         if key not in self.last and any(type(a) is int for a in flat):
-            alike = (form, tuple([int if type(a) is int else k for a, k in zip(flat, key[1])]), *key[2:])
+            alike = (
+                form,
+                tuple([int if type(a) is int else k for a, k in zip(flat, key[1])]),
+                *key[2:],
+            )
             known = self.constants.setdefault(alike, set())
             known.add(tuple([a for a in flat if type(a) is int]))
             if len(known) > KINDS:
@@ -147,8 +195,13 @@ class Captured:
         if key in self.different:
             return self._leave_alone(args, kwargs)
         if ready and level():
-            reasons = list(filter(None, (trace.surroundings.reason(inputs) for trace in ready))) + reasons
-            say(1, f"{self.name} is traced again: {'; '.join(dict.fromkeys(reasons)) or 'an argument is given twice'}")
+            reasons = (
+                list(filter(None, (trace.surroundings.reason(inputs) for trace in ready))) + reasons
+            )
+            say(
+                1,
+                f"{self.name} is traced again: {'; '.join(dict.fromkeys(reasons)) or 'an argument is given twice'}",
+            )
         result, trace = self._trace(flat, form, numbers, args, kwargs, self.last.get(key))
         if trace is None:
             self._differs(key)
@@ -175,7 +228,15 @@ class Captured:
             trace.surroundings.inside = "another thread recorded operations while it was traced"
         return result, trace
 
-    def _trace_alone(self, flat: Sequence, form, numbers: Sequence[int], args: tuple, kwargs: dict, before: list[Trace] | None) -> tuple[object, Trace | None]:
+    def _trace_alone(
+        self,
+        flat: Sequence,
+        form,
+        numbers: Sequence[int],
+        args: tuple,
+        kwargs: dict,
+        before: list[Trace] | None,
+    ) -> tuple[object, Trace | None]:
         current = engine.current()
         current.mark_step()
         for t in before or ():
@@ -185,12 +246,16 @@ class Captured:
         storage.TRACES += 1
         start = generator.default.get_offset()
         sources, dispatch.SOURCE = dispatch.SOURCE, True
-        surroundings = Surroundings(self.fn, before[0].surroundings if before else None, self.counted)
+        surroundings = Surroundings(
+            self.fn, before[0].surroundings if before else None, self.counted
+        )
         with tracked.logging() as log:
             guard = _Watching(current, self.name, self.full_graph, log)
             given = [log.counter(a) if i in numbers else a for i, a in enumerate(flat)]
             if len(log.sources):
-                args, kwargs = (given, {}) if type(form) is int else pytree.tree_unflatten(given, form)
+                args, kwargs = (
+                    (given, {}) if type(form) is int else pytree.tree_unflatten(given, form)
+                )
             del given
             try:
                 with engine.use(guard, everywhere=False), watching(surroundings):
@@ -224,8 +289,10 @@ class Captured:
         ways = {t.answers for t in self.last[key]}
         if not alike:
             if len(ways) > MODES and self._differs(key) > TRACES and self.full_graph:
-                raise RuntimeError(f"torch_hlo.compile: {self.name} cannot be replayed: the truth values and numbers that it asks for keep changing"
-                    f"{trace.log.asked and f', lately at {trace.log.asked}'}; use torch.where, or `.item()` for numbers to compute with")
+                raise RuntimeError(
+                    f"torch_hlo.compile: {self.name} cannot be replayed: the truth values and numbers that it asks for keep changing"
+                    f"{trace.log.asked and f', lately at {trace.log.asked}'}; use torch.where, or `.item()` for numbers to compute with"
+                )
             return
         reason = None
         for t in alike:
@@ -243,7 +310,13 @@ class _Watching:
     """The engine while a function is traced: reads end a segment; evaluating anything else is an error that names the line (full_graph), or noticed."""
 
     def __init__(self, inner, name: str, full_graph: bool, log: tracked.Log) -> None:
-        self.inner, self.name, self.full_graph, self.log, self.evaluated = inner, name, full_graph, log, False
+        self.inner, self.name, self.full_graph, self.log, self.evaluated = (
+            inner,
+            name,
+            full_graph,
+            log,
+            False,
+        )
         self.assumptions: list[tuple[conditions.Computation, bool | int]] = []
         self.segments: list[Segment] = []
         self.uploads: list = []  # arrays that the function uploads
@@ -268,7 +341,12 @@ class _Watching:
 
     def item(self, x: HloTensor):
         """The number, which remembers that it was read."""
-        if x.numel() != 1 or not x.dtype.is_floating_point and (x.dtype in (torch.bool, *_COMPLEX) or self.assume(x) is not None) or conditions.known(x, constant=True) is not None:
+        if (
+            x.numel() != 1
+            or not x.dtype.is_floating_point
+            and (x.dtype in (torch.bool, *_COMPLEX) or self.assume(x) is not None)
+            or conditions.known(x, constant=True) is not None
+        ):
             return torch.Tensor.item(x)
         return self.log.source(self._read(x))
 
@@ -331,7 +409,9 @@ _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 def _describe(x) -> object:
     """What an argument that is no tensor must have in common with the traced call's."""
     if isinstance(x, torch.Tensor):
-        raise TypeError(f"torch_hlo.compile: arguments must be tensors on hlo or the CPU, or constants, not a tensor on {x.device}")
+        raise TypeError(
+            f"torch_hlo.compile: arguments must be tensors on hlo or the CPU, or constants, not a tensor on {x.device}"
+        )
     try:
         hash(x)
     except TypeError:

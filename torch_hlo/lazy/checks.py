@@ -1,4 +1,5 @@
 """Checks at record time: tensors of another device, index tensors whose values are known."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -53,21 +54,34 @@ def judge(op: OpOverload, args, kwargs: dict) -> None:
         fill = torch.zeros if op.overloadpacket in _INDEXED else torch.ones
         size = 2 if op.overloadpacket in _SPREAD else 1
         try:
-            op(*[_unit(a, fill, size) for a in args], **{k: _unit(v, fill, size) for k, v in kwargs.items() if k != "generator"})
+            op(
+                *[_unit(a, fill, size) for a in args],
+                **{k: _unit(v, fill, size) for k, v in kwargs.items() if k != "generator"},
+            )
         except NotImplementedError:  # no kernel for the dtype: shapes are judged before that
             if torch.Tag.pointwise in op.tags:
-                torch.broadcast_shapes(*[a._meta.size for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)])
+                torch.broadcast_shapes(
+                    *[a._meta.size for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)]
+                )
             raise
 
 
 def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
     """Strides of an elementwise result where there are dimensions of size 1, about which meta kernels and the CPU's differ: by running it,
     if it is small. None: as the meta kernel says."""
-    if torch.Tag.pointwise not in op.tags and op.overloadpacket not in _LIKE or torch.Tag.nondeterministic_seeded in op.tags:
+    if (
+        torch.Tag.pointwise not in op.tags
+        and op.overloadpacket not in _LIKE
+        or torch.Tag.nondeterministic_seeded in op.tags
+    ):
         return None
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)]
     sizes = [t._meta.size for t in tensors]
-    if not any(1 in size for size in sizes) or any(0 in size for size in sizes) or sum(extent(t._meta) for t in tensors) > 65536:
+    if (
+        not any(1 in size for size in sizes)
+        or any(0 in size for size in sizes)
+        or sum(extent(t._meta) for t in tensors) > 65536
+    ):
         return None
 
     def stand_in(a):
@@ -83,14 +97,26 @@ def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
     return result.stride() if isinstance(result, torch.Tensor) else None
 
 
-_LIKE = {aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.flip, aten.clone, aten._to_copy}
+_LIKE = {
+    aten.empty_like,
+    aten.zeros_like,
+    aten.ones_like,
+    aten.full_like,
+    aten.flip,
+    aten.clone,
+    aten._to_copy,
+}
 
 
 def judged(op: OpOverload) -> bool:
     """True if `judge` runs the op."""
     if torch.Tag.nondeterministic_seeded in op.tags:
         return False
-    return torch.Tag.pointwise in op.tags or op.overloadpacket in _UNIT_SIZES or op.overloadpacket in _INDEXED
+    return (
+        torch.Tag.pointwise in op.tags
+        or op.overloadpacket in _UNIT_SIZES
+        or op.overloadpacket in _INDEXED
+    )
 
 
 _UNIT_SIZES = {
@@ -122,7 +148,9 @@ def _unit(value, fill: Callable, size: int):
 def _multinomial(probabilities, samples, replacement=False, **options) -> None:
     categories = probabilities._meta.size[-1]
     if not replacement and samples > categories:
-        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+        raise RuntimeError(
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+        )
     if samples <= 0:
         raise RuntimeError("cannot sample n_sample <= 0 samples")
 
@@ -130,12 +158,16 @@ def _multinomial(probabilities, samples, replacement=False, **options) -> None:
 def _convolution(x, weight, bias=None, *rest) -> None:
     if x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
         name = "bias" if bias is not None and bias.dtype != x.dtype else "weight"
-        raise RuntimeError(f"Input type ({x.dtype}) and {name} type ({(bias if name == 'bias' else weight).dtype}) should be the same")
+        raise RuntimeError(
+            f"Input type ({x.dtype}) and {name} type ({(bias if name == 'bias' else weight).dtype}) should be the same"
+        )
 
 
 def _index_select(x, dim, index) -> None:
     if not x._meta.size and numel(index._meta.size) != 1:
-        raise RuntimeError(f"index_select(): Index to scalar can have only 1 value, got {numel(index._meta.size)} value(s)")
+        raise RuntimeError(
+            f"index_select(): Index to scalar can have only 1 value, got {numel(index._meta.size)} value(s)"
+        )
 
 
 # What else the CPU refuses and meta kernels let pass; called once per kind of arguments.
@@ -153,7 +185,9 @@ def bounds(tensor: HloTensor) -> tuple[int, int] | None:
     if type(array) is not Array or array.bounds is None:
         return None
     if not array.bounds:
-        if getattr(array.data, "sharding", None) is not None:  # spread over devices: looking at it would be a collective
+        if (
+            getattr(array.data, "sharding", None) is not None
+        ):  # spread over devices: looking at it would be a collective
             return None
         value = peek(dispatch.make(tensor._storage.meta, tensor._storage))
         if value.numel() == 0 or value.dtype.is_floating_point or value.dtype.is_complex:
@@ -206,7 +240,11 @@ def _checked(indices: Callable) -> Callable:
     def check(op: OpOverload, args: tuple, kwargs: dict) -> None:
         for index, low, high in indices(args, kwargs):
             known = bounds(index) if isinstance(index, HloTensor) else None
-            if known is not None and (known[0] < low or known[1] >= high) and _outside(index, low, high):
+            if (
+                known is not None
+                and (known[0] < low or known[1] >= high)
+                and _outside(index, low, high)
+            ):
                 _run_on_cpu(op, args, kwargs)
                 return
 
@@ -270,7 +308,13 @@ def refuse_partial_overlap(target: HloTensor, source: HloTensor) -> None:
     """Two tensors of one storage, of which `target` is written elementwise: raises RuntimeError if dense blocks of memory overlap without
     being the same elements in the same order. As in PyTorch, tensors with gaps are not judged."""
     a, b = target._meta, source._meta
-    if a is b or not numel(a.size) or not numel(b.size) or physical_order(a) is None or physical_order(b) is None:
+    if (
+        a is b
+        or not numel(a.size)
+        or not numel(b.size)
+        or physical_order(a) is None
+        or physical_order(b) is None
+    ):
         return
     begin, end = a.offset * a.dtype.itemsize, extent(a) * a.dtype.itemsize
     other_begin, other_end = b.offset * b.dtype.itemsize, extent(b) * b.dtype.itemsize

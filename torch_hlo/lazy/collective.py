@@ -6,6 +6,7 @@ unequal sizes, gather and scatter to one rank) is done at once: evaluate, commun
 A recorded collective is part of the next step even if nobody wants its result, because the other ranks wait for it: `storage.must_run`.
 The Work that a c10d op returns is done, `async_op` or not. A receive blocks in `irecv` already: post sends before receives.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -47,6 +48,7 @@ def handler(op: OpOverload) -> Handler:
 
 # ---- recording
 
+
 def groups_of(ranks: list[int], world: int) -> tuple[tuple[int, ...], ...]:
     """The groups of all ranks, of which `ranks` is this one's, if that is a dimension of a mesh over the world; else `ranks` alone.
 
@@ -55,10 +57,19 @@ def groups_of(ranks: list[int], world: int) -> tuple[tuple[int, ...], ...]:
     n = len(ranks)
     stride = ranks[1] - ranks[0] if n > 1 else 1
     block = n * stride
-    regular = stride > 0 and ranks == list(range(ranks[0], ranks[0] + block, stride)) and world % block == 0 and ranks[0] % block < stride
+    regular = (
+        stride > 0
+        and ranks == list(range(ranks[0], ranks[0] + block, stride))
+        and world % block == 0
+        and ranks[0] % block < stride
+    )
     if not regular:
         return (tuple(ranks),)
-    return tuple(tuple(range(b + i, b + i + block, stride)) for b in range(0, world, block) for i in range(stride))
+    return tuple(
+        tuple(range(b + i, b + i + block, stride))
+        for b in range(0, world, block)
+        for i in range(stride)
+    )
 
 
 def _groups(group) -> tuple[str, int]:
@@ -78,7 +89,9 @@ def _record(op: OpOverload, *args):
     nodes = [dispatch.operand(a, key, [], False) for a in args[:-1]]
     result = _results.get((*key, groups))
     if result is None:
-        result = _results[(*key, groups)] = dispatch.infer(op, (*args[:-1], backend.process_group(args[-1]).group_name), {})
+        result = _results[(*key, groups)] = dispatch.infer(
+            op, (*args[:-1], backend.process_group(args[-1]).group_name), {}
+        )
     node = Node(op, (*nodes, groups), {}, result.outs, dispatch.SOURCE and dispatch.source())
     must_run(Out(node))
     return dispatch.build(result.form, result.metas, node)
@@ -109,7 +122,9 @@ def _written(record: Callable) -> Callable:
 
     def run(target, *args):
         results = record(target, *args)
-        for t, r in zip(target, results) if isinstance(results, (list, tuple)) else [(target, results)]:
+        for t, r in (
+            zip(target, results) if isinstance(results, (list, tuple)) else [(target, results)]
+        ):
             call(aten.copy_.default, t, r)
         return target
 
@@ -153,7 +168,11 @@ _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "pr
 
 
 def _copy(target: HloTensor, value: HloTensor) -> None:
-    call(aten.copy_.default, target, value if value.shape == target.shape else call(aten.reshape.default, value, target.shape))
+    call(
+        aten.copy_.default,
+        target,
+        value if value.shape == target.shape else call(aten.reshape.default, value, target.shape),
+    )
 
 
 def _flat(x: HloTensor) -> HloTensor:
@@ -199,7 +218,9 @@ def _allgather_(lists, xs, group, *rest):
     if any(len(outs) != n or any(o.shape != x.shape for o in outs) for outs, x in zip(lists, xs)):
         raise Unrecordable
     for outs, x in zip(lists, xs, strict=True):
-        for out, part in zip(outs, call(aten.split.Tensor, _all_gather(_flat(x), n, group), x.numel() or 1)):
+        for out, part in zip(
+            outs, call(aten.split.Tensor, _all_gather(_flat(x), n, group), x.numel() or 1)
+        ):
             _copy(out, part)
     return lists
 
@@ -237,7 +258,12 @@ def _reduce_scatter_(outs, lists, group, op, *rest):
 
 def _alltoall_base_(out, x, group, output_sizes, input_sizes, *rest):
     n = _groups(group)[1]
-    if x.numel() != out.numel() or x.dim() == 0 or x.shape[0] % n or any(len(set(sizes)) > 1 for sizes in (output_sizes, input_sizes)):
+    if (
+        x.numel() != out.numel()
+        or x.dim() == 0
+        or x.shape[0] % n
+        or any(len(set(sizes)) > 1 for sizes in (output_sizes, input_sizes))
+    ):
         raise Unrecordable
     even = [x.shape[0] // n] * n
     _copy(out, _record(functional.all_to_all_single.default, x, even, even, group))
@@ -248,7 +274,13 @@ def _alltoall_(outs, xs, group, *rest):
     if len({t.numel() for t in (*outs, *xs)}) > 1 or not xs[0].numel():
         raise Unrecordable
     each = [xs[0].numel()] * len(xs)
-    exchanged = _record(functional.all_to_all_single.default, call(aten.cat.default, [_flat(x) for x in xs]), each, each, group)
+    exchanged = _record(
+        functional.all_to_all_single.default,
+        call(aten.cat.default, [_flat(x) for x in xs]),
+        each,
+        each,
+        group,
+    )
     for out, part in zip(outs, call(aten.split.Tensor, exchanged, each[0])):
         _copy(out, part)
     return outs
@@ -270,7 +302,12 @@ def _with_work(record: Callable, returns_tensors: bool) -> Callable:
 
 
 def _all_on_device(args: tuple) -> bool:
-    return all(_all_on_device(a) if isinstance(a, (list, tuple)) else not isinstance(a, torch.Tensor) or isinstance(a, HloTensor) for a in args)
+    return all(
+        _all_on_device(a)
+        if isinstance(a, (list, tuple))
+        else not isinstance(a, torch.Tensor) or isinstance(a, HloTensor)
+        for a in args
+    )
 
 
 # Schema name -> function of the op's arguments that records it.
@@ -363,6 +400,8 @@ def _to_host(args: tuple, kwargs: dict) -> tuple[dict[int, torch.Tensor], list, 
     found: dict[int, HloTensor] = {}
     fallback.collect((args, list(kwargs.values())), found)
     hosts = fallback.copies(list(found.values()))
-    return hosts, [fallback.to_host(a, hosts) for a in args], {k: fallback.to_host(v, hosts) for k, v in kwargs.items()}
-
-
+    return (
+        hosts,
+        [fallback.to_host(a, hosts) for a in args],
+        {k: fallback.to_host(v, hosts) for k, v in kwargs.items()},
+    )

@@ -5,6 +5,7 @@ are (checks.py); any other is computed with its step and looked at when that is 
 surfaces at a later mark_step, sync or read. Numbers that Python asks for (`if mask.all():`) and that depend on nothing else come from the CPU as well. A captured step (capture.py) judges what came from the CPU while it is traced, and nothing when it is replayed; truth values
 that Python asks for there are compared at each replay.
 """
+
 from __future__ import annotations
 
 import functools
@@ -79,9 +80,14 @@ class Computation:
         made: dict[Node, object] = {}
         with torch.no_grad():
             for node in self.nodes:
-                kwargs = {k: torch.device("cpu") if k == "device" else _argument(v, made, present) for k, v in node.kwargs.items()}
+                kwargs = {
+                    k: torch.device("cpu") if k == "device" else _argument(v, made, present)
+                    for k, v in node.kwargs.items()
+                }
                 try:
-                    made[node] = HOST_OPS.get(node.target, node.target)(*(_argument(a, made, present) for a in node.args), **kwargs)
+                    made[node] = HOST_OPS.get(node.target, node.target)(
+                        *(_argument(a, made, present) for a in node.args), **kwargs
+                    )
                 except NotImplementedError:  # linear_backward
                     return None
             return on_host(_argument(self.value, made, present), self.view)
@@ -89,7 +95,12 @@ class Computation:
 
 def from_cpu(array) -> bool:
     """Whether a storage's value is a small array that came from the CPU."""
-    return type(array) is Array and array.bounds is not None and array.shape.size <= ELEMENTS and _owner(array) is not None
+    return (
+        type(array) is Array
+        and array.bounds is not None
+        and array.shape.size <= ELEMENTS
+        and _owner(array) is not None
+    )
 
 
 @functools.cache
@@ -137,12 +148,19 @@ def _argument(x, made: dict[Node, object], present: Mapping[int, Array] | None):
 
 
 def _owner(array: Array) -> Storage | None:
-    return next((s for s in (o() for o in array.owners) if s is not None and s.value is array), None)
+    return next(
+        (s for s in (o() for o in array.owners) if s is not None and s.value is array), None
+    )
 
 
 @handles(aten._assert_async.msg, aten._assert_async.default)
 def _assert_async(args: tuple, kwargs: dict) -> None:
-    expect(call(aten.ne.Scalar, args[0], 0), lambda value: aten._assert_async.msg(value, args[1] if len(args) > 1 else "Expected Tensor with a value that is not zero"))
+    expect(
+        call(aten.ne.Scalar, args[0], 0),
+        lambda value: aten._assert_async.msg(
+            value, args[1] if len(args) > 1 else "Expected Tensor with a value that is not zero"
+        ),
+    )
 
 
 @handles(aten._is_all_true.default)
@@ -164,8 +182,12 @@ def _is_all_true(args: tuple, kwargs: dict):
 def _asking() -> str | None:
     """What torch.distributions validates; None when somebody else asks."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != "torch.distributions.distribution":
-        if not frame.f_globals.get("__name__", "").startswith(("torch_hlo.", "torch._ops", "torch.utils")):
+    while (
+        frame is not None and frame.f_globals.get("__name__") != "torch.distributions.distribution"
+    ):
+        if not frame.f_globals.get("__name__", "").startswith(
+            ("torch_hlo.", "torch._ops", "torch.utils")
+        ):
             return None
         frame = frame.f_back
     if frame is None:

@@ -7,6 +7,7 @@
 The functions get and return tensors (or tuples and dictionaries of them) and may read other tensors. They must not need a value
 (`.item()`, `if tensor:`), draw random numbers, or write to tensors from outside.
 """
+
 from __future__ import annotations
 
 import functools
@@ -36,7 +37,9 @@ class _Refusing:
         self.what = what
 
     def _refuse(self, *_, **__):
-        raise RuntimeError(f"torch_hlo.{self.what}: a value is needed at {source()}, while the function is recorded; use torch_hlo.cond instead of `if`")
+        raise RuntimeError(
+            f"torch_hlo.{self.what}: a value is needed at {source()}, while the function is recorded; use torch_hlo.cond instead of `if`"
+        )
 
     mark_step = materialize = synchronize = _refuse
 
@@ -57,13 +60,17 @@ def record(what: str, fn: Callable, shapes: Sequence[torch.Tensor], form) -> Rec
     """Call `fn` on stand-ins for tensors like `shapes`, nested as `form`. Raises RuntimeError when it needs a value."""
     stand_ins = [Array(metas.contiguous(tuple(t.shape), t.dtype).hlo, None) for t in shapes]
     first = next(SERIALS)
-    arguments = [fresh(metas.contiguous(tuple(t.shape), t.dtype), a) for t, a in zip(shapes, stand_ins)]
+    arguments = [
+        fresh(metas.contiguous(tuple(t.shape), t.dtype), a) for t, a in zip(shapes, stand_ins)
+    ]
     with engine.use(_Refusing(what)), torch.no_grad():
         result = fn(*pytree.tree_unflatten(arguments, form))
     flat, result_form = pytree.tree_flatten(result)
     for r in flat:
         if not isinstance(r, HloTensor):
-            raise TypeError(f"torch_hlo.{what}: the function must return hlo tensors, not {type(r).__name__}")
+            raise TypeError(
+                f"torch_hlo.{what}: the function must return hlo tensors, not {type(r).__name__}"
+            )
     return _graph(what, [read(r) for r in flat], stand_ins, first, result_form)
 
 
@@ -98,15 +105,28 @@ def _graph(what: str, values: list, stand_ins: list[Array], first: int, form) ->
 
     for n in inside:
         if "seed" in n.kwargs:
-            raise RuntimeError(f"torch_hlo.{what}: {n.target}: random numbers cannot be drawn inside; draw them before and pass them in")
-        made[id(n)] = Node(n.target, tuple(map(value, n.args)), {k: value(v) for k, v in n.kwargs.items()}, n.outs, n.source)
+            raise RuntimeError(
+                f"torch_hlo.{what}: {n.target}: random numbers cannot be drawn inside; draw them before and pass them in"
+            )
+        made[id(n)] = Node(
+            n.target,
+            tuple(map(value, n.args)),
+            {k: value(v) for k, v in n.kwargs.items()},
+            n.outs,
+            n.source,
+        )
     g.nodes = list(made.values())
     results = [value(v) for v in values]
     g.outputs = [(r, None) for r in results]
     g.inputs = [Input(leaf, i) for i, leaf in enumerate(inputs)]
     inner = Graph(g.nodes, [r for r in results if type(r) is Out])
     order = {id(leaf): i for i, leaf in enumerate(inputs)}
-    g.key = (inner.key, tuple(order[id(leaf)] for leaf in inner.leaves), tuple(order.get(id(r), -1) for r in results), tuple(a.shape for a in inputs))
+    g.key = (
+        inner.key,
+        tuple(order[id(leaf)] for leaf in inner.leaves),
+        tuple(order.get(id(r), -1) for r in results),
+        tuple(a.shape for a in inputs),
+    )
     return g
 
 
@@ -128,7 +148,9 @@ def _inputs(what: str, tree) -> tuple[list[HloTensor], object]:
         if not isinstance(t, HloTensor):
             raise TypeError(f"torch_hlo.{what} takes hlo tensors, not {type(t).__name__}")
         if t.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(f"torch_hlo.{what} has no gradient; call it under torch.no_grad(), or use torch.compile(backend='hlo') and PyTorch's {what}")
+            raise RuntimeError(
+                f"torch_hlo.{what} has no gradient; call it under torch.no_grad(), or use torch.compile(backend='hlo') and PyTorch's {what}"
+            )
     return flat, form
 
 
@@ -161,7 +183,9 @@ def _same(what: str, have: list, want: list, forms: tuple) -> None:
         raise TypeError(f"torch_hlo.{what}: the function returns {forms[0]}, expected {forms[1]}")
     for i, (h, w) in enumerate(zip(have, want, strict=True)):
         if h != w:
-            raise TypeError(f"torch_hlo.{what}: value {i} is {w[1]}{list(w[0])} before and {h[1]}{list(h[0])} after; they must be alike")
+            raise TypeError(
+                f"torch_hlo.{what}: value {i} is {w[1]}{list(w[0])} before and {h[1]}{list(h[0])} after; they must be alike"
+            )
 
 
 def _like(tensors: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
@@ -173,7 +197,9 @@ def cond(predicate: torch.Tensor, true_fn: Callable, false_fn: Callable, operand
     """`true_fn(*operands)` if the one-element tensor `predicate` is true, else `false_fn(*operands)`; only one of them runs."""
     (p,), _ = _inputs("cond", (predicate,))
     if p.numel() != 1:
-        raise ValueError(f"torch_hlo.cond: the predicate must have one element, not {list(p.shape)}")
+        raise ValueError(
+            f"torch_hlo.cond: the predicate must have one element, not {list(p.shape)}"
+        )
     flat, form = _inputs("cond", tuple(operands))
     graphs = [record("cond", fn, flat, form) for fn in (true_fn, false_fn)]
     _same("cond", _described(graphs[1]), _described(graphs[0]), (graphs[1].form, graphs[0].form))
@@ -198,10 +224,15 @@ def _share(graphs: Sequence[Recorded], own: int) -> list[Out | Array]:
 def while_loop(cond_fn: Callable, body_fn: Callable, carried: Sequence):
     """Repeat `carried = body_fn(*carried)` while `cond_fn(*carried)` (one element) is true. One loop in the program."""
     flat, form = _inputs("while_loop", tuple(carried))
-    test, body = record("while_loop", cond_fn, flat, form), record("while_loop", body_fn, flat, form)
+    test, body = (
+        record("while_loop", cond_fn, flat, form),
+        record("while_loop", body_fn, flat, form),
+    )
     described = _described(test)
     if len(described) != 1 or torch.Size(described[0][0]).numel() != 1:
-        raise ValueError("torch_hlo.while_loop: the condition must return one tensor of one element")
+        raise ValueError(
+            "torch_hlo.while_loop: the condition must return one tensor of one element"
+        )
     result = body.form if body.form != pytree.tree_structure(0) or len(flat) != 1 else form
     _same("while_loop", _described(body), _like(flat), (_tupled(result), _tupled(form)))
     captured = _share([test, body], len(flat))
@@ -219,17 +250,34 @@ def scan(fn: Callable, init, xs):
     carry, carry_form = _inputs("scan", init)
     stacked, xs_form = _inputs("scan", xs)
     if not stacked or any(x.dim() == 0 or x.shape[0] != stacked[0].shape[0] for x in stacked):
-        raise ValueError(f"torch_hlo.scan: xs must be tensors of one length along dimension 0, got {[list(x.shape) for x in stacked]}")
+        raise ValueError(
+            f"torch_hlo.scan: xs must be tensors of one length along dimension 0, got {[list(x.shape) for x in stacked]}"
+        )
     length = stacked[0].shape[0]
     slices = [torch.empty(x.shape[1:], dtype=x.dtype, device="meta") for x in stacked]
-    g = record("scan", fn, [*carry, *slices], pytree.tree_structure((pytree.tree_unflatten(carry, carry_form), pytree.tree_unflatten(stacked, xs_form))))
+    g = record(
+        "scan",
+        fn,
+        [*carry, *slices],
+        pytree.tree_structure(
+            (pytree.tree_unflatten(carry, carry_form), pytree.tree_unflatten(stacked, xs_form))
+        ),
+    )
     described = _described(g)
     results = pytree.tree_unflatten(list(range(len(described))), g.form)
     if not isinstance(results, (tuple, list)) or len(results) != 2:
         raise TypeError("torch_hlo.scan: the function must return (carry, y)")
     new_carry = pytree.tree_leaves(results[0])
-    _same("scan", described[: len(new_carry)], _like(carry), (pytree.tree_structure(results[0]), carry_form))
+    _same(
+        "scan",
+        described[: len(new_carry)],
+        _like(carry),
+        (pytree.tree_structure(results[0]), carry_form),
+    )
     captured = _share([g], len(carry) + len(slices))
-    outs = [*described[: len(carry)], *[((length, *size), dtype) for size, dtype in described[len(carry):]]]
+    outs = [
+        *described[: len(carry)],
+        *[((length, *size), dtype) for size, dtype in described[len(carry) :]],
+    ]
     args = (g, [read(t) for t in carry], [read(t) for t in stacked], captured)
     return _node(hop.scan, args, outs, g.form)

@@ -1,4 +1,5 @@
 """Ops without a lowering of their own: PyTorch's decompositions, applied while recording; the CPU as the last resort."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,7 +13,9 @@ from torch_hlo.lazy import backend, checks, dispatch, plain_sizes
 _COMPOSITE = (backend.Key.CompositeExplicitAutograd, backend.Key.CompositeImplicitAutograd)
 
 # Decompositions that PyTorch has but that are not the op on the CPU: they sync, loop in Python over values, or differ.
-_UNSUITABLE = frozenset("nonzero nonzero_static unique_consecutive _unique2 unique_dim bincount histc masked_select".split())
+_UNSUITABLE = frozenset(
+    "nonzero nonzero_static unique_consecutive _unique2 unique_dim bincount histc masked_select".split()
+)
 
 
 @cache
@@ -67,5 +70,3 @@ def on_cpu(op: OpOverload, args: tuple, kwargs: dict):
     from torch_hlo.lazy.fallback import run_fallback
 
     return run_fallback(op, tuple(checks.admit_all(args)), checks.admit_all(kwargs))
-
-

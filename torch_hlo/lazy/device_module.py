@@ -1,4 +1,5 @@
 """`torch.hlo`: the device's module, with the verbs of `torch.cuda`. There is one device per process."""
+
 from __future__ import annotations
 
 import contextlib
@@ -11,7 +12,9 @@ import torch
 from torch_hlo.device import collective, runtime
 from torch_hlo.lazy import engine, generator
 
-_initialized = True  # torch.utils.checkpoint looks at this before it saves the state of the generator
+_initialized = (
+    True  # torch.utils.checkpoint looks at this before it saves the state of the generator
+)
 
 # ---- devices
 
@@ -181,7 +184,13 @@ class Stream:
 class Event:
     """A point in the order of execution; with `enable_timing`, `record` waits for the work before it."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kwargs) -> None:
+    def __init__(
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        **kwargs,
+    ) -> None:
         self.enable_timing = enable_timing
         self._time: float | None = None
 

@@ -7,6 +7,7 @@
 * a recorded function: a Node in the graph,
 * an op without a lowering: its decomposition, else the CPU.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -70,7 +71,9 @@ def in_turn(handler: Handler) -> Handler:
     return alone
 
 
-def eager_handle(func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None):
+def eager_handle(
+    func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+):
     """`handle` for TORCH_HLO_EAGER: evaluate before returning."""
     result = handle(func, types, args, kwargs)
     if not _state.nested:
@@ -179,7 +182,9 @@ def lower_or_fall_back(op: OpOverload) -> Handler:
         return on_cpu
 
     def decomposed(args: tuple, kwargs: dict):
-        if op in _state.active:  # many of PyTorch's decompositions end in a primitive that is the op itself
+        if (
+            op in _state.active
+        ):  # many of PyTorch's decompositions end in a primitive that is the op itself
             TABLE[op] = _FOUND[id(op)] = on_cpu
             _ENTRIES.pop(id(op), None)
             return on_cpu(args, kwargs)
@@ -236,7 +241,9 @@ def lifts(op: OpOverload, argument) -> bool:
 
 
 # Arguments that stay in the graph as they are. In a key their type stands before the value: 1 == 1.0 == True.
-_STATIC = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_STATIC = frozenset(
+    {int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
 
 
 def operand(a, key: list, words: list[int], lift: bool):
@@ -280,7 +287,9 @@ def sequence(items: list | tuple, key: list, words: list[int], lift: bool) -> li
     key.append(kinds)
     one_kind = _UNIFORM.get(kinds)
     if one_kind is None:
-        one_kind = _UNIFORM[kinds] = HloTensor if {*kinds} == {HloTensor} else int if {*kinds} <= _STATIC else object
+        one_kind = _UNIFORM[kinds] = (
+            HloTensor if {*kinds} == {HloTensor} else int if {*kinds} <= _STATIC else object
+        )
     if one_kind is int:
         key.append(tuple(items))
         return list(items)
@@ -297,13 +306,17 @@ def sequence(items: list | tuple, key: list, words: list[int], lift: bool) -> li
     return values
 
 
-_UNIFORM: dict[tuple[type, ...], type] = {}  # types of a list's items -> HloTensor for tensors of this device, int for static arguments, else object
+_UNIFORM: dict[
+    tuple[type, ...], type
+] = {}  # types of a list's items -> HloTensor for tensors of this device, int for static arguments, else object
 
 
 _DROPPED = ("device", "layout", "pin_memory", "generator")
 
 
-def operands(args: tuple, kwargs: dict, arguments: Arguments) -> tuple[list, dict, tuple, int, list[int]]:
+def operands(
+    args: tuple, kwargs: dict, arguments: Arguments
+) -> tuple[list, dict, tuple, int, list[int]]:
     """Node arguments, node keywords, metadata key; start of the tape, and the words for it (the form is left open)."""
     key: list = []
     words = [-1]
@@ -372,16 +385,28 @@ def recorder(op: OpOverload, random: bool | None = None, first: bool = False) ->
                 return decompose.on_cpu(op, args, kwargs)
             try:
                 result = cache[key] = infer(target, args, kwargs)
-            except NotImplementedError:  # no meta kernel: the shapes are not known before the op has run
+            except (
+                NotImplementedError
+            ):  # no meta kernel: the shapes are not known before the op has run
                 return decompose.on_cpu(op, args, kwargs)
         if check is not None:
             check(op, args, kwargs)
         if random:
             seed, offset = generator.draw(kwargs)
-            value = Out(Node(target, tuple(nodes), {**keywords, "seed": seed, "offset": offset}, result.outs, SOURCE and source()))
+            value = Out(
+                Node(
+                    target,
+                    tuple(nodes),
+                    {**keywords, "seed": seed, "offset": offset},
+                    result.outs,
+                    SOURCE and source(),
+                )
+            )
         else:
             words[0] = result.taped
-            value = recorded(target, tuple(nodes), keywords, result.outs, SOURCE and source(), base, words)
+            value = recorded(
+                target, tuple(nodes), keywords, result.outs, SOURCE and source(), base, words
+            )
         if first or result.form == 0:
             meta = result.metas[0]
             t = blank(meta)  # `fresh`, inlined: this is the hot path
@@ -406,13 +431,25 @@ def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None) -> list[Meta]:
     """PyTorch's meta kernel has the limits of the CUDA kernel: bfloat16, aligned strides."""
     (*ga, m, k), (*gb, k_, n) = a.shape, b.shape
     if len(ga) > 1 or len(gb) > 1:
-        raise RuntimeError(f"_grouped_mm takes 2-D and 3-D operands, not {tuple(a.shape)} and {tuple(b.shape)}")
+        raise RuntimeError(
+            f"_grouped_mm takes 2-D and 3-D operands, not {tuple(a.shape)} and {tuple(b.shape)}"
+        )
     if a.dtype != b.dtype or bias is not None or out_dtype not in (None, a.dtype):
-        raise RuntimeError(f"_grouped_mm: {a.dtype} x {b.dtype} -> {out_dtype}{' + bias' if bias is not None else ''}: one dtype, no bias")
+        raise RuntimeError(
+            f"_grouped_mm: {a.dtype} x {b.dtype} -> {out_dtype}{' + bias' if bias is not None else ''}: one dtype, no bias"
+        )
     both = bool(ga and gb)
-    if k != k_ or both and (ga != gb or offs is not None) or not both and (offs is None or [*ga, *gb] not in ([], [*offs.shape])):
+    if (
+        k != k_
+        or both
+        and (ga != gb or offs is not None)
+        or not both
+        and (offs is None or [*ga, *gb] not in ([], [*offs.shape]))
+    ):
         ends = None if offs is None else tuple(offs.shape)
-        raise RuntimeError(f"_grouped_mm: operands {tuple(a.shape)} and {tuple(b.shape)} do not fit with offsets {ends}")
+        raise RuntimeError(
+            f"_grouped_mm: operands {tuple(a.shape)} and {tuple(b.shape)} do not fit with offsets {ends}"
+        )
     groups = tuple(ga) if both else () if ga or gb else tuple(offs.shape)
     return [metas.contiguous((*groups, m, n), a.dtype)]
 
@@ -420,8 +457,12 @@ def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None) -> list[Meta]:
 # Ops whose meta kernel is missing or wrong: arguments -> metas of the results (None: undefined), or a Result.
 INFER: dict[OpOverload, Callable] = {
     aten._grouped_mm.default: _grouped_mm,
-    aten.multi_margin_loss_backward.default: lambda grad, x, *rest, **options: [metas.dense(x._meta)],
-    aten.multilabel_margin_loss_backward.default: lambda grad, x, *rest, **options: [metas.dense(x._meta)],
+    aten.multi_margin_loss_backward.default: lambda grad, x, *rest, **options: [
+        metas.dense(x._meta)
+    ],
+    aten.multilabel_margin_loss_backward.default: lambda grad, x, *rest, **options: [
+        metas.dense(x._meta)
+    ],
 }
 
 
@@ -490,7 +531,9 @@ def like_on_cpu(op: OpOverload, args: tuple, kwargs: dict):
 
     def stand_in(a):
         if isinstance(a, HloTensor):
-            return aten.empty_strided.default(a._meta.size, a._meta.stride, dtype=a._meta.dtype, device="cpu")
+            return aten.empty_strided.default(
+                a._meta.size, a._meta.stride, dtype=a._meta.dtype, device="cpu"
+            )
         return a
 
     return op(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
@@ -509,7 +552,9 @@ def aliasing(op: OpOverload) -> Handler:
     """Handler of an op that may return a view and is made of other ops (`reshape`, which arrives under inference_mode)."""
     kernel = decompose.composite(op)
     if kernel is None:
-        raise NotImplementedError(f"the hlo device does not know the view operation {op}; use an operation that copies")
+        raise NotImplementedError(
+            f"the hlo device does not know the view operation {op}; use an operation that copies"
+        )
     return lambda args, kwargs: nested(kernel, args, kwargs)
 
 
@@ -518,7 +563,9 @@ class ViewRule:
 
     __slots__ = ("metas", "steps", "views", "many")
 
-    def __init__(self, metas: list[Meta], steps: list[tuple | None], base: Shape, many: bool) -> None:
+    def __init__(
+        self, metas: list[Meta], steps: list[tuple | None], base: Shape, many: bool
+    ) -> None:
         self.metas, self.steps, self.many = metas, [step and (*step, base) for step in steps], many
         self.views = [step and View(None, *step) for step in self.steps]
 
@@ -537,7 +584,13 @@ def viewer(op: OpOverload) -> Handler:
         if kwargs:
             args = (*args, *[kwargs[n] for n in names[len(args) :] if n in kwargs])
         meta = x._meta
-        key = (meta, *args[1:]) if not lists else (meta, tuple(args[1]), *args[2:]) if lists == 1 else (meta, *map(tuple, args[1:]))
+        key = (
+            (meta, *args[1:])
+            if not lists
+            else (meta, tuple(args[1]), *args[2:])
+            if lists == 1
+            else (meta, *map(tuple, args[1:]))
+        )
         rule = cache.get(key)
         if rule is None:
             rule = cache[key] = make_rule(op, plan, meta, args[1:])
@@ -605,7 +658,13 @@ def _as_slice(op, meta, args, found):
     stop = min(start + (length - 1) * step + 1, size) if length else start
     if length == size and step == 1:
         return [None]
-    return [(aten.slice.Tensor, (dim, start, stop) if step == 1 else (dim, start, stop, step), found[0].hlo)]
+    return [
+        (
+            aten.slice.Tensor,
+            (dim, start, stop) if step == 1 else (dim, start, stop, step),
+            found[0].hlo,
+        )
+    ]
 
 
 def _as_select(op, meta, args, found):

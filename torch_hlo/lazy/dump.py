@@ -3,6 +3,7 @@
     dir/1234/0007_step_7/reason.txt  00_input.hlo  01_algebra.hlo (passes that changed something)  50_kernels.ll  51_code.s  52_buffers.txt
 The first level is the process, so that several may write to one directory. Any .hlo is a valid input for the command line tools.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -17,7 +18,12 @@ from torch_hlo.lazy import log
 
 Observe = Callable[[str, object], None]
 # stage -> file name; passes are numbered as they come
-_FILES = {"stablehlo": "40_program.mlir", "llvm": "50_kernels.ll", "asm": "51_code.s", "buffers": "52_buffers.txt"}
+_FILES = {
+    "stablehlo": "40_program.mlir",
+    "llvm": "50_kernels.ll",
+    "asm": "51_code.s",
+    "buffers": "52_buffers.txt",
+}
 _folders: dict[tuple[str, int], int] = {}
 
 
@@ -36,7 +42,12 @@ def recording(name: str, reason: str) -> Iterator[Observe | None]:
     try:
         yield recorder
     except BaseException as error:
-        recorder.write("error.txt", f"{type(error).__name__}: {error}\n" + "\n".join(getattr(error, "__notes__", ())) + "\n")
+        recorder.write(
+            "error.txt",
+            f"{type(error).__name__}: {error}\n"
+            + "\n".join(getattr(error, "__notes__", ()))
+            + "\n",
+        )
         raise
 
 

@@ -4,6 +4,7 @@ With a padding mask nn.TransformerEncoder turns its input into a nested tensor, 
 was, and which tokens count. Padding is left out of the attention and is zero in the result, as on the CPU; whether the padding is at the end, which
 the CPU asks the values of the mask, does not matter.
 """
+
 from __future__ import annotations
 
 from functools import partial
@@ -36,7 +37,9 @@ class Padded(torch.Tensor):
 def nested_from_mask(values: HloTensor, counts: HloTensor, mask_check: bool = True) -> Padded:
     """`torch._nested_tensor_from_mask`."""
     if values.dim() != 3 or counts.shape != values.shape[:2]:
-        raise RuntimeError(f"a nested tensor takes values of 3 dimensions and a mask of the first two, not {tuple(values.shape)} and {tuple(counts.shape)}")
+        raise RuntimeError(
+            f"a nested tensor takes values of 3 dimensions and a mask of the first two, not {tuple(values.shape)} and {tuple(counts.shape)}"
+        )
     padded = backend.make_wrapper(Padded, *values._meta.wrapper)
     padded.values, padded.counts = values, counts
     return padded
@@ -46,7 +49,9 @@ def to_padded(padded: Padded, padding: float, output_size=None) -> HloTensor:
     """`Tensor.to_padded_tensor`."""
     values = padded.values
     if output_size is not None and tuple(output_size) != tuple(values.shape):
-        raise NotImplementedError(f"to_padded_tensor: {tuple(values.shape)} to {tuple(output_size)}; pad it afterwards")
+        raise NotImplementedError(
+            f"to_padded_tensor: {tuple(values.shape)} to {tuple(output_size)}; pad it afterwards"
+        )
     return torch.where(padded.counts.unsqueeze(-1), values, padding)
 
 
@@ -59,13 +64,28 @@ def _attended(mask: torch.Tensor | None, mask_type: int | None) -> torch.Tensor 
 
 
 def attention(
-    query, key, value, embed_dim, heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask=None, need_weights=True, average_attn_weights=True, mask_type=None
+    query,
+    key,
+    value,
+    embed_dim,
+    heads,
+    qkv_weight,
+    qkv_bias,
+    proj_weight,
+    proj_bias,
+    mask=None,
+    need_weights=True,
+    average_attn_weights=True,
+    mask_type=None,
 ):
     """`torch._native_multi_head_attention`: [batch, length, embed_dim] and the weights (None if not needed)."""
     if query is key and key is value:
         projected = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
     else:
-        projected = [F.linear(x, w, b) for x, w, b in zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))]
+        projected = [
+            F.linear(x, w, b)
+            for x, w, b in zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
+        ]
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in projected)
     seen = _attended(mask, mask_type)
     weights = None
@@ -89,7 +109,21 @@ def encoder_layer(
                      for w, b in ((norm_weight_1, norm_bias_1), (norm_weight_2, norm_bias_2)))  # fmt: skip
 
     def attend(x):
-        return attention(x, x, x, embed_dim, heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type)[0]
+        return attention(
+            x,
+            x,
+            x,
+            embed_dim,
+            heads,
+            qkv_weight,
+            qkv_bias,
+            proj_weight,
+            proj_bias,
+            mask,
+            False,
+            True,
+            mask_type,
+        )[0]
 
     def feed_forward(x):
         return F.linear(activation(F.linear(x, ffn_weight_1, ffn_bias_1)), ffn_weight_2, ffn_bias_2)
@@ -104,12 +138,25 @@ def encoder_layer(
 def padded_layer(src: Padded, *args, **kwargs) -> Padded:
     """`encoder_layer` of a `Padded`: padding is no key."""
     if any(a is not None for a in args[17:]) or kwargs:
-        raise NotImplementedError("a mask beside a nested tensor; build nn.TransformerEncoder with enable_nested_tensor=False")
-    return nested_from_mask(encoder_layer(src.values, *args[:17], src.counts.logical_not(), 1), src.counts)
+        raise NotImplementedError(
+            "a mask beside a nested tensor; build nn.TransformerEncoder with enable_nested_tensor=False"
+        )
+    return nested_from_mask(
+        encoder_layer(src.values, *args[:17], src.counts.logical_not(), 1), src.counts
+    )
 
 
-DECOMPOSITIONS = {aten._transformer_encoder_layer_fwd.default: encoder_layer, aten._native_multi_head_attention.default: attention}
-_OF_PADDED = {aten._transformer_encoder_layer_fwd.default: padded_layer, aten.to_padded_tensor.default: to_padded}
-_OF_MASKS = {aten._nested_tensor_from_mask.default: nested_from_mask, aten._nested_tensor_from_mask_left_aligned.default: lambda values, counts: True}
+DECOMPOSITIONS = {
+    aten._transformer_encoder_layer_fwd.default: encoder_layer,
+    aten._native_multi_head_attention.default: attention,
+}
+_OF_PADDED = {
+    aten._transformer_encoder_layer_fwd.default: padded_layer,
+    aten.to_padded_tensor.default: to_padded,
+}
+_OF_MASKS = {
+    aten._nested_tensor_from_mask.default: nested_from_mask,
+    aten._nested_tensor_from_mask_left_aligned.default: lambda values, counts: True,
+}
 for _op, _fn in {**DECOMPOSITIONS, **_OF_MASKS}.items():
     dispatch.TABLE[_op] = partial(dispatch.nested, _fn)

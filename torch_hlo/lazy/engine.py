@@ -8,6 +8,7 @@ An engine has
 * `later(tensor, check)`, optional: call `check(value on the CPU)` once the tensor has been computed, without waiting for it now;
 * `item(tensor)`, optional: what `tensor.item()` returns; `items(tensors)`, optional: those of several, at once.
 """
+
 from __future__ import annotations
 
 import contextlib

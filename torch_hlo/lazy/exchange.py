@@ -7,6 +7,7 @@
 Values on the hlo device never change, so shared memory is only read: writing to `y` gives it another array, and whoever writes to `x` while `y` is in
 use changes what `y` shows.
 """
+
 from __future__ import annotations
 
 import torch
@@ -30,7 +31,9 @@ def location() -> tuple[int, int]:
         return dlpack.CUDA, _driver().number
     if kind in _HOST_BACKENDS:
         return dlpack.CPU, 0
-    raise BufferError(f"TORCH_HLO_DEVICE={runtime.backend_name()}: its arrays are not in memory that DLPack can name; copy with .cpu()")
+    raise BufferError(
+        f"TORCH_HLO_DEVICE={runtime.backend_name()}: its arrays are not in memory that DLPack can name; copy with .cpu()"
+    )
 
 
 def from_dlpack(x) -> torch.Tensor:
@@ -41,7 +44,9 @@ def from_dlpack(x) -> torch.Tensor:
     place = location()
     found = tuple(map(int, x.__dlpack_device__()))
     if found != place:
-        raise BufferError(f"the array is on DLPack device {found}, the hlo device computes on {place}; copy it there first, or use .to('hlo')")
+        raise BufferError(
+            f"the array is on DLPack device {found}, the hlo device computes on {place}; copy it there first, or use .to('hlo')"
+        )
     driver = _driver()
     stream = {"stream": driver.main.value} if driver is not None else {}
     array, owner = dlpack.take(x.__dlpack__(**stream))
@@ -50,7 +55,10 @@ def from_dlpack(x) -> torch.Tensor:
     dtype = HLO_TO_TORCH.get(array.shape.dtype)
     if dtype is None:
         raise BufferError(f"PyTorch has no dtype for {array.shape}")
-    return fresh(metas.contiguous(array.shape.dims, dtype), Array(array.shape, runtime.adopt(array.shape, array.address, owner)))
+    return fresh(
+        metas.contiguous(array.shape.dims, dtype),
+        Array(array.shape, runtime.adopt(array.shape, array.address, owner)),
+    )
 
 
 def to_dlpack(x: HloTensor, stream: int | None = None) -> object:
@@ -64,7 +72,9 @@ def to_dlpack(x: HloTensor, stream: int | None = None) -> object:
     stream = None if stream == -1 else stream or LEGACY
     if driver is None:
         address = buffer.address
-        buffer.memory.copies = None  # whoever reads it might write, too; packed copies would not know
+        buffer.memory.copies = (
+            None  # whoever reads it might write, too; packed copies would not know
+        )
     else:
         address = buffer.memory.device_address
         if stream is not None:
@@ -92,7 +102,9 @@ def _lease(x: HloTensor):
     lease = Lease(x._storage)
     if not isinstance(lease.buffer, runtime.Buffer):
         lease.close()
-        raise BufferError(f"the tensor {list(x.shape)} is spread over several devices: copy it with .cpu()")
+        raise BufferError(
+            f"the tensor {list(x.shape)} is spread over several devices: copy it with .cpu()"
+        )
     return lease
 
 
@@ -108,7 +120,9 @@ def shares(device: torch.device) -> bool:
     """True if the hlo device computes on this device of torch.cuda."""
     if device.type != "cuda" or not runtime.backend_name().startswith("cuda"):
         return False
-    return location()[1] == (device.index if device.index is not None else torch.cuda.current_device())
+    return location()[1] == (
+        device.index if device.index is not None else torch.cuda.current_device()
+    )
 
 
 def take_in(tensor: torch.Tensor) -> runtime.Buffer:
@@ -136,7 +150,9 @@ def hand_out(x: HloTensor, device: torch.device) -> torch.Tensor:
         lease.close()
     meta = x._meta
     if result.stride() != meta.stride and metas.physical_order(meta) is not None:
-        result = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device=device).copy_(result)
+        result = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device=device).copy_(
+            result
+        )
     return result
 
 

@@ -7,6 +7,7 @@
 Native programs run on a native thread (device/stream.py), which needs no turn of the interpreter; programs that call Python, and other back ends,
 on a Python thread. A job whose inputs come from a failed job fails with the same error. Nothing here takes the step's lock.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -33,7 +34,9 @@ from torch_hlo.hlo.collective import named
 from torch_hlo.lazy import log
 
 DEPTH = 2
-MEANWHILE: list[Callable[[Callable[[], bool]], None]] = []  # what a thread does before it waits for a job, unless that is done: given what tells
+MEANWHILE: list[
+    Callable[[Callable[[], bool]], None]
+] = []  # what a thread does before it waits for a job, unless that is done: given what tells
 _BRIEF = 15e-6  # seconds of a program that its caller runs himself: another thread would not even have woken up
 _LONG = 2e-3  # of one that is worth changing the processor for: 0.1 ms, and what the old one's cache holds
 T = TypeVar("T")
@@ -45,12 +48,36 @@ class Job:
     On the stream it has a `number`, a `block` and what it refers to; on the Python thread it waits for the job `after` it comes, and `ended` is locked until it is done.
     """
 
-    __slots__ = ("name", "program", "inputs", "outputs", "donated", "error", "closed", "number", "block", "needed", "after", "ended")
+    __slots__ = (
+        "name",
+        "program",
+        "inputs",
+        "outputs",
+        "donated",
+        "error",
+        "closed",
+        "number",
+        "block",
+        "needed",
+        "after",
+        "ended",
+    )
 
     def __init__(
-        self, name: str, program: Program, inputs: Sequence[Buffer], outputs: Sequence[Buffer], donated: Sequence[tuple[int, int]] = ()
+        self,
+        name: str,
+        program: Program,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        donated: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self.name, self.program, self.inputs, self.outputs, self.donated = name, program, inputs, outputs, donated
+        self.name, self.program, self.inputs, self.outputs, self.donated = (
+            name,
+            program,
+            inputs,
+            outputs,
+            donated,
+        )
         self.error: BaseException | None = None
         self.closed = False
         self.number: int | None = None
@@ -149,13 +176,17 @@ class _Executor:
         self.thread: threading.Thread | None = None
         self.stream: Stream | None = None
         self.lock = threading.RLock()
-        self.arena: Arena | None = None  # scratch memory of the jobs on the stream, one at a time; None while there are none
+        self.arena: Arena | None = (
+            None  # scratch memory of the jobs on the stream, one at a time; None while there are none
+        )
         self.streaming = 0  # how many there are
 
     def start(self) -> None:
         with _state_lock:
             if self.thread is None:
-                self.thread = threading.Thread(target=self._loop, name="torch_hlo executor", daemon=True)
+                self.thread = threading.Thread(
+                    target=self._loop, name="torch_hlo executor", daemon=True
+                )
                 self.thread.start()
 
     def _loop(self) -> None:
@@ -214,7 +245,10 @@ def streams(program: Program, inputs: Sequence[Buffer]) -> bool:
     for job in in_flight:
         if job.number is None:
             return False
-    return not (_FAILED and any(buffer.job is not None and buffer.job.error is not None for buffer in inputs))
+    return not (
+        _FAILED
+        and any(buffer.job is not None and buffer.job.error is not None for buffer in inputs)
+    )
 
 
 def prepare(job: Job, entry: int, nbytes: int, block: array, needed: object) -> None:
@@ -312,7 +346,9 @@ class _Compiler:
             if self.thread is None:
                 before = threading.stack_size(self.STACK)
                 try:
-                    self.thread = threading.Thread(target=self._loop, name="torch_hlo compiler", daemon=True)
+                    self.thread = threading.Thread(
+                        target=self._loop, name="torch_hlo compiler", daemon=True
+                    )
                     self.thread.start()
                 finally:
                     threading.stack_size(before)
@@ -338,7 +374,9 @@ class _Compiler:
 
     def prepare(self) -> None:
         """What the first compile needs, until somebody asks for something."""
-        with contextlib.suppress(Exception):  # it only gets ahead of what would happen later: an error comes back there
+        with contextlib.suppress(
+            Exception
+        ):  # it only gets ahead of what would happen later: an error comes back there
             for part in runtime.preparations():
                 if not self.queue.empty():
                     return
@@ -349,7 +387,10 @@ class _Compiler:
         try:
             release_compiler()
         except Exception as error:
-            log.warn_once("release_compiler", f"torch_hlo: memory of the compiler could not be given back: {error!r}")
+            log.warn_once(
+                "release_compiler",
+                f"torch_hlo: memory of the compiler could not be given back: {error!r}",
+            )
 
 
 _COMPILER = _Compiler()
@@ -394,9 +435,14 @@ def _close() -> None:
     """At exit: let what is under way end, report errors that nobody has seen."""
     drain()
     for job in _FAILED:
-        print(f"torch_hlo: {job.name} failed and nothing waited for it: {job.error!r}", file=sys.stderr)
+        print(
+            f"torch_hlo: {job.name} failed and nothing waited for it: {job.error!r}",
+            file=sys.stderr,
+        )
     drain_compiler()  # a thread that is inside LLVM while the process takes itself apart would crash
 
 
-os.register_at_fork(before=drain_compiler, after_in_child=_restart_in_child)  # a child has no thread that would keep a promise of its parent's
+os.register_at_fork(
+    before=drain_compiler, after_in_child=_restart_in_child
+)  # a child has no thread that would keep a promise of its parent's
 atexit.register(_close)

@@ -1,8 +1,9 @@
 """Why a program was compiled: its key against the nearest key in the cache, in words.
 
-    aten.mul.Tensor at model.py:31: argument 2 was 3, is 4
-    input 7 was f32[32,64], is f32[48,64] (first used by aten.mm.default at model.py:12)
+aten.mul.Tensor at model.py:31: argument 2 was 3, is 4
+input 7 was f32[32,64], is f32[48,64] (first used by aten.mm.default at model.py:12)
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ def reason(key: tuple, sources: Sequence[str], cached: Sequence) -> str:
     ops = len(key[0][0])
     if not cached:
         return f"{ops} ops, the first program of this process"
-    nearest = max(list(cached)[:-_RECENT - 1 : -1], key=lambda c: _likeness(key, c.key))
-    return f"{ops} ops; nearest cached program {nearest.name}: {difference(key, nearest.key, sources)}"
+    nearest = max(list(cached)[: -_RECENT - 1 : -1], key=lambda c: _likeness(key, c.key))
+    return (
+        f"{ops} ops; nearest cached program {nearest.name}: {difference(key, nearest.key, sources)}"
+    )
 
 
 def _likeness(a: tuple, b: tuple) -> float:
@@ -36,7 +39,14 @@ def _likeness(a: tuple, b: tuple) -> float:
 def difference(new: tuple, old: tuple, sources: Sequence[str] = ()) -> str:
     """The first thing in which two whole keys differ."""
     (nodes, shapes, roots), aliases, backend, disabled, threads, *where = new
-    (old_nodes, old_shapes, old_roots), old_aliases, old_backend, old_disabled, old_threads, *old_where = old
+    (
+        (old_nodes, old_shapes, old_roots),
+        old_aliases,
+        old_backend,
+        old_disabled,
+        old_threads,
+        *old_where,
+    ) = old
     if backend != old_backend:
         return f"it was compiled for {old_backend}, this one is for {backend}"
     if disabled != old_disabled:
@@ -54,7 +64,9 @@ def difference(new: tuple, old: tuple, sources: Sequence[str] = ()) -> str:
     if len(nodes) != len(old_nodes):
         if len(nodes) > len(old_nodes):
             at = len(old_nodes)
-            return f"{len(nodes) - at} more ops, the first of them {_op(nodes[at])}{_at(at, sources)}"
+            return (
+                f"{len(nodes) - at} more ops, the first of them {_op(nodes[at])}{_at(at, sources)}"
+            )
         return f"{len(old_nodes) - len(nodes)} fewer ops, the first that is missing is {_op(old_nodes[len(nodes)])}"
     if len(shapes) != len(old_shapes):
         return f"it had {len(old_shapes)} inputs, this one has {len(shapes)}"
@@ -115,7 +127,10 @@ def _argument(x) -> str:
 
 
 def _roots_difference(roots: tuple, old: tuple, nodes: tuple, sources: Sequence[str]) -> str:
-    for at, verb in ((set(roots) - set(old), "is now wanted"), (set(old) - set(roots), "is no longer wanted")):
+    for at, verb in (
+        (set(roots) - set(old), "is now wanted"),
+        (set(old) - set(roots), "is no longer wanted"),
+    ):
         if at:
             node = min(at) >> INDEX_BITS
             more = f" (and {len(at) - 1} more)" if len(at) > 1 else ""

@@ -2,6 +2,7 @@
 
 Nothing is silent: counter `aten::<op>`, a warning once per op, and with TORCH_HLO_FALLBACK=error an exception instead.
 """
+
 from __future__ import annotations
 
 import torch
@@ -16,7 +17,9 @@ from torch_hlo.lazy.tensor import HloTensor, adopt, from_cpu, to_cpu, upload
 MODES = ("warn", "allow", "error")
 
 
-def run_fallback(op: OpOverload, args: tuple, kwargs: dict, reason: str = "torch_hlo has no lowering for it"):
+def run_fallback(
+    op: OpOverload, args: tuple, kwargs: dict, reason: str = "torch_hlo has no lowering for it"
+):
     """Execute an aten overload on the CPU: functional, in-place, `out=` and list variants.
 
     Returned tensors are new hlo tensors, except that a mutated argument is returned as itself. Raises NotImplementedError with
@@ -78,7 +81,10 @@ def mutated(op: OpOverload, args: tuple, kwargs: dict) -> list[HloTensor]:
     written: dict[int, HloTensor] = {}
     for i, argument in enumerate(op._schema.arguments):
         if argument.alias_info and argument.alias_info.is_write:
-            collect(kwargs.get(argument.name) if argument.kwarg_only or i >= len(args) else args[i], written)
+            collect(
+                kwargs.get(argument.name) if argument.kwarg_only or i >= len(args) else args[i],
+                written,
+            )
     return list(written.values())
 
 
@@ -93,7 +99,11 @@ def _to_device(result, back: dict[int, HloTensor]):
     if isinstance(result, torch.Tensor):
         return back[id(result)] if id(result) in back else from_cpu(result)
     if isinstance(result, (list, tuple)):
-        return type(result)([_to_device(r, back) for r in result]) if type(result) in (list, tuple) else [_to_device(r, back) for r in result]
+        return (
+            type(result)([_to_device(r, back) for r in result])
+            if type(result) in (list, tuple)
+            else [_to_device(r, back) for r in result]
+        )
     return result
 
 
@@ -123,7 +133,11 @@ def _describe(value) -> str:
     if isinstance(value, HloTensor):
         return str(value._meta.hlo)
     if isinstance(value, torch.Tensor):
-        return f"{value.device.type} {metas.of(value).hlo}" if value.layout is torch.strided else str(value.layout)
+        return (
+            f"{value.device.type} {metas.of(value).hlo}"
+            if value.layout is torch.strided
+            else str(value.layout)
+        )
     if isinstance(value, (list, tuple)):
         shown = [_describe(v) for v in value[:8]] + (["..."] if len(value) > 8 else [])
         return "[" + ", ".join(shown) + "]"

@@ -10,6 +10,7 @@ A node's key is `(id of the op, *arguments)` where an argument is
 * a string, None, dtype, layout, memory format or device: itself.
 Integers are tagged apart from wiring, so that a key without them (one program for many sizes) can be derived from this one.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,9 @@ from torch_hlo.lowering.graph import Node, Out, Subgraph
 from torch_hlo.lowering.tape import STATIC
 
 INDEX_BITS = 20  # in keys: which result of a node
-OPS: dict[int, object] = {}  # id -> op of every op that occurs in a key; ops live as long as the process
+OPS: dict[
+    int, object
+] = {}  # id -> op of every op that occurs in a key; ops live as long as the process
 
 
 class Graph:
@@ -85,11 +88,18 @@ class _Encoder:
 
     __slots__ = ("position", "leaves", "numbers", "leaf_index", "number_index", "table")
 
-    def __init__(self, position: dict[int, int], leaves: list[Array], numbers: list[Number]) -> None:
+    def __init__(
+        self, position: dict[int, int], leaves: list[Array], numbers: list[Number]
+    ) -> None:
         self.position, self.leaves, self.numbers = position, leaves, numbers
         self.leaf_index: dict[int, int] = {}
         self.number_index: dict[int, int] = {}
-        self.table: dict[type, Callable] = {**STATIC, Out: self._out, Array: self._leaf, Number: self._number}
+        self.table: dict[type, Callable] = {
+            **STATIC,
+            Out: self._out,
+            Array: self._leaf,
+            Number: self._number,
+        }
         self.table[list] = self.table[tuple] = self._list
 
     def node(self, node: Node) -> tuple:
@@ -144,7 +154,9 @@ class _Encoder:
         if isinstance(x, (int, float)) and type(x).__mro__[1] in STATIC:  # IntEnum and the like
             return STATIC[type(x).__mro__[1]](x)
         where = f" in the arguments of {node.target}" if node is not None else ""
-        raise TypeError(f"hlo device: a {type(x).__name__} cannot be recorded{where}; pass a tensor or a plain number")
+        raise TypeError(
+            f"hlo device: a {type(x).__name__} cannot be recorded{where}; pass a tensor or a plain number"
+        )
 
 
 _INT = {int}

@@ -10,6 +10,7 @@ compared with what the program's expressions predict for it. Sizes that vary mus
 because 0 and 1 mean other things to operators (broadcasting, "no", "the first"); positions may be 0 and 1. Graphs with convolutions get programs of their
 own for a few sizes first, and are never general in the sizes of kernels, which are another model's.
 """
+
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -31,7 +32,9 @@ PROGRAMS = 4  # symbolic programs per structure
 ATTEMPTS = 6  # after which no more are tried
 STRUCTURES = 512
 OWN_SIZES = 3  # instances with convolutions that get programs of their own first: those kernels are 1.2 to 4 times as fast where sizes are known
-CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_overrideable.default, aten._convolution.default})
+CONVOLUTIONS = frozenset(
+    {aten.convolution.default, aten.convolution_overrideable.default, aten._convolution.default}
+)
 _KNOWN = 48  # expressions that others are built from
 _DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 28, 32, 64)
 
@@ -103,7 +106,10 @@ def _positions(graph: Graph) -> Iterator[tuple[Node | int, int, str]]:
 
 def _free(graph: Graph) -> list[bool]:
     """For every integer of `split`, whether it is a position."""
-    return [type(place) is Node and argument in FREE.get(place.target, ()) for place, argument, _ in _positions(graph)]
+    return [
+        type(place) is Node and argument in FREE.get(place.target, ())
+        for place, argument, _ in _positions(graph)
+    ]
 
 
 def _kernel_places(graph: Graph) -> list[int] | None:
@@ -122,7 +128,12 @@ def _kernel_places(graph: Graph) -> list[int] | None:
         at += len(found)
         for i, out in enumerate(node.outs):
             places[id(node), i] = range(at, at := at + (out.rank if out is not None else 0))
-    kernels = [(id(k.node), k.index) if type(k) is Out and k.array is None else (id(k.array if type(k) is Out else k), 0) for k in wanted]
+    kernels = [
+        (id(k.node), k.index)
+        if type(k) is Out and k.array is None
+        else (id(k.array if type(k) is Out else k), 0)
+        for k in wanted
+    ]
     return sorted({i for k in kernels for i in places.get(k, ())})
 
 
@@ -141,7 +152,9 @@ class _Rewriter:
         self.nodes = [self._node(n) for n in graph.nodes]
         self.outputs = [self.value(o) for o in graph.outputs]
         if next(self.sizes, None) is not None:
-            raise AssertionError("the integers of a graph were read in another order than they were written")
+            raise AssertionError(
+                "the integers of a graph were read in another order than they were written"
+            )
 
     def _shape(self, shape: Shape) -> Shape:
         return Shape(shape.dtype, tuple([next(self.sizes) for _ in shape.dims]))
@@ -156,7 +169,9 @@ class _Rewriter:
     def value(self, x):
         kind = type(x)
         if kind is Out:
-            return Out(self.made[id(x.node)], x.index) if x.array is None else self.leaves[id(x.array)]
+            return (
+                Out(self.made[id(x.node)], x.index) if x.array is None else self.leaves[id(x.array)]
+            )
         if kind is Array:
             return self.leaves[id(x)]
         if isinstance(x, int) and kind is not bool:
@@ -173,7 +188,15 @@ class _Rewriter:
 class Proposal:
     """A symbolic graph that explains all instances: lower `nodes` with `leaves` as inputs, then `extra` ones of shape u8[symbol, 0]."""
 
-    def __init__(self, graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...]], sizes: list[Size], origins: dict[str, int], free: list[bool]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        ints: tuple[int, ...],
+        instances: list[tuple[int, ...]],
+        sizes: list[Size],
+        origins: dict[str, int],
+        free: list[bool],
+    ) -> None:
         rewritten = _Rewriter(graph, sizes)
         self.nodes, self.outputs = rewritten.nodes, rewritten.outputs
         self.leaves = [rewritten.leaves[id(leaf)] for leaf in graph.leaves]
@@ -197,7 +220,11 @@ class Proposal:
 
     def aliases(self, wanted: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
         """Those of the exact graph's aliases where the sizes are equal for every value of the symbols."""
-        return tuple((o, i) for o, i in wanted if self.outputs[o].node.outs[self.outputs[o].index] == self.leaves[i].shape)
+        return tuple(
+            (o, i)
+            for o, i in wanted
+            if self.outputs[o].node.outs[self.outputs[o].index] == self.leaves[i].shape
+        )
 
 
 class Generalized:
@@ -209,7 +236,11 @@ class Generalized:
         self.extra = tuple(proposal.origins[x.shape.dims[0]._text] for x in proposal.extra)
         self.base = [s if isinstance(s, int) else 0 for s in proposal.sizes]
         distinct: dict[Dim, int] = {}
-        self.places = [(i, distinct.setdefault(s, len(distinct))) for i, s in enumerate(proposal.sizes) if isinstance(s, Dim)]
+        self.places = [
+            (i, distinct.setdefault(s, len(distinct)))
+            for i, s in enumerate(proposal.sizes)
+            if isinstance(s, Dim)
+        ]
         self.least = [0] * len(distinct)
         for i, k in self.places:
             if not proposal.free[i]:
@@ -234,7 +265,9 @@ def _between(column: tuple[int, ...], positions: list[tuple[tuple[int, ...], Siz
     """What lies between two positions of a slice."""
     for u, start in positions:
         for w, end in positions:
-            if not isinstance(found := end - start, int) and all(b - a == v for v, a, b in zip(column, u, w)):
+            if not isinstance(found := end - start, int) and all(
+                b - a == v for v, a, b in zip(column, u, w)
+            ):
                 return found
     return None
 
@@ -264,8 +297,14 @@ class _Solver:
 
     def _candidates(self, v: tuple[int, ...]) -> Iterator[Size]:
         atoms = list(self.known.items())
-        pairs = [(tuple(map(mul, u, w)), d * e) for i, (u, d) in enumerate(atoms) for w, e in atoms[i:]]
-        sums = [(tuple(map(add, u, w)), d + e) for i, (u, d) in enumerate(atoms) for w, e in atoms[i + 1 :]]
+        pairs = [
+            (tuple(map(mul, u, w)), d * e) for i, (u, d) in enumerate(atoms) for w, e in atoms[i:]
+        ]
+        sums = [
+            (tuple(map(add, u, w)), d + e)
+            for i, (u, d) in enumerate(atoms)
+            for w, e in atoms[i + 1 :]
+        ]
         # What layers do to sizes most often comes first; a wrong guess costs a compile, not a wrong result.
         for rule, terms in (
             (_multiple, atoms), (_near, atoms), (_multiple, pairs), (_equal, sums), (_linear, atoms), (_divided, atoms), (_near, pairs), (_near, sums),
@@ -312,7 +351,11 @@ def _linear(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
     if rest or not 0 < slope <= 8:
         return None
     c = v[0] - slope * u[0]
-    return slope * e + c if abs(c) <= 2 * slope and all(slope * b + c == a for a, b in zip(v, u)) else None
+    return (
+        slope * e + c
+        if abs(c) <= 2 * slope and all(slope * b + c == a for a, b in zip(v, u))
+        else None
+    )
 
 
 def _divided(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
@@ -355,8 +398,16 @@ class Family:
             yield "it differs from earlier graphs in more than sizes"
             return
         chosen, free, kernels = [ints], _free(graph), _kernel_places(graph)
-        likes = [earlier for earlier in self.instances if all(earlier[i] == ints[i] for i in kernels or ())]
-        if kernels is not None and len(likes) < OWN_SIZES and all(any(a != b and not f for a, b, f in zip(ints, e, free)) for e in likes):
+        likes = [
+            earlier
+            for earlier in self.instances
+            if all(earlier[i] == ints[i] for i in kernels or ())
+        ]
+        if (
+            kernels is not None
+            and len(likes) < OWN_SIZES
+            and all(any(a != b and not f for a, b, f in zip(ints, e, free)) for e in likes)
+        ):
             yield f"convolutions are faster that way, and these kernels were seen with {len(likes)} other sizes"
             return
         for earlier in reversed(likes):
@@ -375,10 +426,21 @@ class Family:
 
 
 def _compatible(instances: list[tuple[int, ...]], free: list[bool]) -> bool:
-    return all(min(column) >= (0 if position else 2) for column, position in zip(zip(*instances), free) if any(v != column[0] for v in column))
+    return all(
+        min(column) >= (0 if position else 2)
+        for column, position in zip(zip(*instances), free)
+        if any(v != column[0] for v in column)
+    )
 
 
-def _explain(graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...]], free: list[bool], again: bool, related: bool = False) -> Proposal | str:
+def _explain(
+    graph: Graph,
+    ints: tuple[int, ...],
+    instances: list[tuple[int, ...]],
+    free: list[bool],
+    again: bool,
+    related: bool = False,
+) -> Proposal | str:
     """`free`: which integers are positions; `again`: a program that took some of them for constants did not fit; `related`: sizes of inputs may be computed
     from those before them."""
     solver = _Solver(len(instances))
@@ -388,15 +450,30 @@ def _explain(graph: Graph, ints: tuple[int, ...], instances: list[tuple[int, ...
     leaf_sizes = sum(leaf.shape.rank for leaf in graph.leaves)
     sizes: list[Size] = []
     where = list(_positions(graph))
-    varies = any(v != column[0] for column in columns[:leaf_sizes] for v in column)  # else positions have nothing to do with sizes, except those that they cut out
-    alone = [position and place[1] in POSITIONS.get(place[0].target, ()) for position, place in zip(free, where)]  # one has nothing to do with another
-    kinds = {_kind(*place) for column, place, own in zip(columns, where, alone) if own and any(v != column[0] for v in column)} if again else ()
+    varies = any(
+        v != column[0] for column in columns[:leaf_sizes] for v in column
+    )  # else positions have nothing to do with sizes, except those that they cut out
+    alone = [
+        position and place[1] in POSITIONS.get(place[0].target, ())
+        for position, place in zip(free, where)
+    ]  # one has nothing to do with another
+    kinds = (
+        {
+            _kind(*place)
+            for column, place, own in zip(columns, where, alone)
+            if own and any(v != column[0] for v in column)
+        }
+        if again
+        else ()
+    )
     cut: tuple[object, list[tuple[tuple[int, ...], Size]]] = None, []  # a node and its positions
     for position, column in enumerate(columns):
         node, argument, name = where[position]
         if cut[0] is not node:
             cut = node, []
-        if all(v == column[0] for v in column) and not (alone[position] and column[0] >= 0 and _kind(node, argument, name) in kinds):
+        if all(v == column[0] for v in column) and not (
+            alone[position] and column[0] >= 0 and _kind(node, argument, name) in kinds
+        ):
             sizes.append(column[0])
             if free[position]:
                 cut[1].append((column, column[0]))

@@ -3,6 +3,7 @@
 The pair enters the graph as two s64 inputs (`seed`, `offset` keywords of the node), so a new seed does not recompile and the numbers
 do not depend on where steps are cut. `torch.Generator(device="hlo")` makes one; the default one belongs to `torch.hlo`.
 """
+
 from __future__ import annotations
 
 import threading
@@ -16,7 +17,16 @@ from torch_hlo.lazy.storage import Number
 from torch_hlo.lazy.tensor import DEVICE
 from torch_hlo.lowering.registry import is_random
 
-__all__ = ["Generator", "HloGenerator", "chosen", "cpu_generator", "default", "draw", "is_random", "plain"]
+__all__ = [
+    "Generator",
+    "HloGenerator",
+    "chosen",
+    "cpu_generator",
+    "default",
+    "draw",
+    "is_random",
+    "plain",
+]
 _CpuGenerator = torch.Generator
 _lock = threading.Lock()
 _MASK = (1 << 64) - 1
@@ -44,7 +54,9 @@ class HloGenerator(_CpuGenerator):
         """Seed and start over. Negative seeds count from 2**64, as in PyTorch."""
         seed = int(seed)
         if not -(1 << 63) <= seed <= _MASK:
-            raise RuntimeError(f"Overflow when unpacking long long: the seed {seed} does not fit into 64 bits")
+            raise RuntimeError(
+                f"Overflow when unpacking long long: the seed {seed} does not fit into 64 bits"
+            )
         self._seed, self._offset = seed & _MASK, 0
         return self
 
@@ -66,9 +78,14 @@ class HloGenerator(_CpuGenerator):
     def set_state(self, state: torch.Tensor) -> HloGenerator:
         """Inverse of get_state. Raises TypeError for another tensor."""
         if state.dtype != torch.uint8 or state.numel() != 16 or state.device.type != "cpu":
-            raise TypeError(f"an hlo generator state is a uint8 CPU tensor of 16 elements, not {state.dtype}{list(state.shape)}")
+            raise TypeError(
+                f"an hlo generator state is a uint8 CPU tensor of 16 elements, not {state.dtype}{list(state.shape)}"
+            )
         data = bytes(state.tolist())
-        self._seed, self._offset = int.from_bytes(data[:8], "little"), int.from_bytes(data[8:], "little")
+        self._seed, self._offset = (
+            int.from_bytes(data[:8], "little"),
+            int.from_bytes(data[8:], "little"),
+        )
         return self
 
     def clone_state(self) -> HloGenerator:
@@ -148,7 +165,9 @@ def chosen(kwargs: dict) -> HloGenerator:
         return given
     found = _generators.get(given._cdata)
     if found is None:
-        raise RuntimeError(f"Expected a 'hlo' device type for generator but found '{given.device.type}'")
+        raise RuntimeError(
+            f"Expected a 'hlo' device type for generator but found '{given.device.type}'"
+        )
     return found
 
 

@@ -8,6 +8,7 @@
 A condition is an expression of Python over objects that `name` has given a name; one function evaluates them all, in the order in which they came. Values are compared by identity,
 which takes 25 ns; numbers and words that have become other objects with the same value are compared again as such, and are known from then on.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,4 +1,5 @@
 """Puts the device together, in the order that PyTorch needs. Imported once, by `import torch_hlo`."""
+
 from __future__ import annotations
 
 from torch_hlo.device.trim import release_code
@@ -15,7 +16,16 @@ def register() -> None:
 
     backend.register_device(device_module)
     from torch_hlo import lowering  # noqa: F401  fills the table of lowerings, which dispatch consults
-    from torch_hlo.lazy import dispatch, encoder, generator, operators, optimizer_state, overrides, serialization, tensor
+    from torch_hlo.lazy import (
+        dispatch,
+        encoder,
+        generator,
+        operators,
+        optimizer_state,
+        overrides,
+        serialization,
+        tensor,
+    )
 
     backend.patch(tensor.HloTensor, device_module, generator.Generator, dispatch.forget)
     serialization.register()

@@ -6,6 +6,7 @@ follow each other are launched before the values between them are read.
 
     whole, = join([a, b], kept)       # b's inputs that a computes are values of one graph; what only b read of a is no output any more
 """
+
 from __future__ import annotations
 
 import copy
@@ -16,36 +17,62 @@ from torch_hlo.lazy.launch import Programs
 from torch_hlo.lowering.graph import Node, Out
 
 NODES = 500  # compiling takes a millisecond per operation
-BYTES = 1 << 20  # of what a segment overwrites: it is kept twice where the segment may have to be undone
+BYTES = (
+    1 << 20
+)  # of what a segment overwrites: it is kept twice where the segment may have to be undone
 
 
-def join(segments: Sequence, overwritten: Callable[[object], int], lasting: Collection[int]) -> list:
+def join(
+    segments: Sequence, overwritten: Callable[[object], int], lasting: Collection[int]
+) -> list:
     """The segments of which a replay consists, with `late` and `keeps` set. `overwritten(segment)`: bytes of what it gives new values. `lasting`: places that
     outlive the call."""
     found: list = []
     for i, s in enumerate(segments):
         s.early = overwritten(s) <= BYTES
-        if found and s.early and s.needs < found[-1].sources and not {*found[-1].read_at} & {*s.output_at} and len(found[-1].graph.nodes) + len(s.graph.nodes) <= NODES:
-            found[-1] = _joined(found[-1], s, {*lasting, *(at for after in segments[i + 1 :] for at in (*after.leaf_at, *after.read_at))})
+        if (
+            found
+            and s.early
+            and s.needs < found[-1].sources
+            and not {*found[-1].read_at} & {*s.output_at}
+            and len(found[-1].graph.nodes) + len(s.graph.nodes) <= NODES
+        ):
+            found[-1] = _joined(
+                found[-1],
+                s,
+                {
+                    *lasting,
+                    *(at for after in segments[i + 1 :] for at in (*after.leaf_at, *after.read_at)),
+                },
+            )
         else:
             found.append(s)
     for i, s in enumerate(found):
         after = found[i + 1 :]
         s.late = bool(after) and not any({*s.read_at} & {*x.output_at} for x in after)
-        s.keeps = bool(s.after or i and found[i - 1].late and s.early and s.checks) or any(x.checks or x.after for x in after)
+        s.keeps = bool(s.after or i and found[i - 1].late and s.early and s.checks) or any(
+            x.checks or x.after for x in after
+        )
     return found
 
 
 def _joined(a, b, wanted: Collection[int]):
     """One segment that computes both. Places say which of a's outputs are b's inputs, and which others are `wanted` later."""
     out_of = {at: out for at, out in zip(a.output_at, a.outs)}
-    places = {id(x): (at, given) for s in (a, b) for x, at, given in zip(s.graph.leaves, s.leaf_at, s.given)}
+    places = {
+        id(x): (at, given)
+        for s in (a, b)
+        for x, at, given in zip(s.graph.leaves, s.leaf_at, s.given)
+    }
     copies: dict[int, Node] = {}
 
     def of(out: Out) -> Out:
         return Out(copies[id(out.node)], out.index)
 
-    computed = {id(x): of for of, x in ((out_of[at], x) for x, at in zip(b.graph.leaves, b.leaf_at) if at in out_of)}
+    computed = {
+        id(x): of
+        for of, x in ((out_of[at], x) for x, at in zip(b.graph.leaves, b.leaf_at) if at in out_of)
+    }
     for s, known in ((a, {}), (b, computed)):
 
         def value(x, known=known):
@@ -64,12 +91,18 @@ def _joined(a, b, wanted: Collection[int]):
             made.args = tuple([value(x) for x in n.args])
             made.kwargs = {k: value(x) for k, x in n.kwargs.items()}
     wanted = {*wanted, *a.read_at, *b.read_at}
-    left = [(at, of(out)) for at, out in zip(a.output_at, a.outs) if at in wanted and at not in b.output_at]
+    left = [
+        (at, of(out))
+        for at, out in zip(a.output_at, a.outs)
+        if at in wanted and at not in b.output_at
+    ]
     left += [(at, of(out)) for at, out in zip(b.output_at, b.outs) if at in wanted]
     outputs = {(id(out.node), out.index): out for _, out in left}
     order = sorted(outputs, key=lambda k: (outputs[k].node.serial, k[1]))
     whole = copy.copy(a)
-    whole.graph = collect([outputs[k] for k in order])  # without what only replaced values needed: as it is when it is recorded
+    whole.graph = collect(
+        [outputs[k] for k in order]
+    )  # without what only replaced values needed: as it is when it is recorded
     whole.outs, whole.output_at = [out for _, out in left], [at for at, _ in left]
     index = {k: i for i, k in enumerate(order)}
     whole.output_of = [index[id(out.node), out.index] for out in whole.outs]
@@ -81,7 +114,11 @@ def _joined(a, b, wanted: Collection[int]):
     position = {id(n): i for i, n in enumerate(whole.graph.numbers)}
     for s in (a, b):
         for mine, theirs in ((whole.random, s.random), (whole.varying, s.varying)):
-            mine.update((position[at], x) for i, x in theirs.items() if (at := id(s.graph.numbers[i])) in position)
+            mine.update(
+                (position[at], x)
+                for i, x in theirs.items()
+                if (at := id(s.graph.numbers[i])) in position
+            )
     whole.held = (a, b)  # with their constants
     whole.programs = Programs()
     return whole

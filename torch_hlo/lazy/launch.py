@@ -4,6 +4,7 @@
 
 Results are bound before they are computed: a storage's new array has a buffer whose job is pending. `Run.undo` gives the storages back what they had.
 """
+
 from __future__ import annotations
 
 import functools
@@ -32,12 +33,35 @@ class Compiled:
     """A program of the cache. Its inputs are the graph's leaves, `extra` arrays of no bytes whose sizes a symbolic program reads, then the graph's
     numbers; `aliases` are what the program wants shared, `overwrites[o]` the input whose memory output o takes, or -1."""
 
-    __slots__ = ("name", "program", "key", "aliases", "outputs", "overwrites", "sources", "extra", "_bound", "_binds")
+    __slots__ = (
+        "name",
+        "program",
+        "key",
+        "aliases",
+        "outputs",
+        "overwrites",
+        "sources",
+        "extra",
+        "_bound",
+        "_binds",
+    )
 
     def __init__(
-        self, name: str, program: runtime.Program, key: tuple, outputs: tuple[Shape, ...], sources: tuple[str, ...], extra: tuple[int, ...] = ()
+        self,
+        name: str,
+        program: runtime.Program,
+        key: tuple,
+        outputs: tuple[Shape, ...],
+        sources: tuple[str, ...],
+        extra: tuple[int, ...] = (),
     ) -> None:
-        self.name, self.program, self.key, self.outputs, self.sources = name, program, key, outputs, sources
+        self.name, self.program, self.key, self.outputs, self.sources = (
+            name,
+            program,
+            key,
+            outputs,
+            sources,
+        )
         self.aliases = tuple(program.aliases)
         given = dict(self.aliases)
         self.overwrites = [given.get(o, -1) for o in range(len(outputs))]
@@ -53,7 +77,9 @@ class Compiled:
             self._bound = None
             if self._binds:
                 self._binds -= 1
-                self._bound = self.program.bind(inputs, numbers, outputs, [i for _, i in self.aliases])
+                self._bound = self.program.bind(
+                    inputs, numbers, outputs, [i for _, i in self.aliases]
+                )
         return prepared
 
 
@@ -62,7 +88,12 @@ class Run:
 
     __slots__ = ("job", "bound", "donated")
 
-    def __init__(self, job: Job, bound: list[tuple[ref, Out | Array, Array]], donated: list[tuple[Array, Buffer]]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        bound: list[tuple[ref, Out | Array, Array]],
+        donated: list[tuple[Array, Buffer]],
+    ) -> None:
         self.job, self.bound, self.donated = job, bound, donated
 
     def undo(self, replaced: dict[int, Out | Array]) -> None:
@@ -82,7 +113,12 @@ IN_FLIGHT: deque[Run] = deque()
 
 
 def launch(
-    compiled: Compiled, leaves: Sequence[Array], numbers: Sequence[Number], bindings: Sequence[Binding], places: Sequence[int], where: spmd.Placement | None
+    compiled: Compiled,
+    leaves: Sequence[Array],
+    numbers: Sequence[Number],
+    bindings: Sequence[Binding],
+    places: Sequence[int],
+    where: spmd.Placement | None,
 ) -> None:
     """Run `compiled` in the background; the storage of binding i gets output `places[i]` unless its value has changed meanwhile."""
     inputs = [leaf.data for leaf in leaves]
@@ -92,7 +128,10 @@ def launch(
     if where is None and stream(compiled, leaves, inputs, numbers, bindings, places):
         return
     if where is not None:
-        inputs = [spmd.place(leaf, sharding) for leaf, sharding in zip(leaves, compiled.program.in_shardings)]
+        inputs = [
+            spmd.place(leaf, sharding)
+            for leaf, sharding in zip(leaves, compiled.program.in_shardings)
+        ]
     donated = [(leaves[i], inputs[i]) for _, i in compiled.aliases]
     if compiled.extra:
         inputs += compiled.extra
@@ -100,9 +139,14 @@ def launch(
         inputs += number_buffers(numbers)
     job = Job(compiled.name, compiled.program, inputs, (), compiled.aliases)
     if where is None:
-        outputs = [Buffer(s, inputs[i].memory, job) if i >= 0 else runtime.allocate(s, job) for s, i in zip(compiled.outputs, compiled.overwrites)]
+        outputs = [
+            Buffer(s, inputs[i].memory, job) if i >= 0 else runtime.allocate(s, job)
+            for s, i in zip(compiled.outputs, compiled.overwrites)
+        ]
     else:
-        outputs = compiled.program.allocate(compiled.outputs, {o: inputs[i] for o, i in compiled.aliases})
+        outputs = compiled.program.allocate(
+            compiled.outputs, {o: inputs[i] for o, i in compiled.aliases}
+        )
         for buffer in outputs:
             buffer.job = job
     job.outputs = outputs
@@ -123,15 +167,30 @@ def launch(
 
 
 def stream(
-    compiled: Compiled, leaves: Sequence[Array], inputs: list[Buffer], numbers: Sequence[Number], bindings: Sequence[Binding], places: Sequence[int]
+    compiled: Compiled,
+    leaves: Sequence[Array],
+    inputs: list[Buffer],
+    numbers: Sequence[Number],
+    bindings: Sequence[Binding],
+    places: Sequence[int],
 ) -> bool:
     """Launch on the native stream, where nothing can fail, so nothing is kept to be undone: what a program updates in place keeps its Array and Buffer.
     False, and nothing done, for programs and moments that need the general way."""
-    if not executor.streams(compiled.program, inputs) or any([inputs[i].memory.readers for _, i in compiled.aliases]):
+    if not executor.streams(compiled.program, inputs) or any(
+        [inputs[i].memory.readers for _, i in compiled.aliases]
+    ):
         return False
     overwrites = compiled.overwrites
-    outputs = [inputs[i] if i >= 0 else runtime.allocate(s) for s, i in zip(compiled.outputs, overwrites)]
-    job = Job(compiled.name, compiled.program, [*inputs, *compiled.extra] if compiled.extra else inputs, outputs, compiled.aliases)
+    outputs = [
+        inputs[i] if i >= 0 else runtime.allocate(s) for s, i in zip(compiled.outputs, overwrites)
+    ]
+    job = Job(
+        compiled.name,
+        compiled.program,
+        [*inputs, *compiled.extra] if compiled.extra else inputs,
+        outputs,
+        compiled.aliases,
+    )
     executor.prepare(job, *compiled.prepare(job.inputs, pack_numbers(numbers), outputs))
     arrays: list[Array | None] = [None] * len(outputs)
     for (_, _, _, _, reference), place in zip(bindings, places):
@@ -142,7 +201,9 @@ def stream(
     donated = [leaves[i] for o, i in compiled.aliases if arrays[o] is None]
     for place, array in enumerate(arrays):
         if array is None:
-            if overwrites[place] >= 0:  # another storage gets the memory: the old array must not see it
+            if (
+                overwrites[place] >= 0
+            ):  # another storage gets the memory: the old array must not see it
                 outputs[place] = Buffer(compiled.outputs[place], outputs[place].memory)
             arrays[place] = Array(compiled.outputs[place], outputs[place])
 
@@ -175,14 +236,22 @@ class InPlace:
         self._updates = [(i, positions[o][0]) for o, i in compiled.aliases]
         self._copies = [(i, positions[o][1:]) for o, i in compiled.aliases if len(positions[o]) > 1]
         self._numbers: tuple[Sequence[Number], bytes] = (), b""  # of the last launch
-        self._results = [(o, shape, positions[o]) for o, shape in enumerate(compiled.outputs) if compiled.overwrites[o] < 0]
+        self._results = [
+            (o, shape, positions[o])
+            for o, shape in enumerate(compiled.outputs)
+            if compiled.overwrites[o] < 0
+        ]
 
     def spares(self, leaves: Sequence[Array], storages: Sequence[Storage]) -> bool:
         """Whether another program might overwrite more."""
         read = set(map(id, leaves))
-        return any(id(storages[p].value) in read for _, _, positions in self._results for p in positions)
+        return any(
+            id(storages[p].value) in read for _, _, positions in self._results for p in positions
+        )
 
-    def launch(self, leaves: Sequence[Array], numbers: Sequence[Number], storages: Sequence[Storage]) -> bool:
+    def launch(
+        self, leaves: Sequence[Array], numbers: Sequence[Number], storages: Sequence[Storage]
+    ) -> bool:
         """As `stream`, where what the program overwrites are values of the storages that get the results, and of no others; False, and nothing done, elsewhere."""
         compiled = self.compiled
         try:
@@ -194,7 +263,12 @@ class InPlace:
             return False
         for i, position in self._updates:
             leaf = leaves[i]
-            if storages[position].value is not leaf or memories[i].readers or len(leaf.owners) != 1 and not _alone(leaf):
+            if (
+                storages[position].value is not leaf
+                or memories[i].readers
+                or len(leaf.owners) != 1
+                and not _alone(leaf)
+            ):
                 return False
         outputs = [inputs[i] if i >= 0 else None for i in compiled.overwrites]
         results = []
@@ -258,12 +332,21 @@ _ALONE = getrefcount(_probe.value)  # of what only one attribute refers to
 def _result(storage: Storage, shape: Shape) -> tuple[Array, Buffer]:
     """The array and buffer of a result that becomes the storage's value: those which it replaces, if nobody else has them. Programs on the stream run in order, so those that
     read the old value may still be under way."""
-    if type(storage.value) is Array and getrefcount(storage.value) == _ALONE and len(storage.value.owners) == 1:
+    if (
+        type(storage.value) is Array
+        and getrefcount(storage.value) == _ALONE
+        and len(storage.value.owners) == 1
+    ):
         if storage.value.data is None:  # a replay has just made it
             return storage.value, runtime.allocate(shape)
         if type(storage.value.data) is Buffer and storage.value.data.shape is shape:
-            in_flight = storage.value.data.job is not None  # a job refers to its results until it is done
-            if getrefcount(storage.value.data) == _ALONE + in_flight and getrefcount(storage.value.data.memory) == _ALONE:
+            in_flight = (
+                storage.value.data.job is not None
+            )  # a job refers to its results until it is done
+            if (
+                getrefcount(storage.value.data) == _ALONE + in_flight
+                and getrefcount(storage.value.data.memory) == _ALONE
+            ):
                 memory = storage.value.data.memory
                 if not memory.readers:
                     memory.copies = None
@@ -310,7 +393,9 @@ def leaf_buffer(leaf: Array) -> Buffer:
             "a tensor was overwritten in one thread while another thread recorded operations on it"
         )
     if isinstance(leaf.data, spmd.Abstract):
-        raise RuntimeError(f"hlo device: the array {leaf.shape} has no memory (it was made by simulate's `abstract`), so nothing can be computed from it")
+        raise RuntimeError(
+            f"hlo device: the array {leaf.shape} has no memory (it was made by simulate's `abstract`), so nothing can be computed from it"
+        )
     return leaf.data
 
 
@@ -337,7 +422,9 @@ def pack_numbers(numbers: Sequence[Number]) -> bytes:
         return _packing(tuple([n.dtype for n in numbers]))[0].pack(*values)
     except (struct.error, OverflowError):
         wrong = next(n for n in numbers if n.dtype == "s64" and not -(1 << 63) <= n.value < 1 << 63)
-        raise OverflowError(f"hlo device: the number {wrong.value!r} does not fit {wrong.dtype}") from None
+        raise OverflowError(
+            f"hlo device: the number {wrong.value!r} does not fit {wrong.dtype}"
+        ) from None
 
 
 def number_buffers(numbers: Sequence[Number]) -> list[Buffer]:
@@ -345,4 +432,7 @@ def number_buffers(numbers: Sequence[Number]) -> list[Buffer]:
     data = pack_numbers(numbers)
     block = Memory(len(data))
     block.array[: len(data)] = np.frombuffer(data, np.uint8)
-    return [Buffer(shape, block.part(16 * i)) for i, shape in enumerate(_packing(tuple([n.dtype for n in numbers]))[1])]
+    return [
+        Buffer(shape, block.part(16 * i))
+        for i, shape in enumerate(_packing(tuple([n.dtype for n in numbers]))[1])
+    ]

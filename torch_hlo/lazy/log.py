@@ -1,4 +1,5 @@
 """Lines on stderr, by TORCH_HLO_LOG: 1 compiles with their reason, 2 also steps with timings, 3 also HLO, 4 also LLVM IR."""
+
 from __future__ import annotations
 
 import sys
@@ -15,7 +16,11 @@ def level() -> int:
 def say(at: int, text: str) -> None:
     """Print `text` if the log level is at least `at`."""
     if config.get("LOG") >= at:
-        print("\n".join(f"torch_hlo: {line}" for line in text.splitlines()), file=sys.stderr, flush=True)
+        print(
+            "\n".join(f"torch_hlo: {line}" for line in text.splitlines()),
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 _warned: set[str] = set()

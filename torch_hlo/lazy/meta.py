@@ -3,6 +3,7 @@
 A `Meta` is interned, so that metadata compares and hashes by identity. The cache of `infer` is keyed by the op, the metas of
 its tensors, its static arguments with their types (1 == 1.0 == True) and only the *types* of its floats.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from torch_hlo.lowering.tape import new_form
 
 aten = torch.ops.aten
 META_DEVICE = torch.device("meta")
-DEVICE = torch.device("privateuseone", 0)  # one per process; the name "hlo" exists only after registration, this one always
+DEVICE = torch.device(
+    "privateuseone", 0
+)  # one per process; the name "hlo" exists only after registration, this one always
 
 
 class Meta:
@@ -32,7 +35,9 @@ class Meta:
 _interned: dict[tuple, Meta] = {}
 
 
-def intern(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> Meta:
+def intern(
+    size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, offset: int = 0
+) -> Meta:
     """The Meta with these values. Raises TypeError for a dtype that the device does not have."""
     key = (size, stride, dtype, offset)
     meta = _interned.get(key)
@@ -93,10 +98,12 @@ def physical_order(meta: Meta) -> tuple[int, ...] | None:
 def meta_tensor(meta: Meta) -> torch.Tensor:
     """A meta tensor with this metadata, storage large enough."""
     if not meta.offset:
-        return aten.empty_strided.default(meta.size, meta.stride, dtype=meta.dtype, device=META_DEVICE)
-    return aten.empty_strided.default((extent(meta),), (1,), dtype=meta.dtype, device=META_DEVICE).as_strided(
-        meta.size, meta.stride, meta.offset
-    )
+        return aten.empty_strided.default(
+            meta.size, meta.stride, dtype=meta.dtype, device=META_DEVICE
+        )
+    return aten.empty_strided.default(
+        (extent(meta),), (1,), dtype=meta.dtype, device=META_DEVICE
+    ).as_strided(meta.size, meta.stride, meta.offset)
 
 
 def extent(meta: Meta) -> int:
@@ -122,7 +129,11 @@ class Result:
                 metas.append(dense(of(r)))
                 return len(metas) - 1
             if isinstance(r, (list, tuple)):
-                return type(r)(walk(x) for x in r) if type(r) in (list, tuple) else [walk(x) for x in r]
+                return (
+                    type(r)(walk(x) for x in r)
+                    if type(r) in (list, tuple)
+                    else [walk(x) for x in r]
+                )
             if r is None:
                 metas.append(None)
                 return len(metas) - 1
@@ -181,7 +192,9 @@ def _like_and_mask(x: torch.Tensor, *rest) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _like_given(op: OpOverload) -> Callable:
     """Of a fused optimizer: the lists that it updates come first."""
-    return lambda *args, **kwargs: tuple([torch.empty_like(t) for t in updated] for updated in args[: len(op._schema.returns)])
+    return lambda *args, **kwargs: tuple(
+        [torch.empty_like(t) for t in updated] for updated in args[: len(op._schema.returns)]
+    )
 
 
 # Ops of which PyTorch does not know the shapes.
@@ -199,8 +212,22 @@ _WITHOUT_META = {
 _NEEDS_DEVICE = {
     getattr(packet, name)
     for packet in (
-        aten.empty, aten.empty_strided, aten.zeros, aten.ones, aten.full, aten.arange, aten.linspace, aten.logspace, aten.eye, aten.rand,
-        aten.randn, aten.randint, aten.randperm, aten.scalar_tensor, aten.tril_indices, aten.triu_indices,
+        aten.empty,
+        aten.empty_strided,
+        aten.zeros,
+        aten.ones,
+        aten.full,
+        aten.arange,
+        aten.linspace,
+        aten.logspace,
+        aten.eye,
+        aten.rand,
+        aten.randn,
+        aten.randint,
+        aten.randperm,
+        aten.scalar_tensor,
+        aten.tril_indices,
+        aten.triu_indices,
     )
     for name in packet.overloads()
     if any(a.name == "device" for a in getattr(packet, name)._schema.arguments)

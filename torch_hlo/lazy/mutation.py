@@ -3,6 +3,7 @@
 `mutator(op)` makes the handler of any op with written arguments: in-place (`add_`), `out=`, lists (`_foreach_add_`), and ops that
 do both (`_native_batch_norm_legit`). Ops that change metadata (`resize_`, `t_`, `set_`) are written by hand.
 """
+
 from __future__ import annotations
 
 import gc
@@ -12,9 +13,27 @@ import sys
 import torch
 from torch._ops import OpOverload
 
-from torch_hlo.lazy import checks, decompose, dispatch, engine, exchange, generator, optimizer_state, plain_sizes, views
+from torch_hlo.lazy import (
+    checks,
+    decompose,
+    dispatch,
+    engine,
+    exchange,
+    generator,
+    optimizer_state,
+    plain_sizes,
+    views,
+)
 from torch_hlo.lazy import meta as metas
-from torch_hlo.lazy.dispatch import Arguments, Handler, call, handles, in_inference_mode, operands, outside_inference_mode
+from torch_hlo.lazy.dispatch import (
+    Arguments,
+    Handler,
+    call,
+    handles,
+    in_inference_mode,
+    operands,
+    outside_inference_mode,
+)
 from torch_hlo.lazy.meta import Meta, aten, meta_tensor
 from torch_hlo.lazy.storage import Array, read, write, write_all
 from torch_hlo.lazy.tensor import DEVICE, HloTensor, adopt, alias, fresh, make, to_cpu, upload
@@ -35,12 +54,19 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     base = name.removesuffix("_") if not name.endswith("__") else name
     if name.startswith("__i"):
         base = "__" + name[3:]
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not (a.kwarg_only and a.alias_info and a.alias_info.is_write)]
+    wanted = [
+        (a.name, str(a.type))
+        for a in op._schema.arguments
+        if not (a.kwarg_only and a.alias_info and a.alias_info.is_write)
+    ]
     for candidate in dict.fromkeys((base, name, base + "_functional")):
         packet = getattr(namespace, candidate, None)
         for overload in packet.overloads() if packet is not None else ():
             twin = getattr(packet, overload)
-            if not written(twin) and [(a.name, str(a.type)) for a in twin._schema.arguments] == wanted:
+            if (
+                not written(twin)
+                and [(a.name, str(a.type)) for a in twin._schema.arguments] == wanted
+            ):
                 return twin
     return None
 
@@ -54,7 +80,10 @@ def factory_twin(op: OpOverload) -> OpOverload | None:
         twin = getattr(packet, overload)
         given = [(a.name, str(a.type)) for a in twin._schema.arguments]
         options = ("dtype", "layout", "device", "pin_memory")
-        if any(n == "dtype" for n, _ in given) and [a for a in given if a[0] not in options] == wanted:
+        if (
+            any(n == "dtype" for n, _ in given)
+            and [a for a in given if a[0] not in options] == wanted
+        ):
             return twin
     return None
 
@@ -70,10 +99,16 @@ def mutator(op: OpOverload) -> Handler:
         if special is not None:
             return special
     first = op._schema.arguments[0]
-    if [t.name for t in targets] == [first.name] and str(first.type) == "Tensor" and len(op._schema.returns) == 1:
+    if (
+        [t.name for t in targets] == [first.name]
+        and str(first.type) == "Tensor"
+        and len(op._schema.returns) == 1
+    ):
         if dispatch.has_lowering(twin) and twin not in dispatch.WRITTEN_BY_HAND:
             return _in_place(op, twin)
-    if not op._schema.returns and all("List[Tensor]" in str(t.type) and not t.kwarg_only for t in targets):
+    if not op._schema.returns and all(
+        "List[Tensor]" in str(t.type) and not t.kwarg_only for t in targets
+    ):
         if dispatch.has_lowering(twin) and twin not in dispatch.WRITTEN_BY_HAND:
             return _in_place_lists(op, twin, targets)
     return _general(op, twin, targets)
@@ -87,7 +122,9 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
     random = generator.is_random(twin)
     idempotent = op._schema.name.split("::")[1] in IDEMPOTENT
     pointwise = torch.Tag.pointwise in op.tags
-    once = {aten.masked_fill_: _fill_expanded, aten.index_fill_: _index_fill_expanded}.get(op.overloadpacket)
+    once = {aten.masked_fill_: _fill_expanded, aten.index_fill_: _index_fill_expanded}.get(
+        op.overloadpacket
+    )
     defaults = _missing_defaults(op, twin)
 
     def run(args: tuple, kwargs: dict):
@@ -115,10 +152,26 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
         outs, convert, taped = found
         if random:
             seed, offset = generator.draw(kwargs)
-            value = Out(Node(twin, tuple(nodes), {**keywords, "seed": seed, "offset": offset}, outs, dispatch.SOURCE and dispatch.source()))
+            value = Out(
+                Node(
+                    twin,
+                    tuple(nodes),
+                    {**keywords, "seed": seed, "offset": offset},
+                    outs,
+                    dispatch.SOURCE and dispatch.source(),
+                )
+            )
         else:
             words[0] = taped
-            value = recorded(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source(), base, words)
+            value = recorded(
+                twin,
+                tuple(nodes),
+                keywords,
+                outs,
+                dispatch.SOURCE and dispatch.source(),
+                base,
+                words,
+            )
         if convert is not None:
             value = Out(Node(aten._to_copy.default, (value,), convert[0], convert[1]))
         write(x, value)
@@ -143,7 +196,15 @@ def _index_fill_expanded(x: HloTensor, dim: int, index: torch.Tensor, value) -> 
         if not index.numel():
             return True
         index = call(aten.zeros_like.default, index)
-    call(aten.index_fill_.int_Tensor if isinstance(value, torch.Tensor) else aten.index_fill_.int_Scalar, own, dim, index, value)
+    call(
+        aten.index_fill_.int_Tensor
+        if isinstance(value, torch.Tensor)
+        else aten.index_fill_.int_Scalar,
+        own,
+        dim,
+        index,
+        value,
+    )
     return True
 
 
@@ -153,17 +214,29 @@ def _fill_expanded(x: HloTensor, mask: torch.Tensor, value) -> bool:
     mask = call(aten.expand.default, mask, list(x._meta.size))
     for d in repeated:
         mask = call(aten.any.dim, mask, d, True)
-    overload = aten.masked_fill_.Tensor if isinstance(value, torch.Tensor) else aten.masked_fill_.Scalar
+    overload = (
+        aten.masked_fill_.Tensor if isinstance(value, torch.Tensor) else aten.masked_fill_.Scalar
+    )
     call(overload, own, mask, value)
     return True
 
 
-def put_expanded(x: HloTensor, indices: list, values: torch.Tensor, accumulate: bool = False) -> bool:
+def put_expanded(
+    x: HloTensor, indices: list, values: torch.Tensor, accumulate: bool = False
+) -> bool:
     """`x[mask] = number` for an expanded x; False for other indices."""
     mask = indices[0] if len(indices) == 1 else None
-    if accumulate or mask is None or mask.dtype is not torch.bool or mask.dim() != x.dim() or values.numel() != 1:
+    if (
+        accumulate
+        or mask is None
+        or mask.dtype is not torch.bool
+        or mask.dim() != x.dim()
+        or values.numel() != 1
+    ):
         return False
-    return _fill_expanded(x, mask, call(aten._to_copy.default, call(aten.view.default, values, []), dtype=x.dtype))
+    return _fill_expanded(
+        x, mask, call(aten._to_copy.default, call(aten.view.default, values, []), dtype=x.dtype)
+    )
 
 
 _OWN = {HloTensor}
@@ -175,7 +248,11 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
     cache: dict[tuple, tuple] = dispatch.remembered({})
     names = [a.name for a in op._schema.arguments]
     positions = [names.index(t.name) for t in targets]
-    reads = [i for i, a in enumerate(op._schema.arguments) if i not in positions and "Tensor" in str(a.type)]
+    reads = [
+        i
+        for i, a in enumerate(op._schema.arguments)
+        if i not in positions and "Tensor" in str(a.type)
+    ]
     one_by_one = decompose.composite(op)
 
     def run(args: tuple, kwargs: dict):
@@ -186,7 +263,9 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
             for t in tensors:
                 if type(t) is not HloTensor:
                     checks.admit_target(t, args)
-        if one_by_one is not None and _order_matters(tensors, [args[i] for i in reads if i < len(args)]):
+        if one_by_one is not None and _order_matters(
+            tensors, [args[i] for i in reads if i < len(args)]
+        ):
             return dispatch.nested(one_by_one, args, kwargs)
         nodes, keywords, key, base, words = operands(args, kwargs, arguments)
         found = cache.get(key)
@@ -195,16 +274,29 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
                 raise RuntimeError(OVERLAP)
             result = dispatch.infer(twin, args, kwargs)
             if [m.size for m in result.metas] != [t._meta.size for t in tensors]:
-                checked(op, args, kwargs)  # raises: a result does not fit into the tensor it replaces
-                raise RuntimeError(f"{op}: the results have other sizes than the tensors they would replace")
+                checked(
+                    op, args, kwargs
+                )  # raises: a result does not fit into the tensor it replaces
+                raise RuntimeError(
+                    f"{op}: the results have other sizes than the tensors they would replace"
+                )
             checks.judge(op, checks.admit_all(args), checks.admit_all(kwargs))
-            found = cache[key] = (result.outs, [_conversion(m, t._meta) for m, t in zip(result.metas, tensors)], result.taped)
+            found = cache[key] = (
+                result.outs,
+                [_conversion(m, t._meta) for m, t in zip(result.metas, tensors)],
+                result.taped,
+            )
         outs, conversions, taped = found
         words[0] = taped
-        first = recorded(twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source(), base, words)
+        first = recorded(
+            twin, tuple(nodes), keywords, outs, dispatch.SOURCE and dispatch.source(), base, words
+        )
         values = [first, *[further(first.node, i) for i in range(1, len(tensors))]]
         if any(conversions):
-            values = [c and Out(Node(aten._to_copy.default, (v,), *c)) or v for v, c in zip(values, conversions)]
+            values = [
+                c and Out(Node(aten._to_copy.default, (v,), *c)) or v
+                for v, c in zip(values, conversions)
+            ]
         write_all(tensors, values)
 
     return run
@@ -217,7 +309,10 @@ def _order_matters(targets: list[HloTensor], reads: list) -> bool:
     shared = len(storages) < len(targets)
     for operand in reads:
         tensors = operand if isinstance(operand, (list, tuple)) else [operand] * len(targets)
-        if any(type(t) is HloTensor and t._storage in storages and t is not target for t, target in zip(tensors, targets)):
+        if any(
+            type(t) is HloTensor and t._storage in storages and t is not target
+            for t, target in zip(tensors, targets)
+        ):
             return True
     if not shared:
         return False
@@ -273,7 +368,11 @@ def checked(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     targets = []
     for a in written(op):
         value = given.get(a.name)
-        targets += [mirrors[id(v)] for v in (value if isinstance(value, (list, tuple)) else [value]) if v is not None]
+        targets += [
+            mirrors[id(v)]
+            for v in (value if isinstance(value, (list, tuple)) else [value])
+            if v is not None
+        ]
     return targets
 
 
@@ -283,7 +382,9 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
     names = [a.name for a in op._schema.arguments]
     out_names = {a.name for a in targets if a.kwarg_only}
     sets = [a.alias_info.before_set for a in targets]
-    returns = [sets.index(r.alias_info.before_set) if r.alias_info else None for r in op._schema.returns]
+    returns = [
+        sets.index(r.alias_info.before_set) if r.alias_info else None for r in op._schema.returns
+    ]
     lists = any("List[Tensor]" in str(a.type) for a in targets)
     both = 0 < len(out_names) < len(targets)
 
@@ -342,7 +443,9 @@ def _factory_out(op: OpOverload) -> Handler | None:
         if type(out) is not HloTensor:  # numbers from the device may make a tensor elsewhere
             return op(*fetched(args), **fetched(rest), out=out)
         value = call(twin, *args, **rest, dtype=out._meta.dtype, device=DEVICE)
-        if out._meta.size == (0,) and sys.getrefcount(out._storage) == 2:  # `torch.arange(n)` begins with an empty tensor
+        if (
+            out._meta.size == (0,) and sys.getrefcount(out._storage) == 2
+        ):  # `torch.arange(n)` begins with an empty tensor
             return adopt(out, value)
         if value._meta.size != out._meta.size:
             resize(out, value._meta.size)
@@ -367,9 +470,13 @@ def assign(target: HloTensor, value: torch.Tensor) -> None:
         value = checks.admit(value)
     new = read(value)
     if value._meta.size != target._meta.size:
-        raise RuntimeError(f"output with shape {list(target._meta.size)} doesn't match the broadcast shape {list(value._meta.size)}")
+        raise RuntimeError(
+            f"output with shape {list(target._meta.size)} doesn't match the broadcast shape {list(value._meta.size)}"
+        )
     if value._meta.dtype != target._meta.dtype:
-        new = Out(Node(aten._to_copy.default, (new,), {"dtype": target._meta.dtype}, (target._meta.hlo,)))
+        new = Out(
+            Node(aten._to_copy.default, (new,), {"dtype": target._meta.dtype}, (target._meta.hlo,))
+        )
     write(target, new)
 
 
@@ -416,7 +523,9 @@ def _recorded(value: Out | Array) -> Out | Array:
     return value
 
 
-def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+def copy_from(
+    source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
     """`aten::_copy_from`, which C++ calls where one side is an hlo tensor and `__torch_dispatch__` is off."""
     if type(target) is HloTensor:
         return copy_((target, source), {})
@@ -431,7 +540,9 @@ def clone(args: tuple, kwargs: dict):
     new = _CLONES.get(key)
     if new is None:
         new = _CLONES[key] = dispatch.infer(aten.clone.default, args, kwargs).metas[0]
-    return fresh(new, _recorded(read(x)))  # a value never changes: the copy is another storage with the same value
+    return fresh(
+        new, _recorded(read(x))
+    )  # a value never changes: the copy is another storage with the same value
 
 
 _CLONES: dict[tuple, Meta] = {}
@@ -456,7 +567,9 @@ def to_copy(args: tuple, kwargs: dict):
             rest["device"] = device
         return aten._to_copy.default(value, **rest) if rest else value
     if kwargs.get("layout") not in (None, torch.strided):
-        raise NotImplementedError(f"the hlo device holds strided tensors only, not {kwargs['layout']}")
+        raise NotImplementedError(
+            f"the hlo device holds strided tensors only, not {kwargs['layout']}"
+        )
     dtype = kwargs.get("dtype")
     key = (x._meta, dtype, kwargs.get("memory_format"))
     meta = _COPIES.get(key)
@@ -466,7 +579,9 @@ def to_copy(args: tuple, kwargs: dict):
     if dtype is None or dtype == x._meta.dtype:
         return fresh(meta, read(x))
     source = dispatch.SOURCE and dispatch.source()
-    return fresh(meta, Out(Node(aten._to_copy.default, (read(x),), {"dtype": dtype}, (meta.hlo,), source)))
+    return fresh(
+        meta, Out(Node(aten._to_copy.default, (read(x),), {"dtype": dtype}, (meta.hlo,), source))
+    )
 
 
 _COPIES: dict[tuple, Meta] = {}
@@ -514,7 +629,9 @@ def _refuse_lazy_bits(x: HloTensor) -> None:
     view = x._view
     while view is not None:
         if view.op in (aten._conj_physical.default, aten.neg.default):
-            raise NotImplementedError("as_strided of a conjugated or negated view: call .clone() first")
+            raise NotImplementedError(
+                "as_strided of a conjugated or negated view: call .clone() first"
+            )
         view = view.parent
 
 
@@ -537,23 +654,39 @@ def empty_strided(args: tuple, kwargs: dict):
 def efficient_zeros(args: tuple, kwargs: dict):
     # Forward-mode AD's tangent that is known to be zero; here an ordinary one.
     meta = metas.contiguous(tuple(args[0]), kwargs.get("dtype") or torch.get_default_dtype())
-    return fresh(meta, Out(Node(aten.zeros.default, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))))
+    return fresh(
+        meta, Out(Node(aten.zeros.default, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,)))
+    )
 
 
 def _empty(meta: Meta) -> HloTensor:
-    return fresh(meta, Out(Node(aten.empty.memory_format, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))))
+    return fresh(
+        meta,
+        Out(Node(aten.empty.memory_format, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))),
+    )
 
 
-def resize(x: HloTensor, size: tuple[int, ...], memory_format: torch.memory_format | None = None) -> HloTensor:
+def resize(
+    x: HloTensor, size: tuple[int, ...], memory_format: torch.memory_format | None = None
+) -> HloTensor:
     """`x.resize_(size)`: the elements in memory order stay; new ones are undefined (zero). Growing grows the storage, which all tensors
     that alias it go on sharing."""
-    meta = metas.of(torch.empty(size, dtype=x.dtype, device="meta", memory_format=memory_format or torch.contiguous_format))
+    meta = metas.of(
+        torch.empty(
+            size,
+            dtype=x.dtype,
+            device="meta",
+            memory_format=memory_format or torch.contiguous_format,
+        )
+    )
     meta = metas.intern(meta.size, meta.stride, meta.dtype, x._meta.offset)
     base = x._storage.meta
     have, need = metas.numel(base.size), metas.extent(meta)
     if need > have:
         if base.dtype != meta.dtype:
-            raise NotImplementedError(f"resize_ of a {meta.dtype} view of a {base.dtype} storage: call .clone() first")
+            raise NotImplementedError(
+                f"resize_ of a {meta.dtype} view of a {base.dtype} storage: call .clone() first"
+            )
         _grow(x, need)
     return adopt(x, strided(x, meta))
 
@@ -564,8 +697,14 @@ def _grow(x: HloTensor, count: int) -> None:
     base = storage.meta
     flat = metas.contiguous((count,), base.dtype)
     aliases = [x]
-    if sys.getrefcount(storage) > 3:  # more than x, this name and the call: other tensors, which only the collector knows
-        aliases = [t for t in gc.get_objects() if issubclass(type(t), HloTensor) and t.__dict__.get("_storage") is storage]
+    if (
+        sys.getrefcount(storage) > 3
+    ):  # more than x, this name and the call: other tensors, which only the collector knows
+        aliases = [
+            t
+            for t in gc.get_objects()
+            if issubclass(type(t), HloTensor) and t.__dict__.get("_storage") is storage
+        ]
     for t in aliases:
         _refuse_lazy_bits(t)
     order = metas.physical_order(base)
@@ -599,7 +738,9 @@ def resize_as_(args: tuple, kwargs: dict):
 @handles(aten.set_.source_Tensor)
 def set_tensor(args: tuple, kwargs: dict):
     if type(args[1]) is not HloTensor:
-        raise RuntimeError(f"set_: the source is a {args[1].device} tensor, the target an hlo tensor")
+        raise RuntimeError(
+            f"set_: the source is a {args[1].device} tensor, the target an hlo tensor"
+        )
     _same_dtype(args[0], args[1])
     return adopt(args[0], alias(args[1]))
 
@@ -609,13 +750,17 @@ def set_tensor_part(args: tuple, kwargs: dict):
     x, source, offset, size, *stride = args
     _same_dtype(x, source)
     size = tuple(size)
-    stride = tuple(stride[0]) if stride and stride[0] else metas.contiguous(size, source.dtype).stride
+    stride = (
+        tuple(stride[0]) if stride and stride[0] else metas.contiguous(size, source.dtype).stride
+    )
     return adopt(x, strided(source, metas.intern(size, stride, source.dtype, offset)))
 
 
 def _same_dtype(target: torch.Tensor, source: torch.Tensor) -> None:
     if target.dtype != source.dtype:
-        raise RuntimeError(f"set_: could not set a tensor of type {source.dtype} to a tensor of type {target.dtype}")
+        raise RuntimeError(
+            f"set_: could not set a tensor of type {source.dtype} to a tensor of type {target.dtype}"
+        )
 
 
 @handles(aten.set_.default)
@@ -632,12 +777,22 @@ def _metadata(view: OpOverload) -> Handler:
     return lambda args, kwargs: adopt(args[0], call(view, *args, **kwargs))
 
 
-for _name in ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_"):
+for _name in (
+    "t_",
+    "transpose_",
+    "squeeze_",
+    "unsqueeze_",
+    "swapaxes_",
+    "swapdims_",
+    "as_strided_",
+):
     _packet = getattr(aten, _name)
     _view = {"swapaxes_": "transpose", "swapdims_": "transpose"}.get(_name, _name[:-1])
     for _overload in _packet.overloads():
         _other = "int" if _view == "transpose" else _overload
-        dispatch.TABLE[getattr(_packet, _overload)] = _metadata(getattr(getattr(aten, _view), _other))
+        dispatch.TABLE[getattr(_packet, _overload)] = _metadata(
+            getattr(getattr(aten, _view), _other)
+        )
 
 
 # ---- mutation that the schema does not declare
@@ -647,9 +802,20 @@ for _name in ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdi
 def native_batch_norm(args: tuple, kwargs: dict):
     x, weight, bias, mean, var, training, momentum, eps = args
     if mean is None:
-        return call(aten._native_batch_norm_legit.no_stats, x, weight, bias, training, momentum, eps)
+        return call(
+            aten._native_batch_norm_legit.no_stats, x, weight, bias, training, momentum, eps
+        )
     if not training:
-        return call(aten._native_batch_norm_legit_no_training.default, x, weight, bias, mean, var, momentum, eps)
+        return call(
+            aten._native_batch_norm_legit_no_training.default,
+            x,
+            weight,
+            bias,
+            mean,
+            var,
+            momentum,
+            eps,
+        )
     results = call(aten._native_batch_norm_legit_functional.default, *args)
     assign(mean, results[3])
     assign(var, results[4])

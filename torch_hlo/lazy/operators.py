@@ -5,6 +5,7 @@
 Only where nobody else takes part in an op: gradients are off, no mode, autocast, tracer or profiler is on, and the operands are tensors of this device or Python's numbers. Only
 functional ops: views and writes also have to do with PyTorch's version counters.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -68,7 +69,15 @@ def _getitem(original: Callable) -> Callable:
     op = aten.index.Tensor
 
     def operator(self, index):
-        if type(index) is HloTensor and not _grad() and type(self) is HloTensor and _alone() and index.dtype is torch.int64 and index.dim() and self.dim():
+        if (
+            type(index) is HloTensor
+            and not _grad()
+            and type(self) is HloTensor
+            and _alone()
+            and index.dtype is torch.int64
+            and index.dim()
+            and self.dim()
+        ):
             return HloTensor.__torch_dispatch__(op, (), (self, [index]))
         return original(self, index)
 
@@ -76,5 +85,9 @@ def _getitem(original: Callable) -> Callable:
 
 
 def _like(original: Callable, operator: Callable) -> Callable:
-    operator.__name__, operator.__qualname__, operator.__doc__ = original.__name__, f"Tensor.{original.__name__}", original.__doc__
+    operator.__name__, operator.__qualname__, operator.__doc__ = (
+        original.__name__,
+        f"Tensor.{original.__name__}",
+        original.__doc__,
+    )
     return operator

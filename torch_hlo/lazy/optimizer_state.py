@@ -7,13 +7,17 @@ The others that count steps have none and take the capturable one: the count is 
 State that the first step creates becomes an input of that step's program: `exp_avg = torch.zeros_like(p)` is part of the first step only. Recorded as it is, the first step of a training loop would be a program
 of its own, compiled for a single run. With the zeros in memory before the program starts, it is the program of all later steps.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from torch_hlo.lazy import engine, tracked
 from torch_hlo.lazy.dispatch import Handler
@@ -77,9 +81,14 @@ class Settings:
         self.values: list = []
         self.assigned: dict[tuple[ref, int, str], tracked.How] = {}
         self.followed: set[int] = set()  # values of which it is known what they change
-        self.groups: list[list[int]] = []  # values that one number of the graph is, as long as they agree
+        self.groups: list[
+            list[int]
+        ] = []  # values that one number of the graph is, as long as they agree
         self._owners: set[ref] = set()
-        self._read: tuple[int, Callable] = 0, list  # how many places there were, and what reads them: one list of Python
+        self._read: tuple[int, Callable] = (
+            0,
+            list,
+        )  # how many places there were, and what reads them: one list of Python
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to step."""
@@ -103,7 +112,11 @@ class Settings:
         try:
             if len(self.places) != self._read[0]:
                 guard = Guard()
-                terms = [f"{guard.name(owner)}().param_groups[{g}][{name!r}]" + ("" if i is None else f"[{i}]") for owner, g, name, i in self.places]
+                terms = [
+                    f"{guard.name(owner)}().param_groups[{g}][{name!r}]"
+                    + ("" if i is None else f"[{i}]")
+                    for owner, g, name, i in self.places
+                ]
                 self._read = len(terms), guard.function("", f"[{', '.join(terms)}]")
             return self._read[1]()
         except (AttributeError, LookupError, TypeError):
@@ -113,10 +126,19 @@ class Settings:
         """The call is over: optimizers that are gone are its own (the inner loop of a meta-learner), and the next call makes others."""
         if all(owner() is not None for owner in self._owners):
             return
-        kept = [(place, value) for place, value in zip(self.places, self.values) if place[0]() is not None]
+        kept = [
+            (place, value)
+            for place, value in zip(self.places, self.values)
+            if place[0]() is not None
+        ]
         self.places, self.values = [place for place, _ in kept], [value for _, value in kept]
-        self.assigned = {place: how for place, how in self.assigned.items() if place[0]() is not None}
-        self._owners, self._read = {owner for owner in self._owners if owner() is not None}, (0, list)
+        self.assigned = {
+            place: how for place, how in self.assigned.items() if place[0]() is not None
+        }
+        self._owners, self._read = (
+            {owner for owner in self._owners if owner() is not None},
+            (0, list),
+        )
 
     def end(self) -> None:
         """The function has returned: what it set are plain numbers from here on."""
@@ -145,12 +167,18 @@ class Settings:
     def same(self, other: Settings) -> bool:
         return self.places == other.places and self.values == other.values
 
-    def alike(self, other: Settings, old, new) -> Callable[[Sequence, Sequence], int | float] | None:
+    def alike(
+        self, other: Settings, old, new
+    ) -> Callable[[Sequence, Sequence], int | float] | None:
         """How a number that was `old` there and is `new` here follows from the options: one of them, or its negative. None if it does not."""
         if self.places != other.places:
             return None
         for sign in (1, -1):
-            alike = [k for k, pair in enumerate(zip(other.values, self.values)) if pair == (sign * old, sign * new)]
+            alike = [
+                k
+                for k, pair in enumerate(zip(other.values, self.values))
+                if pair == (sign * old, sign * new)
+            ]
             if alike:
                 self.followed.update(alike)
                 self.groups.append(alike)
@@ -169,15 +197,23 @@ class Settings:
         present = self.present()
         if present is None or present == self.values:
             return present
-        if any(a != b and k not in self.followed for k, (a, b) in enumerate(zip(present, self.values))):
+        if any(
+            a != b and k not in self.followed for k, (a, b) in enumerate(zip(present, self.values))
+        ):
             return None
         for group in self.groups:
-            if len({present[k] for k in group}) > 1 or type(present[group[0]]) is bool or not isinstance(present[group[0]], (int, float)):
+            if (
+                len({present[k] for k in group}) > 1
+                or type(present[group[0]]) is bool
+                or not isinstance(present[group[0]], (int, float))
+            ):
                 return None
         return present
 
 
-WATCHING: list[Callable[[torch.optim.Optimizer], None]] = []  # are told of every optimizer that is about to step
+WATCHING: list[
+    Callable[[torch.optim.Optimizer], None]
+] = []  # are told of every optimizer that is about to step
 
 
 def _choose(optimizer: torch.optim.Optimizer) -> None:
@@ -187,30 +223,64 @@ def _choose(optimizer: torch.optim.Optimizer) -> None:
         return
     for group in optimizer.param_groups:
         parameters = group["params"]
-        if not parameters or group.get("fused") or group.get("capturable") or group.get("differentiable") or not all(type(p) is HloTensor for p in parameters):
+        if (
+            not parameters
+            or group.get("fused")
+            or group.get("capturable")
+            or group.get("differentiable")
+            or not all(type(p) is HloTensor for p in parameters)
+        ):
             continue
         if option in group:
             # Where the user chose an implementation, that one counts on the device; complex numbers are not fused.
             left_open = group.get("foreach") is None and group.get("fused") is None
-            group[option if left_open and all(p.is_floating_point() for p in parameters) else "capturable"] = True
+            group[
+                option
+                if left_open and all(p.is_floating_point() for p in parameters)
+                else "capturable"
+            ] = True
         for p in parameters:  # state from a checkpoint, or from before the model moved
             for name in _COUNTS & optimizer.state.get(p, {}).keys():
-                optimizer.state[p][name] = torch.as_tensor(optimizer.state[p][name], dtype=torch.float32).to(p.device)
+                optimizer.state[p][name] = torch.as_tensor(
+                    optimizer.state[p][name], dtype=torch.float32
+                ).to(p.device)
 
 
-_COUNTS = {"step", "mu_product", "eta", "mu"}  # state that PyTorch keeps on the CPU unless an option says otherwise
-_sizes: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()  # entries of `optimizer.state` when last seen
+_COUNTS = {
+    "step",
+    "mu_product",
+    "eta",
+    "mu",
+}  # state that PyTorch keeps on the CPU unless an option says otherwise
+_sizes: WeakKeyDictionary[torch.optim.Optimizer, int] = (
+    WeakKeyDictionary()
+)  # entries of `optimizer.state` when last seen
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
     if not FILLED or _sizes.get(optimizer) == len(optimizer.state):
         return
     _sizes[optimizer] = len(optimizer.state)
-    states = {id(t._storage) for s in optimizer.state.values() if isinstance(s, dict) for t in s.values() if type(t) is HloTensor}
+    states = {
+        id(t._storage)
+        for s in optimizer.state.values()
+        if isinstance(s, dict)
+        for t in s.values()
+        if type(t) is HloTensor
+    }
     for storage, out in ((owner(), out) for owner, out in FILLED):
-        if storage is not None and id(storage) in states and storage.value is not out and out.array is None:
-            number = torch.full((), _number(out), dtype=HLO_TO_TORCH[storage.shape.dtype], device="cpu")
-            out.array = Array(storage.shape, engine.current().upload(number.expand(storage.shape.dims)))
+        if (
+            storage is not None
+            and id(storage) in states
+            and storage.value is not out
+            and out.array is None
+        ):
+            number = torch.full(
+                (), _number(out), dtype=HLO_TO_TORCH[storage.shape.dtype], device="cpu"
+            )
+            out.array = Array(
+                storage.shape, engine.current().upload(number.expand(storage.shape.dims))
+            )
             out.array.owners += (ref(storage),)
             TAPE.exact = False
 

@@ -5,6 +5,7 @@
 * recurrent networks become products and recurrences (recurrent.py) instead of fused CUDA cells.
 * composite kernels that overlook `out=` for tensor subclasses, or that are registered where only C++ looks, are called differently.
 """
+
 from __future__ import annotations
 
 from functools import partial
@@ -36,7 +37,9 @@ def register() -> None:
         library.impl("linear", _kernel(aten.linear.default), backend.PRIVATE_USE)
         # With a kernel of its own the device gets linear's generated autograd kernel, which ours then wraps.
         global _generated_linear
-        _generated_linear = torch.library.get_kernel(aten.linear.default, backend.AUTOGRAD_PRIVATE_USE)
+        _generated_linear = torch.library.get_kernel(
+            aten.linear.default, backend.AUTOGRAD_PRIVATE_USE
+        )
         library.impl("linear", _linear, backend.AUTOGRAD_PRIVATE_USE, with_keyset=True)
     if _ATTENTION in LOWERINGS:
         library.impl("scaled_dot_product_attention", attention, backend.AUTOGRAD_PRIVATE_USE)
@@ -45,12 +48,18 @@ def register() -> None:
     library.impl("one_hot", one_hot, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("ctc_loss.Tensor", ctc_loss, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("ctc_loss.IntList", ctc_loss, backend.AUTOGRAD_PRIVATE_USE)
-    library.impl("_fused_rms_norm", _kernel(aten._fused_rms_norm.default), backend.PRIVATE_USE)  # instead of its decomposition
+    library.impl(
+        "_fused_rms_norm", _kernel(aten._fused_rms_norm.default), backend.PRIVATE_USE
+    )  # instead of its decomposition
     library.impl("rms_norm", rms_norm, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("lstm_cell", recurrent.lstm_cell, backend.AUTOGRAD_PRIVATE_USE)
     library.impl("gru_cell", recurrent.gru_cell, backend.AUTOGRAD_PRIVATE_USE)
     for overload in ("out", "out_tol_tensor", "atol_rtol_float_out", "atol_rtol_tensor_out"):
-        library.impl(f"linalg_matrix_rank.{overload}", _writing_out(getattr(aten.linalg_matrix_rank, overload)), backend.AUTOGRAD_PRIVATE_USE)
+        library.impl(
+            f"linalg_matrix_rank.{overload}",
+            _writing_out(getattr(aten.linalg_matrix_rank, overload)),
+            backend.AUTOGRAD_PRIVATE_USE,
+        )
     autocast.register(every, library)
 
 
@@ -89,9 +98,16 @@ _generated_linear = None
 
 
 def _linear(keyset, x, weight, bias=None):
-    if type(x) is not HloTensor or type(weight) is not HloTensor or backend.forward_mode() or x.dtype.is_complex:
+    if (
+        type(x) is not HloTensor
+        or type(weight) is not HloTensor
+        or backend.forward_mode()
+        or x.dtype.is_complex
+    ):
         # A DTensor, say, knows how to shard matmul but not linear_backward; before 2.13 PyTorch does not differentiate it for complex numbers.
-        return backend.call_kernel(aten.linear.default, Key.CompositeImplicitAutograd, x, weight, bias)
+        return backend.call_kernel(
+            aten.linear.default, Key.CompositeImplicitAutograd, x, weight, bias
+        )
     if backend.unobserved() and (bias is None or type(bias) is HloTensor):
         return _here(aten.linear.default, x, weight, bias)
     return _generated_linear.call_boxed(keyset, x, weight, bias)
@@ -133,7 +149,9 @@ _recorded_select_backward = dispatch.recorder(aten.select_backward.default)
 def select_backward(args: tuple, kwargs: dict):
     """The index counts from the front, as that of a recorded select does."""
     grad, sizes, dim, index = args
-    return _recorded_select_backward((grad, sizes, dim, index % sizes[dim] if sizes[dim] else index), kwargs)
+    return _recorded_select_backward(
+        (grad, sizes, dim, index % sizes[dim] if sizes[dim] else index), kwargs
+    )
 
 
 # ---- linear algebra
@@ -157,7 +175,9 @@ def _writing_out(op):
 def _pinv(args: tuple, kwargs: dict):
     # Written with svd and matmul, but registered as a kernel of backends.
     op = aten.linalg_pinv.atol_rtol_tensor
-    return dispatch.nested(partial(backend.call_kernel, op, Key.CompositeExplicitAutogradNonFunctional), args, kwargs)
+    return dispatch.nested(
+        partial(backend.call_kernel, op, Key.CompositeExplicitAutogradNonFunctional), args, kwargs
+    )
 
 
 dispatch.TABLE[aten.linalg_pinv.atol_rtol_tensor] = _pinv
@@ -175,13 +195,20 @@ def _determinant(op, finish) -> None:
 
     def handler(args: tuple, kwargs: dict):
         a = args[0]
-        return recorded(args, kwargs) if a.is_contiguous() or a.is_complex() else dispatch.nested(factored, args, kwargs)
+        return (
+            recorded(args, kwargs)
+            if a.is_contiguous() or a.is_complex()
+            else dispatch.nested(factored, args, kwargs)
+        )
 
     dispatch.TABLE[op] = handler
 
 
 _determinant(aten._linalg_det.default, lambda diagonal, sign: (diagonal.prod(-1) * sign,))
-_determinant(aten._linalg_slogdet.default, lambda diagonal, sign: (diagonal.sgn().prod(-1) * sign, diagonal.abs().log().sum(-1)))
+_determinant(
+    aten._linalg_slogdet.default,
+    lambda diagonal, sign: (diagonal.sgn().prod(-1) * sign, diagonal.abs().log().sum(-1)),
+)
 
 
 def _geqrf_metas(a):
@@ -196,22 +223,47 @@ def _second_argument_metas(grad, x, *rest, **options):
     return [metas.contiguous(x._meta.size, x.dtype)]
 
 
-for _op in (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor, aten.fractional_max_pool3d_backward.default):
+for _op in (
+    aten._ctc_loss_backward.default,
+    aten._ctc_loss_backward.Tensor,
+    aten.fractional_max_pool3d_backward.default,
+):
     dispatch.INFER[_op] = _second_argument_metas
 
 
-def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
+def ctc_loss(
+    log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False
+):
     """`ctc_loss` whose lengths may live on the CPU, as with CUDA, or be lists: no two batches have the same, and they are no constants of a program."""
     if ctc.takes(log_probs, targets, blank):
-        return ctc.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
-    numbers = (torch.tensor(n, dtype=torch.int64, device="cpu") if isinstance(n, (list, tuple)) else n for n in (input_lengths, target_lengths))
-    here = [from_cpu(n) if type(n) is torch.Tensor and n.device.type == "cpu" else n for n in numbers]
-    return backend.call_kernel(aten.ctc_loss.Tensor, Key.CompositeImplicitAutograd, log_probs, targets, *here, blank, reduction, zero_infinity)
+        return ctc.ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
+        )
+    numbers = (
+        torch.tensor(n, dtype=torch.int64, device="cpu") if isinstance(n, (list, tuple)) else n
+        for n in (input_lengths, target_lengths)
+    )
+    here = [
+        from_cpu(n) if type(n) is torch.Tensor and n.device.type == "cpu" else n for n in numbers
+    ]
+    return backend.call_kernel(
+        aten.ctc_loss.Tensor,
+        Key.CompositeImplicitAutograd,
+        log_probs,
+        targets,
+        *here,
+        blank,
+        reduction,
+        zero_infinity,
+    )
 
 
 def _ctc_metas(log_probs, targets, *rest, **options):
     time, batch, _ = log_probs._meta.size
-    return [metas.contiguous((batch,), log_probs.dtype), metas.contiguous((batch, time, 2 * targets._meta.size[1] + 1), log_probs.dtype)]
+    return [
+        metas.contiguous((batch,), log_probs.dtype),
+        metas.contiguous((batch, time, 2 * targets._meta.size[1] + 1), log_probs.dtype),
+    ]
 
 
 dispatch.INFER[aten._ctc_loss.Tensor] = _ctc_metas
@@ -222,28 +274,53 @@ _recorded_ctc = dispatch.recorder(aten._ctc_loss.Tensor)
 def _ctc_loss(args: tuple, kwargs: dict):
     """Part of the program where targets are padded: the size of its table follows from lengths otherwise. Lengths that are wrong, and known, are an error at the call."""
     log_probs, targets, *lengths = args[:4]
-    padded = all(type(x) is HloTensor for x in args[:4]) and log_probs.dim() == 3 and targets.dim() == 2 and all(n.shape == (log_probs.shape[1],) for n in lengths)
-    if padded and targets.shape[0] == log_probs.shape[1] and all(map(_fits_in, lengths, (log_probs.shape[0], targets.shape[1]))):
+    padded = (
+        all(type(x) is HloTensor for x in args[:4])
+        and log_probs.dim() == 3
+        and targets.dim() == 2
+        and all(n.shape == (log_probs.shape[1],) for n in lengths)
+    )
+    if (
+        padded
+        and targets.shape[0] == log_probs.shape[1]
+        and all(map(_fits_in, lengths, (log_probs.shape[0], targets.shape[1])))
+    ):
         return _recorded_ctc(args, kwargs)
     return sync.on_cpu(aten._ctc_loss.Tensor)(args, kwargs)
 
 
 def _fits_in(lengths: HloTensor, most: int) -> bool:
     known = conditions.known(lengths)
-    return known is None or not known.numel() or bool(known.min() >= 0) and bool(known.max() <= most)
+    return (
+        known is None or not known.numel() or bool(known.min() >= 0) and bool(known.max() <= most)
+    )
 
 
 # ---- attention
 
 
-def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+def attention(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    *,
+    scale=None,
+    enable_gqa=False,
+):
     """`scaled_dot_product_attention` for hlo tensors."""
     fused = fits(query, key, value, attn_mask, is_causal, enable_gqa)
     if fused:
         if not dropout_p:
-            return _first_of_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+            return _first_of_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale
+            )
         return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
-    if attn_mask is not None and attn_mask.dtype == torch.bool:  # the math version reads it as numbers to add
+    if (
+        attn_mask is not None and attn_mask.dtype == torch.bool
+    ):  # the math version reads it as numbers to add
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     return aten._scaled_dot_product_attention_math.default(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
@@ -261,7 +338,9 @@ def fits(query, key, value, mask, is_causal: bool, enable_gqa: bool) -> bool:
         return _fits([(t.shape, t.dtype) for t in tensors], is_causal, enable_gqa)
     known = _FITTING.get(case)
     if known is None:
-        known = _FITTING[case] = _fits([(t._meta.size, t._meta.dtype) for t in tensors], is_causal, enable_gqa)
+        known = _FITTING[case] = _fits(
+            [(t._meta.size, t._meta.dtype) for t in tensors], is_causal, enable_gqa
+        )
     return known
 
 
@@ -274,7 +353,11 @@ def _fits(tensors: list[tuple], is_causal: bool, enable_gqa: bool) -> bool:
     (q, dtype), (k, key_type), (v, value_type), *masks = tensors
     if not len(q) == len(k) == len(v) == 4:
         return False
-    if not (dtype == key_type == value_type) or not dtype.is_floating_point or (masks and is_causal):
+    if (
+        not (dtype == key_type == value_type)
+        or not dtype.is_floating_point
+        or (masks and is_causal)
+    ):
         return False
     if q[0] != k[0] or k[:3] != v[:3] or q[3] != k[3]:
         return False
@@ -284,16 +367,38 @@ def _fits(tensors: list[tuple], is_causal: bool, enable_gqa: bool) -> bool:
     if 0 in q or 0 in k:
         return False
     full = (q[0], heads, q[2], k[2])
-    return all(kind in (torch.bool, dtype) and len(m) <= 4 and all(a in (1, f) for a, f in zip(reversed(m), reversed(full))) for m, kind in masks)
+    return all(
+        kind in (torch.bool, dtype)
+        and len(m) <= 4
+        and all(a in (1, f) for a, f in zip(reversed(m), reversed(full)))
+        for m, kind in masks
+    )
 
 
-def _attention_metas(query, key, value, bias=None, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
+def _attention_metas(
+    query,
+    key,
+    value,
+    bias=None,
+    dropout_p=0.0,
+    is_causal=False,
+    return_debug_mask=False,
+    scale=None,
+):
     batch, heads, length, _ = query._meta.size
     state = metas.contiguous((), torch.int64)
     accumulate = torch.float64 if query.dtype == torch.float64 else torch.float32
     out = metas.contiguous((batch, heads, length, value._meta.size[3]), query.dtype)
     lengths = {"value": length}, {"value": key._meta.size[2]}
-    found = [out, metas.contiguous((batch, heads, length), accumulate), None, None, state, state, None]
+    found = [
+        out,
+        metas.contiguous((batch, heads, length), accumulate),
+        None,
+        None,
+        state,
+        state,
+        None,
+    ]
     return metas.Result.of(found, form=(0, 1, 2, 3, *lengths, 4, 5, 6))
 
 
@@ -310,11 +415,19 @@ def _attention(args: tuple, kwargs: dict):
 
 
 def _attention_backward_metas(grad, query, key, value, bias, mask, *rest, **kwargs):
-    found = [metas.contiguous(t._meta.size, t.dtype) if wanted else None for t, wanted in zip((query, key, value), mask)]
-    return [*found, metas.contiguous(bias._meta.size, bias.dtype) if mask[3] and bias is not None else None]
+    found = [
+        metas.contiguous(t._meta.size, t.dtype) if wanted else None
+        for t, wanted in zip((query, key, value), mask)
+    ]
+    return [
+        *found,
+        metas.contiguous(bias._meta.size, bias.dtype) if mask[3] and bias is not None else None,
+    ]
 
 
-dispatch.INFER[aten._scaled_dot_product_fused_attention_overrideable_backward.default] = _attention_backward_metas
+dispatch.INFER[aten._scaled_dot_product_fused_attention_overrideable_backward.default] = (
+    _attention_backward_metas
+)
 
 
 # ---- other composites
@@ -323,7 +436,9 @@ dispatch.INFER[aten._scaled_dot_product_fused_attention_overrideable_backward.de
 def one_hot(classes, num_classes=-1):
     """`one_hot` by comparison; PyTorch's own version checks the classes on the CPU only."""
     if classes.dtype != torch.int64:
-        raise RuntimeError(f"one_hot is only applicable to index tensor of type LongTensor, got {classes.dtype}")
+        raise RuntimeError(
+            f"one_hot is only applicable to index tensor of type LongTensor, got {classes.dtype}"
+        )
     known = checks.bounds(classes) if type(classes) is HloTensor and classes.numel() else None
     if num_classes == -1:
         if not classes.numel():
@@ -337,7 +452,9 @@ def one_hot(classes, num_classes=-1):
             raise RuntimeError("Class values must be non-negative.")
         if high.item() >= num_classes:
             raise RuntimeError("Class values must be smaller than num_classes.")
-    return (classes.unsqueeze(-1) == torch.arange(num_classes, device=classes.device)).to(torch.int64)
+    return (classes.unsqueeze(-1) == torch.arange(num_classes, device=classes.device)).to(
+        torch.int64
+    )
 
 
 _first_of_rms_norm = _first(aten._fused_rms_norm.default)
@@ -348,7 +465,9 @@ def rms_norm(x, normalized_shape, weight=None, eps=None):
     if type(x) is HloTensor and x.dtype.is_floating_point and not backend.forward_mode():
         if weight is None or type(weight) is HloTensor and weight.dtype == x.dtype:
             return _first_of_rms_norm(x, normalized_shape, weight, eps)
-    return backend.call_kernel(aten.rms_norm.default, Key.CompositeImplicitAutograd, x, normalized_shape, weight, eps)
+    return backend.call_kernel(
+        aten.rms_norm.default, Key.CompositeImplicitAutograd, x, normalized_shape, weight, eps
+    )
 
 
 # Under inference_mode composite ops arrive undecomposed.

@@ -4,6 +4,7 @@ Written in Python, most of them ask torch.fx.experimental.symbolic_shapes someth
 sympy.Basic. That imports sympy, 0.3 s and 30 MB, for answers that are plain where sizes are numbers. Inside `answers()`, stand-ins for those modules
 give them. Whatever else the stand-ins are asked for, or by other threads, or about what is no plain number, comes from the real modules.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -46,7 +47,9 @@ class _Class:
         return getattr(_real(self.module), self.name)
 
     def __instancecheck__(self, value) -> bool:
-        return not isinstance(sys.modules.get(self.module, self), (_Class, _StandIn)) and isinstance(value, self._real())
+        return not isinstance(
+            sys.modules.get(self.module, self), (_Class, _StandIn)
+        ) and isinstance(value, self._real())
 
     def __mro_entries__(self, bases: tuple) -> tuple[type]:
         return (self._real(),)
@@ -68,9 +71,16 @@ def _equal(x, y) -> bool:
     return x == y
 
 
-SHAPES, SYMPY, FUNCTIONS = "torch.fx.experimental.symbolic_shapes", "sympy", "torch.utils._sympy.functions"
+SHAPES, SYMPY, FUNCTIONS = (
+    "torch.fx.experimental.symbolic_shapes",
+    "sympy",
+    "torch.utils._sympy.functions",
+)
 PLAIN: dict[str, Callable] = {  # what functions of SHAPES return for plain arguments
-    **dict.fromkeys("guard_or_false guard_or_true guard_size_oblivious statically_known_true expect_true guard_bool".split(), _itself),
+    **dict.fromkeys(
+        "guard_or_false guard_or_true guard_size_oblivious statically_known_true expect_true guard_bool".split(),
+        _itself,
+    ),
     **dict.fromkeys("guard_int guarding_hint_or_throw optimization_hint".split(), _itself),
     **dict.fromkeys("is_nested_int is_symbolic has_free_symbols".split(), lambda value: False),
     **dict.fromkeys("_advise_is_size _advise_is_bounded".split(), lambda value, bound=0: None),
@@ -97,10 +107,16 @@ class _StandIn(types.ModuleType):
 
     def __getattr__(self, name: str):
         if name == "__spec__" and sys._getframe(1).f_code.co_name in ("<module>", "_find_and_load"):
-            _real(self.__name__)  # imported by a module, which keeps it, or by a call of importlib, not by a function for its own use
+            _real(
+                self.__name__
+            )  # imported by a module, which keeps it, or by a call of importlib, not by a function for its own use
         if name.startswith("__"):
             raise AttributeError(name)
-        if _asking == threading.get_ident() and sys.modules.get(self.__name__) is self and name in ANSWERS[self.__name__]:
+        if (
+            _asking == threading.get_ident()
+            and sys.modules.get(self.__name__) is self
+            and name in ANSWERS[self.__name__]
+        ):
             return ANSWERS[self.__name__][name]
         return getattr(_real(self.__name__), name)
 

@@ -1,4 +1,5 @@
 """A sign of life on stderr while a compile takes longer than two seconds."""
+
 from __future__ import annotations
 
 import contextlib
@@ -34,4 +35,8 @@ def compiling(name: str, ops: int) -> Iterator[None]:
         with ended:
             done.append(True)
         if shown.is_set():
-            print(f"torch_hlo: compiled {name} in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+            print(
+                f"torch_hlo: compiled {name} in {time.perf_counter() - start:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )

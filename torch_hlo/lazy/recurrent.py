@@ -2,6 +2,7 @@
 
 Networks with dropout are one op per layer. When the gradient is differentiated again, it is computed from ordinary ops.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -43,20 +44,28 @@ def _fused(*tensors: Tensor | None) -> bool:
     """True when PyTorch's fused cells take these: matrices of one dtype on the device."""
     first = tensors[0]
     given = [t for t in tensors if t is not None]
-    return all(type(t) is HloTensor and t.dtype == first.dtype for t in given) and first.dim() == 2 and not backend.forward_mode()
+    return (
+        all(type(t) is HloTensor and t.dtype == first.dtype for t in given)
+        and first.dim() == 2
+        and not backend.forward_mode()
+    )
 
 
 def lstm_cell(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
     """One step of an LSTM: (hidden, cell)."""
     if _fused(x, *hx, w_ih, w_hh, b_ih, b_hh):
-        return aten._thnn_fused_lstm_cell.default(F.linear(x, w_ih), F.linear(hx[0], w_hh), hx[1], b_ih, b_hh)[:2]
+        return aten._thnn_fused_lstm_cell.default(
+            F.linear(x, w_ih), F.linear(hx[0], w_hh), hx[1], b_ih, b_hh
+        )[:2]
     return _lstm(F.linear(x, w_ih, b_ih), F.linear(hx[0], w_hh, b_hh), hx)
 
 
 def gru_cell(x, h, w_ih, w_hh, b_ih=None, b_hh=None):
     """One step of a GRU: the new hidden state."""
     if _fused(x, h, w_ih, w_hh, b_ih, b_hh):
-        return aten._thnn_fused_gru_cell.default(F.linear(x, w_ih), F.linear(h, w_hh), h, b_ih, b_hh)[0]
+        return aten._thnn_fused_gru_cell.default(
+            F.linear(x, w_ih), F.linear(h, w_hh), h, b_ih, b_hh
+        )[0]
     return _gru(F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh), (h,))[0]
 
 
@@ -67,7 +76,10 @@ def _lstm_metas(input_gates, hidden_gates, cx, *biases) -> list[metas.Meta]:
 
 def _lstm_backward_metas(grad_hy, grad_cy, cx, cy, workspace, has_bias) -> list[metas.Meta | None]:
     batch, hidden = cx.shape
-    gates, bias = metas.contiguous((batch, 4 * hidden), cx.dtype), metas.contiguous((4 * hidden,), cx.dtype) if has_bias else None
+    gates, bias = (
+        metas.contiguous((batch, 4 * hidden), cx.dtype),
+        metas.contiguous((4 * hidden,), cx.dtype) if has_bias else None,
+    )
     return [gates, metas.contiguous((batch, hidden), cx.dtype), bias]
 
 
@@ -78,7 +90,10 @@ def _gru_metas(input_gates, hidden_gates, hx, *biases) -> list[metas.Meta]:
 
 def _gru_backward_metas(grad, workspace, has_bias) -> list[metas.Meta | None]:
     batch, hidden = grad.shape
-    gates, bias = metas.contiguous((batch, 3 * hidden), grad.dtype), metas.contiguous((3 * hidden,), grad.dtype) if has_bias else None
+    gates, bias = (
+        metas.contiguous((batch, 3 * hidden), grad.dtype),
+        metas.contiguous((3 * hidden,), grad.dtype) if has_bias else None,
+    )
     return [gates, gates, metas.contiguous((batch, hidden), grad.dtype), bias, bias]
 
 
@@ -104,8 +119,15 @@ class _Network(torch.autograd.Function):
     @staticmethod
     def forward(ctx, run, cell, bidirectional, has_biases, lengths, states, x, *tensors):
         state, params = tensors[:states], tensors[states:]
-        out, *rest = run(RECURRENT, cell, bidirectional, has_biases, True, x, list(state), list(params), lengths)
-        ctx.run, ctx.options, ctx.lengths, ctx.states = run, (cell, bidirectional, has_biases), lengths, states
+        out, *rest = run(
+            RECURRENT, cell, bidirectional, has_biases, True, x, list(state), list(params), lengths
+        )
+        ctx.run, ctx.options, ctx.lengths, ctx.states = (
+            run,
+            (cell, bidirectional, has_biases),
+            lengths,
+            states,
+        )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *tensors, out, *rest[states:])
         return (out, *rest[:states])
@@ -113,12 +135,26 @@ class _Network(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad, *grad_state):
         count, mask = ctx.states, ctx.needs_input_grad[6:]
-        tensors, (out, *saved) = ctx.saved_tensors[: len(mask)], ctx.saved_tensors[len(mask):]
+        tensors, (out, *saved) = ctx.saved_tensors[: len(mask)], ctx.saved_tensors[len(mask) :]
         x, state, params = tensors[0], list(tensors[1 : 1 + count]), list(tensors[1 + count :])
         if torch.is_grad_enabled():
-            found = _differentiable(ctx.options, ctx.lengths, mask, tensors, count, (grad, *grad_state))
+            found = _differentiable(
+                ctx.options, ctx.lengths, mask, tensors, count, (grad, *grad_state)
+            )
         else:
-            found = ctx.run(RECURRENT_BACKWARD, *ctx.options, list(mask), grad, list(grad_state), x, state, params, ctx.lengths, out, saved)
+            found = ctx.run(
+                RECURRENT_BACKWARD,
+                *ctx.options,
+                list(mask),
+                grad,
+                list(grad_state),
+                x,
+                state,
+                params,
+                ctx.lengths,
+                out,
+                saved,
+            )
         found = iter(found)
         return (*[None] * 6, *(next(found) if wanted else None for wanted in mask))
 
@@ -126,10 +162,14 @@ class _Network(torch.autograd.Function):
 def _differentiable(options: tuple, lengths: Tensor | None, mask: Sequence[bool], tensors: Sequence[Tensor], states: int,
                     grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:  # fmt: skip
     """The gradients that `mask` asks for as a graph of ordinary ops."""
-    results = _stepwise(*options, lengths, tensors[0], tensors[1 : 1 + states], tensors[1 + states :])
+    results = _stepwise(
+        *options, lengths, tensors[0], tensors[1 : 1 + states], tensors[1 + states :]
+    )
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None]
     leaves = [t for t, wanted in zip(tensors, mask, strict=True) if wanted]
-    return torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs], create_graph=True, allow_unused=True)
+    return torch.autograd.grad(
+        [r for r, _ in pairs], leaves, [g for _, g in pairs], create_graph=True, allow_unused=True
+    )
 
 
 def _stepwise(cell: str, bidirectional: bool, has_biases: bool, lengths: Tensor | None, x: Tensor, state: Sequence[Tensor],
@@ -142,7 +182,14 @@ def _stepwise(cell: str, bidirectional: bool, has_biases: bool, lengths: Tensor 
             gates, now, steps = F.linear(x, w_in, b_in).unbind(), [s[len(last)] for s in state], []
             for t in reversed(range(len(gates))) if direction else range(len(gates)):
                 new = STEPS[cell](gates[t], F.linear(now[0], w_hidden, b_hidden), now)
-                now = new if lengths is None else [torch.where((lengths > t)[:, None], n, o) for n, o in zip(new, now, strict=True)]
+                now = (
+                    new
+                    if lengths is None
+                    else [
+                        torch.where((lengths > t)[:, None], n, o)
+                        for n, o in zip(new, now, strict=True)
+                    ]
+                )
                 steps.append(now[0])
             outputs.append(torch.stack(steps[::-1] if direction else steps))
             last.append(now)
@@ -155,8 +202,12 @@ def network(run: Callable, cell: str, bidirectional: bool, has_biases: bool, x: 
     """(output [time, batch, directions * hidden], last state…) of `x` [time, batch, features]; `lengths`: of each sequence of the batch when they
     differ. `run`: _record, or _trace for torch.compile's graphs."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *state, *params)):
-        return _Network.apply(run, cell, bidirectional, has_biases, lengths, len(state), x, *state, *params)
-    return run(RECURRENT, cell, bidirectional, has_biases, False, x, list(state), list(params), lengths)
+        return _Network.apply(
+            run, cell, bidirectional, has_biases, lengths, len(state), x, *state, *params
+        )
+    return run(
+        RECURRENT, cell, bidirectional, has_biases, False, x, list(state), list(params), lengths
+    )
 
 
 # ---- the networks
@@ -169,39 +220,85 @@ class Network:
         self.cell, self.run = op._schema.name.split("::")[1], run
         self.otherwise = otherwise or (lambda *args: decompose.decomposition(op)(*args))
 
-    def __call__(self, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
+    def __call__(
+        self, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+    ):
         if self.run is _record and autocast.lowers_networks():
             x, hx, params = autocast.lowered((x, hx, params))
             with backend.without_autocast():
-                return self(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+                return self(
+                    x,
+                    hx,
+                    params,
+                    has_biases,
+                    num_layers,
+                    dropout,
+                    train,
+                    bidirectional,
+                    batch_first,
+                )
         if not self.takes(x, 3, hx, params):
-            return self.otherwise(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        out, *last = self.layers(x.transpose(0, 1) if batch_first else x, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+            return self.otherwise(
+                x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+            )
+        out, *last = self.layers(
+            x.transpose(0, 1) if batch_first else x,
+            hx,
+            params,
+            has_biases,
+            num_layers,
+            dropout,
+            train,
+            bidirectional,
+        )
         return (out.transpose(0, 1) if batch_first else out, *last)
 
     def takes(self, x: Tensor, rank: int, hx, params: Sequence[Tensor]) -> bool:
         """Tensors of one device and floating dtype, without projections. The rest is taken apart into single steps."""
         state = self.states(hx)
         tensors = (x, *state, *params)
-        if self.run is _record and any(type(t) is not HloTensor for t in tensors) or any(t.device != x.device or t.dtype != x.dtype for t in tensors):
+        if (
+            self.run is _record
+            and any(type(t) is not HloTensor for t in tensors)
+            or any(t.device != x.device or t.dtype != x.dtype for t in tensors)
+        ):
             return False
-        if not x.is_floating_point() or x.dim() != rank or not x.numel() or backend.forward_mode() or torch.is_autocast_enabled(x.device.type):
+        if (
+            not x.is_floating_point()
+            or x.dim() != rank
+            or not x.numel()
+            or backend.forward_mode()
+            or torch.is_autocast_enabled(x.device.type)
+        ):
             return False
         return all(s.shape[2] == state[0].shape[2] for s in state)
 
     def states(self, hx) -> list[Tensor]:
         return list(hx) if self.cell == "lstm" else [hx]
 
-    def layers(self, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, lengths=None) -> Sequence[Tensor]:
+    def layers(
+        self, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, lengths=None
+    ) -> Sequence[Tensor]:
         """(output, last state…) of `x` [time, batch, features]."""
         state = self.states(hx)
         if not (dropout and train and num_layers > 1):
-            return network(self.run, self.cell, bidirectional, has_biases, x, state, params, lengths)
+            return network(
+                self.run, self.cell, bidirectional, has_biases, x, state, params, lengths
+            )
         count, last, each = (2 if bidirectional else 1), [], len(params) // num_layers
         for layer in range(num_layers):
             own = slice(layer * count, (layer + 1) * count)
             weights = params[layer * each : (layer + 1) * each]
-            x, *new = network(self.run, self.cell, bidirectional, has_biases, x, [s[own] for s in state], weights, lengths)
+            x, *new = network(
+                self.run,
+                self.cell,
+                bidirectional,
+                has_biases,
+                x,
+                [s[own] for s in state],
+                weights,
+                lengths,
+            )
             last.append(new)
             if layer < num_layers - 1:
                 x = F.dropout(x, dropout, True)
@@ -211,19 +308,40 @@ class Network:
 class Packed(Network):
     """Kernel of `lstm.data` and its like: sequences of different lengths, of which time step t has the first batch_sizes[t]."""
 
-    def __call__(self, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
+    def __call__(
+        self, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
+    ):
         if self.run is _record and autocast.lowers_networks():
             data, hx, params = autocast.lowered((data, hx, params))
             with backend.without_autocast():
-                return self(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+                return self(
+                    data,
+                    batch_sizes,
+                    hx,
+                    params,
+                    has_biases,
+                    num_layers,
+                    dropout,
+                    train,
+                    bidirectional,
+                )
         if batch_sizes.device.type != "cpu" or not self.takes(data, 2, hx, params):
-            return self.otherwise(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+            return self.otherwise(
+                data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
+            )
         steps, batch = len(batch_sizes), int(batch_sizes[0])
         alive = torch.arange(batch) < batch_sizes[:, None]
-        rows = torch.where(alive, alive.flatten().cumsum(0).view(steps, batch) - 1, 0)  # of `data`, for every time step and sequence
-        lengths, rows, places = (t.to(data.device) for t in (alive.sum(0), rows.flatten(), alive.flatten().nonzero()[:, 0]))
+        rows = torch.where(
+            alive, alive.flatten().cumsum(0).view(steps, batch) - 1, 0
+        )  # of `data`, for every time step and sequence
+        lengths, rows, places = (
+            t.to(data.device)
+            for t in (alive.sum(0), rows.flatten(), alive.flatten().nonzero()[:, 0])
+        )
         padded = data.index_select(0, rows).view(steps, batch, -1)
-        out, *last = self.layers(padded, hx, params, has_biases, num_layers, dropout, train, bidirectional, lengths)
+        out, *last = self.layers(
+            padded, hx, params, has_biases, num_layers, dropout, train, bidirectional, lengths
+        )
         return (out.flatten(0, 1).index_select(0, places), *last)
 
 
@@ -247,7 +365,9 @@ def _traced(function: Callable, op) -> Callable:
     return call
 
 
-_FUNCTIONS = {op: getattr(torch, kernel.cell) for op, kernel in NETWORKS.items() if type(kernel) is Network}
+_FUNCTIONS = {
+    op: getattr(torch, kernel.cell) for op, kernel in NETWORKS.items() if type(kernel) is Network
+}
 _TRACED = {function: _traced(function, op) for op, function in _FUNCTIONS.items()}
 
 

@@ -3,6 +3,7 @@
 A call is one graph, or several where Python asked for values between: `Segment`s, each a program, or fewer (joined.py). A replay launches them in turn, reads the values, and compares
 the answers that Python got from them. Until the last comparison nothing is overwritten, so a call that takes another way leaves everything as it was.
 """
+
 from __future__ import annotations
 
 import copy
@@ -50,7 +51,9 @@ class Segment:
     def __init__(self, log: tracked.Log, known: int, uploads: list) -> None:
         storages = [s for s in pending_storages() if type(s.value) is Out and s.value.array is None]
         outs = {(id(s.value.node), s.value.index): s.value for s in storages}
-        self.graph: Graph = collect(sorted(outs.values(), key=lambda out: (out.node.serial, out.index)))  # as a step orders its results
+        self.graph: Graph = collect(
+            sorted(outs.values(), key=lambda out: (out.node.serial, out.index))
+        )  # as a step orders its results
         order = {(id(o.node), o.index): i for i, o in enumerate(self.graph.outputs)}
         self.written = [(reference(s), s.meta) for s in storages]
         self.outs = [s.value for s in storages]
@@ -60,12 +63,15 @@ class Segment:
         self.constants = {
             i: Storage(leaf, metas.contiguous(leaf.shape.dims, HLO_TO_TORCH[leaf.shape.dtype]))
             for i, leaf in enumerate(self.graph.leaves)
-            if all(r() is None for r in leaf.owners) and (not leaf.owners or any(leaf.data is b for b in uploads))
+            if all(r() is None for r in leaf.owners)
+            and (not leaf.owners or any(leaf.data is b for b in uploads))
         }
         self.dead = [not leaf.held() for leaf in self.graph.leaves]
         self.random = _random_numbers(self.graph)
         self.numbers = [n.value for n in self.graph.numbers]
-        self.varying: dict[int, Callable] = {}  # number -> what gives it for (options of optimizers, sources): see Trace.difference
+        self.varying: dict[
+            int, Callable
+        ] = {}  # number -> what gives it for (options of optimizers, sources): see Trace.difference
         self.checks = log.answers[known:]
         self.sources = len(log.sources)  # numbers that are known when it is launched
         self.reads: list[tuple[ref, metas.Meta, object]] = []
@@ -75,7 +81,9 @@ class Segment:
         self.read_at: list[int] = []
         self.ending: list[int] = []  # places whose storages end with this segment
         self.keeps = False  # a later comparison may undo it
-        self.early = self.late = False  # whether it may be launched before earlier segments' values are read, and its own be read after later ones are launched
+        self.early = self.late = (
+            False  # whether it may be launched before earlier segments' values are read, and its own be read after later ones are launched
+        )
         self.after: list = []  # checks of values that it reads itself
         self.needs = -1  # the last source that its numbers follow from
 
@@ -87,37 +95,80 @@ class Trace:
     replay makes: ("new", i), ("made", parameter): its gradient after the call.
     """
 
-    def __init__(self, name: str, segments: list[Segment], flat: list, form, inputs: list[Storage], offset: int, surroundings: Surroundings, log: tracked.Log) -> None:
-        self.name, self.segments, self.form, self.surroundings, self.log = name, segments, form, surroundings, log
+    def __init__(
+        self,
+        name: str,
+        segments: list[Segment],
+        flat: list,
+        form,
+        inputs: list[Storage],
+        offset: int,
+        surroundings: Surroundings,
+        log: tracked.Log,
+    ) -> None:
+        self.name, self.segments, self.form, self.surroundings, self.log = (
+            name,
+            segments,
+            form,
+            surroundings,
+            log,
+        )
         self.call = memory.TRACES
         self.offset, self.drawn = offset, generator.default.get_offset() - offset
         self.arguments = {id(s): i for i, s in enumerate(inputs)}
-        self.variables = surroundings.variables.places  # reference to a storage -> variable that held it
+        self.variables = (
+            surroundings.variables.places
+        )  # reference to a storage -> variable that held it
         self.metas = {r: meta for s in segments for r, meta in s.written}
         self.made = surroundings.gradients.place(self.metas)  # reference to a storage -> place
         self.count, self.single = len(flat), form.is_leaf()
         self._find: Callable | None = None
         flat = [*flat, *surroundings.variables.left]
         surroundings.variables.left = []
-        self.returned = list(dict.fromkeys(reference(r._storage) for r in flat if isinstance(r, HloTensor)))
+        self.returned = list(
+            dict.fromkeys(reference(r._storage) for r in flat if isinstance(r, HloTensor))
+        )
         self.numbered: dict[ref, int] = {}
         self.program, self.replays = segments, 0
-        self.makers = [Ended(name) if isinstance(r, HloTensor) and r.requires_grad and not r.is_leaf else make for r in flat]
-        flat = [make(r._meta, r._storage, r._view) if type(maker) is Ended else r for r, maker in zip(flat, self.makers)]  # the graph of autograd, and what it saved, goes
+        self.makers = [
+            Ended(name) if isinstance(r, HloTensor) and r.requires_grad and not r.is_leaf else make
+            for r in flat
+        ]
+        flat = [
+            make(r._meta, r._storage, r._view) if type(maker) is Ended else r
+            for r, maker in zip(flat, self.makers)
+        ]  # the graph of autograd, and what it saved, goes
         self.flat = flat
 
     def place(self) -> None:
         """Find the places. The call is over, and its temporary values are gone."""
         segments = self.segments
         kept = {*self.returned, *self.made, *self.arguments}
-        if any((s := r()) is not None and s.traced == self.call and r not in kept for r in self.metas):
+        if any(
+            (s := r()) is not None and s.traced == self.call and r not in kept for r in self.metas
+        ):
             gc.collect()  # what the call made and dropped may be held by cycles (optimizers that it made)
         self.surroundings.settings.forget()
-        leaves = [[("constant", x) if i in s.constants else self._origin(x, s.owners[i]) for i, x in enumerate(s.graph.leaves)] for s in segments]
+        leaves = [
+            [
+                ("constant", x) if i in s.constants else self._origin(x, s.owners[i])
+                for i, x in enumerate(s.graph.leaves)
+            ]
+            for s in segments
+        ]
         outputs = [[self._place(r) for r, _ in s.written] for s in segments]
         reads = [[self._place(r) for r, _, _ in s.reads] for s in segments]
-        shared = {tuple([self._place(r) for r in owners if r() is not None]) for s in segments for owners in s.owners if len(owners) > 1}
-        shared = {group for group in shared if len(group) > 1 and not any(p[0] in ("new", "made") for p in group)}
+        shared = {
+            tuple([self._place(r) for r in owners if r() is not None])
+            for s in segments
+            for owners in s.owners
+            if len(owners) > 1
+        }
+        shared = {
+            group
+            for group in shared
+            if len(group) > 1 and not any(p[0] in ("new", "made") for p in group)
+        }
         self.results = []
         for r in self.flat:
             if isinstance(r, HloTensor):
@@ -126,25 +177,43 @@ class Trace:
                 self.results.append((("number", r.how), None, None))
             else:
                 self.results.append((("value", r), None, None))
-        every = [*(p for one in (*leaves, *outputs, *reads, *shared) for p in one), *(r[0] for r in self.results)]
-        places = {p: i for i, p in enumerate(dict.fromkeys(p for p in every if p[0] not in ("constant", "number", "value")))}
+        every = [
+            *(p for one in (*leaves, *outputs, *reads, *shared) for p in one),
+            *(r[0] for r in self.results),
+        ]
+        places = {
+            p: i
+            for i, p in enumerate(
+                dict.fromkeys(p for p in every if p[0] not in ("constant", "number", "value"))
+            )
+        }
         self.places = list(places)
         self.leaves, self.outputs, self.reads = leaves, outputs, reads
         self.shared = [[places[p] for p in group] for group in shared]  # places that had one array
         new = {self._place(r): meta for r, meta in self.metas.items()}
-        self.new_metas = {places[p]: meta for p, meta in new.items() if p[0] in ("new", "made") and p in places}
+        self.new_metas = {
+            places[p]: meta for p, meta in new.items() if p[0] in ("new", "made") and p in places
+        }
         self.result_at = [places.get(r[0], -1) for r in self.results]
         final = set(self.result_at)
         for s, mine, written, read in zip(segments, leaves, outputs, reads):
-            s.leaf_at, s.output_at, s.read_at = ([places.get(p, -1) for p in found] for found in (mine, written, read))
+            s.leaf_at, s.output_at, s.read_at = (
+                [places.get(p, -1) for p in found] for found in (mine, written, read)
+            )
             s.given = [None if at >= 0 else p for at, p in zip(s.leaf_at, mine)]
-            s.ending = [at for at, dead in zip(s.leaf_at, s.dead) if dead and at in self.new_metas and at not in final and at not in s.output_at]
+            s.ending = [
+                at
+                for at, dead in zip(s.leaf_at, s.dead)
+                if dead and at in self.new_metas and at not in final and at not in s.output_at
+            ]
         for i, s in enumerate(segments):  # what can be compared early is
             for check in s.checks:
                 first = next(x for x in segments if check[0].last() < x.sources)
                 if first is not s:
                     first.checks = [*first.checks, check]
-            s.checks = [c for c in s.checks if not any(c[0].last() < x.sources for x in segments[:i])]
+            s.checks = [
+                c for c in s.checks if not any(c[0].last() < x.sources for x in segments[:i])
+            ]
         self.gradients = [(at, p[1]) for at, p in enumerate(self.places) if p[0] == "made"]
         self.answers = (*self.surroundings.assumed.answers, *[a for _, a in self.log.answers])
         self.owned = {p for p in self.places if p[0] == "storage"}
@@ -163,7 +232,9 @@ class Trace:
             return self.made[r]
         if r in self.variables:
             return "variable", self.variables[r]
-        if r in self.metas and (storage is None or r in self.returned and storage.traced == self.call):
+        if r in self.metas and (
+            storage is None or r in self.returned and storage.traced == self.call
+        ):
             return "new", self.numbered.setdefault(r, len(self.numbered))
         return "storage", r
 
@@ -176,14 +247,25 @@ class Trace:
         lives = [p for p in found if p[1]() is not None]
         if lives:
             return lives[0]
-        return found[0] if found else ("storage", reference(Storage(leaf, metas.contiguous(leaf.shape.dims, HLO_TO_TORCH[leaf.shape.dtype]))))  # gone
+        return (
+            found[0]
+            if found
+            else (
+                "storage",
+                reference(
+                    Storage(leaf, metas.contiguous(leaf.shape.dims, HLO_TO_TORCH[leaf.shape.dtype]))
+                ),
+            )
+        )  # gone
 
     def storages(self, inputs: Sequence[Storage]) -> list[Storage | None] | None:
         """The storages of `places` (None for one that a replay makes); None if a tensor that the call read or wrote is gone."""
         if self._find is None:
             self._find = self._finder()
             self._fixed = frozenset([id(p[1]()) for p in self.places if p[0] == "storage"])
-            self._moving = [at for at, p in enumerate(self.places) if p[0] not in ("storage", "new")]
+            self._moving = [
+                at for at, p in enumerate(self.places) if p[0] not in ("storage", "new")
+            ]
         try:
             found = self._find(inputs)
         except AttributeError:  # a parameter, or its gradient, is gone
@@ -207,16 +289,25 @@ class Trace:
             "variable": lambda at, x: f"({held}({guard.name(x)}) or {gone}())",
             "gradient": lambda at, x: f"{guard.name(ref(x()))}().grad._storage",
             # a gradient that the replay makes may overwrite the present one
-            "made": lambda at, x: f"(g._storage if (g := {guard.name(ref(x()))}().grad) is not None and g._view is None "
-            f"and g._storage.meta is {guard.name(self.new_metas.get(at))} else None)",
+            "made": lambda at, x: (
+                f"(g._storage if (g := {guard.name(ref(x()))}().grad) is not None and g._view is None "
+                f"and g._storage.meta is {guard.name(self.new_metas.get(at))} else None)"
+            ),
         }
-        return guard.function("inputs", f"[{', '.join([texts[kind](at, x) for at, (kind, x) in enumerate(self.places)])}]")
+        return guard.function(
+            "inputs",
+            f"[{', '.join([texts[kind](at, x) for at, (kind, x) in enumerate(self.places)])}]",
+        )
 
     def prune(self) -> None:
         """Let arrays forget the storages that have another value by now."""
         with LOCK:
             for storage in [p[1]() for p in self.owned]:
-                if storage is not None and type(array := storage.value) is Array and len(array.owners) > 1:
+                if (
+                    storage is not None
+                    and type(array := storage.value) is Array
+                    and len(array.owners) > 1
+                ):
                     array.holders()
 
     def difference(self, before: Trace) -> str | None:
@@ -234,7 +325,9 @@ class Trace:
         for s, b in zip(self.segments, before.segments):
             if s.graph.key != b.graph.key:
                 sources = [n.source for n in s.graph.nodes]
-                return "the graph differs between calls: " + explain.difference((s.graph.key, *rest), (b.graph.key, *rest), sources)
+                return "the graph differs between calls: " + explain.difference(
+                    (s.graph.key, *rest), (b.graph.key, *rest), sources
+                )
             s.varying, s.needs = (dict(b.varying), b.needs) if inherited else ({}, -1)
             s.checks = [c for c in s.checks if c[0].function is not _same]
             for i, (new, old) in enumerate(zip(s.numbers, b.numbers)):
@@ -243,19 +336,34 @@ class Trace:
                     return f"the number {old!r}, now {new!r}, used by {user}, is computed in Python; keep it in a tensor (optimizers: capturable=True)"
         for s, new_leaves, old_leaves in zip(self.segments, self.leaves, before.leaves):
             for leaf, new, old in zip(s.graph.leaves, new_leaves, old_leaves):
-                if new[0] != old[0] or new[0] != "constant" and not new[1] == old[1] or new[0] == "constant" and not _equal(new[1], old[1]):
+                if (
+                    new[0] != old[0]
+                    or new[0] != "constant"
+                    and not new[1] == old[1]
+                    or new[0] == "constant"
+                    and not _equal(new[1], old[1])
+                ):
                     return (
                         f"{self._user(s, leaf)} reads another tensor ({leaf.shape}) at each call; pass it as an argument, or write it in place "
                         "(gradients: zero_grad() inside the function, or set_to_none=False)"
                     )
         for i, (mine_read, other_read) in enumerate(zip(self.log.sources, before.log.sources)):
-            if type(mine_read) is int and mine_read == other_read:  # what Python computed with it unseen (`0.5 * n`) would be the same by chance
+            if (
+                type(mine_read) is int and mine_read == other_read
+            ):  # what Python computed with it unseen (`0.5 * n`) would be the same by chance
                 later = [s for s in self.segments if i < s.sources]
                 if later:
-                    later[0].checks = [*later[0].checks, (tracked.How(_same, (tracked.How(None, (), i), mine_read)), True)]
+                    later[0].checks = [
+                        *later[0].checks,
+                        (tracked.How(_same, (tracked.How(None, (), i), mine_read)), True),
+                    ]
         values = [[r[0][1] for r in t.results if r[0][0] == "value"] for t in (self, before)]
-        kinds = [[r[0] if r[0][0] == "storage" else r[0][0] for r in t.results] for t in (self, before)]
-        if kinds[0] != kinds[1] and [k if type(k) is str else k[0] for k in kinds[0]] == [k if type(k) is str else k[0] for k in kinds[1]]:
+        kinds = [
+            [r[0] if r[0][0] == "storage" else r[0][0] for r in t.results] for t in (self, before)
+        ]
+        if kinds[0] != kinds[1] and [k if type(k) is str else k[0] for k in kinds[0]] == [
+            k if type(k) is str else k[0] for k in kinds[1]
+        ]:
             return "it returned another tensor that is kept elsewhere"
         if mine.variables.forms != other.variables.forms:
             return "it leaves values in other variables"
@@ -264,7 +372,10 @@ class Trace:
             return "it returned, or left in a variable, a number that was computed in another way"
         if self.form != before.form or values[0] != values[1] or kinds[0] != kinds[1]:
             return f"it returned {values[1]}, now {values[0]}"
-        written = [[p for one in t.outputs for p in one if p[0] in ("argument", "made")] for t in (self, before)]
+        written = [
+            [p for one in t.outputs for p in one if p[0] in ("argument", "made")]
+            for t in (self, before)
+        ]
         if self.drawn != before.drawn or not written[0] == written[1]:
             return "it wrote to other tensors"
         mine.learn(other)
@@ -274,20 +385,32 @@ class Trace:
 
     def _overwritten(self, s: Segment) -> int:
         """Bytes of what a segment gives new values, of what there was before the call."""
-        return sum({at: meta.hlo.nbytes for at, (_, meta) in zip(s.output_at, s.written) if self.places[at][0] != "new"}.values())
+        return sum(
+            {
+                at: meta.hlo.nbytes
+                for at, (_, meta) in zip(s.output_at, s.written)
+                if self.places[at][0] != "new"
+            }.values()
+        )
 
     def _follows(self, s: Segment, i: int, old, new, before: Trace, before_values: dict) -> bool:
         """Whether number i follows from what a replay knows: it is the same as before, an option of an optimizer (or its negative: alpha=-lr), or a number
         that Python computed from others."""
         for sign in (1, -1):
-            alike = [k for k in self._values.get(sign * new, ()) if k in before_values.get(sign * old, ()) and self.log.made[k][0].last() < s.sources]
+            alike = [
+                k
+                for k in self._values.get(sign * new, ())
+                if k in before_values.get(sign * old, ()) and self.log.made[k][0].last() < s.sources
+            ]
             if alike:
                 hows = [self.log.made[k][0] for k in alike]
                 if new == old:  # perhaps the same by chance
                     s.checks += [(tracked.How(_same, (how, sign * new)), True) for how in hows]
                     return True
                 s.checks += [(tracked.How(_same, (hows[0], how)), True) for how in hows[1:]]
-                s.varying[i] = lambda options, sources, how=hows[0], sign=sign: sign * how.value(sources)
+                s.varying[i] = lambda options, sources, how=hows[0], sign=sign: (
+                    sign * how.value(sources)
+                )
                 s.needs = max(s.needs, hows[0].last())
                 return True
         if new == old or new != new and old != old:  # not a number: equal to nothing
@@ -300,7 +423,12 @@ class Trace:
 
     def _user(self, s: Segment, leaf) -> str:
         for n in s.graph.nodes:
-            if any(v is leaf for v in pytree.tree_leaves((n.args, n.kwargs), is_leaf=lambda v: isinstance(v, (Array, Number, Out)))):
+            if any(
+                v is leaf
+                for v in pytree.tree_leaves(
+                    (n.args, n.kwargs), is_leaf=lambda v: isinstance(v, (Array, Number, Out))
+                )
+            ):
                 return f"{n.target} at {n.source or 'an unknown line'}"
         return "an operation"
 
@@ -328,7 +456,10 @@ class Trace:
                 if s.random or s.varying:
                     numbers = self._numbers(s, options, sources, first, seed)
                 self._run(current, s, storages, numbers, before)
-                unread += [make(meta, storages[at], view) for at, (_, meta, view) in zip(s.read_at, s.reads)]
+                unread += [
+                    make(meta, storages[at], view)
+                    for at, (_, meta, view) in zip(s.read_at, s.reads)
+                ]
                 if not s.late:
                     self._read(unread, sources)
                 unchecked += s.after
@@ -353,7 +484,9 @@ class Trace:
         if self.replays == JOIN and len(self.segments) > 1:
             lasting = {at for at, p in enumerate(self.places) if p[0] != "new"} | {*self.result_at}
             self.program = join([copy.copy(s) for s in self.segments], self._overwritten, lasting)
-        return results[0] if self.single else pytree.tree_unflatten(results[: self.count], self.form)
+        return (
+            results[0] if self.single else pytree.tree_unflatten(results[: self.count], self.form)
+        )
 
     def _read(self, unread: list[HloTensor], sources: list) -> None:
         if unread:
@@ -367,7 +500,9 @@ class Trace:
                 raise Different
         unchecked.clear()
 
-    def _numbers(self, s: Segment, options: list, sources: list, first: int, seed: int) -> list[Number]:
+    def _numbers(
+        self, s: Segment, options: list, sources: list, first: int, seed: int
+    ) -> list[Number]:
         """The numbers of a segment with the present options, sources and state of the generator."""
         numbers = list(s.graph.numbers)
         for i, compute in s.varying.items():
@@ -379,20 +514,31 @@ class Trace:
                 numbers[i] = Number(numbers[i].value - self.offset + first, "s64")
         return numbers
 
-    def _run(self, current, s: Segment, storages: list[Storage | None], numbers: list[Number], before: list) -> None:
+    def _run(
+        self,
+        current,
+        s: Segment,
+        storages: list[Storage | None],
+        numbers: list[Number],
+        before: list,
+    ) -> None:
         if not s.outs:
             return
         leaves = [p[1] if at < 0 else storages[at].value for at, p in zip(s.leaf_at, s.given)]
         for at in s.output_at:
             if storages[at] is None:
                 meta = self.new_metas[at]
-                storages[at] = Storage(Array(meta.hlo, None), meta)  # its value comes with the launch
+                storages[at] = Storage(
+                    Array(meta.hlo, None), meta
+                )  # its value comes with the launch
             elif s.keeps:
                 before.append((storages[at], storages[at].value))
         outputs = [storages[at] for at in s.output_at]
         again = getattr(current, "run_again", None)
         ending = [storages[at] for at in s.ending]
-        if again is not None and again(s.graph, leaves, numbers, outputs, s.output_of, s.programs, None if s.keeps else ending):
+        if again is not None and again(
+            s.graph, leaves, numbers, outputs, s.output_of, s.programs, None if s.keeps else ending
+        ):
             return
         self._record(s, leaves, numbers, outputs)
         if s.keeps and again is not None:
@@ -405,10 +551,15 @@ class Trace:
 
     def first(self):
         """The result of the call that was traced."""
-        flat = [maker(r._meta, r._storage, r._view) if type(maker) is Ended else tracked.plain(r) for r, maker in zip(self.flat[: self.count], self.makers)]
+        flat = [
+            maker(r._meta, r._storage, r._view) if type(maker) is Ended else tracked.plain(r)
+            for r, maker in zip(self.flat[: self.count], self.makers)
+        ]
         return pytree.tree_unflatten(flat, self.form)
 
-    def _record(self, s: Segment, leaves: list[Array], numbers: list[Number], outputs: list[Storage]) -> None:
+    def _record(
+        self, s: Segment, leaves: list[Array], numbers: list[Number], outputs: list[Storage]
+    ) -> None:
         """Record the graph on these leaves and numbers, as the pending values of `outputs`."""
         values: dict[int, object] = dict(zip(map(id, s.graph.leaves), leaves))
         values.update(zip(map(id, s.graph.numbers), numbers))
@@ -427,9 +578,17 @@ class Trace:
         shared: dict[tuple[int, int], Out] = {}
         with memory.RECORDING:
             for n in s.graph.nodes:
-                made[id(n)] = Node(n.target, tuple([value(a) for a in n.args]), {k: value(v) for k, v in n.kwargs.items()} if n.kwargs else n.kwargs, n.outs, n.source)
+                made[id(n)] = Node(
+                    n.target,
+                    tuple([value(a) for a in n.args]),
+                    {k: value(v) for k, v in n.kwargs.items()} if n.kwargs else n.kwargs,
+                    n.outs,
+                    n.source,
+                )
             for out, storage in zip(s.outs, outputs):
-                storage.replace(shared.setdefault((id(out.node), out.index), Out(made[id(out.node)], out.index)))
+                storage.replace(
+                    shared.setdefault((id(out.node), out.index), Out(made[id(out.node)], out.index))
+                )
 
 
 def _gone() -> None:
@@ -462,4 +621,9 @@ def _random_numbers(graph: Graph) -> dict[int, str]:
 def _equal(a: Array, b: Array) -> bool:
     """True if two arrays hold the same bytes."""
     engine.current().synchronize()
-    return a is b or a.data is not None and b.data is not None and bytes(a.data.bytes) == bytes(b.data.bytes)
+    return (
+        a is b
+        or a.data is not None
+        and b.data is not None
+        and bytes(a.data.bytes) == bytes(b.data.bytes)
+    )

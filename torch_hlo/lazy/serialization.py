@@ -3,6 +3,7 @@
 A tensor is saved as (storage, offset, size, stride); the storage is a CPU copy that is tagged "hlo:0", so that `map_location` works
 in every form and tensors that share memory share it again after loading.
 """
+
 from __future__ import annotations
 
 import collections
@@ -13,7 +14,16 @@ import torch
 from torch_hlo.device import collective
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.storage import Storage
-from torch_hlo.lazy.tensor import DEVICE, HloTensor, StorageProxy, adopt, from_cpu, make, to_cpu, user_attributes
+from torch_hlo.lazy.tensor import (
+    DEVICE,
+    HloTensor,
+    StorageProxy,
+    adopt,
+    from_cpu,
+    make,
+    to_cpu,
+    user_attributes,
+)
 
 
 class HostStorage(torch.UntypedStorage):
@@ -35,13 +45,23 @@ def reduce(tensor: HloTensor, protocol: int):
     if getattr(tensor, "_is_param", False):
         plain = make(tensor._meta, tensor._storage, tensor._view)
         if state:
-            return torch._utils._rebuild_parameter_with_state, (plain, tensor.requires_grad, hooks, state)
+            return torch._utils._rebuild_parameter_with_state, (
+                plain,
+                tensor.requires_grad,
+                hooks,
+                state,
+            )
         return torch._utils._rebuild_parameter, (plain, tensor.requires_grad, hooks)
     storage, meta = _host_storage(tensor)
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=meta.dtype, _internal=True)
     args = (typed, meta.offset, meta.size, meta.stride, tensor.requires_grad, hooks)
     if state:
-        return torch._tensor._rebuild_from_type_v2, (torch._utils._rebuild_tensor_v2, torch.Tensor, args, state)
+        return torch._tensor._rebuild_from_type_v2, (
+            torch._utils._rebuild_tensor_v2,
+            torch.Tensor,
+            args,
+            state,
+        )
     return torch._utils._rebuild_tensor_v2, args
 
 
@@ -84,7 +104,9 @@ def restore(storage: torch.UntypedStorage, where: str):
         return None
     index = torch.device(where).index
     if index and not collective.is_own_index(index):
-        raise RuntimeError(f"Attempting to deserialize object on {where}, but this process has 1 hlo device")
+        raise RuntimeError(
+            f"Attempting to deserialize object on {where}, but this process has 1 hlo device"
+        )
     return _tag(storage)
 
 
@@ -101,7 +123,9 @@ def set_storage(tensor: HloTensor, source, offset: int, size, stride) -> HloTens
     elif isinstance(source, StorageProxy):
         source = make(source.storage.meta, source.storage)
     elif isinstance(source, torch.UntypedStorage):
-        raise RuntimeError(f"set_: the storage is on {source.device}, the tensor on {tensor.device}")
+        raise RuntimeError(
+            f"set_: the storage is on {source.device}, the tensor on {tensor.device}"
+        )
     elif size is None:
         return torch.ops.aten.set_.source_Tensor(tensor, source)
     if size is None:

@@ -5,6 +5,7 @@ Running one on meta tensors, and small stand-ins on the CPU to have dtypes judge
 for all sizes of the same *kind*: operands of the same dtypes and ranks, dense and row-major, and the same static arguments; a size is 1 in both or in neither. A rule
 that does not know, as where sizes do not fit, leaves the op to PyTorch, which raises its own errors.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from torch_hlo.lazy.tensor import HloTensor
 Size = tuple[int, ...]
 
 
-def predict(op: OpOverload, args: list, kwargs: dict, learned: dict[tuple, torch.dtype]) -> Meta | None:
+def predict(
+    op: OpOverload, args: list, kwargs: dict, learned: dict[tuple, torch.dtype]
+) -> Meta | None:
     """Metadata of the op's only result, or None if nothing is known about this kind of operands."""
     rule = rule_of(op)
     kind = rule and _kind(op, args, kwargs)
@@ -28,7 +31,9 @@ def predict(op: OpOverload, args: list, kwargs: dict, learned: dict[tuple, torch
     return None if size is None else metas.contiguous(size, dtype)
 
 
-def learn(op: OpOverload, args: list, kwargs: dict, result: Result, learned: dict[tuple, torch.dtype]) -> None:
+def learn(
+    op: OpOverload, args: list, kwargs: dict, result: Result, learned: dict[tuple, torch.dtype]
+) -> None:
     """Remember what PyTorch said, if it is what the rule says."""
     rule = rule_of(op)
     if rule is not None and result.form == 0 and rule(*args, **kwargs) == result.metas[0].size:
@@ -41,7 +46,11 @@ def learn(op: OpOverload, args: list, kwargs: dict, result: Result, learned: dic
 def rule_of(op: OpOverload) -> Callable[..., Size | None] | None:
     """The function of the op's arguments that returns the size of its result, None where it cannot tell; None if the op has no rule."""
     if op not in _RULES:
-        elementwise = torch.Tag.pointwise in op.tags and torch.Tag.nondeterministic_seeded not in op.tags and len(op._schema.returns) == 1
+        elementwise = (
+            torch.Tag.pointwise in op.tags
+            and torch.Tag.nondeterministic_seeded not in op.tags
+            and len(op._schema.returns) == 1
+        )
         _RULES[op] = _broadcast if elementwise else None
     return _RULES[op]
 
@@ -97,7 +106,11 @@ def _linear(x, weight, bias=None) -> Size | None:
 
 
 def _mm(x, y) -> Size | None:
-    return (_size(x)[0], _size(y)[1]) if len(_size(x)) == len(_size(y)) == 2 and _size(x)[1] == _size(y)[0] else None
+    return (
+        (_size(x)[0], _size(y)[1])
+        if len(_size(x)) == len(_size(y)) == 2 and _size(x)[1] == _size(y)[0]
+        else None
+    )
 
 
 def _bmm(x, y) -> Size | None:
@@ -117,7 +130,11 @@ def _like_first(x, *rest, **options) -> Size:
 
 def _index_select(x, dim, index) -> Size | None:
     size = _size(x)
-    return (*size[:dim], _size(index)[0], *size[dim + 1 :]) if len(_size(index)) == 1 and 0 <= dim < len(size) else None
+    return (
+        (*size[:dim], _size(index)[0], *size[dim + 1 :])
+        if len(_size(index)) == 1 and 0 <= dim < len(size)
+        else None
+    )
 
 
 def _index_add(x, dim, index, source, **options) -> Size | None:

@@ -4,6 +4,7 @@ A step is partitioned when one of its values is annotated (lowering/sharding.py)
 storage that stays spread. What nobody annotated is decided by propagation. A storage keeps the sharding of its first result, so that
 parameters stay where they are and the program of the second step is that of all later ones.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -37,7 +38,10 @@ class Placement:
     def allows(self, ins: Sequence[Sharding], outs: Sequence[Sharding]) -> bool:
         """True if a program with these shardings serves."""
         chosen = (*ins[: len(self.leaves)], *outs)
-        return all(want is None or want.closed() == have for want, have in zip((*self.leaves, *self.outputs), chosen, strict=True))
+        return all(
+            want is None or want.closed() == have
+            for want, have in zip((*self.leaves, *self.outputs), chosen, strict=True)
+        )
 
 
 class Abstract:
@@ -54,7 +58,9 @@ def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placemen
 
     Raises ShardingError when annotations speak of different meshes.
     """
-    annotated = list(dict.fromkeys(node.args[1] for node in graph.nodes if node.target in ANNOTATIONS))
+    annotated = list(
+        dict.fromkeys(node.args[1] for node in graph.nodes if node.target in ANNOTATIONS)
+    )
     meshes = dict.fromkeys(decode(text).mesh for text in annotated)
     outputs: list[Sharding | None] = [None] * len(graph.outputs)
     for storage, i in storages:
@@ -73,7 +79,9 @@ def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placemen
             "torch_hlo.mark_step() between them"
         )
     (mesh,) = meshes
-    return Placement(mesh, tuple(s if s is not None and s.mesh == mesh else None for s in leaves), tuple(outputs))
+    return Placement(
+        mesh, tuple(s if s is not None and s.mesh == mesh else None for s in leaves), tuple(outputs)
+    )
 
 
 def _leaf_sharding(leaf: Array) -> Sharding | None:
@@ -82,7 +90,11 @@ def _leaf_sharding(leaf: Array) -> Sharding | None:
         return None
     for owner in leaf.owners:
         storage = owner()
-        if storage is not None and storage.sharding is not None and storage.sharding.closed() == leaf.data.sharding:
+        if (
+            storage is not None
+            and storage.sharding is not None
+            and storage.sharding.closed() == leaf.data.sharding
+        ):
             return storage.sharding
     return leaf.data.sharding
 
@@ -95,10 +107,19 @@ def keep(storage: Storage, chosen: Sharding) -> None:
 
 def annotated(graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ...]) -> Module:
     """The program of the whole mesh, with all that is known of where things live."""
-    return lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, "step", placed=(where.mesh, where.leaves, where.outputs))
+    return lower(
+        graph.nodes,
+        graph.outputs,
+        [*graph.leaves, *graph.numbers],
+        aliases,
+        "step",
+        placed=(where.mesh, where.leaves, where.outputs),
+    )
 
 
-def build(graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ...], observe=None) -> PartitionedProgram:
+def build(
+    graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ...], observe=None
+) -> PartitionedProgram:
     """Lower, propagate, partition, compile. `observe`: see device/runtime.py."""
     from torch_hlo.compiler.spmd import spmd
 
@@ -124,7 +145,11 @@ def place(array: Array, sharding: Sharding) -> ShardedBuffer:
 
 def _bounds(buffer: Buffer) -> tuple[int, int]:
     """Smallest and largest value of an array of integers, while this process has it whole (see checks.bounds)."""
-    values = decode_array(buffer.bytes.tobytes(), buffer.shape.dtype, buffer.shape.dims) if buffer.shape.kind in "su" and buffer.nbytes else None
+    values = (
+        decode_array(buffer.bytes.tobytes(), buffer.shape.dtype, buffer.shape.dims)
+        if buffer.shape.kind in "su" and buffer.nbytes
+        else None
+    )
     return (0, -1) if values is None else (int(values.min()), int(values.max()))
 
 

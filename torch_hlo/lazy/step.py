@@ -8,6 +8,7 @@ A failure leaves the tensors as they were. While cutting (an op cannot be lowere
 graph stays pending. While running, the storages get their graph back when the error surfaces: at the next cut or wait, with the name
 of the step. A program raises before it writes, so donated inputs are intact.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -27,10 +28,29 @@ from torch_hlo.device import cpu, runtime, trim
 from torch_hlo.device.runtime import Buffer, Memory
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.shape import Shape
-from torch_hlo.lazy import conditions, dump, exchange, executor, explain, generalize, log, progress, spmd
+from torch_hlo.lazy import (
+    conditions,
+    dump,
+    exchange,
+    executor,
+    explain,
+    generalize,
+    log,
+    progress,
+    spmd,
+)
 from torch_hlo.lazy import meta as metas
 from torch_hlo.lazy.fingerprint import Graph, collect, operands
-from torch_hlo.lazy.launch import IN_FLIGHT, Compiled, InPlace, Programs, launch, leaf_buffer, number_buffers, stream
+from torch_hlo.lazy.launch import (
+    IN_FLIGHT,
+    Compiled,
+    InPlace,
+    Programs,
+    launch,
+    leaf_buffer,
+    number_buffers,
+    stream,
+)
 from torch_hlo.lazy.storage import (
     RECORDING,
     Array,
@@ -113,19 +133,34 @@ def upload(tensor: torch.Tensor) -> Buffer:
 
 def _is_zeros(tensor: torch.Tensor) -> bool:
     """True for the number 0 expanded to a size, as new optimizer states are."""
-    if tensor.device.type != "cpu" or any(tensor.stride()) or (memory := tensor.untyped_storage()).nbytes() > 16:
+    if (
+        tensor.device.type != "cpu"
+        or any(tensor.stride())
+        or (memory := tensor.untyped_storage()).nbytes() > 16
+    ):
         return False
     return tensor.dim() > 0 and not any(bytes(memory))
 
 
-_ITEM = {"f32": struct.Struct("f"), "f64": struct.Struct("d"), "s64": struct.Struct("q"), "s32": struct.Struct("i"), "pred": struct.Struct("?")}
+_ITEM = {
+    "f32": struct.Struct("f"),
+    "f64": struct.Struct("d"),
+    "s64": struct.Struct("q"),
+    "s32": struct.Struct("i"),
+    "pred": struct.Struct("?"),
+}
 
 
 def items(tensors: Sequence[torch.Tensor]) -> list:
     """The values of tensors with one element, as `.item()` gives them: read where they are, if they have been launched and lie in memory of the CPU."""
     values = [t._storage.value for t in tensors]
     for t, value in zip(tensors, values):
-        if t._view is not None or type(value) is not Array or type(value.data) is not Buffer or value.shape.dtype not in _ITEM:
+        if (
+            t._view is not None
+            or type(value) is not Array
+            or type(value.data) is not Buffer
+            or value.shape.dtype not in _ITEM
+        ):
             return [v.item() for v in to_cpu(tensors)]
         executor.wait(value.data)
     start = time.perf_counter()
@@ -133,7 +168,12 @@ def items(tensors: Sequence[torch.Tensor]) -> list:
         found = []
         for t, value in zip(tensors, values):
             buffer = value.data
-            if t._storage.value is not value or buffer is None or buffer.job is not None or type(buffer.memory) is not Memory:
+            if (
+                t._storage.value is not value
+                or buffer is None
+                or buffer.job is not None
+                or type(buffer.memory) is not Memory
+            ):
                 return [v.item() for v in to_cpu(tensors)]
             found.append(_ITEM[value.shape.dtype].unpack_from(buffer.memory.array)[0])
     _forget_done()
@@ -196,9 +236,19 @@ def _evaluate(only: Sequence[Storage] | None = None) -> None:
     with RECORDING:
         after_traces()
         _surface()
-        bindings = pending() if only is None else [(s.value.place, i, s, s.value, ref(s)) for i, s in enumerate(only) if type(s.value) is Out]
+        bindings = (
+            pending()
+            if only is None
+            else [
+                (s.value.place, i, s, s.value, ref(s))
+                for i, s in enumerate(only)
+                if type(s.value) is Out
+            ]
+        )
         for _, _, storage, out, _ in bindings:
-            if out.array is not None:  # the value was read by another thread just before it was computed
+            if (
+                out.array is not None
+            ):  # the value was read by another thread just before it was computed
                 storage.bind(out, out.array)
                 bindings = [b for b in bindings if b[2] is not storage]
         if only is None and _REFUSED:
@@ -264,7 +314,9 @@ def _evaluate_for(storages: Sequence[Storage]) -> None:
         try:
             _evaluate(storages)
         except Exception as part:
-            raise part from (None if type(part) is type(whole) and str(part) == str(whole) else whole)
+            raise part from (
+                None if type(part) is type(whole) and str(part) == str(whole) else whole
+            )
         _tell_partial(whole)
     if any(_REFUSED.get(s) is s.value for s in storages):
         _evaluate(storages)  # raises why
@@ -294,9 +346,22 @@ class _Plan:
     __slots__ = ("compiled", "leaves", "numbers", "places", "size", "where")
 
     def __init__(
-        self, compiled: Compiled, leaves: Sequence[Array], numbers: Sequence[Number], places: Sequence[int], size: int, where: spmd.Placement | None
+        self,
+        compiled: Compiled,
+        leaves: Sequence[Array],
+        numbers: Sequence[Number],
+        places: Sequence[int],
+        size: int,
+        where: spmd.Placement | None,
     ) -> None:
-        self.compiled, self.leaves, self.numbers, self.places, self.size, self.where = compiled, leaves, numbers, places, size, where
+        self.compiled, self.leaves, self.numbers, self.places, self.size, self.where = (
+            compiled,
+            leaves,
+            numbers,
+            places,
+            size,
+            where,
+        )
 
 
 class _Known:
@@ -325,14 +390,27 @@ def _plan(bindings: list[Binding], donate: bool) -> _Plan:
             compiled = known.programs.get(_dead(leaves))
             if compiled is not None:
                 metrics.count("CachedCompile")
-                return _Plan(compiled, leaves, [inputs[place]() for place in known.numbers], known.places, known.size, None)
+                return _Plan(
+                    compiled,
+                    leaves,
+                    [inputs[place]() for place in known.numbers],
+                    known.places,
+                    known.size,
+                    None,
+                )
     graph, places, dead, aliases = _cut(bindings, donate)
-    where = spmd.placement(graph, [(b[2], place) for b, place in zip(bindings, places)]) if spmd.active else None
+    where = (
+        spmd.placement(graph, [(b[2], place) for b, place in zip(bindings, places)])
+        if spmd.active
+        else None
+    )
     compiled = _program(graph, aliases, dead, where)
     if key is not None and TAPE.exact:
         if len(_KNOWN) >= 4 * config.get("PROGRAMS"):
             _KNOWN.clear()
-        leaves, numbers = ([x.place - base for x in found] for found in (graph.leaves, graph.numbers))
+        leaves, numbers = (
+            [x.place - base for x in found] for found in (graph.leaves, graph.numbers)
+        )
         if not {*leaves, *numbers} - TAPE.inputs.keys():
             known = _KNOWN.setdefault(key, _Known(leaves, numbers, places, len(graph.nodes)))
             known.programs[dead] = compiled
@@ -353,7 +431,9 @@ def _dead(leaves: Sequence[Array]) -> tuple[int, ...]:
     return tuple(dead)
 
 
-def _cut(bindings: list[Binding], donate: bool) -> tuple[Graph, list[int], tuple[int, ...], tuple[tuple[int, int], ...]]:
+def _cut(
+    bindings: list[Binding], donate: bool
+) -> tuple[Graph, list[int], tuple[int, ...], tuple[tuple[int, int], ...]]:
     """(the graph, which of its outputs each binding gets, leaves that die with the step, donations) of sorted bindings."""
     distinct: dict[tuple[int, int], Out] = {}
     for _, _, _, out, _ in bindings:
@@ -411,15 +491,23 @@ def _run_again(
         else:
             if leaf.owners:
                 dead.append(i)
-    bindings = [(place, i, s, s.value, ref(s)) for i, (s, place) in enumerate(zip(storages, places))]
+    bindings = [
+        (place, i, s, s.value, ref(s)) for i, (s, place) in enumerate(zip(storages, places))
+    ]
     found = known.by_dead.get(died := tuple(dead))
     if found is None:  # a graph that has run cannot be compiled again: its values look like inputs
         compiled = _CACHE.get(_key(graph, _aliases(graph, leaves, died, bindings, places)))
         if compiled is None:
             return False
         found = known.by_dead[died] = InPlace(compiled, places)
-    inputs = [buffer if type(buffer := leaf.data) is Buffer else leaf_buffer(leaf) for leaf in leaves]
-    known.in_place[ending is not None] = None if found.compiled.extra or ending is not None and found.spares(leaves, storages) else found
+    inputs = [
+        buffer if type(buffer := leaf.data) is Buffer else leaf_buffer(leaf) for leaf in leaves
+    ]
+    known.in_place[ending is not None] = (
+        None
+        if found.compiled.extra or ending is not None and found.spares(leaves, storages)
+        else found
+    )
     return stream(found.compiled, leaves, inputs, numbers, bindings, places)
 
 
@@ -432,8 +520,12 @@ def pending_step() -> tuple[Module, list[Buffer]]:
         if not bindings:
             raise ValueError("nothing is recorded")
         graph, _, _, aliases = _cut(bindings, donate=True)
-        module = executor.call_compiler(lambda: lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases))
-        return module, [leaf_buffer(leaf) for leaf in graph.leaves] + (number_buffers(graph.numbers) if graph.numbers else [])
+        module = executor.call_compiler(
+            lambda: lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases)
+        )
+        return module, [leaf_buffer(leaf) for leaf in graph.leaves] + (
+            number_buffers(graph.numbers) if graph.numbers else []
+        )
 
 
 def _submit(bindings: list[Binding], donate: bool) -> None:
@@ -445,10 +537,19 @@ def _submit(bindings: list[Binding], donate: bool) -> None:
     _RECORDED.append(bindings)
     if config.get("LOG") >= 2:
         end = time.perf_counter()
-        log.say(2, f"{plan.compiled.name}: {plan.size} ops, cut {(traced - start) * 1e3:.2f} ms, submit {(end - traced) * 1e3:.2f} ms")
+        log.say(
+            2,
+            f"{plan.compiled.name}: {plan.size} ops, cut {(traced - start) * 1e3:.2f} ms, submit {(end - traced) * 1e3:.2f} ms",
+        )
 
 
-def _aliases(graph: Graph, leaves: Sequence[Array], dead: Sequence[int], bindings: list[Binding], places: list[int]) -> tuple[tuple[int, int], ...]:
+def _aliases(
+    graph: Graph,
+    leaves: Sequence[Array],
+    dead: Sequence[int],
+    bindings: list[Binding],
+    places: list[int],
+) -> tuple[tuple[int, int], ...]:
     """(output, leaf) pairs: leaves that die with this step (`dead`) give their memory to an output of the same shape, rather to the one that
     overwrites the same storage. Part of the program's key."""
     if not dead:
@@ -490,7 +591,12 @@ def _variant() -> tuple:
     return runtime.backend_name(), config.get("DISABLE"), cpu.threads()
 
 
-def _program(graph: Graph, aliases: tuple[tuple[int, int], ...], dead: tuple[int, ...], where: spmd.Placement | None) -> Compiled:
+def _program(
+    graph: Graph,
+    aliases: tuple[tuple[int, int], ...],
+    dead: tuple[int, ...],
+    where: spmd.Placement | None,
+) -> Compiled:
     key = _key(graph, aliases)
     if where is not None:
         return _partitioned(graph, aliases, (*key, where))
@@ -506,7 +612,11 @@ def _program(graph: Graph, aliases: tuple[tuple[int, int], ...], dead: tuple[int
         symbolic = family.find(ints)
         if symbolic is not None:
             metrics.count("CachedCompile")
-            return _keep(_compiled(graph, key, symbolic.name, symbolic.program, [ints[p] for p in symbolic.extra]))
+            return _keep(
+                _compiled(
+                    graph, key, symbolic.name, symbolic.program, [ints[p] for p in symbolic.extra]
+                )
+            )
     return executor.call_compiler(lambda: _compile(graph, aliases, key, family, ints))
 
 
@@ -516,7 +626,11 @@ def _partitioned(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple)
     found = _CACHE.get(key)
     if found is None:
         for c in list(_CACHE.values()):
-            if len(c.key) == len(key) and [*c.key[:-1]] == base and where.allows(c.program.in_shardings, c.program.out_shardings):
+            if (
+                len(c.key) == len(key)
+                and [*c.key[:-1]] == base
+                and where.allows(c.program.in_shardings, c.program.out_shardings)
+            ):
                 found = _keep(_compiled(graph, key, c.name, c.program))
                 break
     if found is not None:
@@ -526,7 +640,9 @@ def _partitioned(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple)
     return executor.call_compiler(lambda: _compile(graph, aliases, key, None, ()))
 
 
-def _compiled(graph: Graph, key: tuple, name: str, program: runtime.Program, extra: Sequence[int] = ()) -> Compiled:
+def _compiled(
+    graph: Graph, key: tuple, name: str, program: runtime.Program, extra: Sequence[int] = ()
+) -> Compiled:
     shapes = tuple(o.node.outs[o.index] for o in graph.outputs)
     return Compiled(name, program, key, shapes, tuple(n.source for n in graph.nodes), tuple(extra))
 
@@ -539,7 +655,13 @@ def _keep(compiled: Compiled) -> Compiled:
     return compiled
 
 
-def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, family: generalize.Family | None, ints: tuple[int, ...]) -> Compiled:
+def _compile(
+    graph: Graph,
+    aliases: tuple[tuple[int, int], ...],
+    key: tuple,
+    family: generalize.Family | None,
+    ints: tuple[int, ...],
+) -> Compiled:
     """Compile into the cache: for all sizes if this graph differs from an earlier one only in integers, else for its own. On the
     compiler's thread: when Ctrl-C ended the wait for it, the next attempt finds the program there."""
     global _compiles
@@ -547,7 +669,9 @@ def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, fam
         return _CACHE[key]
     _compiles += 1
     name = f"step_{_compiles}"
-    reason = f"{name}: " + explain.reason(key, [n.source for n in graph.nodes], list(_CACHE.values()))
+    reason = f"{name}: " + explain.reason(
+        key, [n.source for n in graph.nodes], list(_CACHE.values())
+    )
     compiled = None
     if family is not None and family.instances:
         compiled, note = _generalized(graph, aliases, key, name, family, ints)
@@ -555,11 +679,17 @@ def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, fam
     metrics.add_compile_reason(reason)
     log.say(1, f"compiling {reason}")
     if compiled is None:
-        with progress.compiling(name, len(graph.nodes)), metrics.timed("CompileTime"), dump.recording(name, reason) as observe:
+        with (
+            progress.compiling(name, len(graph.nodes)),
+            metrics.timed("CompileTime"),
+            dump.recording(name, reason) as observe,
+        ):
             try:
                 program = _build(graph, aliases, key, observe)
             except Exception as error:
-                error.add_note(f"{name} ({len(graph.nodes)} ops) was not run; its tensors are unchanged and still pending")
+                error.add_note(
+                    f"{name} ({len(graph.nodes)} ops) was not run; its tensors are unchanged and still pending"
+                )
                 raise
         compiled = _compiled(graph, key, name, program)
     if family is not None:
@@ -567,25 +697,49 @@ def _compile(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, fam
     return _keep(compiled)
 
 
-def _build(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, observe) -> runtime.Program:
+def _build(
+    graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, observe
+) -> runtime.Program:
     where = key[-1]
     if isinstance(where, spmd.Placement):
         return spmd.build(graph, where, aliases, observe)
-    runtime.expect_writes([leaf.data for _, i in aliases if isinstance((leaf := graph.leaves[i]).data, runtime.Buffer)])
-    module = lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases, name="step", constants=_constants(graph.leaves, aliases))
+    runtime.expect_writes(
+        [
+            leaf.data
+            for _, i in aliases
+            if isinstance((leaf := graph.leaves[i]).data, runtime.Buffer)
+        ]
+    )
+    module = lower(
+        graph.nodes,
+        graph.outputs,
+        [*graph.leaves, *graph.numbers],
+        aliases,
+        name="step",
+        constants=_constants(graph.leaves, aliases),
+    )
     if observe is not None:
         observe("hlo:input", module)
     return runtime.compile_program(module, observe)
 
 
-def _constants(leaves: Sequence[Array | Leaf], aliases: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+def _constants(
+    leaves: Sequence[Array | Leaf], aliases: tuple[tuple[int, int], ...]
+) -> tuple[int, ...]:
     """The leaves that may be weights: matrices which the step does not overwrite."""
     overwritten = {i for _, i in aliases}
-    return tuple(i for i, leaf in enumerate(leaves) if i not in overwritten and leaf.shape.rank >= 2)
+    return tuple(
+        i for i, leaf in enumerate(leaves) if i not in overwritten and leaf.shape.rank >= 2
+    )
 
 
 def _generalized(
-    graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, name: str, family: generalize.Family, ints: tuple[int, ...]
+    graph: Graph,
+    aliases: tuple[tuple[int, int], ...],
+    key: tuple,
+    name: str,
+    family: generalize.Family,
+    ints: tuple[int, ...],
 ) -> tuple[Compiled | None, str]:
     """A program for all sizes, and a note for the compile's reason; None where the integers have no explanation or a lowering needs them."""
     note = ""
@@ -601,24 +755,48 @@ def _generalized(
 
 
 def _symbolic(
-    graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, name: str, family: generalize.Family, ints: tuple[int, ...], proposal: generalize.Proposal
+    graph: Graph,
+    aliases: tuple[tuple[int, int], ...],
+    key: tuple,
+    name: str,
+    family: generalize.Family,
+    ints: tuple[int, ...],
+    proposal: generalize.Proposal,
 ) -> tuple[Compiled | None, str]:
     """The program of a proposal and a note; None and the reason where it cannot be compiled."""
     note = f"for all sizes, here {proposal.text}"
-    with progress.compiling(name, len(graph.nodes)), metrics.timed("CompileTime"), dump.recording(name, note) as observe:
+    with (
+        progress.compiling(name, len(graph.nodes)),
+        metrics.timed("CompileTime"),
+        dump.recording(name, note) as observe,
+    ):
         try:
             inputs = [*proposal.leaves, *proposal.extra, *graph.numbers]
             shared = proposal.aliases(aliases)
-            module = lower(proposal.nodes, proposal.outputs, inputs, shared, "step", proposal.symbols, constants=_constants(proposal.leaves, shared))
+            module = lower(
+                proposal.nodes,
+                proposal.outputs,
+                inputs,
+                shared,
+                "step",
+                proposal.symbols,
+                constants=_constants(proposal.leaves, shared),
+            )
             if observe is not None:
                 observe("hlo:input", module)
             program = runtime.compile_program(module, observe)
         except Exception as error:  # whatever needs a number where it finds a symbol: the exact program is compiled instead
-            return None, f"for these sizes only: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            return (
+                None,
+                f"for these sizes only: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            )
     metrics.count("SymbolicCompile")
     symbolic = generalize.Generalized(program, name, proposal)
     if not symbolic.fits(ints):
-        return None, "for these sizes only: the expressions found do not give this graph's own sizes"
+        return (
+            None,
+            "for these sizes only: the expressions found do not give this graph's own sizes",
+        )
     family.programs.append(symbolic)
     return _compiled(graph, key, name, program, [ints[p] for p in symbolic.extra]), note
 
@@ -633,7 +811,9 @@ def _before_fork() -> None:
     executor.drain_compiler()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=RECORDING.release, after_in_child=RECORDING.release)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=RECORDING.release, after_in_child=RECORDING.release
+)
 
 
 def _wait_all() -> None:
@@ -731,7 +911,9 @@ class Lease:
                 memory.readers -= 1
 
 
-_COUNTING = threading.RLock()  # of readers; its own, since the collector may close a lease while any other lock is held
+_COUNTING = (
+    threading.RLock()
+)  # of readers; its own, since the collector may close a lease while any other lock is held
 
 
 def _host_view(buffer: Buffer) -> torch.Tensor:

@@ -11,6 +11,7 @@ For the step (lazy/step.py):
   Python value in `.value`). An Array may be donated when `array.held()` is false and nothing else recorded reads it.
 * Old nodes stay valid after a step: whoever still holds one may evaluate it again. Nothing may be cleared in them.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -32,7 +33,9 @@ _TRACED = threading.Lock()
 LOCK = threading.Lock()  # guards "compare value, then replace it"
 PENDING: deque[ref] = deque()
 _VIEWED: deque[ref] = deque()  # storages with cached view values
-FILLED: list[tuple[ref, Out]] = []  # storages that began as one number everywhere in this step, and that value (see optimizer_state.py)
+FILLED: list[
+    tuple[ref, Out]
+] = []  # storages that began as one number everywhere in this step, and that value (see optimizer_state.py)
 
 
 class Array(Leaf):
@@ -159,9 +162,13 @@ class Tracing:
 
     def wait(self) -> bool:
         """Wait until it is over; False where this thread may go on at once."""
-        if threading.get_ident() == self.thread or self.disturbed or RECORDING._is_owned():  # in the middle of an op that began before
+        if (
+            threading.get_ident() == self.thread or self.disturbed or RECORDING._is_owned()
+        ):  # in the middle of an op that began before
             return False
-        if isinstance(threading.current_thread(), threading._DummyThread):  # not of Python: autograd's, which runs functorch's backward passes for the call
+        if isinstance(
+            threading.current_thread(), threading._DummyThread
+        ):  # not of Python: autograd's, which runs functorch's backward passes for the call
             return False
         self.disturbed = not self.over.wait(self.PATIENCE)
         return True
@@ -317,7 +324,11 @@ def write_all(tensors: Sequence, values: Sequence[Out]) -> None:
 
 
 _aten = torch.ops.aten
-_REPEATING = {_aten.expand.default, _aten.unfold.default, _aten.as_strided.default}  # views that may show an element several times
+_REPEATING = {
+    _aten.expand.default,
+    _aten.unfold.default,
+    _aten.as_strided.default,
+}  # views that may show an element several times
 _LAZY_BITS = {_aten._conj_physical.default, _aten.neg.default}
 
 

@@ -3,6 +3,7 @@
 Compared before a replay: Python's variables (variables.py), which parameters take and have gradients, options of optimizers, truth values that follow from data of the CPU.
 Done again by a replay: gradients made, variables and options set, schedules stepped.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -29,7 +30,9 @@ class Surroundings:
     def __init__(self, fn: Callable, known: Surroundings | None, counted: set[str]) -> None:
         self.settings = optimizer_state.Settings()
         self.gradients = Gradients(known.gradients.parameters if known is not None else ())
-        self.schedules: list[tuple[ref, tuple, dict]] = []  # steps of learning rate schedules, to be done again
+        self.schedules: list[
+            tuple[ref, tuple, dict]
+        ] = []  # steps of learning rate schedules, to be done again
         self.variables = Variables(fn, known.variables if known is not None else None, counted)
         self.assumed: Assumed | None = None  # known when the call is over
         self.inside = ""
@@ -49,15 +52,22 @@ class Surroundings:
         if threading.get_ident() != self._thread:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if not all(isinstance(p, HloTensor) and p._storage.traced == storage.TRACES for p in parameters):  # else the call made it for itself
+        if not all(
+            isinstance(p, HloTensor) and p._storage.traced == storage.TRACES for p in parameters
+        ):  # else the call made it for itself
             self.settings.add(optimizer)
         self.gradients.see(parameters)
 
     def scheduled(self, schedule, args: tuple, kwargs: dict) -> None:
         """A learning rate schedule is about to step."""
         if not self.settings.places and not self.settings.assigned:
-            self.inside = f"{type(schedule).__name__} steps before the optimizer; step it after, or outside"
-        plain = [tuple(a.how if type(a) in tracked.TRACKED else a for a in args), {k: v.how if type(v) in tracked.TRACKED else v for k, v in kwargs.items()}]
+            self.inside = (
+                f"{type(schedule).__name__} steps before the optimizer; step it after, or outside"
+            )
+        plain = [
+            tuple(a.how if type(a) in tracked.TRACKED else a for a in args),
+            {k: v.how if type(v) in tracked.TRACKED else v for k, v in kwargs.items()},
+        ]
         self.schedules.append((ref(schedule), *plain))
 
     def end(self) -> None:
@@ -66,7 +76,11 @@ class Surroundings:
         self.settings.end()
         self.variables.end()
         self.variables.conditions(self._guard)
-        self.inside = self.inside or self.variables.inside or self.settings.inside(self._before, bool(self.schedules))
+        self.inside = (
+            self.inside
+            or self.variables.inside
+            or self.settings.inside(self._before, bool(self.schedules))
+        )
 
     def learn(self, other: Surroundings) -> None:
         """Another call had the same program: where the two differ does not matter."""
@@ -80,7 +94,11 @@ class Surroundings:
 
     def reason(self, inputs: Sequence[Storage]) -> str:
         """Why `hold` is false, as a part of a sentence; "" if it is true."""
-        return self._guard.reason() or ("" if self.assumed.hold(inputs) else "what Python asked of data from the CPU has another answer")
+        return self._guard.reason() or (
+            ""
+            if self.assumed.hold(inputs)
+            else "what Python asked of data from the CPU has another answer"
+        )
 
     def settle(self, sources: list, left: Sequence) -> None:
         """The call has been computed again: do what else it did. `sources`: its numbers; `left`: what it leaves in variables."""
@@ -92,7 +110,13 @@ class Surroundings:
             self.variables.assign(left)
         for schedule, args, kwargs in self.schedules:
             if schedule() is not None:
-                schedule().step(*(a.value(sources) if type(a) is tracked.How else a for a in args), **{k: v.value(sources) if type(v) is tracked.How else v for k, v in kwargs.items()})
+                schedule().step(
+                    *(a.value(sources) if type(a) is tracked.How else a for a in args),
+                    **{
+                        k: v.value(sources) if type(v) is tracked.How else v
+                        for k, v in kwargs.items()
+                    },
+                )
 
 
 @contextlib.contextmanager
@@ -146,7 +170,9 @@ def _telling(step: Callable) -> Callable:
             _here.report(self, args, kwargs)
         _here.depth += 1
         try:
-            return step(self, *map(tracked.plain, args), **{k: tracked.plain(v) for k, v in kwargs.items()})
+            return step(
+                self, *map(tracked.plain, args), **{k: tracked.plain(v) for k, v in kwargs.items()}
+            )
         finally:
             _here.depth -= 1
 
@@ -158,8 +184,12 @@ class Gradients:
 
     def __init__(self, known: Sequence[WeakIdRef]) -> None:
         self.parameters: dict[WeakIdRef, bool] = {}  # -> whether it requires gradients
-        self.before: dict[WeakIdRef, ref | None] = {}  # parameter -> the storage of its gradient when it was first seen
-        self.start: dict[WeakIdRef, bool] = {}  # parameter -> whether it had one when the call began
+        self.before: dict[
+            WeakIdRef, ref | None
+        ] = {}  # parameter -> the storage of its gradient when it was first seen
+        self.start: dict[
+            WeakIdRef, bool
+        ] = {}  # parameter -> whether it had one when the call began
         self.see(p for p in (r() for r in known) if p is not None)
         self.start = {r: p.grad is not None for r in self.before if (p := r()) is not None}
         self.emptied: list[WeakIdRef] = []
@@ -168,12 +198,20 @@ class Gradients:
 
     def see(self, parameters) -> None:
         for p in parameters:
-            if isinstance(p, HloTensor) and p.is_leaf and p._storage.traced != storage.TRACES:  # not one that the call makes for itself
+            if (
+                isinstance(p, HloTensor) and p.is_leaf and p._storage.traced != storage.TRACES
+            ):  # not one that the call makes for itself
                 r = WeakIdRef(p)
                 if r not in self.before:
                     self.parameters[r] = p.requires_grad
                     gradient = p.grad
-                    self.before[r] = reference(gradient._storage) if gradient is not None and isinstance(gradient, HloTensor) and gradient._view is None else None
+                    self.before[r] = (
+                        reference(gradient._storage)
+                        if gradient is not None
+                        and isinstance(gradient, HloTensor)
+                        and gradient._view is None
+                        else None
+                    )
 
     def end(self) -> None:
         for r in self.before:
@@ -182,13 +220,19 @@ class Gradients:
             if gradient is None:
                 if p is not None:
                     self.emptied.append(r)
-            elif isinstance(gradient, HloTensor) and gradient._view is None and gradient._meta is gradient._storage.meta:
+            elif (
+                isinstance(gradient, HloTensor)
+                and gradient._view is None
+                and gradient._meta is gradient._storage.meta
+            ):
                 self.after[r] = reference(gradient._storage)
 
     def place(self, written: Mapping[ref, object]) -> dict[ref, tuple]:
         """Storages of gradients -> their places."""
         places = {storage: ("made", p) for p, storage in self.after.items() if storage in written}
-        places.update({storage: ("gradient", p) for p, storage in self.before.items() if storage is not None})
+        places.update(
+            {storage: ("gradient", p) for p, storage in self.before.items() if storage is not None}
+        )
         return places
 
     def learn(self, other: Gradients) -> None:
@@ -201,7 +245,12 @@ class Gradients:
         for r, wanted in self.parameters.items():
             p = r()
             had = "" if r not in self.start else f" and p.grad is {'not ' * self.start[r]}None"
-            guard.term("False" if p is None else f"(p := {guard.name(ref(p))}()).requires_grad is {wanted}{had}", "whether a parameter takes gradients, or has one,")
+            guard.term(
+                "False"
+                if p is None
+                else f"(p := {guard.name(ref(p))}()).requires_grad is {wanted}{had}",
+                "whether a parameter takes gradients, or has one,",
+            )
 
     def settle(self) -> None:
         for r in self.emptied:
@@ -213,7 +262,9 @@ class Gradients:
 class Assumed:
     """The truth values and numbers that Python asked for in a call: how each follows from arrays of the CPU, where those came from, and the answers."""
 
-    def __init__(self, found: Sequence[tuple[conditions.Computation, bool | int]], inputs: Sequence[Storage]) -> None:
+    def __init__(
+        self, found: Sequence[tuple[conditions.Computation, bool | int]], inputs: Sequence[Storage]
+    ) -> None:
         self.asked = [c for c, _ in found]
         self.answers = tuple(answer for _, answer in found)
         self.arrays = {id(a): a for c in self.asked for a in c.arrays}

@@ -2,6 +2,7 @@
 
 Masks are the exception where the shape does not depend on them: `x[mask] = scalar` is recorded as a `where`.
 """
+
 from __future__ import annotations
 
 import torch
@@ -13,11 +14,15 @@ from torch_hlo.lazy.meta import aten
 from torch_hlo.lazy.tensor import HloTensor, from_cpu, to_cpu
 
 
-@handles(aten._local_scalar_dense.default, aten.item.default)  # composite kernels call `item` itself
+@handles(
+    aten._local_scalar_dense.default, aten.item.default
+)  # composite kernels call `item` itself
 def _local_scalar_dense(args: tuple, kwargs: dict):
     x = args[0]
     if metas.numel(x._meta.size) != 1:
-        raise RuntimeError(f"a Tensor with {metas.numel(x._meta.size)} elements cannot be converted to Scalar")
+        raise RuntimeError(
+            f"a Tensor with {metas.numel(x._meta.size)} elements cannot be converted to Scalar"
+        )
     value = _known(x)
     if value is None:
         read = getattr(engine.current(), "number", None)  # a function that is being captured asks
@@ -30,7 +35,13 @@ def _known(x: HloTensor) -> torch.Tensor | None:
     and whole numbers that replays can look at as well."""
     assume = getattr(engine.current(), "assume", None)
     value = conditions.known(x, constant=assume is not None)
-    return assume(x) if value is None and assume is not None and not (x.dtype.is_floating_point or x.dtype.is_complex) else value
+    return (
+        assume(x)
+        if value is None
+        and assume is not None
+        and not (x.dtype.is_floating_point or x.dtype.is_complex)
+        else value
+    )
 
 
 def on_cpu(op):
@@ -56,7 +67,9 @@ def _linalg_check_errors(args: tuple, kwargs: dict) -> None:
         known = _known(failed)
         if not (read(failed) if known is None else known):
             return
-    aten._linalg_check_errors.default(_values(args[0]) if info is None else info, *args[1:], **kwargs)
+    aten._linalg_check_errors.default(
+        _values(args[0]) if info is None else info, *args[1:], **kwargs
+    )
 
 
 def _values(x: HloTensor) -> torch.Tensor:
@@ -82,7 +95,12 @@ def equal(args: tuple, kwargs: dict) -> bool:
     """Compared on the device where there is much to compare, or a function is being captured: its replays look at one truth value."""
     a, b = args
     read = getattr(engine.current(), "number", None)
-    if type(a) is type(b) is HloTensor and a.shape == b.shape and a.dtype == b.dtype and (read is not None or a.numel() >= _MANY):
+    if (
+        type(a) is type(b) is HloTensor
+        and a.shape == b.shape
+        and a.dtype == b.dtype
+        and (read is not None or a.numel() >= _MANY)
+    ):
         same = call(aten.all.default, call(aten.eq.Tensor, a, b))
         known = _known(same)
         if known is None:
@@ -94,20 +112,51 @@ def equal(args: tuple, kwargs: dict) -> bool:
 @handles(aten.bincount.default)
 def bincount(args: tuple, kwargs: dict):
     """Counted on the device if `minlength` covers the values, as the number of classes does; the result's shape depends on them otherwise."""
-    x, weights, minlength = (*args, *(kwargs.get(n, d) for n, d in (("weights", None), ("minlength", 0))[len(args) - 1 :]))
-    read = getattr(engine.current(), "number", None)  # a function that is being captured: its replays look at one truth value
-    on_device = type(x) is HloTensor and x.dim() == 1 and (x.numel() >= _MANY or read is not None) and not x.dtype.is_floating_point and x.dtype != torch.bool
+    x, weights, minlength = (
+        *args,
+        *(kwargs.get(n, d) for n, d in (("weights", None), ("minlength", 0))[len(args) - 1 :]),
+    )
+    read = getattr(
+        engine.current(), "number", None
+    )  # a function that is being captured: its replays look at one truth value
+    on_device = (
+        type(x) is HloTensor
+        and x.dim() == 1
+        and (x.numel() >= _MANY or read is not None)
+        and not x.dtype.is_floating_point
+        and x.dtype != torch.bool
+    )
     if weights is not None:
-        on_device = on_device and type(weights) is HloTensor and weights.shape == x.shape and weights.dtype in (torch.float32, torch.float64)
+        on_device = (
+            on_device
+            and type(weights) is HloTensor
+            and weights.shape == x.shape
+            and weights.dtype in (torch.float32, torch.float64)
+        )
     if on_device and minlength > 0:
-        outside = call(aten.any.default, call(aten.logical_or.default, call(aten.lt.Scalar, x, 0), call(aten.ge.Scalar, x, minlength)))
+        outside = call(
+            aten.any.default,
+            call(
+                aten.logical_or.default,
+                call(aten.lt.Scalar, x, 0),
+                call(aten.ge.Scalar, x, minlength),
+            ),
+        )
         known = _known(outside)
         if known is None:
             known = to_cpu([outside])[0] if read is None else read(outside)
         if not known:
-            source = call(aten.ones_like.default, x, dtype=torch.int64) if weights is None else weights
+            source = (
+                call(aten.ones_like.default, x, dtype=torch.int64) if weights is None else weights
+            )
             zeros = call(aten.new_zeros.default, source, [minlength])
-            return call(aten.scatter_add.default, zeros, 0, call(aten._to_copy.default, x, dtype=torch.int64), source)
+            return call(
+                aten.scatter_add.default,
+                zeros,
+                0,
+                call(aten._to_copy.default, x, dtype=torch.int64),
+                source,
+            )
     return on_cpu(aten.bincount.default)(args, kwargs)
 
 
@@ -146,7 +195,11 @@ def _here(index: torch.Tensor) -> HloTensor:
     if type(index) is HloTensor:
         return index
     # Indices may live on the CPU, as with CUDA.
-    return from_cpu(index) if type(index) is torch.Tensor and index.device.type == "cpu" else checks.admit(index)
+    return (
+        from_cpu(index)
+        if type(index) is torch.Tensor and index.device.type == "cpu"
+        else checks.admit(index)
+    )
 
 
 def _special(indices) -> bool:
@@ -205,13 +258,21 @@ def _name(dtype: torch.dtype) -> str:
 def _as_where(x: HloTensor, indices, values: torch.Tensor, accumulate: bool):
     """`x[mask] = scalar` without looking at the mask; None if that is not what is asked."""
     masks = [i for i in indices if i is not None]
-    if len(masks) != 1 or masks[0].dtype != torch.bool or type(masks[0]) is not HloTensor or values.numel() != 1 or accumulate:
+    if (
+        len(masks) != 1
+        or masks[0].dtype != torch.bool
+        or type(masks[0]) is not HloTensor
+        or values.numel() != 1
+        or accumulate
+    ):
         return None
     mask, dim = masks[0], next(i for i, m in enumerate(indices) if m is not None)
     if tuple(mask.shape) != tuple(x.shape[dim : dim + mask.dim()]) or values.dtype != x.dtype:
         return None
     value = checks.admit(values)
-    full = call(aten.view.default, mask, [1] * dim + list(mask.shape) + [1] * (x.dim() - dim - mask.dim()))
+    full = call(
+        aten.view.default, mask, [1] * dim + list(mask.shape) + [1] * (x.dim() - dim - mask.dim())
+    )
     return call(aten.where.self, full, call(aten.view.default, value, []), x)
 
 

@@ -6,6 +6,7 @@
 
 No operation is implemented here: everything arrives in `lazy.dispatch.handle`.
 """
+
 from __future__ import annotations
 
 import copy
@@ -66,7 +67,9 @@ class HloTensor(torch.Tensor):
         return object.__format__(self, spec)
 
     def item(self):
-        answer = getattr(engine.current(), "item", None)  # a step that is being captured may hand the number back without knowing it
+        answer = getattr(
+            engine.current(), "item", None
+        )  # a step that is being captured may hand the number back without knowing it
         return torch.Tensor.item(self) if answer is None else answer(self)
 
     def __bool__(self):
@@ -98,7 +101,9 @@ class HloTensor(torch.Tensor):
         from torch_hlo.lazy.exchange import to_dlpack
 
         if dl_device not in (None, self.__dlpack_device__()):
-            raise BufferError(f"the tensor is on DLPack device {self.__dlpack_device__()}, not {dl_device}")
+            raise BufferError(
+                f"the tensor is on DLPack device {self.__dlpack_device__()}, not {dl_device}"
+            )
         return to_dlpack(self.clone() if copy else self, stream)
 
     def __dlpack_device__(self):
@@ -120,7 +125,11 @@ class HloTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         """A number that is equal for tensors which start at the same element of the same storage, and not an address."""
-        return self.untyped_storage().data_ptr() + self._meta.offset * self.element_size() if self.numel() else 0
+        return (
+            self.untyped_storage().data_ptr() + self._meta.offset * self.element_size()
+            if self.numel()
+            else 0
+        )
 
     def share_memory_(self):
         return self  # as for CUDA tensors: nothing to do
@@ -176,7 +185,9 @@ def _new(meta: Meta) -> HloTensor:
 
 
 AHEAD = 4096
-_TAKEN: deque[Meta] = deque(maxlen=AHEAD)  # what `blank` was asked for since tensors were last made ahead
+_TAKEN: deque[Meta] = deque(
+    maxlen=AHEAD
+)  # what `blank` was asked for since tensors were last made ahead
 _stocked: Counter[Meta] = Counter()
 
 
@@ -233,8 +244,14 @@ def adopt(tensor: HloTensor, new: HloTensor) -> HloTensor:
 def upload(tensor: torch.Tensor) -> Array:
     """The logical value of a tensor of the CPU, or of torch.cuda, as an array on the device (a copy)."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    dense = aten.clone.default(tensor, memory_format=torch.contiguous_format) if not tensor.is_contiguous() else tensor
-    array = Array(metas.contiguous(tuple(tensor.shape), tensor.dtype).hlo, engine.current().upload(dense))
+    dense = (
+        aten.clone.default(tensor, memory_format=torch.contiguous_format)
+        if not tensor.is_contiguous()
+        else tensor
+    )
+    array = Array(
+        metas.contiguous(tuple(tensor.shape), tensor.dtype).hlo, engine.current().upload(dense)
+    )
     array.bounds = () if tensor.device.type == "cpu" else None
     return array
 
@@ -242,7 +259,9 @@ def upload(tensor: torch.Tensor) -> Array:
 def from_cpu(tensor: torch.Tensor) -> HloTensor:
     """Copy a strided CPU tensor to the device. Dense strides are kept. Raises TypeError for a dtype without an element type."""
     if tensor.layout is not torch.strided:
-        raise NotImplementedError(f"the hlo device holds strided tensors only, not {tensor.layout}: use .to_dense()")
+        raise NotImplementedError(
+            f"the hlo device holds strided tensors only, not {tensor.layout}: use .to_dense()"
+        )
     meta = metas.intern(tuple(tensor.shape), tensor.stride(), tensor.dtype)
     if metas.physical_order(meta) is None:
         meta = metas.contiguous(meta.size, meta.dtype)
@@ -255,7 +274,9 @@ def to_cpu(tensors: list[HloTensor]) -> list[torch.Tensor]:
     for tensor, dense in zip(tensors, engine.current().materialize(tensors)):
         meta = tensor._meta
         if dense.stride() != meta.stride and metas.physical_order(meta) is not None:
-            dense = aten.empty_strided.default(meta.size, meta.stride, dtype=meta.dtype, device="cpu").copy_(dense)
+            dense = aten.empty_strided.default(
+                meta.size, meta.stride, dtype=meta.dtype, device="cpu"
+            ).copy_(dense)
         results.append(dense)
     return results
 
@@ -266,7 +287,9 @@ def peek(tensor: HloTensor) -> torch.Tensor | None:
     if type(storage.value) is Out:
         return None
     current = engine.current()
-    base = getattr(current, "inner", current).materialize([make(storage.meta, storage)])[0]  # while a function is captured, too: see capture.py
+    base = getattr(current, "inner", current).materialize([make(storage.meta, storage)])[
+        0
+    ]  # while a function is captured, too: see capture.py
     return on_host(base, tensor._view)
 
 
@@ -291,10 +314,21 @@ class StorageProxy:
         elif size == storage.shape.nbytes:
             storage.freed = False
         else:
-            raise RuntimeError(f"an hlo storage of {storage.shape.nbytes} bytes can be resized to 0 and back, not to {size}")
+            raise RuntimeError(
+                f"an hlo storage of {storage.shape.nbytes} bytes can be resized to 0 and back, not to {size}"
+            )
         meta = storage.meta
         with RECORDING:
-            storage.replace(Out(Node(aten.empty.memory_format, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))))
+            storage.replace(
+                Out(
+                    Node(
+                        aten.empty.memory_format,
+                        (list(meta.size),),
+                        {"dtype": meta.dtype},
+                        (meta.hlo,),
+                    )
+                )
+            )
         return self
 
     _resize_ = resize_
@@ -337,7 +371,9 @@ def _text(tensor: HloTensor, contents: str | None) -> str:
     if contents is None:
         values = tensor.detach().cpu()
         if values.numel() or tensor.dim() == 1:
-            contents = torch._tensor_str._tensor_str(values, len("tensor(")) if values.numel() else "[]"
+            contents = (
+                torch._tensor_str._tensor_str(values, len("tensor(")) if values.numel() else "[]"
+            )
     text = torch._tensor_str._str(tensor, tensor_contents=contents)
     # Print as for a plain tensor, or a plain Parameter.
     wrapped, name = "Parameter(", type(tensor).__name__ + "("
@@ -350,7 +386,11 @@ def _text(tensor: HloTensor, contents: str | None) -> str:
 
 def user_attributes(tensor: HloTensor) -> dict:
     """Python attributes of a tensor without those of this class."""
-    return {k: v for k, v in tensor.__dict__.items() if k not in ("_storage", "_view", "_meta", "_is_param", "_shown")}
+    return {
+        k: v
+        for k, v in tensor.__dict__.items()
+        if k not in ("_storage", "_view", "_meta", "_is_param", "_shown")
+    }
 
 
 def _deepcopy(tensor: HloTensor, memo: dict) -> HloTensor:
@@ -379,4 +419,16 @@ def _deepcopy(tensor: HloTensor, memo: dict) -> HloTensor:
     return new
 
 
-__all__ = ["DEVICE", "HloTensor", "adopt", "alias", "fresh", "from_cpu", "make", "peek", "read", "to_cpu", "upload"]
+__all__ = [
+    "DEVICE",
+    "HloTensor",
+    "adopt",
+    "alias",
+    "fresh",
+    "from_cpu",
+    "make",
+    "peek",
+    "read",
+    "to_cpu",
+    "upload",
+]

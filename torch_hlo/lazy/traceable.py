@@ -4,6 +4,7 @@ A traceable subclass shows an inner tensor. The inner one of an `HloTensor` is a
 attribute holds what makes the tensor it stands for. While tracing, PyTorch puts a fake tensor in its place: an HloTensor that holds one
 (`_inner`) hands every operation on to it.
 """
+
 from __future__ import annotations
 
 import torch
@@ -57,8 +58,12 @@ def _traced(func, args: tuple, kwargs: dict):
     """The operation on the inner tensors."""
     from torch.utils._python_dispatch import return_and_correct_aliasing
 
-    inside, inside_kwargs = pytree.tree_map(lambda a: a.inner if isinstance(a, HloTensor) else a, (args, kwargs))
-    result = pytree.tree_map(lambda t: hidden(t) if isinstance(t, torch.Tensor) else t, func(*inside, **inside_kwargs))
+    inside, inside_kwargs = pytree.tree_map(
+        lambda a: a.inner if isinstance(a, HloTensor) else a, (args, kwargs)
+    )
+    result = pytree.tree_map(
+        lambda t: hidden(t) if isinstance(t, torch.Tensor) else t, func(*inside, **inside_kwargs)
+    )
     return return_and_correct_aliasing(func, args, kwargs, result)
 
 

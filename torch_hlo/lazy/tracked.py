@@ -4,6 +4,7 @@ They are floats and ints for everybody, and remember how they were computed. So 
 as what it leaves in variables, as the answers to its comparisons (`if loss.item() > 3:`). What leaves Python unseen (a number that is printed, kept elsewhere, or used as a key) is noted, so that
 such a function is not replayed.
 """
+
 from __future__ import annotations
 
 import builtins
@@ -35,13 +36,24 @@ class How:
 
     def alike(self, other: How) -> bool:
         """Whether the other is computed in the same way."""
-        if self.function is not other.function or self.index != other.index or len(self.operands) != len(other.operands):
+        if (
+            self.function is not other.function
+            or self.index != other.index
+            or len(self.operands) != len(other.operands)
+        ):
             return False
-        return all(a.alike(b) if type(a) is How and type(b) is How else type(a) is type(b) and a == b for a, b in zip(self.operands, other.operands))
+        return all(
+            a.alike(b) if type(a) is How and type(b) is How else type(a) is type(b) and a == b
+            for a, b in zip(self.operands, other.operands)
+        )
 
     def last(self) -> int:
         """The highest source that it needs, -1 for none."""
-        return self.index if self.function is None else max([x.last() for x in self.operands if type(x) is How], default=-1)
+        return (
+            self.index
+            if self.function is None
+            else max([x.last() for x in self.operands if type(x) is How], default=-1)
+        )
 
 
 class Log:
@@ -113,7 +125,13 @@ class _Token:
 
 
 def _plain(x):
-    return float.__float__(x) if type(x) is TrackedFloat else int.__int__(x) if type(x) is TrackedInt else x
+    return (
+        float.__float__(x)
+        if type(x) is TrackedFloat
+        else int.__int__(x)
+        if type(x) is TrackedInt
+        else x
+    )
 
 
 def plain(x):
@@ -164,10 +182,17 @@ _TRACED = {
 
 
 def _tracked(base: type, others: Sequence[str]) -> type:
-    members: dict = {name: _operation(base, name, function) for name, function in _TRACED.items() if hasattr(base, name)}
+    members: dict = {
+        name: _operation(base, name, function)
+        for name, function in _TRACED.items()
+        if hasattr(base, name)
+    }
     members |= {name: _seen(base, name) for name in others}
     members |= {name: _shown(base, name) for name in ("__repr__", "__str__", "__format__")}
-    members["__reduce__"] = lambda self: (base, (_plain(self),))  # a copy is a number like any other
+    members["__reduce__"] = lambda self: (
+        base,
+        (_plain(self),),
+    )  # a copy is a number like any other
     return type(f"Tracked{base.__name__.capitalize()}", (base,), members)
 
 
@@ -199,7 +224,13 @@ def logging() -> Iterator[Log]:
 def _following(function: Callable) -> Callable:
     @functools.wraps(function)
     def call(*args, **kwargs):
-        if len(args) > 1 and not kwargs and function in _CHOICES and all(isinstance(a, int | float) for a in args) or function not in _CHOICES:
+        if (
+            len(args) > 1
+            and not kwargs
+            and function in _CHOICES
+            and all(isinstance(a, int | float) for a in args)
+            or function not in _CHOICES
+        ):
             mine = next((a.log for a in args if type(a) in TRACKED), None)
             if mine is not None:
                 return mine.result(function(*map(_plain, args), **kwargs), function, args)

@@ -4,18 +4,26 @@ They have a device and a dtype but no shape yet, and PyTorch tells them by their
 they are materialized they are plain tensors of the device without memory. Then they become hlo tensors by swapping contents, so
 that optimizers made before keep the parameter.
 """
+
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 
 import torch
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin, is_lazy
+from torch.nn.parameter import (
+    UninitializedBuffer,
+    UninitializedParameter,
+    UninitializedTensorMixin,
+    is_lazy,
+)
 
 from torch_hlo.lazy import backend
 
 
-def convert(module: torch.nn.Module, fn: Callable, apply: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+def convert(
+    module: torch.nn.Module, fn: Callable, apply: Callable[[], torch.nn.Module]
+) -> torch.nn.Module:
     """`apply()`, which is `module._apply(fn)`, with the uninitialized tensors of `module` itself going to or from the device."""
     moved = []
     for holder in (module._parameters, module._buffers):
@@ -50,12 +58,16 @@ def _patch_new(cls: type) -> None:
     original = cls.__new__
 
     @functools.wraps(original)
-    def __new__(cls, requires_grad=cls is UninitializedParameter, device=None, dtype=None, **options):
+    def __new__(
+        cls, requires_grad=cls is UninitializedParameter, device=None, dtype=None, **options
+    ):
         data = torch.empty(0, device=device, dtype=dtype)
         if data.device.type != backend.NAME:
             return original(cls, requires_grad, device=device, dtype=dtype, **options)
         pattern = original(cls, requires_grad, device="cpu", dtype=dtype, **options)
-        new = torch.Tensor._make_subclass(cls, backend.plain_tensor((0,), data.dtype), requires_grad)
+        new = torch.Tensor._make_subclass(
+            cls, backend.plain_tensor((0,), data.dtype), requires_grad
+        )
         new.__dict__.update(pattern.__dict__)
         return new
 
@@ -74,7 +86,11 @@ def patch() -> None:
         if backend.NAME not in (device.type, self.device.type):
             return original(self, shape, device, dtype)
         data = torch.empty(shape, device=device, dtype=self.dtype if dtype is None else dtype)
-        new = torch.nn.Parameter(data, requires_grad=self.requires_grad) if isinstance(self, UninitializedParameter) else data
+        new = (
+            torch.nn.Parameter(data, requires_grad=self.requires_grad)
+            if isinstance(self, UninitializedParameter)
+            else data
+        )
         new.__dict__.update(self.__dict__)
         _swap(self, new)
 

@@ -4,6 +4,7 @@ They are found from the function as Python finds them: what its closure and the 
 program's own classes hold in turn, and what their methods name. A replay is for calls in which all of them are what they were; a generated function compares them. What a
 call leaves in them (tensors, numbers that tracked.py followed, further elements of a list) a replay leaves in them again, as it returns what the function returns.
 """
+
 from __future__ import annotations
 
 import functools
@@ -32,8 +33,14 @@ ELEMENTS = 64  # containers that hold more are not looked into; appending to the
 _SIMPLE = frozenset({int, float, bool, str, type(None)})
 _WORDS = frozenset({bool, str, type(None)})
 _CONTAINERS = (list, dict, deque)
-_READS = frozenset(kind.__getitem__ for kind in _CONTAINERS)  # other ways to read may make what they return (Hugging Face's ACT2FN)
-_NO_VARIABLES = (types.ModuleType, type, types.BuiltinFunctionType)  # nobody is expected to replace these
+_READS = frozenset(
+    kind.__getitem__ for kind in _CONTAINERS
+)  # other ways to read may make what they return (Hugging Face's ACT2FN)
+_NO_VARIABLES = (
+    types.ModuleType,
+    type,
+    types.BuiltinFunctionType,
+)  # nobody is expected to replace these
 _PARTS = ("_parameters", "_buffers", "_modules")
 _INTERNAL = frozenset(vars(torch.nn.Module())) - {"training", *_PARTS}
 _MISSING = object()
@@ -50,7 +57,11 @@ class Slot:
 
     def read(self):
         try:
-            return self.owner.cell_contents if type(self.owner) is types.CellType else self.owner[self.key]
+            return (
+                self.owner.cell_contents
+                if type(self.owner) is types.CellType
+                else self.owner[self.key]
+            )
         except (LookupError, ValueError):
             return _MISSING
 
@@ -64,7 +75,11 @@ class Slot:
         owner = guard.name(self.owner)
         if type(self.owner) is types.CellType:
             return f"{owner}.cell_contents"
-        return f"{owner}[{self.key!r}]" if type(self.key) in (int, str) else f"{owner}[{guard.name(self.key)}]"
+        return (
+            f"{owner}[{self.key!r}]"
+            if type(self.key) in (int, str)
+            else f"{owner}[{guard.name(self.key)}]"
+        )
 
 
 class Moving(NamedTuple):
@@ -87,21 +102,35 @@ class Variables:
         self.left: list = []
         self.forms: list[tuple] = []
         self.places: dict[ref, Moving] = {}
-        self.moving: dict[tuple, tuple] = {}  # slots whose tensors change -> what these have in common
-        self.learned: set[tuple] = set() if known is None else set(known.learned)  # slots of numbers that a call changed
+        self.moving: dict[
+            tuple, tuple
+        ] = {}  # slots whose tensors change -> what these have in common
+        self.learned: set[tuple] = (
+            set() if known is None else set(known.learned)
+        )  # slots of numbers that a call changed
         self._known = known
         self._counted = counted
         self._random = _random_state()
         self._slots: dict[tuple, Slot] = {}
-        self._tensors: dict[tuple, tuple[list[ref | None], tuple]] = {}  # slot -> storages of the tensors in it, and what they are like
-        self._containers: list[tuple[object, list, Callable[[object], str]]] = []  # (container, its keys or elements, their names)
+        self._tensors: dict[
+            tuple, tuple[list[ref | None], tuple]
+        ] = {}  # slot -> storages of the tensors in it, and what they are like
+        self._containers: list[
+            tuple[object, list, Callable[[object], str]]
+        ] = []  # (container, its keys or elements, their names)
         self._versions: list[tuple[ref, int, str]] = []  # of tensors of the CPU
-        self._generators: list[tuple[Callable, str, str]] = []  # (how to read its state, the state, name)
-        self._hooked: list[tuple[ref, int]] = []  # modules and parameters, and how many hooks they have
+        self._generators: list[
+            tuple[Callable, str, str]
+        ] = []  # (how to read its state, the state, name)
+        self._hooked: list[
+            tuple[ref, int]
+        ] = []  # modules and parameters, and how many hooks they have
         self._functions: list[types.FunctionType] = []
         self._followed: dict[tuple, tracked.How] = {}
         self._writes: list[Callable] = []
-        self._constants: list[tuple[Slot, object]] = []  # variables that are set to what does not follow from numbers, and what they were
+        self._constants: list[
+            tuple[Slot, object]
+        ] = []  # variables that are set to what does not follow from numbers, and what they were
         self._seen: dict[int, object] = {}
         self._lengths: list[tuple[object, int, str]] = []
         self._visit(fn, "", DEPTH, root=True)
@@ -122,11 +151,20 @@ class Variables:
         if type(value) not in _SIMPLE:
             leaves = pytree.tree_leaves(value) if isinstance(value, (tuple, HloTensor)) else ()
             if any(isinstance(x, HloTensor) for x in leaves):
-                self._tensors[where] = [reference(x._storage) if isinstance(x, HloTensor) else None for x in leaves], _kind(value)
+                self._tensors[where] = (
+                    [reference(x._storage) if isinstance(x, HloTensor) else None for x in leaves],
+                    _kind(value),
+                )
             self._visit(value, name, depth)
 
     def _visit(self, value, name: str, depth: int, root: bool = False) -> None:
-        if id(value) in self._seen or isinstance(value, _NO_VARIABLES) or type(value) in _SIMPLE or isinstance(value, types.FunctionType) and not (depth or root):
+        if (
+            id(value) in self._seen
+            or isinstance(value, _NO_VARIABLES)
+            or type(value) in _SIMPLE
+            or isinstance(value, types.FunctionType)
+            and not (depth or root)
+        ):
             return
         self._seen[id(value)] = value if not isinstance(value, torch.Tensor) else None
         if isinstance(value, torch.Tensor):
@@ -134,11 +172,18 @@ class Variables:
                 self._versions.append((ref(value), value._version, name))
             elif value.is_leaf and value.requires_grad:
                 self._hooked.append((ref(value), _hooks(value)))
-                for hook in (*(value._backward_hooks or {}).values(), *(getattr(value, "_post_accumulate_grad_hooks", None) or {}).values()):
+                for hook in (
+                    *(value._backward_hooks or {}).values(),
+                    *(getattr(value, "_post_accumulate_grad_hooks", None) or {}).values(),
+                ):
                     self._visit(hook, name, max(depth, 2))
         elif isinstance(value, types.MethodType):
             code = getattr(value.__func__, "__code__", None)
-            self._visit(value.__self__, code.co_varnames[0] if code is not None and code.co_argcount else "self", depth)
+            self._visit(
+                value.__self__,
+                code.co_varnames[0] if code is not None and code.co_argcount else "self",
+                depth,
+            )
             self._visit(value.__func__, name, depth, root)
         elif isinstance(value, types.FunctionType):
             if root or _own(value):
@@ -157,7 +202,11 @@ class Variables:
             for i, x in enumerate(value[:ELEMENTS]):
                 self._visit(x, f"{name}[{i}]", depth)
         elif isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random"):
-            state = getattr(value, "getstate", None) or getattr(value, "get_state", None) or (lambda: value.bit_generator.state)
+            state = (
+                getattr(value, "getstate", None)
+                or getattr(value, "get_state", None)
+                or (lambda: value.bit_generator.state)
+            )
             self._generators.append((state, repr(state()), name))
         elif depth and _own(type(value)):
             self._object(value, name, depth - 1)
@@ -177,7 +226,9 @@ class Variables:
         """What the functions found so far name in a module of the program."""
         if depth and id(module) not in self._seen and _own(module):
             self._seen[id(module)] = module
-            for name in {name for fn in self._functions for name in _names(fn.__code__)} & vars(module).keys():
+            for name in {name for fn in self._functions for name in _names(fn.__code__)} & vars(
+                module
+            ).keys():
                 self._slot(vars(module), name, f"{module.__name__}.{name}", depth - 1)
 
     def _object(self, value, name: str, depth: int) -> None:
@@ -207,7 +258,10 @@ class Variables:
     def _optimizer(self, optimizer: torch.optim.Optimizer, name: str, depth: int) -> None:
         """Its options are followed by optimizer_state.py; the state of PyTorch's own is tensors that stay."""
         groups = optimizer.param_groups
-        for values, part in ((groups, name + ".param_groups"), *((g["params"], f"{name}.param_groups[{i}]") for i, g in enumerate(groups))):
+        for values, part in (
+            (groups, name + ".param_groups"),
+            *((g["params"], f"{name}.param_groups[{i}]") for i, g in enumerate(groups)),
+        ):
             self._containers.append((values, list(map(_weak, values)), f"{part}[{{!r}}]".format))
         if _own(type(optimizer)):
             for key in vars(optimizer).keys() - {"param_groups", "state", "defaults"}:
@@ -221,10 +275,14 @@ class Variables:
     def _container(self, value, name: str, depth: int) -> None:
         owner, _, part = name.rpartition(".")
         element = f"{owner}.{{}}".format if part in _PARTS else f"{name}[{{!r}}]".format
-        self._containers.append((value, list(value) if isinstance(value, dict) else list(map(_weak, value)), element))
+        self._containers.append(
+            (value, list(value) if isinstance(value, dict) else list(map(_weak, value)), element)
+        )
         if len(value) <= ELEMENTS or part in _PARTS:
             for key in list(value) if isinstance(value, dict) else range(len(value)):
-                self._slot(value, key, element(key) if type(key) in (int, str) else f"{name}[...]", depth)
+                self._slot(
+                    value, key, element(key) if type(key) in (int, str) else f"{name}[...]", depth
+                )
 
     def meet(self, module: torch.nn.Module) -> None:
         """A module is about to run. One that the call made for itself is no variable."""
@@ -239,7 +297,9 @@ class Variables:
         """The function is about to be called: what it counts are numbers that remember it."""
         for where, slot in self._slots.items():
             value = slot.read()
-            if type(value) in (int, float) and (where in self.learned or slot.name in self._counted):
+            if type(value) in (int, float) and (
+                where in self.learned or slot.name in self._counted
+            ):
                 number = log.counter(value)
                 slot.write(number)
                 self._followed[where] = number.how
@@ -251,7 +311,11 @@ class Variables:
     def end(self) -> None:
         """It has returned, or raised: tracked numbers in variables become plain, and what has changed is noted."""
         grown = [c for c, before, element in self._containers if self._grown(c, before, element)]
-        self._lengths = [(c, len(c), _container_name(element)) for c, _, element in self._containers if not any(c is g for g in grown)]
+        self._lengths = [
+            (c, len(c), _container_name(element))
+            for c, _, element in self._containers
+            if not any(c is g for g in grown)
+        ]
         for where, slot in self._slots.items():
             now = slot.read()
             if any(slot.owner is g for g in grown):
@@ -268,21 +332,32 @@ class Variables:
         followed, old = where in self._followed, slot.before
         self.moving[where] = ()
         leaves, form = ([now], _LEAF) if now is None else pytree.tree_flatten(now)
-        number = type(old) is float or type(old) is int and visible.counted(self._functions, slot.name)
+        number = (
+            type(old) is float or type(old) is int and visible.counted(self._functions, slot.name)
+        )
         if number:  # it may follow from what it was
             self.learned.add(where)
         if now is _MISSING:
             self._refuse(f"it removes {slot.name}, which a replay does not do")
-        elif followed and type(now) in _SIMPLE or leaves and all(type(x) in tracked.TRACKED or _plain_tensor(x) for x in leaves):
+        elif (
+            followed
+            and type(now) in _SIMPLE
+            or leaves
+            and all(type(x) in tracked.TRACKED or _plain_tensor(x) for x in leaves)
+        ):
             self._leave(where, slot.write, leaves, form)
             slot.write(self._settled(leaves, form))
         elif type(now) in _WORDS and type(old) in _WORDS:
             self._constants.append((slot, old))
             self._leave(where, slot.write, [now], _LEAF)
         elif type(now) in _SIMPLE:
-            self._refuse(f"it changes {slot.name} (from {_text(old)} to {now!r}), which a replay does not do; do that outside, or keep it in a tensor")
+            self._refuse(
+                f"it changes {slot.name} (from {_text(old)} to {now!r}), which a replay does not do; do that outside, or keep it in a tensor"
+            )
         else:
-            self._refuse(f"it puts another {type(now).__qualname__} into {slot.name}, which a replay does not do; do that outside")
+            self._refuse(
+                f"it puts another {type(now).__qualname__} into {slot.name}, which a replay does not do; do that outside"
+            )
 
     def _grown(self, container, before: list, element: Callable[[object], str]) -> bool:
         """Whether further elements were appended to the container, and nobody looks at it. New keys are variables that were missing."""
@@ -293,14 +368,24 @@ class Variables:
                 slot.before = _MISSING
             return False
         new, name = list(container)[len(before) :], _container_name(element)
-        if len(container) == len(before) or len(container) > len(before) and not all(map(_same, before, container)):
+        if (
+            len(container) == len(before)
+            or len(container) > len(before)
+            and not all(map(_same, before, container))
+        ):
             return False
         if len(container) < len(before) or not visible.appended(self._functions, name):
-            self._refuse(f"it changes how many elements {name} has, which a replay does not do; do that outside")
+            self._refuse(
+                f"it changes how many elements {name} has, which a replay does not do; do that outside"
+            )
             return False
         leaves, form = pytree.tree_flatten(new)
-        if not all(type(x) in tracked.TRACKED or type(x) in _SIMPLE or _plain_tensor(x) for x in leaves):
-            self._refuse(f"it appends another {type(new[0]).__qualname__} to {name}, which a replay does not do; do that outside")
+        if not all(
+            type(x) in tracked.TRACKED or type(x) in _SIMPLE or _plain_tensor(x) for x in leaves
+        ):
+            self._refuse(
+                f"it appends another {type(new[0]).__qualname__} to {name}, which a replay does not do; do that outside"
+            )
             return False
         self._leave((id(container), _MISSING), container.extend, leaves, form)
         for i, x in enumerate(self._settled(leaves, form)):
@@ -315,7 +400,13 @@ class Variables:
     def _settled(self, leaves: list, form):
         """What remains in a variable: numbers that nobody follows, values without the graph of autograd, which would keep more of the call alive."""
         ends = [isinstance(x, HloTensor) and x.requires_grad and not x.is_leaf for x in leaves]
-        return pytree.tree_unflatten([Ended(self._name)(x._meta, x._storage, x._view) if end else tracked.plain(x) for x, end in zip(leaves, ends)], form)
+        return pytree.tree_unflatten(
+            [
+                Ended(self._name)(x._meta, x._storage, x._view) if end else tracked.plain(x)
+                for x, end in zip(leaves, ends)
+            ],
+            form,
+        )
 
     def assign(self, values: Sequence) -> None:
         """Leave in variables what the call has computed: present values for `left`."""
@@ -328,11 +419,17 @@ class Variables:
         self.inside = self.inside or reason
 
     def _look_outside(self) -> None:
-        if _random_state() != self._random or any(repr(read()) != state for read, state, _ in self._generators):
-            self._refuse("it draws random numbers of Python or NumPy; draw them outside and pass them as arguments, or use torch's")
+        if _random_state() != self._random or any(
+            repr(read()) != state for read, state, _ in self._generators
+        ):
+            self._refuse(
+                "it draws random numbers of Python or NumPy; draw them outside and pass them as arguments, or use torch's"
+            )
         for tensor, version, name in self._versions:
             if tensor() is not None and tensor()._version != version:
-                self._refuse(f"it writes to {name}, a tensor of the CPU, which a replay does not do; move it to the device")
+                self._refuse(
+                    f"it writes to {name}, a tensor of the CPU, which a replay does not do; move it to the device"
+                )
 
     # ---- tensors in variables
 
@@ -342,14 +439,33 @@ class Variables:
         for where, (storages, kind) in self._tensors.items():
             slot = self._slots[where]
             now = slot.read()
-            if where not in self.moving and isinstance(now, HloTensor) and now._storage is not storages[0]():
+            if (
+                where not in self.moving
+                and isinstance(now, HloTensor)
+                and now._storage is not storages[0]()
+            ):
                 tensor = ref(now)
-                self._leave((where, "data"), lambda value, tensor=tensor: setattr(tensor(), "data", value), [make(now._meta, now._storage, now._view)], _LEAF)
+                self._leave(
+                    (where, "data"),
+                    lambda value, tensor=tensor: setattr(tensor(), "data", value),
+                    [make(now._meta, now._storage, now._view)],
+                    _LEAF,
+                )
                 self.moving[where] = kind
-            elif where in self.moving or known is not None and (where in known.moving or where in known._tensors and known._tensors[where][0] != storages):
+            elif (
+                where in self.moving
+                or known is not None
+                and (
+                    where in known.moving
+                    or where in known._tensors
+                    and known._tensors[where][0] != storages
+                )
+            ):
                 self.moving[where] = kind
             if where in self.moving:
-                self.places.update({s: Moving(where, i) for i, s in enumerate(storages) if s is not None})
+                self.places.update(
+                    {s: Moving(where, i) for i, s in enumerate(storages) if s is not None}
+                )
 
     def held(self, x: Moving) -> Storage | None:
         """That of the tensor which the variable holds at present; None if it is another kind of value."""
@@ -376,23 +492,40 @@ class Variables:
                 continue
             expression = slot.expression(guard)
             if isinstance(now, HloTensor):
-                guard.term(f"(t := {expression}) is {guard.name(ref(now))}() and t._storage is {guard.name(reference(now._storage))}()", slot.name)
+                guard.term(
+                    f"(t := {expression}) is {guard.name(ref(now))}() and t._storage is {guard.name(reference(now._storage))}()",
+                    slot.name,
+                )
             else:
                 weak = _weakly(now)
-                guard.term(f"{expression} is {guard.name(weak)}{'()' if weak is not now else ''}", slot.name)
+                guard.term(
+                    f"{expression} is {guard.name(weak)}{'()' if weak is not now else ''}",
+                    slot.name,
+                )
         for first, *others in by_storage.values():
             if any(where in self.moving for where in (first, *others)):
                 for where in others:
-                    guard.term(f"{self._slots[where].expression(guard)}._storage is {self._slots[first].expression(guard)}._storage", self._slots[where].name)
+                    guard.term(
+                        f"{self._slots[where].expression(guard)}._storage is {self._slots[first].expression(guard)}._storage",
+                        self._slots[where].name,
+                    )
         for container, length, name in self._lengths:
             guard.term(f"len({guard.name(container)}) == {length}", f"how many elements {name} has")
         for tensor, version, name in self._versions:
             if tensor() is not None:
-                guard.term(f"{guard.name(tensor)}()._version == {version}", f"{name}, a tensor of the CPU,")
+                guard.term(
+                    f"{guard.name(tensor)}()._version == {version}", f"{name}, a tensor of the CPU,"
+                )
         for x, n in self._hooked:
             if n and isinstance(x(), torch.Tensor):
-                guard.term(f"{guard.name(_hooks)}({guard.name(x)}()) == {n}", "hooks of a parameter")
-        guard.changing(f"{guard.name(RemovableHandle)}.next_id", lambda: all(x() is None or _hooks(x()) == n for x, n in self._hooked), "hooks")
+                guard.term(
+                    f"{guard.name(_hooks)}({guard.name(x)}()) == {n}", "hooks of a parameter"
+                )
+        guard.changing(
+            f"{guard.name(RemovableHandle)}.next_id",
+            lambda: all(x() is None or _hooks(x()) == n for x, n in self._hooked),
+            "hooks",
+        )
 
 
 _LEAF = pytree.tree_flatten(0)[1]
@@ -402,13 +535,17 @@ class _Ended(torch.autograd.Function):
     """Tensors whose storage is still to be given, and which need gradients: the backward pass from them is over, or was never recorded."""
 
     @staticmethod
-    def forward(ctx, anchor: torch.Tensor, name: str, meta: Meta, count: int) -> tuple[HloTensor, ...]:
+    def forward(
+        ctx, anchor: torch.Tensor, name: str, meta: Meta, count: int
+    ) -> tuple[HloTensor, ...]:
         ctx.name = name
         return tuple([blank(meta) for _ in range(count)])
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise RuntimeError(f"torch_hlo.compile: a result of {ctx.name} has no graph to go back through; call backward() or torch.autograd.grad() inside {ctx.name}")
+        raise RuntimeError(
+            f"torch_hlo.compile: a result of {ctx.name} has no graph to go back through; call backward() or torch.autograd.grad() inside {ctx.name}"
+        )
 
 
 _ANCHOR = torch.zeros((), requires_grad=True)
@@ -499,7 +636,13 @@ def _same(before, now) -> bool:
         return True
     if type(before) is not type(now):
         return False
-    return type(now) in _SIMPLE and before == now or type(now) is tuple and len(before) == len(now) and all(map(_same, before, now))
+    return (
+        type(now) in _SIMPLE
+        and before == now
+        or type(now) is tuple
+        and len(before) == len(now)
+        and all(map(_same, before, now))
+    )
 
 
 def _weakly(value):
@@ -510,13 +653,26 @@ def _weakly(value):
 
 
 def _text(value) -> str:
-    return "nothing" if value is _MISSING else repr(value) if type(value) in _SIMPLE else type(value).__qualname__ if type(value) is not ref else "a tensor"
+    return (
+        "nothing"
+        if value is _MISSING
+        else repr(value)
+        if type(value) in _SIMPLE
+        else type(value).__qualname__
+        if type(value) is not ref
+        else "a tensor"
+    )
 
 
 def _hooks(x) -> int:
     if isinstance(x, torch.nn.Module):
         return sum(len(v) for k, v in vars(x).items() if k in _INTERNAL and isinstance(v, dict))
-    return 0 if x is None else len(x._backward_hooks or ()) + len(getattr(x, "_post_accumulate_grad_hooks", None) or ())
+    return (
+        0
+        if x is None
+        else len(x._backward_hooks or ())
+        + len(getattr(x, "_post_accumulate_grad_hooks", None) or ())
+    )
 
 
 @functools.cache
@@ -524,7 +680,11 @@ def _own_module(name: str) -> bool:
     if name.partition(".")[0] in ("torch", "numpy", "torch_hlo", "builtins"):
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
-    return name == "__main__" if file is None else "site-packages" in file or not file.startswith(_STANDARD)
+    return (
+        name == "__main__"
+        if file is None
+        else "site-packages" in file or not file.startswith(_STANDARD)
+    )
 
 
 _STANDARD = sysconfig.get_path("stdlib")

@@ -3,6 +3,7 @@
 A `View` is one step of a chain that starts at the storage's value; `parent` is the step before it. Views are functions of the
 *logical* arrays; strides are metadata. `as_strided`, which speaks of memory, starts again from the storage in memory order.
 """
+
 from __future__ import annotations
 
 import torch
@@ -20,14 +21,31 @@ class View:
 
     __slots__ = ("parent", "op", "args", "outs", "form", "base")
 
-    def __init__(self, parent: View | None, op, args: tuple, out: Shape, form: int, base: Shape) -> None:
-        self.parent, self.op, self.args, self.outs, self.form, self.base = parent, op, args, (out,), form, base
+    def __init__(
+        self, parent: View | None, op, args: tuple, out: Shape, form: int, base: Shape
+    ) -> None:
+        self.parent, self.op, self.args, self.outs, self.form, self.base = (
+            parent,
+            op,
+            args,
+            (out,),
+            form,
+            base,
+        )
 
     def of(self, value) -> Out:
         """The view of a value of the base."""
         base = TAPE.base
         place = value.place - base
-        return recorded(self.op, (value, *self.args), NO_KWARGS, self.outs, "", base, [self.form, place if place >= 0 else TAPE.put(value)])
+        return recorded(
+            self.op,
+            (value, *self.args),
+            NO_KWARGS,
+            self.outs,
+            "",
+            base,
+            [self.form, place if place >= 0 else TAPE.put(value)],
+        )
 
     def inverse(self, base, value):
         """Value of the base after `value` has been written to the view."""
@@ -163,7 +181,13 @@ def strided(storage_meta: Meta, target: Meta) -> View | None:
 
 def _select(flat: Shape, target: Meta, count: int) -> list[tuple]:
     """Steps from `count` elements of flat memory to `target`."""
-    general = [(aten.as_strided.default, (list(target.size), list(target.stride), target.offset), target.hlo)]
+    general = [
+        (
+            aten.as_strided.default,
+            (list(target.size), list(target.stride), target.offset),
+            target.hlo,
+        )
+    ]
     n = metas.numel(target.size)
     order = metas.physical_order(metas.intern(target.size, target.stride, target.dtype))
     if order is None or not n:

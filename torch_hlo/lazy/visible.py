@@ -4,6 +4,7 @@
 Whole numbers in such places are operands of Python's operators and of nothing else, so that tracked.py sees all that is done with them; anywhere else they may be used
 without a trace (`table[step]`). The length of a list that grows at each call is no matter where nobody asks for it.
 """
+
 from __future__ import annotations
 
 import ast
@@ -26,13 +27,17 @@ def counted(functions: Iterable[types.FunctionType], name: str) -> bool:
     """Whether the functions count up a whole number of this name, and only compare and divide it otherwise. Of `a.b.name`, the last part is compared."""
     functions = list(functions)
     found = [_uses(fn.__code__) for fn in functions]
-    return any(_among(name, uses.counted) for uses in found) and not any(_among(name, _unseen(fn.__code__, functions)) for fn in functions)
+    return any(_among(name, uses.counted) for uses in found) and not any(
+        _among(name, _unseen(fn.__code__, functions)) for fn in functions
+    )
 
 
 def appended(functions: Iterable[types.FunctionType], name: str) -> bool:
     """Whether the functions append to a list of this name, and do nothing else with it."""
     found = [_uses(fn.__code__) for fn in functions]
-    return any(_among(name, uses.appended) for uses in found) and not any(_among(name, uses.seen) for uses in found)
+    return any(_among(name, uses.appended) for uses in found) and not any(
+        _among(name, uses.seen) for uses in found
+    )
 
 
 def _callees(fn: Callable) -> list[types.FunctionType]:
@@ -43,7 +48,11 @@ def _callees(fn: Callable) -> list[types.FunctionType]:
         return []
     cells = [c.cell_contents for c in fn.__closure__ or () if _filled(c)]
     named = [fn.__globals__.get(name) for name in fn.__code__.co_names]
-    return [x for x in (*cells, *named, *(vars(type(owner)).values() if owner is not None else ())) if isinstance(x, types.FunctionType)]
+    return [
+        x
+        for x in (*cells, *named, *(vars(type(owner)).values() if owner is not None else ()))
+        if isinstance(x, types.FunctionType)
+    ]
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -54,7 +63,13 @@ def _filled(cell: types.CellType) -> bool:
 
 
 def _among(name: str, names: Iterable[str]) -> bool:
-    last = name[name.rindex("['") :] if name.endswith("']") else name[name.rfind(".") :] if "." in name else name
+    last = (
+        name[name.rindex("['") :]
+        if name.endswith("']")
+        else name[name.rfind(".") :]
+        if "." in name
+        else name
+    )
     return any(n == last or n.endswith(last if last[0] in ".[" else "." + last) for n in names)
 
 
@@ -65,7 +80,12 @@ def _unseen(code: types.CodeType | None, functions: Iterable[types.FunctionType]
     for name, callee, position in uses.passed:
         inner = given.get(callee.rpartition(".")[2])
         position += "." in callee
-        if inner is None or inner is code or position >= inner.co_argcount or inner.co_varnames[position] in _unseen(inner, ()):
+        if (
+            inner is None
+            or inner is code
+            or position >= inner.co_argcount
+            or inner.co_varnames[position] in _unseen(inner, ())
+        ):
             found.add(name)
     return found
 
@@ -81,7 +101,12 @@ def _uses(code: types.CodeType | None) -> _Visitor:
     return visitor
 
 
-_ELSEWHERE = {"__init__", "__repr__", "__str__", "__format__"}  # not called by what is captured, or its numbers see it
+_ELSEWHERE = {
+    "__init__",
+    "__repr__",
+    "__str__",
+    "__format__",
+}  # not called by what is captured, or its numbers see it
 
 
 _VARIABLE = (ast.Name, ast.Attribute, ast.Subscript)
@@ -120,7 +145,9 @@ class _Visitor(ast.NodeVisitor):
         self._followed = before
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        self._within(node, not any(isinstance(o, ast.In | ast.NotIn | ast.Is | ast.IsNot) for o in node.ops))
+        self._within(
+            node, not any(isinstance(o, ast.In | ast.NotIn | ast.Is | ast.IsNot) for o in node.ops)
+        )
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         self._within(node, self._followed or _is_float(node))
@@ -136,13 +163,21 @@ class _Visitor(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         target, before = node.func, self._followed
-        if isinstance(target, ast.Attribute) and target.attr in ("append", "extend") and isinstance(target.value, _VARIABLE):
+        if (
+            isinstance(target, ast.Attribute)
+            and target.attr in ("append", "extend")
+            and isinstance(target.value, _VARIABLE)
+        ):
             self.appended.add(ast.unparse(target.value))
             parts = [*ast.iter_child_nodes(target.value), *node.args]
         else:
             parts = [target, *node.args, *node.keywords]
         for part in parts:
-            self._followed = isinstance(part, _VARIABLE) and part in node.args and isinstance(target, ast.Name | ast.Attribute)
+            self._followed = (
+                isinstance(part, _VARIABLE)
+                and part in node.args
+                and isinstance(target, ast.Name | ast.Attribute)
+            )
             if self._followed:
                 self.passed.add((ast.unparse(part), ast.unparse(target), node.args.index(part)))
             self.visit(part)
@@ -157,5 +192,14 @@ def _is_float(node: ast.expr) -> bool:
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, ast.Pow) and not isinstance(node.left, ast.Constant):  # decay**step
             return True
-        return isinstance(node.op, ast.Div) or not isinstance(node.op, ast.FloorDiv | ast.Mod) and (_is_float(node.left) or _is_float(node.right))
-    return isinstance(node, ast.UnaryOp) and _is_float(node.operand) or isinstance(node, ast.Constant) and type(node.value) is float
+        return (
+            isinstance(node.op, ast.Div)
+            or not isinstance(node.op, ast.FloorDiv | ast.Mod)
+            and (_is_float(node.left) or _is_float(node.right))
+        )
+    return (
+        isinstance(node, ast.UnaryOp)
+        and _is_float(node.operand)
+        or isinstance(node, ast.Constant)
+        and type(node.value) is float
+    )

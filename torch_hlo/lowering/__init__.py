@@ -1,4 +1,5 @@
 """aten ops -> HLO, one file per family. Importing the package fills `LOWERINGS`."""
+
 from __future__ import annotations
 
 from torch_hlo.lowering import (  # noqa: F401

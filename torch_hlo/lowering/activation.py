@@ -1,4 +1,5 @@
 """Activations and their gradients, element by element."""
+
 from __future__ import annotations
 
 import math
@@ -99,12 +100,18 @@ def elu(x, alpha=1, scale=1, input_scale=1):
 
 @lowers(aten.elu_backward)
 def elu_backward(g, alpha, scale, input_scale, is_result, x):
-    return apply(lambda g, x: _elu_gradient(g, alpha, scale, input_scale, is_result, x), (g, x), {}, 2)
+    return apply(
+        lambda g, x: _elu_gradient(g, alpha, scale, input_scale, is_result, x), (g, x), {}, 2
+    )
 
 
 def _elu_gradient(g, alpha, scale, input_scale, is_result, x):
     alpha = number(alpha, x)
-    slope = (x + alpha * scale) * input_scale if is_result else exp(x * input_scale) * alpha * scale * input_scale
+    slope = (
+        (x + alpha * scale) * input_scale
+        if is_result
+        else exp(x * input_scale) * alpha * scale * input_scale
+    )
     return where(x <= 0, g * slope, g * scale)
 
 
@@ -265,7 +272,9 @@ def glu_backward(g, x, dim):
     common = promote.compute_type(shape.dtype)
     a, b, g = (Expr(promote.cast(v, common)) for v in (*_halves(x, dim), g))
     s = logistic(b)
-    return promote.cast(concatenate([(g * s).x, (g * a * s * (1 - s)).x], dim % len(shape.dims)), shape.dtype)
+    return promote.cast(
+        concatenate([(g * s).x, (g * a * s * (1 - s)).x], dim % len(shape.dims)), shape.dtype
+    )
 
 
 def _halves(x, dim):

@@ -4,6 +4,7 @@ Forward keeps the row log-sum-exp; backward recomputes the probabilities from it
 Both are calls of a computation marked as attention (compiler/passes/attention.py), which the compiler may replace by a kernel without
 an array of scores.
 """
+
 from __future__ import annotations
 
 import json
@@ -41,7 +42,10 @@ def _match_heads(x: Instruction, query: Instruction) -> Instruction:
         return x
     *batch, _, length, size = x.shape.dims
     grouped = reshape(x, (*batch, heads, 1, length, size))
-    return reshape(broadcast_to(grouped, (*batch, heads, wanted // heads, length, size)), (*batch, wanted, length, size))
+    return reshape(
+        broadcast_to(grouped, (*batch, heads, wanted // heads, length, size)),
+        (*batch, wanted, length, size),
+    )
 
 
 def _ungroup(grad: Expr, like: Instruction) -> Expr:
@@ -59,7 +63,9 @@ def _scale(scale, query: Instruction, dtype: str) -> float | Expr:
     if scale is not None:
         return scale if is_number(scale) else Expr(promote.scalar(scale, dtype))
     size = query.shape.dims[-1]
-    return 1 / math.sqrt(size) if isinstance(size, int) else rsqrt(Expr(promote.scalar(size, dtype)))
+    return (
+        1 / math.sqrt(size) if isinstance(size, int) else rsqrt(Expr(promote.scalar(size, dtype)))
+    )
 
 
 def _scores(query, key, bias, is_causal: bool, scale) -> Expr:
@@ -84,7 +90,15 @@ def _factors(query: Instruction, key: Instruction, probability, seed, offset) ->
     return [where(mask, wide / (1 - wide.like(probability)), 0).x]
 
 
-def _composite(kind: str, body: Callable, operands: list[Instruction], is_causal: bool, scale, plain: bool, **more) -> list[Instruction]:
+def _composite(
+    kind: str,
+    body: Callable,
+    operands: list[Instruction],
+    is_causal: bool,
+    scale,
+    plain: bool,
+    **more,
+) -> list[Instruction]:
     """The results of `body(*operands)`, a list. As a call that says what it is when it is `plain` attention with a scale known now."""
     size = operands[1].shape.dims[-1]  # of q and k
     if scale is None and isinstance(size, int):
@@ -94,15 +108,33 @@ def _composite(kind: str, body: Callable, operands: list[Instruction], is_causal
     params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
     results = tuple(body(*params))
     root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
-    config = json.dumps({"attention": kind, "causal": bool(is_causal), "scale": float(scale), **{n: v for n, v in more.items() if v}}, separators=(",", ":"))
-    call = instr("call", tuple(operands), to_apply=Computation("attention", params, root), backend_config=config)
+    config = json.dumps(
+        {
+            "attention": kind,
+            "causal": bool(is_causal),
+            "scale": float(scale),
+            **{n: v for n, v in more.items() if v},
+        },
+        separators=(",", ":"),
+    )
+    call = instr(
+        "call",
+        tuple(operands),
+        to_apply=Computation("attention", params, root),
+        backend_config=config,
+    )
     return [instr("get-tuple-element", (call,), r.shape, index=i) for i, r in enumerate(results)]
 
 
 def _is_plain(query, key, value, bias) -> bool:
     """Whether this is attention as the compiler knows it: the same batch for all but the heads of key and value."""
     q, k, v = (x.shape.dims for x in (query, key, value))
-    return len(q) == len(k) == len(v) and q[:-3] == k[:-3] and k[:-1] == v[:-1] and (bias is None or bias.shape.rank <= len(q))
+    return (
+        len(q) == len(k) == len(v)
+        and q[:-3] == k[:-3]
+        and k[:-1] == v[:-1]
+        and (bias is None or bias.shape.rank <= len(q))
+    )
 
 
 def _in_dtype(x: Instruction, index: int = 0) -> Instruction:
@@ -130,14 +162,26 @@ def attention(
 
     factors = _factors(query, key, dropout_p, seed, offset)
     operands = [query, key, value, *([] if bias is None else [bias]), *factors]
-    out, logsumexp = _composite("forward", body, operands, is_causal, scale, _is_plain(query, key, value, bias), factors=bool(factors))
+    out, logsumexp = _composite(
+        "forward",
+        body,
+        operands,
+        is_causal,
+        scale,
+        _is_plain(query, key, value, bias),
+        factors=bool(factors),
+    )
     # output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset, debug_attn_mask
     state = [promote.scalar(0 if n is None else n, "s64") for n in (seed, offset)]
     flat = [_in_dtype(out), _in_dtype(logsumexp, 1), None, None, None, None, *state, None]
     if len(expected()) == 7:  # the two sizes are no tensors
         flat = flat[:4] + flat[6:]
     return tuple(
-        None if s is None else v if v is None or v.shape.dims == s.dims and v.shape.dtype == s.dtype else broadcast_to(promote.cast(v, s.dtype), s.dims)
+        None
+        if s is None
+        else v
+        if v is None or v.shape.dims == s.dims and v.shape.dtype == s.dtype
+        else broadcast_to(promote.cast(v, s.dtype), s.dims)
         for v, s in zip(flat, expected(), strict=True)
     )
 
@@ -170,27 +214,47 @@ def attention_backward(
         _, query, key, value, *_ = operands
         plain = _is_plain(query, key, value, bias)
         of = body if key.shape.dims[-3] == query.shape.dims[-3] else grouped
-        dims = (1,) * (query.shape.rank - bias.shape.rank) + bias.shape.dims if wants_bias else (0, 0)
-        return _composite("backward", of, list(operands), is_causal, scale, plain, factors=bool(factors), bias_gradient=[n != 1 for n in dims[:-2]])
+        dims = (
+            (1,) * (query.shape.rank - bias.shape.rank) + bias.shape.dims if wants_bias else (0, 0)
+        )
+        return _composite(
+            "backward",
+            of,
+            list(operands),
+            is_causal,
+            scale,
+            plain,
+            factors=bool(factors),
+            bias_gradient=[n != 1 for n in dims[:-2]],
+        )
 
     def grouped(grad, query, key, value, *rest) -> list[Instruction]:
         """For compilers without a kernel for heads that share keys."""
-        dq, dk, dv, *more = backward(grad, query, _match_heads(key, query), _match_heads(value, query), *rest)
+        dq, dk, dv, *more = backward(
+            grad, query, _match_heads(key, query), _match_heads(value, query), *rest
+        )
         return [dq, _ungroup(Expr(dk), key).x, _ungroup(Expr(dv), value).x, *more]
 
     factors = _factors(query, key, dropout_p, philox_seed, philox_offset)
-    results = backward(grad, query, key, value, out, logsumexp, *([] if bias is None else [bias]), *factors)
+    results = backward(
+        grad, query, key, value, out, logsumexp, *([] if bias is None else [bias]), *factors
+    )
     *results, rest = results if wants_bias else (*results, None)
     dbias = promote.cast(rest, bias.shape.dtype) if wants_bias else None
     shapes = expected()
-    flat = [promote.cast(r, s.dtype) if s is not None else None for r, s in zip(results, shapes, strict=False)]
+    flat = [
+        promote.cast(r, s.dtype) if s is not None else None
+        for r, s in zip(results, shapes, strict=False)
+    ]
     if shapes[3] is not None and dbias is None:
         dbias = promote.full(0, shapes[3].dtype, shapes[3].dims)
     return (*flat, dbias if shapes[3] is not None else None)
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None, **random):
+def flash_attention(
+    query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None, **random
+):
     """What scaled_dot_product_attention on CPU tensors has become when torch.compile sees it: output and log-sum-exp."""
     out, logsumexp = expected()
     flat = nested((out, logsumexp, *[None] * 4, Shape("s64"), Shape("s64"), None), attention, query, key, value, attn_mask, dropout_p, is_causal,
@@ -199,7 +263,9 @@ def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_m
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-def flash_attention_backward(grad, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None):
+def flash_attention_backward(
+    grad, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
+):
     flat = nested((*expected(), None), attention_backward, grad, query, key, value, attn_mask, (True, True, True, False), out, logsumexp, None, None,
                   0, 0, dropout_p, is_causal, None, None, scale=scale)  # fmt: skip
     return flat[:3]

@@ -1,4 +1,5 @@
 """Sums over variable groups of rows: embedding_bag and segment_reduce."""
+
 from __future__ import annotations
 
 import torch
@@ -54,7 +55,9 @@ def embedding_bag(
         out = where(empty, 0, best)
         hit = kept & rows.eq(Expr(gather_dim(best.x, bag.x, 0)))
         large = promote.full((1 << 62), "s64", dims)
-        first = scatter_dim(large, bag.x, where(hit, Expr(iota(rows.dims, 0)), 1 << 62).x, 0, "minimum")
+        first = scatter_dim(
+            large, bag.x, where(hit, Expr(iota(rows.dims, 0)), 1 << 62).x, 0, "minimum"
+        )
         place = where(empty, 0, Expr(first))
         chosen = gather_dim(index.x, place.x, 0)
         maximum_index = where(empty, 0, Expr(chosen)).x
@@ -66,12 +69,24 @@ def embedding_bag(
         maximum_index = promote.full(0, "s64", shapes[3].dims)
     values = (out.x, bag.x, sizes.x, maximum_index)
     return tuple(
-        promote.cast(v, s.dtype) if v.shape.dims == s.dims else promote.full(0, s.dtype, s.dims) for v, s in zip(values, shapes, strict=True)
+        promote.cast(v, s.dtype) if v.shape.dims == s.dims else promote.full(0, s.dtype, s.dims)
+        for v, s in zip(values, shapes, strict=True)
     )
 
 
 @lowers(aten._embedding_bag_dense_backward)
-def embedding_bag_backward(grad, indices, bag, sizes, maximum_indices, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx=-1):
+def embedding_bag_backward(
+    grad,
+    indices,
+    bag,
+    sizes,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    per_sample_weights,
+    padding_idx=-1,
+):
     shape = expected()[0]
     dtype = promote.compute_type(shape.dtype)
     zero = promote.full(0, dtype, shape.dims)
@@ -95,7 +110,20 @@ def embedding_bag_backward(grad, indices, bag, sizes, maximum_indices, num_weigh
 
 
 @guard(aten._embedding_bag_backward)
-def _is_dense(grad, indices, offsets, bag, sizes, maximum, num_weights, scale_grad_by_freq, mode, sparse, *rest, **kwargs) -> bool:
+def _is_dense(
+    grad,
+    indices,
+    offsets,
+    bag,
+    sizes,
+    maximum,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    sparse,
+    *rest,
+    **kwargs,
+) -> bool:
     return not sparse
 
 
@@ -106,7 +134,18 @@ def embedding_bag_any_backward(
     count = indices.shape.dims[0]
     if bag.shape.dims != (count,):  # PyTorch's CPU kernel leaves it out of plain sums
         bag = _bag_of(slice_dim(offsets, 0, 0, grad.shape.dims[0]), count).x
-    return embedding_bag_backward(grad, indices, bag, sizes, maximum, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
+    return embedding_bag_backward(
+        grad,
+        indices,
+        bag,
+        sizes,
+        maximum,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
 
 
 @lowers(aten._embedding_bag_per_sample_weights_backward)
@@ -115,10 +154,10 @@ def per_sample_weights_backward(grad, weight, indices, offsets, bag, mode, paddi
     dtype = promote.compute_type(shape.dtype)
     if bag.shape.dims != indices.shape.dims:
         bag = _bag_of(slice_dim(offsets, 0, 0, grad.shape.dims[0]), indices.shape.dims[0]).x
-    rows = Expr(promote.cast(gather_dim(weight, indices, 0), dtype)) * Expr(gather_dim(promote.cast(grad, dtype), bag, 0))
+    rows = Expr(promote.cast(gather_dim(weight, indices, 0), dtype)) * Expr(
+        gather_dim(promote.cast(grad, dtype), bag, 0)
+    )
     total = fold(rows, (1,))
     if padding_idx >= 0:
         total = where(Expr(promote.cast(indices, "s64")).eq(padding_idx), 0, total)
     return promote.cast(total.x, shape.dtype)
-
-

@@ -1,4 +1,5 @@
 """Bessel and Airy functions by Chebyshev series, fitted once per process to PyTorch's own double-precision functions."""
+
 from __future__ import annotations
 
 import math
@@ -83,7 +84,9 @@ def i1(x):
 
 # Modified Bessel functions of the second kind: log and I near 0, a series in 2/x beyond 2.
 def _k0_smooth(x: torch.Tensor) -> torch.Tensor:
-    return special.modified_bessel_k0(x.clamp_min(1e-9)) + (x.clamp_min(1e-9) / 2).log() * special.modified_bessel_i0(x.clamp_min(1e-9))
+    return special.modified_bessel_k0(x.clamp_min(1e-9)) + (
+        x.clamp_min(1e-9) / 2
+    ).log() * special.modified_bessel_i0(x.clamp_min(1e-9))
 
 
 def _k1_smooth(x: torch.Tensor) -> torch.Tensor:
@@ -99,7 +102,10 @@ def _k_tail(fn: Callable) -> Callable:
     return of_inverse
 
 
-_K0_TAIL, _K1_TAIL = _k_tail(special.scaled_modified_bessel_k0), _k_tail(special.scaled_modified_bessel_k1)
+_K0_TAIL, _K1_TAIL = (
+    _k_tail(special.scaled_modified_bessel_k0),
+    _k_tail(special.scaled_modified_bessel_k1),
+)
 
 
 def _second_kind(x: Expr, near: Expr, tail: Callable, scaled: bool) -> Expr:
@@ -117,7 +123,9 @@ def _k0(x: Expr, scaled: bool) -> Expr:
 
 def _k1(x: Expr, scaled: bool) -> Expr:
     s = where((x <= 2) & (x > 0), x, 1)
-    return _second_kind(x, series(s, 0.0, 2.0, _k1_smooth) / s + log(s * 0.5) * i1(s), _K1_TAIL, scaled)
+    return _second_kind(
+        x, series(s, 0.0, 2.0, _k1_smooth) / s + log(s * 0.5) * i1(s), _K1_TAIL, scaled
+    )
 
 
 pointwise(aten.special_modified_bessel_k0)(lambda x: _k0(x, False))
@@ -161,7 +169,9 @@ def _asymptotic(x: Expr, order: int) -> tuple[Expr, Expr]:
 def _first_kind(x: Expr, order: int, fn: Callable) -> Expr:
     a = absolute(x)
     near = series(where(a <= 8, a, 0), 0.0, 8.0, fn)
-    value = where(a <= 8, near, _asymptotic(where(a <= 8, 8, where(a.eq(math.inf), 8, a)), order)[0])
+    value = where(
+        a <= 8, near, _asymptotic(where(a <= 8, 8, where(a.eq(math.inf), 8, a)), order)[0]
+    )
     value = where(a.eq(math.inf), 0, value)
     return where(is_nan(x), x, _odd(x, value) if order else value)
 
@@ -184,9 +194,13 @@ def _y(x: Expr, order: int) -> Expr:
     small = x <= 8
     s = where(small & (x > 0), x, 1)
     if order == 0:
-        near = series(s, 0.0, 8.0, _y0_smooth) + 2 / math.pi * log(s) * series(s, 0.0, 8.0, special.bessel_j0)
+        near = series(s, 0.0, 8.0, _y0_smooth) + 2 / math.pi * log(s) * series(
+            s, 0.0, 8.0, special.bessel_j0
+        )
     else:
-        near = s * series(s, 0.0, 8.0, _y1_smooth) + 2 / math.pi * (log(s) * series(s, 0.0, 8.0, special.bessel_j1) - 1 / s)
+        near = s * series(s, 0.0, 8.0, _y1_smooth) + 2 / math.pi * (
+            log(s) * series(s, 0.0, 8.0, special.bessel_j1) - 1 / s
+        )
     value = where(small, near, _asymptotic(where(small, 8, where(x.eq(math.inf), 8, x)), order)[1])
     value = where(x.eq(math.inf), 0, value)
     return where(x.eq(0), -math.inf, where(x < 0, math.nan, where(is_nan(x), x, value)))
@@ -221,7 +235,11 @@ def _alternating(coefficients: list[float], x: Expr) -> Expr:
 def airy_ai(x):
     middle = (x > -10) & (x < 4)
     low, high = where(middle & (x < -2.09), x, -3), where(middle & (x >= -2.09), x, 0)
-    near = where(x < -2.09, series(low, -10.0, -2.09 - 1e-12, special.airy_ai), series(high, -2.09, 4.0, special.airy_ai))
+    near = where(
+        x < -2.09,
+        series(low, -10.0, -2.09 - 1e-12, special.airy_ai),
+        series(high, -2.09, 4.0, special.airy_ai),
+    )
     r = where(x >= 4, x, 4)
     right = exp(r * sqrt(r) * (-2 / 3)) * series(4 / r, 0.04, 1.0, _airy_right) / sqrt(sqrt(r))
     left = where(x <= -10, -x, 10)

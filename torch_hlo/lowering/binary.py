@@ -1,4 +1,5 @@
 """Elementwise ops of two or three operands: arithmetic, comparison, logic, clamp, where, addcmul, lerp."""
+
 from __future__ import annotations
 
 import math
@@ -216,7 +217,9 @@ def integer_power(x: Expr, y: Expr) -> Expr:
     # Beyond 63 only 0, 1, -1 and even bases (that wrap to 0) have a short answer; odd ones need every bit.
     if bits > 8:
         for i in range(6, min(steps, 63)):
-            result = where((binary("shift-right-logical", left, i) & 1).ne(0), result * square, result)
+            result = where(
+                (binary("shift-right-logical", left, i) & 1).ne(0), result * square, result
+            )
             square = square * square
     if promote.kind(x.dtype) == "u":
         return result
@@ -276,7 +279,11 @@ def logaddexp(x, y):
 def logaddexp2(x, y):
     top = maximum(x, y)
     same = x.eq(y)
-    return where(same & ~is_finite(x), x, top + log1p(exp2(-absolute(where(same, 0, x - y)))) * (1 / math.log(2)))
+    return where(
+        same & ~is_finite(x),
+        x,
+        top + log1p(exp2(-absolute(where(same, 0, x - y)))) * (1 / math.log(2)),
+    )
 
 
 @pointwise(aten.heaviside, arity=2)
@@ -393,7 +400,9 @@ def left_shift(x, y):
 
 @pointwise(aten.bitwise_right_shift, aten.__rshift__.Tensor, aten.__rshift__.Scalar, arity=2)
 def right_shift(x, y):
-    return binary("shift-right-logical" if promote.kind(x.dtype) == "u" else "shift-right-arithmetic", x, y)
+    return binary(
+        "shift-right-logical" if promote.kind(x.dtype) == "u" else "shift-right-arithmetic", x, y
+    )
 
 
 # Selection.
@@ -479,7 +488,11 @@ def frexp(x):
     tiny = absolute(value) < 2.0 ** (2 - bias)
     scaled = where(tiny, value * 2.0 ** (shift + 2), value)
     bits = bitcast(scaled, integer)
-    exponent = (binary("shift-right-logical", bits, shift) & (2 * bias + 3)) - bias - where(tiny, bits.like(shift + 2), 0)
+    exponent = (
+        (binary("shift-right-logical", bits, shift) & (2 * bias + 3))
+        - bias
+        - where(tiny, bits.like(shift + 2), 0)
+    )
     mantissa = bitcast((bits & ~bits.like((2 * bias + 3) << shift)) | (bias << shift), value.dtype)
     plain = is_finite(value) & value.ne(0)
     return finish(where(plain, mantissa, value), 0), finish(where(plain, exponent, 0), 1)

@@ -4,6 +4,7 @@ The group is the last argument of each of these nodes: XLA's replica groups as t
 (lazy/collective.py writes it), so that equal programs have equal text on every rank. Every recorded collective has a channel of its own:
 two of them are never merged, and they run in the order of their channels.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,13 +21,24 @@ from torch_hlo.lowering.shaping import permute
 Groups = tuple[tuple[int, ...], ...]
 functional = torch.ops._c10d_functional
 # Reductions of torch.distributed -> HLO opcode. "avg" sums and divides.
-REDUCTIONS = {"sum": "add", "avg": "add", "product": "multiply", "min": "minimum", "max": "maximum", "band": "and", "bor": "or", "bxor": "xor"}
+REDUCTIONS = {
+    "sum": "add",
+    "avg": "add",
+    "product": "multiply",
+    "min": "minimum",
+    "max": "maximum",
+    "band": "and",
+    "bor": "or",
+    "bxor": "xor",
+}
 
 
 def parse_groups(text: str) -> Groups:
     """`{{0,1},{2,3}}` -> ((0, 1), (2, 3)). Raises LoweringError for the name of a process group."""
     if not (isinstance(text, str) and text.startswith("{{")):
-        raise LoweringError(f"a collective over the process group {text!r} can be compiled on hlo tensors only: move them with .to('hlo')")
+        raise LoweringError(
+            f"a collective over the process group {text!r} can be compiled on hlo tensors only: move them with .to('hlo')"
+        )
     return tuple(tuple(int(i) for i in part.split(",")) for part in text[2:-2].split("},{"))
 
 
@@ -38,16 +50,27 @@ def format_groups(groups: Sequence[Sequence[int]]) -> str:
 def _collective(op: str, x: Instruction, groups: Groups, **attrs) -> Instruction:
     if any(not isinstance(d, int) for d in x.shape.dims):
         raise LoweringError(f"{op} of {x.shape}: collectives are compiled for fixed sizes")
-    return instr(op, (x,), channel_id=new_channel(), replica_groups=groups, use_global_device_ids=True, **attrs)
+    return instr(
+        op,
+        (x,),
+        channel_id=new_channel(),
+        replica_groups=groups,
+        use_global_device_ids=True,
+        **attrs,
+    )
 
 
 def _reduced(op: str, x: Instruction, reduction: str, text: str, **attrs) -> Instruction:
     groups = parse_groups(text)
     if reduction not in REDUCTIONS:
-        raise LoweringError(f"{op} of {x.shape} with the reduction {reduction!r}; there are {', '.join(REDUCTIONS)}")
+        raise LoweringError(
+            f"{op} of {x.shape} with the reduction {reduction!r}; there are {', '.join(REDUCTIONS)}"
+        )
     opcode = REDUCTIONS[reduction]
     if x.shape.dtype == "pred":  # PyTorch sums booleans as "or"
-        opcode = {"add": "or", "maximum": "or", "minimum": "and", "multiply": "and"}.get(opcode, opcode)
+        opcode = {"add": "or", "maximum": "or", "minimum": "and", "multiply": "and"}.get(
+            opcode, opcode
+        )
     result = _collective(op, x, groups, to_apply=binary_computation(opcode, x.shape.dtype), **attrs)
     if reduction == "avg":
         n = len(groups[0])
@@ -95,8 +118,15 @@ def shard_dim_alltoall(x, gather_dim, shard_dim, group):
     dims = x.shape.dims
     size = dims[shard_dim] // n
     y = _collective("all-to-all", x, groups, dimensions=(shard_dim,))
-    y = reshape(y, (*dims[:shard_dim], n, size, *dims[shard_dim + 1 :]))  # piece i of `shard_dim` came from rank i
+    y = reshape(
+        y, (*dims[:shard_dim], n, size, *dims[shard_dim + 1 :])
+    )  # piece i of `shard_dim` came from rank i
     order = [d for d in range(rank + 1) if d != shard_dim]
     place = order.index(gather_dim if gather_dim < shard_dim else gather_dim + 1)
     y = permute(y, (*order[:place], shard_dim, *order[place:]))
-    return reshape(y, tuple(s * n if d == gather_dim else size if d == shard_dim else s for d, s in enumerate(dims)))
+    return reshape(
+        y,
+        tuple(
+            s * n if d == gather_dim else size if d == shard_dim else s for d, s in enumerate(dims)
+        ),
+    )

@@ -1,4 +1,5 @@
 """Loops for lowerings: `loop` and `scan_loop` over Instructions, `while_loop` over Exprs. The body is compiled once."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -28,9 +29,17 @@ def loop(condition: Callable, body: Callable, state: Sequence[Instruction]) -> l
     after = body(*inner)
     for i, (old, new) in enumerate(zip(state, after, strict=True)):
         if (old.shape.dtype, old.shape.dims) != (new.shape.dtype, new.shape.dims):
-            raise LoweringError(f"loop: value {i} is {old.shape} before and {new.shape} after the body; they must be alike")
+            raise LoweringError(
+                f"loop: value {i} is {old.shape} before and {new.shape} after the body; they must be alike"
+            )
     holds = promote.cast(reshape(condition(*inner), ()), "pred")
-    result = instr("while", (start,), start.shape, condition=Computation("condition", (param,), holds), body=Computation("body", (param,), tupled(after)))
+    result = instr(
+        "while",
+        (start,),
+        start.shape,
+        condition=Computation("condition", (param,), holds),
+        body=Computation("body", (param,), tupled(after)),
+    )
     return elements(result, len(state))
 
 
@@ -38,7 +47,12 @@ def _at(x: Instruction, i: Instruction) -> Instruction:
     """Element `i` along dimension 0."""
     zero = promote.constant(0, "s64")
     sizes = (1, *x.shape.dims[1:])
-    one = instr("dynamic-slice", (x, i, *[zero] * (x.shape.rank - 1)), Shape(x.shape.dtype, sizes), dynamic_slice_sizes=sizes)
+    one = instr(
+        "dynamic-slice",
+        (x, i, *[zero] * (x.shape.rank - 1)),
+        Shape(x.shape.dtype, sizes),
+        dynamic_slice_sizes=sizes,
+    )
     return reshape(one, x.shape.dims[1:])
 
 
@@ -66,7 +80,12 @@ def scan_loop(
     first_y = 2 + nc + nx + len(rest)
 
     def body(i, count, *values):
-        c, x, r, out = values[:nc], values[nc:nc + nx], values[nc + nx:first_y - 2], values[first_y - 2:]
+        c, x, r, out = (
+            values[:nc],
+            values[nc : nc + nx],
+            values[nc + nx : first_y - 2],
+            values[first_y - 2 :],
+        )
         after = instr("add", (i, promote.constant(1, "s64")))
         at = instr("subtract", (count, after)) if reverse else i
         new, y = combine(c, slices(x, at), r)
@@ -76,22 +95,30 @@ def scan_loop(
         return instr("compare", (i, count), direction="LT")
 
     after = loop(holds, body, state)
-    return after[2:2 + nc], after[first_y:]
+    return after[2 : 2 + nc], after[first_y:]
 
 
-def while_loop(condition: Callable, body: Callable, state: Sequence[Expr], limit: int | None = None) -> tuple[Expr, ...]:
+def while_loop(
+    condition: Callable, body: Callable, state: Sequence[Expr], limit: int | None = None
+) -> tuple[Expr, ...]:
     """Repeat `body(*state) -> state` while any element of `condition(*state)` holds, at most `limit` times."""
 
     def holds(count: Instruction, *values: Instruction) -> Instruction:
         test = condition(*map(Expr, values))
         if test.dims:
-            test = Expr(build.reduce(test.x, promote.constant(False, "pred"), tuple(range(len(test.dims))), "or"))
+            test = Expr(
+                build.reduce(
+                    test.x, promote.constant(False, "pred"), tuple(range(len(test.dims))), "or"
+                )
+            )
         return (test if limit is None else test & (Expr(count) < limit)).x
 
     def step(count: Instruction, *values: Instruction) -> list[Instruction]:
         return [(Expr(count) + 1).x, *(v.x for v in body(*map(Expr, values)))]
 
-    return tuple(map(Expr, loop(holds, step, [promote.constant(0, "s64"), *(v.x for v in state)])[1:]))
+    return tuple(
+        map(Expr, loop(holds, step, [promote.constant(0, "s64"), *(v.x for v in state)])[1:])
+    )
 
 
 def parameters(*shapes: Shape) -> tuple[Expr, ...]:

@@ -1,4 +1,5 @@
 """Convolutions of any rank, grouped and transposed, and their gradients, as HLO convolutions (NCHW, OIHW)."""
+
 from __future__ import annotations
 
 import torch
@@ -21,11 +22,30 @@ def _labels(lhs: str, rhs: str, out: str, spatial: int) -> str:
     return f"{lhs}{digits}_{rhs}{digits}->{out}{digits}"
 
 
-def _convolve(x: Instruction, kernel: Instruction, window: list[WindowDim], labels: str, groups: int = 1, batch_groups: int = 1) -> Expr:
+def _convolve(
+    x: Instruction,
+    kernel: Instruction,
+    window: list[WindowDim],
+    labels: str,
+    groups: int = 1,
+    batch_groups: int = 1,
+) -> Expr:
     """Convolution in the compute type. Padding may be negative: pixels at the end that no window reaches."""
     if x.shape.kind == "c":
-        raise LoweringError(f"convolution of {x.shape.dtype} is not supported; convolve real and imaginary parts")
-    return Expr(build.convolution(x, kernel, tuple(window), labels, groups, batch_groups, promote.compute_type(x.shape.dtype)))
+        raise LoweringError(
+            f"convolution of {x.shape.dtype} is not supported; convolve real and imaginary parts"
+        )
+    return Expr(
+        build.convolution(
+            x,
+            kernel,
+            tuple(window),
+            labels,
+            groups,
+            batch_groups,
+            promote.compute_type(x.shape.dtype),
+        )
+    )
 
 
 def _forward(x, weight, stride, padding, dilation, groups, sizes) -> Expr:
@@ -34,7 +54,13 @@ def _forward(x, weight, stride, padding, dilation, groups, sizes) -> Expr:
     window = []
     for i in range(n):
         k = weight.shape.dims[2 + i]
-        high = (sizes[i] - 1) * stride[i] + (k - 1) * dilation[i] + 1 - x.shape.dims[2 + i] - padding[i]
+        high = (
+            (sizes[i] - 1) * stride[i]
+            + (k - 1) * dilation[i]
+            + 1
+            - x.shape.dims[2 + i]
+            - padding[i]
+        )
         window.append(WindowDim(k, stride[i], padding[i], high, 1, dilation[i]))
     return _convolve(x, weight, window, _labels("bf", "oi", "bf", n), groups)
 
@@ -43,7 +69,9 @@ def _flipped(weight: Instruction, groups: int) -> Instruction:
     """[in, out / groups, k…] -> [out, in / groups, k…] with the kernel mirrored."""
     weight = reverse(weight, range(2, weight.shape.rank))
     a, b, *k = weight.shape.dims
-    split = permute(reshape(weight, (groups, a // groups, b, *k)), (0, 2, 1, *range(3, weight.shape.rank + 1)))
+    split = permute(
+        reshape(weight, (groups, a // groups, b, *k)), (0, 2, 1, *range(3, weight.shape.rank + 1))
+    )
     return reshape(split, (groups * b, a // groups, *k))
 
 
@@ -57,7 +85,9 @@ def _transposed(x, weight, stride, padding, dilation, groups, sizes) -> Expr:
         reach: Size = (x.shape.dims[2 + i] - 1) * stride[i] + 1
         high = sizes[i] - reach - low + dilation[i] * (k - 1)
         window.append(WindowDim(k, 1, low, high, stride[i], dilation[i], groups == 1))
-    if groups == 1:  # the kernel stays as it is: mirrored by the window, its output features read as input features
+    if (
+        groups == 1
+    ):  # the kernel stays as it is: mirrored by the window, its output features read as input features
         return _convolve(x, weight, window, _labels("bf", "io", "bf", n))
     return _convolve(x, _flipped(weight, groups), window, _labels("bf", "oi", "bf", n), groups)
 
@@ -69,7 +99,9 @@ def _weight_gradient(x, grad, stride, padding, dilation, groups, kernel) -> Expr
     for i in range(n):
         reach = (grad.shape.dims[2 + i] - 1) * stride[i] + 1
         high = (kernel[i] - 1) * dilation[i] + reach - x.shape.dims[2 + i] - padding[i]
-        window.append(WindowDim(grad.shape.dims[2 + i], dilation[i], padding[i], high, 1, stride[i]))
+        window.append(
+            WindowDim(grad.shape.dims[2 + i], dilation[i], padding[i], high, 1, stride[i])
+        )
     return _convolve(x, grad, window, _labels("fb", "io", "fb", n), 1, groups)
 
 
@@ -78,7 +110,9 @@ def _lengthen(values, n: int) -> list[int]:
 
 
 @lowers(aten.convolution.default, aten.convolution_overrideable, aten._convolution.default)
-def convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *flags):
+def convolution(
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *flags
+):
     shape = expected()[0]
     n = x.shape.rank - 2
     stride, padding, dilation = (_lengthen(v, n) for v in (stride, padding, dilation))
@@ -92,7 +126,9 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
     return promote.cast(out.x, shape.dtype)
 
 
-def _backward(grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask):
+def _backward(
+    grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask
+):
     n = x.shape.rank - 2
     stride, padding, dilation = (_lengthen(v, n) for v in (stride, padding, dilation))
     dx = dw = db = None
@@ -108,7 +144,10 @@ def _backward(grad, x, weight, bias_sizes, stride, padding, dilation, transposed
     if mask[2]:
         wide = promote.cast(grad, promote.compute_type(grad.shape.dtype))
         db = Expr(reduce(wide, [d for d in range(grad.shape.rank) if d != 1]))
-    return tuple(None if v is None or s is None else promote.cast(v.x, s.dtype) for v, s in zip((dx, dw, db), expected(), strict=True))
+    return tuple(
+        None if v is None or s is None else promote.cast(v.x, s.dtype)
+        for v, s in zip((dx, dw, db), expected(), strict=True)
+    )
 
 
 @lowers(aten.convolution_backward)

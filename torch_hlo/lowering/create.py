@@ -1,4 +1,5 @@
 """Tensors out of nothing: full, arange, linspace, eye, tril, and conversions between types."""
+
 from __future__ import annotations
 
 import torch
@@ -81,7 +82,10 @@ def arange(*args, **kwargs):
 def _small(shape, start, step) -> bool:
     """Every number of the range is exact in f32."""
     last = shape.dims[0]
-    return all(isinstance(v, int) for v in (start, step, last)) and max(abs(start), abs(start + last * step)) < 1 << 24
+    return (
+        all(isinstance(v, int) for v in (start, step, last))
+        and max(abs(start), abs(start + last * step)) < 1 << 24
+    )
 
 
 @lowers(aten.linspace)
@@ -107,10 +111,19 @@ def _spaced(start, end, finish) -> Instruction:
     index = Expr(iota(shape.dims, 0, "s64"))
     intervals = Expr(promote.full(count - 1, dtype, shape.dims))
     if promote.is_integral(shape.dtype):
-        first, last = (Expr(promote.operand(v, "s64", shape.dims)).cast(dtype) for v in (start, end))
+        first, last = (
+            Expr(promote.operand(v, "s64", shape.dims)).cast(dtype) for v in (start, end)
+        )
     step = (last - first) / intervals
-    back = (count - 1) - index if isinstance(count, int) else Expr(promote.full(count - 1, "s64", shape.dims)) - index
-    low, high = first + step * index.cast(real).cast(dtype), last - step * back.cast(real).cast(dtype)
+    back = (
+        (count - 1) - index
+        if isinstance(count, int)
+        else Expr(promote.full(count - 1, "s64", shape.dims)) - index
+    )
+    low, high = (
+        first + step * index.cast(real).cast(dtype),
+        last - step * back.cast(real).cast(dtype),
+    )
     half = Expr(promote.full(count // 2, "s64", shape.dims))
     return promote.cast(finish(where(index < half, low, high)).x, shape.dtype)
 
@@ -155,6 +168,6 @@ def isreal(x):
     if x.shape.kind != "c":
         return promote.full(True, "pred", x.shape.dims)
     imaginary = instr("imag", (x,))
-    return instr("compare", (imaginary, promote.full(0, imaginary.shape.dtype, x.shape.dims)), direction="EQ")
-
-
+    return instr(
+        "compare", (imaginary, promote.full(0, imaginary.shape.dtype, x.shape.dims)), direction="EQ"
+    )

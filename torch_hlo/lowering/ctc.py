@@ -3,6 +3,7 @@
 alpha[t, n, s] = labels[t, n, s] + log(sum of exp(alpha[t - 1, n, s - k]), k = 0, 1, and 2 where `skip[n, s]`): how likely the paths are that have arrived
 at place s of the labels, blanks between them, at time t. The first can only be at places 0 and 1.
 """
+
 from __future__ import annotations
 
 import math
@@ -22,7 +23,9 @@ _library.define("ctc(Tensor labels, Tensor skip) -> Tensor")
 _library.define("ctc_backward(Tensor grad, Tensor labels, Tensor skip, Tensor alpha) -> Tensor")
 CTC, CTC_BACKWARD = torch.ops.torch_hlo.ctc.default, torch.ops.torch_hlo.ctc_backward.default
 _library.impl("ctc", lambda labels, skip: labels.new_empty(labels.shape), "Meta")
-_library.impl("ctc_backward", lambda grad, labels, skip, alpha: labels.new_empty(labels.shape), "Meta")
+_library.impl(
+    "ctc_backward", lambda grad, labels, skip, alpha: labels.new_empty(labels.shape), "Meta"
+)
 
 
 def _moved(x: Expr, places: int, fill: float) -> Expr:
@@ -30,13 +33,21 @@ def _moved(x: Expr, places: int, fill: float) -> Expr:
     rows, count = x.dims
     size = min(abs(places), count)
     pad = promote.full(fill, x.dtype, (rows, size))
-    parts = [pad, slice_dim(x.x, 1, 0, count - size)] if places > 0 else [slice_dim(x.x, 1, size, count), pad]
+    parts = (
+        [pad, slice_dim(x.x, 1, 0, count - size)]
+        if places > 0
+        else [slice_dim(x.x, 1, size, count), pad]
+    )
     return Expr(concatenate(parts, 1))
 
 
 def _sources(before: Expr, skip: Expr) -> list[Expr]:
     """What `before` holds at the places that each is reached from."""
-    return [before, _moved(before, 1, -math.inf), where(skip, _moved(before, 2, -math.inf), -math.inf)]
+    return [
+        before,
+        _moved(before, 1, -math.inf),
+        where(skip, _moved(before, 2, -math.inf), -math.inf),
+    ]
 
 
 def _start(labels):
@@ -67,7 +78,9 @@ def ctc_backward(grad, labels, skip, alpha):
         total = grad + Expr(carry[0])
         reached = alpha.ne(-math.inf)
         arrived = where(reached, alpha - labels, 0.0)
-        shares = [where(reached, total * exp(s - arrived), 0.0) for s in _sources(before, Expr(rest[0]))]
+        shares = [
+            where(reached, total * exp(s - arrived), 0.0) for s in _sources(before, Expr(rest[0]))
+        ]
         back = shares[0] + _moved(shares[1], -1, 0.0) + _moved(shares[2], -2, 0.0)
         return [back.x], [total.x]
 

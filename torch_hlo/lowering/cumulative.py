@@ -1,4 +1,5 @@
 """Running sums, products, extrema. A prefix is a reduce-window as long as the dimension, padded on its low side."""
+
 from __future__ import annotations
 
 import math
@@ -23,7 +24,9 @@ def prefix(x: Expr, dim: int, op: str | Computation, init=None) -> Expr:
     size = x.dims[dim]
     if isinstance(size, int) and size == 0:
         return x
-    window = tuple(WindowDim(size, 1, size - 1, 0) if d == dim else WindowDim(1) for d in range(len(x.dims)))
+    window = tuple(
+        WindowDim(size, 1, size - 1, 0) if d == dim else WindowDim(1) for d in range(len(x.dims))
+    )
     start = promote.constant(start_value(op, x.dtype) if init is None else init, x.dtype)
     return Expr(build.reduce_window(x.x, start, window, op))
 
@@ -82,4 +85,6 @@ def logcumsumexp(x, dim):
     top = maximum(a, b)
     total = where(is_finite(top), top + log1p(exp(-absolute(where(is_finite(top), a - b, 0)))), top)
     add = Computation("logaddexp", (a.x, b.x), total.x)
-    return promote.cast(prefix(value, axis(dim, len(value.dims)), add, -math.inf).x, expected()[0].dtype)
+    return promote.cast(
+        prefix(value, axis(dim, len(value.dims)), add, -math.inf).x, expected()[0].dtype
+    )

@@ -1,4 +1,5 @@
 """Pairwise distances: cdist and pdist with gradients. Every norm but the Euclidean works on all differences at once."""
+
 from __future__ import annotations
 
 import math
@@ -24,7 +25,10 @@ def _differences(a: Instruction, b: Instruction) -> Expr:
     """[..., p, r, m]: row p of a minus row r of b."""
     rank = a.shape.rank
     dims = (*_common_batch(a, b), a.shape.dims[-2], b.shape.dims[-2], a.shape.dims[-1])
-    x, y = Expr(broadcast_to(add_dim(a, rank - 1), dims)), Expr(broadcast_to(add_dim(b, b.shape.rank - 2), dims))
+    x, y = (
+        Expr(broadcast_to(add_dim(a, rank - 1), dims)),
+        Expr(broadcast_to(add_dim(b, b.shape.rank - 2), dims)),
+    )
     return x - y
 
 
@@ -51,7 +55,12 @@ def _by_product(a: Instruction, b: Instruction) -> Expr:
 def _uses_product(a: Instruction, b: Instruction, p: float, mode) -> bool:
     """PyTorch's rule: mode 1 always, mode 2 never, else for more than 25 rows."""
     rows = a.shape.dims[-2], b.shape.dims[-2]
-    return p == 2 and mode != 2 and (mode == 1 or any(isinstance(n, int) and n > 25 for n in rows)) and DTYPES[a.shape.dtype].kind == "f"
+    return (
+        p == 2
+        and mode != 2
+        and (mode == 1 or any(isinstance(n, int) and n > 25 for n in rows))
+        and DTYPES[a.shape.dtype].kind == "f"
+    )
 
 
 @lowers(aten._euclidean_dist)
@@ -88,7 +97,10 @@ def _slope(d: Expr, distance: Expr, p: float) -> Expr:
 def cdist_backward(grad, a, b, p, distances):
     d = _differences(compute(a).x, compute(b).x)
     last = len(d.dims) - 1
-    repeated = (Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), last), d.dims)) for v in (grad, distances))
+    repeated = (
+        Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), last), d.dims))
+        for v in (grad, distances)
+    )
     g, size = repeated
     shape = expected()[0]
     total = fold(g * _slope(d, size, float(p)), (last - 1,))
@@ -98,7 +110,12 @@ def cdist_backward(grad, a, b, p, distances):
 def _pairs(n: int) -> tuple[Instruction, Instruction]:
     """Row numbers (i, j) of all pairs i < j."""
     both = torch.combinations(torch.arange(n), 2) if n > 1 else torch.zeros(0, 2, dtype=torch.int64)
-    return tuple(instr("constant", (), Shape("s64", (len(both),)), literal=literal(both[:, k].numpy(), "s64")) for k in range(2))
+    return tuple(
+        instr(
+            "constant", (), Shape("s64", (len(both),)), literal=literal(both[:, k].numpy(), "s64")
+        )
+        for k in range(2)
+    )
 
 
 def _pair_differences(x: Expr) -> tuple[Expr, Instruction, Instruction]:
@@ -115,7 +132,9 @@ def pdist(x, p=2.0):
 @lowers(aten._pdist_backward)
 def pdist_backward(grad, x, p, distances):
     d, i, j = _pair_differences(compute(x))
-    g, size = (Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), 1), d.dims)) for v in (grad, distances))
+    g, size = (
+        Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), 1), d.dims)) for v in (grad, distances)
+    )
     slope = g * _slope(d, size, float(p))
     zero = promote.full(0, d.dtype, x.shape.dims)
     total = scatter_dim(scatter_dim(zero, i, slope.x, 0), j, (-slope).x, 0)

@@ -1,8 +1,9 @@
 """The decorator of lowerings that work element by element: operands promoted, broadcast, computed in opmath, rounded once.
 
-    @pointwise(aten.atan2, arity=2)
-    def atan2_(x, y): return atan2(x, y)          # x, y: Expr of the compute type and of the result's dims
+@pointwise(aten.atan2, arity=2)
+def atan2_(x, y): return atan2(x, y)          # x, y: Expr of the compute type and of the result's dims
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +14,9 @@ from torch_hlo.lowering.expr import Expr
 from torch_hlo.lowering.registry import Weak, expected, lowers
 
 
-def pointwise(*targets, arity: int = 1, operands: bool = False, round_scalars: bool = False) -> Callable:
+def pointwise(
+    *targets, arity: int = 1, operands: bool = False, round_scalars: bool = False
+) -> Callable:
     """Register an elementwise kernel for `targets`.
 
     The first `arity` positional arguments are operands (None stays None); the rest and the keyword arguments are passed as they are.
@@ -32,15 +35,28 @@ def pointwise(*targets, arity: int = 1, operands: bool = False, round_scalars: b
     return register
 
 
-def apply(kernel: Callable, args, kwargs: dict, arity: int = 1, operands: bool = False, round_scalars: bool = False) -> Instruction:
+def apply(
+    kernel: Callable,
+    args,
+    kwargs: dict,
+    arity: int = 1,
+    operands: bool = False,
+    round_scalars: bool = False,
+) -> Instruction:
     """Run `kernel` on promoted operands; the result has the shape and dtype PyTorch expects."""
     shape = expected()[0]
     terms, rest = args[:arity], args[arity:]
     common = promote.result_type(*(t for t in terms if t is not None)) if operands else shape.dtype
     compute = promote.compute_type(common)
     via = common if round_scalars and compute != common else None
-    exprs = [None if t is None else Expr(promote.operand(t, compute, shape.dims, via)) for t in terms]
-    result = kernel(*exprs, *(Expr(promote.scalar(r, compute)) if isinstance(r, Weak) else r for r in rest), **kwargs)
+    exprs = [
+        None if t is None else Expr(promote.operand(t, compute, shape.dims, via)) for t in terms
+    ]
+    result = kernel(
+        *exprs,
+        *(Expr(promote.scalar(r, compute)) if isinstance(r, Weak) else r for r in rest),
+        **kwargs,
+    )
     return promote.broadcast_to(promote.cast(result.x, shape.dtype), shape.dims)
 
 

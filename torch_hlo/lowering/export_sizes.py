@@ -1,4 +1,5 @@
 """What torch.export assumes about dynamic sizes, as conditions (icmp predicate, left, right) on symbolic sizes."""
+
 from __future__ import annotations
 
 import ast
@@ -15,7 +16,14 @@ from torch_hlo.lowering.fx_size import size_of, size_of_expression
 from torch_hlo.lowering.registry import LoweringError
 
 Condition = tuple[str, Size, Size]
-_PREDICATES = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "slt", ast.LtE: "sle", ast.Gt: "sgt", ast.GtE: "sge"}
+_PREDICATES = {
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+    ast.Lt: "slt",
+    ast.LtE: "sle",
+    ast.Gt: "sgt",
+    ast.GtE: "sge",
+}
 _HOLDS = {"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "slt": lambda a, b: a < b, "sle": lambda a, b: a <= b,
           "sgt": lambda a, b: a > b, "sge": lambda a, b: a >= b}  # fmt: skip
 
@@ -67,13 +75,25 @@ def guards(ep: ExportedProgram) -> Guards:
 def _arguments(ep: ExportedProgram) -> dict:
     """Argument name -> its value, tensors as _Sizes."""
     fakes = {n.name: n.meta.get("val") for n in ep.graph.find_nodes(op="placeholder")}
-    flat = [getattr(s.arg, "value", None) if fakes.get(s.arg.name) is None else fakes[s.arg.name]
-            for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
+    flat = [
+        getattr(s.arg, "value", None) if fakes.get(s.arg.name) is None else fakes[s.arg.name]
+        for s in ep.graph_signature.input_specs
+        if s.kind == InputKind.USER_INPUT
+    ]
     flat = [_Sizes(v) if isinstance(v, torch.Tensor) else v for v in flat]
     args, kwargs = pytree.tree_unflatten(flat, ep.call_spec.in_spec)
-    names = ep.module_call_graph[0].signature.forward_arg_names or [] if ep.module_call_graph and ep.module_call_graph[0].signature else []
+    names = (
+        ep.module_call_graph[0].signature.forward_arg_names or []
+        if ep.module_call_graph and ep.module_call_graph[0].signature
+        else []
+    )
     named = [n for n in names if n not in kwargs]
-    return {**dict(zip(named, args)), "args": args[len(named):] if len(args) > len(named) else args, "kwargs": kwargs, **kwargs}
+    return {
+        **dict(zip(named, args)),
+        "args": args[len(named) :] if len(args) > len(named) else args,
+        "kwargs": kwargs,
+        **kwargs,
+    }
 
 
 def _comparisons(tree: ast.expr, scope: dict) -> Iterator[Condition]:
@@ -94,4 +114,3 @@ def _comparisons(tree: ast.expr, scope: dict) -> Iterator[Condition]:
                 yield predicate, left, right
         elif not _HOLDS[predicate](left, right):
             raise ValueError("does not hold")
-

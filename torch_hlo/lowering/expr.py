@@ -3,6 +3,7 @@
 An `Expr` holds one Instruction. The other side of an operator may be an Expr of equal dims and dtype, or a Python number, which takes
 the dtype and dims of the Expr. A rank-0 Expr is broadcast. Nothing here promotes: see promote.py.
 """
+
 from __future__ import annotations
 
 from torch_hlo.hlo.dim import Dim
@@ -33,7 +34,9 @@ class Expr:
     def like(self, value: Term) -> Expr:
         """`value` as an Expr of the dtype and dims of this one (an Expr keeps its dtype)."""
         if isinstance(value, Expr):
-            return value if value.dims == self.dims else Expr(promote.broadcast_to(value.x, self.dims))
+            return (
+                value if value.dims == self.dims else Expr(promote.broadcast_to(value.x, self.dims))
+            )
         return Expr(promote.full(value, self.dtype, self.dims))
 
     def __add__(self, other: Term) -> Expr:
@@ -131,7 +134,11 @@ def where(condition: Expr, a: Term, b: Term) -> Expr:
     a, b = _pair(a, b)
     if not a.dims and condition.dims:
         a, b = condition.like(a), condition.like(b)
-    return Expr(instr("select", (condition.x if condition.dims == a.dims else a.like(condition).x, a.x, b.x)))
+    return Expr(
+        instr(
+            "select", (condition.x if condition.dims == a.dims else a.like(condition).x, a.x, b.x)
+        )
+    )
 
 
 def maximum(a: Term, b: Term) -> Expr:

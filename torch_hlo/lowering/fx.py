@@ -3,6 +3,7 @@
 Placeholders become Leafs; SymInts become symbolic sizes; a tensor that lies permuted in memory becomes a parameter in physical order;
 random ops take their number within the graph as offset, and one seed is an input. Higher-order ops keep their graphs as arguments.
 """
+
 from __future__ import annotations
 
 import operator
@@ -57,13 +58,17 @@ class FxGraph:
 
     def input_at(self, position: int) -> int:
         """Number of the program's parameter for a placeholder."""
-        return next(i for i, x in enumerate(self.inputs) if type(x.source) is int and x.source == position)
+        return next(
+            i for i, x in enumerate(self.inputs) if type(x.source) is int and x.source == position
+        )
 
 
 class _Reader:
     """State of one conversion. One method per kind of FX node."""
 
-    def __init__(self, module: fx.GraphModule, random: Callable[[], tuple] | None, inner: bool) -> None:
+    def __init__(
+        self, module: fx.GraphModule, random: Callable[[], tuple] | None, inner: bool
+    ) -> None:
         self.module, self.inner = module, inner
         self.g = FxGraph()
         self.lifted: dict[str, Lift] = {}
@@ -82,11 +87,15 @@ class _Reader:
     def placeholder(self, n: fx.Node) -> None:
         g, value, position = self.g, n.meta.get("val"), self.g.placeholders
         g.placeholders += 1
-        if any(u.target is with_effects and u.args[0] is n for u in n.users):  # a token, which orders effects: None when called
+        if any(
+            u.target is with_effects and u.args[0] is n for u in n.users
+        ):  # a token, which orders effects: None when called
             self.env[n] = None
         elif isinstance(value, torch.Tensor):
             shape, layout = shape_of(value), layout_of(value)
-            if self.inner or not layout.dense or layout.repeated:  # made contiguous before each call
+            if (
+                self.inner or not layout.dense or layout.repeated
+            ):  # made contiguous before each call
                 layout = Layout(tuple(range(shape.rank)), (), True, ())
             leaf = Leaf(Shape(shape.dtype, layout.physical(shape.dims)))
             g.inputs.append(Input(leaf, position, layout, value.is_conj() or value.is_neg()))
@@ -101,7 +110,9 @@ class _Reader:
         elif value is None or isinstance(value, (bool, float)):
             self.env[n] = value
         else:
-            raise LoweringError(f"input {n.name} of type {type(value).__name__} is not supported: pass tensors and numbers")
+            raise LoweringError(
+                f"input {n.name} of type {type(value).__name__} is not supported: pass tensors and numbers"
+            )
 
     def _number(self, x: torch.SymFloat | torch.SymInt | torch.SymBool) -> Lift:
         """A number that Python computes before each call, as an input of the program."""
@@ -140,7 +151,9 @@ class _Reader:
             value = getattr(value, name)
         if isinstance(value, torch.Tensor):
             self.env[n] = leaf = Leaf(shape_of(value))
-            self.g.inputs.append(Input(leaf, value.detach().resolve_conj().resolve_neg().contiguous()))
+            self.g.inputs.append(
+                Input(leaf, value.detach().resolve_conj().resolve_neg().contiguous())
+            )
         else:
             self.env[n] = value
 
@@ -154,7 +167,11 @@ class _Reader:
             self.env[n] = self._number(value)
         elif isinstance(value, (bool, float)):
             self.env[n] = value
-        elif target is aten.copy_.default and isinstance(n.args[0], fx.Node) and n.args[0].op == "placeholder":
+        elif (
+            target is aten.copy_.default
+            and isinstance(n.args[0], fx.Node)
+            and n.args[0].op == "placeholder"
+        ):
             self._write(n)
         elif target in CHECKS and not self.inner:
             self._check(target, n.args, n.kwargs)
@@ -167,7 +184,9 @@ class _Reader:
         elif isinstance(target, (OpOverload, HigherOrderOperator)):
             self._operator(n, value)
         else:
-            raise LoweringError(f"{target} ({source_line(n) or 'no source line'}) is not an operator that hlo can compile")
+            raise LoweringError(
+                f"{target} ({source_line(n) or 'no source line'}) is not an operator that hlo can compile"
+            )
 
     def _check(self, op: OpOverload, args: tuple, kwargs: dict) -> None:
         self.g.checks.append((self.arg(args[0]), lambda value: op(value, *args[1:], **kwargs)))
@@ -178,9 +197,16 @@ class _Reader:
         have, want = source.meta["val"], target.meta["val"]
         value = self.arg(source)
         if have.dtype != want.dtype:
-            value = self._add(aten._to_copy.default, (value,), {"dtype": want.dtype}, Shape(shape_of(want).dtype, shape_of(have).dims))
+            value = self._add(
+                aten._to_copy.default,
+                (value,),
+                {"dtype": want.dtype},
+                Shape(shape_of(want).dtype, shape_of(have).dims),
+            )
         if tuple(have.shape) != tuple(want.shape):
-            value = self._add(aten.expand.default, (value, list(shape_of(want).dims)), {}, shape_of(want))
+            value = self._add(
+                aten.expand.default, (value, list(shape_of(want).dims)), {}, shape_of(want)
+            )
         self.env[n] = value
         self.g.writes.append((position, value))
 
@@ -207,7 +233,9 @@ class _Reader:
             kwargs["seed"], kwargs["offset"] = self.random()
         node = Node(n.target, tuple(args), kwargs, outs, source_line(n))
         self.g.nodes.append(node)
-        self.env[n] = pytree.tree_unflatten([Out(node, i) if s is not None else None for i, s in enumerate(outs)], tree)
+        self.env[n] = pytree.tree_unflatten(
+            [Out(node, i) if s is not None else None for i, s in enumerate(outs)], tree
+        )
 
     def _inline(self, module: fx.GraphModule, n: fx.Node):
         """The results of a graph whose inputs are the flat node arguments of `n`."""
@@ -218,7 +246,9 @@ class _Reader:
             if inner.op == "placeholder":
                 reader.env[inner] = self.env[next(operands)]
             elif inner.op == "output":
-                return pytree.tree_map(lambda v: reader.env[v] if isinstance(v, fx.Node) else v, inner.args[0])
+                return pytree.tree_map(
+                    lambda v: reader.env[v] if isinstance(v, fx.Node) else v, inner.args[0]
+                )
             else:
                 inner.meta.setdefault("stack_trace", n.meta.get("stack_trace"))
                 getattr(reader, inner.op)(inner)
@@ -231,10 +261,14 @@ class _Reader:
             found = self.arg(v)
             if isinstance(found, Lift):
                 found = next(i.source for i in self.g.inputs if i.leaf is found)
-            self.g.outputs.append((found, layout_of(fake) if isinstance(fake, torch.Tensor) else None))
+            self.g.outputs.append(
+                (found, layout_of(fake) if isinstance(fake, torch.Tensor) else None)
+            )
 
 
-def from_fx(module: fx.GraphModule, random: Callable[[], tuple] | None = None, inner: bool = False) -> FxGraph:
+def from_fx(
+    module: fx.GraphModule, random: Callable[[], tuple] | None = None, inner: bool = False
+) -> FxGraph:
     """Convert. `random`: where random ops take (seed, offset) from; by default a seed that is the last input. `inner`: a graph inside
     another one, whose inputs are row-major whatever their strides.
 
@@ -261,6 +295,12 @@ CHECKS = {aten._linalg_check_errors.default, aten._assert_async.msg, aten._asser
 def source_line(n: fx.Node) -> str:
     """`file.py:12` of the user's line, from the stack trace that Dynamo recorded."""
     trace = n.meta.get("stack_trace") or ""
-    line = next((x.strip() for x in reversed(trace.splitlines()) if x.strip().startswith('File "')), "")
+    line = next(
+        (x.strip() for x in reversed(trace.splitlines()) if x.strip().startswith('File "')), ""
+    )
     parts = line.split('"')
-    return f"{parts[1]}:{parts[2].split(',')[1].strip().removeprefix('line ')}" if len(parts) > 2 else ""
+    return (
+        f"{parts[1]}:{parts[2].split(',')[1].strip().removeprefix('line ')}"
+        if len(parts) > 2
+        else ""
+    )

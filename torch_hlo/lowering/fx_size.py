@@ -1,4 +1,5 @@
 """Sizes and strides of FX graphs: SymInts -> `Size`, and which physical order the strides of a dense tensor mean."""
+
 from __future__ import annotations
 
 import operator
@@ -37,7 +38,13 @@ def _solved(env) -> dict[sympy.Expr, sympy.Expr]:
         terms = difference.as_coefficients_dict()
         found = {}
         if isinstance(e, sympy.Eq) and (e.lhs.is_Add or e.rhs.is_Add):
-            alone = [s for s in terms if s.is_Symbol and abs(terms[s]) == 1 and sum(s in t.free_symbols for t in terms) == 1]
+            alone = [
+                s
+                for s in terms
+                if s.is_Symbol
+                and abs(terms[s]) == 1
+                and sum(s in t.free_symbols for t in terms) == 1
+            ]
             if alone:
                 s = max(alone, key=str)
                 found = {s: sympy.expand(s - difference / terms[s])}
@@ -49,7 +56,9 @@ def _solved(env) -> dict[sympy.Expr, sympy.Expr]:
     return solved
 
 
-def _bounded(e: sympy.core.relational.Relational, terms: dict, bounds: dict) -> dict[sympy.Expr, sympy.Expr]:
+def _bounded(
+    e: sympy.core.relational.Relational, terms: dict, bounds: dict
+) -> dict[sympy.Expr, sympy.Expr]:
     """Note what `e` says about the one term it has beside a number; that term's value if its bounds meet."""
     variable = [t for t in terms if not t.is_number]
     if len(variable) != 1 or abs(terms[variable[0]]) != 1:
@@ -80,8 +89,12 @@ def size_of_expression(e: sympy.Expr) -> Size:
         return symbol(str(e))
     rule = _RULES.get(type(e).__name__)
     if rule is None:
-        raise LoweringError(f"size expression {e} is not supported; mark the dimension static with torch._dynamo.mark_static")
-    if rule is operator.mul and e.args[0].is_Rational and not e.args[0].is_Integer:  # sympy writes s0/2 where 2 divides s0
+        raise LoweringError(
+            f"size expression {e} is not supported; mark the dimension static with torch._dynamo.mark_static"
+        )
+    if (
+        rule is operator.mul and e.args[0].is_Rational and not e.args[0].is_Integer
+    ):  # sympy writes s0/2 where 2 divides s0
         return size_of_expression(sympy.Mul(*e.args[1:]) * e.args[0].p) // int(e.args[0].q)
     result = size_of_expression(e.args[0])
     for a in e.args[1:]:
@@ -113,7 +126,9 @@ def shape_of(value: torch.Tensor) -> Shape:
     """HLO shape of a (fake) tensor. Raises LoweringError for a dtype or layout that the language lacks."""
     dtype = TORCH_TO_HLO.get(value.dtype)
     if dtype is None or value.layout != torch.strided:
-        raise LoweringError(f"tensors of {value.dtype}, {value.layout} are not supported on hlo; convert them first")
+        raise LoweringError(
+            f"tensors of {value.dtype}, {value.layout} are not supported on hlo; convert them first"
+        )
     return Shape(dtype, tuple(size_of(d) for d in value.shape))
 
 

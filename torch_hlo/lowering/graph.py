@@ -1,8 +1,9 @@
 """A recorded graph of aten ops -> an HLO module. The lazy path and torch.compile both come through here.
 
-    node = Node(aten.add.Tensor, (leaf, leaf), {}, (Shape("f32", (4,)),))
-    module = lower([node], [Out(node, 0)], [leaf])
+node = Node(aten.add.Tensor, (leaf, leaf), {}, (Shape("f32", (4,)),))
+module = lower([node], [Out(node, 0)], [leaf])
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,9 @@ class Node:
 
     __slots__ = ("target", "args", "kwargs", "outs", "source", "serial", "place", "__weakref__")
 
-    def __init__(self, target, args: tuple, kwargs: dict, outs: tuple[Shape | None, ...], source: str = "") -> None:
+    def __init__(
+        self, target, args: tuple, kwargs: dict, outs: tuple[Shape | None, ...], source: str = ""
+    ) -> None:
         self.target = target
         self.args = args
         self.kwargs = kwargs
@@ -48,14 +51,27 @@ class Out:
     is_result = True
 
     def __init__(self, node: Node, index: int = 0) -> None:
-        self.node, self.index, self.array, self.place = node, index, None, -1 if node.place < 0 else node.place + index
+        self.node, self.index, self.array, self.place = (
+            node,
+            index,
+            None,
+            -1 if node.place < 0 else node.place + index,
+        )
 
 
 NO_KWARGS: dict = {}  # of nodes without any: nobody writes to it
 _new = object.__new__
 
 
-def recorded(target, args: tuple, kwargs: dict, outs: tuple[Shape | None, ...], source: str, base: int, words: list[int]) -> Out:
+def recorded(
+    target,
+    args: tuple,
+    kwargs: dict,
+    outs: tuple[Shape | None, ...],
+    source: str,
+    base: int,
+    words: list[int],
+) -> Out:
     """The first result of a new node, as `Out(Node(target, args, kwargs, outs, source))`, in half the time: its words for a tape that begins at `base` are
     known, and Python takes long to call `__init__`. The caller holds RECORDING."""
     node = _new(Node)
@@ -153,15 +169,23 @@ def lower(
         roots = apply(nodes, outputs, values)
     shardings = tuple(_sharding(s, mesh, r.shape) for s, r in zip(output_shardings, roots)) or None
     root = instr("tuple", tuple(roots), tuple_shape(*(r.shape for r in roots)), sharding=shardings)
-    return Module(name, Computation("main", tuple(params), root), aliases, symbols, mesh, constants=constants)
+    return Module(
+        name, Computation("main", tuple(params), root), aliases, symbols, mesh, constants=constants
+    )
 
 
 def _sharding(known: Sharding | None, mesh: Mesh | None, shape: Shape) -> Sharding | None:
     """Of an argument or a result: what is known, or free for propagation to choose."""
-    return known if known is not None or mesh is None else Sharding.replicate(mesh, shape.rank, open=True)
+    return (
+        known
+        if known is not None or mesh is None
+        else Sharding.replicate(mesh, shape.rank, open=True)
+    )
 
 
-def apply(nodes: Sequence[Node], outputs: Sequence[Out | Leaf], values: Mapping[int, Instruction | Weak]) -> list[Instruction]:
+def apply(
+    nodes: Sequence[Node], outputs: Sequence[Out | Leaf], values: Mapping[int, Instruction | Weak]
+) -> list[Instruction]:
     """Lower `nodes` where the leaf with id i has the value `values[i]`; returns the values of `outputs`."""
     results: dict[int, tuple[Instruction | None, ...]] = {}
 
@@ -177,7 +201,9 @@ def apply(nodes: Sequence[Node], outputs: Sequence[Out | Leaf], values: Mapping[
 
     for node in nodes:
         try:
-            results[id(node)] = _lower_node(node, [value(a) for a in node.args], {k: value(v) for k, v in node.kwargs.items()})
+            results[id(node)] = _lower_node(
+                node, [value(a) for a in node.args], {k: value(v) for k, v in node.kwargs.items()}
+            )
         except Exception as error:
             error.node = node
             raise
@@ -187,7 +213,9 @@ def apply(nodes: Sequence[Node], outputs: Sequence[Out | Leaf], values: Mapping[
 def _lower_node(node: Node, args: list, kwargs: dict) -> tuple[Instruction | None, ...]:
     fn = LOWERINGS.get(node.target)
     if fn is not None and all(out is not None and 0 in out.dims for out in node.outs):
-        return tuple(full(0, out.dtype, out.dims) for out in node.outs)  # no element is computed: whatever the op means for these types
+        return tuple(
+            full(0, out.dtype, out.dims) for out in node.outs
+        )  # no element is computed: whatever the op means for these types
     if fn is None and isinstance(node.target, HigherOrderOperator):
         from torch_hlo.lowering.higher_order import HIGHER_ORDER
 
@@ -209,10 +237,18 @@ def _lower_node(node: Node, args: list, kwargs: dict) -> tuple[Instruction | Non
     finally:
         registry.EXPECTED.pop()
     if len(flat) != len(node.outs):
-        raise LoweringError(f"{node.target}: the lowering gave {len(flat)} results, PyTorch {len(node.outs)}")
+        raise LoweringError(
+            f"{node.target}: the lowering gave {len(flat)} results, PyTorch {len(node.outs)}"
+        )
     for got, want in zip(flat, node.outs, strict=True):
-        if got is not None and want is not None and (got.shape.dtype, got.shape.dims) != (want.dtype, want.dims):
-            raise LoweringError(f"{node.target}({_shapes(args)}): the lowering gave {got.shape}, PyTorch {want}{_at(node)}")
+        if (
+            got is not None
+            and want is not None
+            and (got.shape.dtype, got.shape.dims) != (want.dtype, want.dims)
+        ):
+            raise LoweringError(
+                f"{node.target}({_shapes(args)}): the lowering gave {got.shape}, PyTorch {want}{_at(node)}"
+            )
     for x in flat:
         if x is not None:
             META.setdefault(x, Meta("", str(node.target), node.source))

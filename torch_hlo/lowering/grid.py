@@ -3,6 +3,7 @@
 A sample is a weighted sum of taps; a tap is (integer position per axis, weight per axis, derivative of the weight by the source coordinate).
 Interpolation codes: 0 linear, 1 nearest, 2 cubic. Padding codes: 0 zeros, 1 border, 2 reflection.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -15,11 +16,28 @@ from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import row_major_strides
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.elementwise import compute
-from torch_hlo.lowering.expr import Expr, absolute, binary, floor, maximum, minimum, round_even, where
+from torch_hlo.lowering.expr import (
+    Expr,
+    absolute,
+    binary,
+    floor,
+    maximum,
+    minimum,
+    round_even,
+    where,
+)
 from torch_hlo.lowering.promote import broadcast_to, reshape
 from torch_hlo.lowering.reduce import fold
 from torch_hlo.lowering.registry import expected, lowers
-from torch_hlo.lowering.shaping import add_dim, gather_dim, iota, move_dim, scatter_dim, select_dim, stack
+from torch_hlo.lowering.shaping import (
+    add_dim,
+    gather_dim,
+    iota,
+    move_dim,
+    scatter_dim,
+    select_dim,
+    stack,
+)
 
 aten = torch.ops.aten
 LINEAR, NEAREST, CUBIC = 0, 1, 2
@@ -100,7 +118,9 @@ def _cubic(d: Expr) -> tuple[Expr, Expr]:
 class Sampler:
     """Shapes: input [N, C, spatial...], grid [N, out..., n]. Works on [N, points]."""
 
-    def __init__(self, x: Instruction, grid: Instruction, mode: int, padding: int, align: bool) -> None:
+    def __init__(
+        self, x: Instruction, grid: Instruction, mode: int, padding: int, align: bool
+    ) -> None:
         self.n = grid.shape.dims[-1]
         self.sizes = x.shape.dims[2:]
         self.batch, self.channels = x.shape.dims[:2]
@@ -110,11 +130,17 @@ class Sampler:
             points = points * d
         self.points = (self.batch, points)
         places = (self.batch, *self.sizes)  # known to be few, twice as many indices fit a vector
-        self.index = "s32" if all(isinstance(d, int) for d in places) and product(places) < 1 << 31 else "s64"
+        self.index = (
+            "s32"
+            if all(isinstance(d, int) for d in places) and product(places) < 1 << 31
+            else "s64"
+        )
         flat = compute(reshape(grid, (*self.points, self.n)))
         # The last grid coordinate belongs to the first spatial axis.
         axes = [Expr(select_dim(flat.x, 2, self.n - 1 - i)) for i in range(self.n)]
-        self.axes = [_taps(c, s, mode, padding, align) for c, s in zip(axes, self.sizes, strict=True)]
+        self.axes = [
+            _taps(c, s, mode, padding, align) for c, s in zip(axes, self.sizes, strict=True)
+        ]
 
     def combinations(self):
         """(flat index [N, points], pred inside, taps) of every corner."""
@@ -135,7 +161,10 @@ class Sampler:
         for d in self.sizes:
             pixels = pixels * d
         self.pixels = pixels
-        return reshape(move_dim(reshape(x, (self.batch, self.channels, pixels)), 1, 2), (self.batch * pixels, self.channels))
+        return reshape(
+            move_dim(reshape(x, (self.batch, self.channels, pixels)), 1, 2),
+            (self.batch * pixels, self.channels),
+        )
 
     def place(self, index: Expr) -> Instruction:
         return (index + Expr(iota(self.points, 0, self.index)) * self.pixels).x
@@ -169,7 +198,11 @@ def grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners):
 def grid_sampler_backward(grad, x, grid, interpolation_mode, padding_mode, align_corners, mask):
     sampler = Sampler(x, grid, interpolation_mode, padding_mode, align_corners)
     rows = sampler.rows(compute(x).x)
-    g = Expr(move_dim(reshape(compute(grad).x, (sampler.batch, sampler.channels, sampler.points[1])), 1, 2))
+    g = Expr(
+        move_dim(
+            reshape(compute(grad).x, (sampler.batch, sampler.channels, sampler.points[1])), 1, 2
+        )
+    )
     dx = Expr(promote.full(0, g.dtype, rows.shape.dims))
     slopes: list[Expr | None] = [None] * sampler.n
     for index, inside, taps in sampler.combinations():

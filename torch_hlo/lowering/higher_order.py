@@ -2,6 +2,7 @@
 
 A lowering takes the operator's arguments as they are in the FX graph: graphs as GraphModules, tensors as Instructions.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -32,7 +33,9 @@ def _lowers(*names: str):
 
 
 def _random_inside() -> tuple:
-    raise LoweringError("random operators inside cond, while_loop, scan or map are not supported: draw the numbers outside and pass them in")
+    raise LoweringError(
+        "random operators inside cond, while_loop, scan or map are not supported: draw the numbers outside and pass them in"
+    )
 
 
 def _value(x) -> Instruction:
@@ -58,17 +61,29 @@ def call_graph(module: fx.GraphModule | FxGraph, operands: Sequence) -> list[Ins
         elif isinstance(x.source, int) and isinstance(x.leaf, Leaf):
             values[id(x.leaf)] = _value(operands[x.source])
         else:
-            raise LoweringError("a Python number that changes inside cond, while_loop, scan or map cannot be carried: make it a tensor, torch.tensor(0)")
+            raise LoweringError(
+                "a Python number that changes inside cond, while_loop, scan or map cannot be carried: make it a tensor, torch.tensor(0)"
+            )
     if g.writes:
-        raise LoweringError("a graph inside cond, while_loop, scan or map writes to its inputs; return the new values instead")
+        raise LoweringError(
+            "a graph inside cond, while_loop, scan or map writes to its inputs; return the new values instead"
+        )
     plain = [v is None or isinstance(v, (bool, int, float, str, Dim)) for v, _ in g.outputs]
     found = iter(apply(g.nodes, [v for (v, _), p in zip(g.outputs, plain) if not p], values))
     return [_value(v) if p else next(found) for (v, _), p in zip(g.outputs, plain)]
 
 
 def _constant(tensor: torch.Tensor, dtype: str) -> Instruction:
-    plain = tensor.float() if tensor.dtype == torch.bfloat16 or tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point else tensor
-    return instr("constant", (), Shape(dtype, tuple(tensor.shape)), literal=literal(plain.numpy(), dtype))
+    plain = (
+        tensor.float()
+        if tensor.dtype == torch.bfloat16
+        or tensor.dtype.itemsize == 1
+        and tensor.dtype.is_floating_point
+        else tensor
+    )
+    return instr(
+        "constant", (), Shape(dtype, tuple(tensor.shape)), literal=literal(plain.numpy(), dtype)
+    )
 
 
 @_lowers("cond")
@@ -81,9 +96,16 @@ def cond(predicate, true_graph, false_graph, operands=()):
         results = call_graph(graph, elements(param, len(tensors)))
         branches.append(Computation("branch", (param,), tupled(results)))
     if branches[0].root.shape != branches[1].root.shape:
-        raise LoweringError(f"cond: the branches give {branches[0].root.shape} and {branches[1].root.shape}")
+        raise LoweringError(
+            f"cond: the branches give {branches[0].root.shape} and {branches[1].root.shape}"
+        )
     chosen = promote.cast(reshape(_value(predicate), ()), "pred")
-    result = instr("conditional", (chosen, given, given), branches[0].root.shape, branch_computations=tuple(branches))
+    result = instr(
+        "conditional",
+        (chosen, given, given),
+        branches[0].root.shape,
+        branch_computations=tuple(branches),
+    )
     return tuple(elements(result, len(branches[0].root.operands)))
 
 
@@ -95,7 +117,9 @@ def while_loop(condition, body, carried, additional=()):
     def step(*state):
         return [*call_graph(body, state), *state[n:]]
 
-    return tuple(loop(lambda *state: call_graph(condition, state)[0], step, [*carried, *additional])[:n])
+    return tuple(
+        loop(lambda *state: call_graph(condition, state)[0], step, [*carried, *additional])[:n]
+    )
 
 
 @_lowers("scan")
@@ -104,7 +128,7 @@ def scan(combine, init, xs, additional=()):
 
     def step(carry, x, rest):
         results = call_graph(combine, [*carry, *x, *rest])
-        return results[: len(carry)], results[len(carry):]
+        return results[: len(carry)], results[len(carry) :]
 
     carry, ys = scan_loop(step, init, xs, additional, xs[0].shape.dims[0])
     return (*carry, *ys)
@@ -137,7 +161,10 @@ def run_and_save_rng_state(op, *args, seed, offset, **kwargs):
 def run_with_rng_state(state, op, *args, **kwargs):
     raw = instr("slice", (state,), Shape("u8", (16,)), slice=((0, 16, 1),))
     words = instr("bitcast-convert", (reshape(raw, (2, 8)),), Shape("s64", (2,)))
-    seed, offset = (reshape(instr("slice", (words,), Shape("s64", (1,)), slice=((i, i + 1, 1),)), ()) for i in range(2))
+    seed, offset = (
+        reshape(instr("slice", (words,), Shape("s64", (1,)), slice=((i, i + 1, 1),)), ())
+        for i in range(2)
+    )
     return _call(op, expected(), args, {**kwargs, "seed": seed, "offset": offset})
 
 

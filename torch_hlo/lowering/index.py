@@ -1,4 +1,5 @@
 """Indexing: embedding, index, gather and scatter families. Everything becomes one gather or scatter on an s64 index array."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -60,7 +61,9 @@ def _trailing(x: Instruction, dims) -> Instruction:
 @lowers(aten.index_select)
 def index_select(x, dim, index):
     if not x.shape.rank:
-        return reshape(gather_dim(reshape(x, (1,)), reshape(index, (index.shape.size,)), 0), expected()[0].dims)
+        return reshape(
+            gather_dim(reshape(x, (1,)), reshape(index, (index.shape.size,)), 0), expected()[0].dims
+        )
     return reshape(gather_dim(x, index, dim), expected()[0].dims)
 
 
@@ -74,7 +77,12 @@ def take(x, index):
 def put(x, index, source, accumulate=False):
     flat = reshape(x, (x.shape.size,))
     source = reshape(source, index.shape.dims)
-    return reshape(scatter_dim(flat, wrap_negative(index, x.shape.size), source, 0, "add" if accumulate else None), x.shape.dims)
+    return reshape(
+        scatter_dim(
+            flat, wrap_negative(index, x.shape.size), source, 0, "add" if accumulate else None
+        ),
+        x.shape.dims,
+    )
 
 
 def _vector(index: Instruction) -> Instruction:
@@ -90,7 +98,9 @@ def index_add(x, dim, index, source, *, alpha=1):
     dtype = promote.compute_type(x.shape.dtype)
     updates = Expr(promote.cast(_at_least_1d(source), dtype))
     if not (is_number(alpha) and alpha == 1):
-        updates = updates * (Expr(promote.scalar(alpha, dtype)) if isinstance(alpha, Weak) else alpha)
+        updates = updates * (
+            Expr(promote.scalar(alpha, dtype)) if isinstance(alpha, Weak) else alpha
+        )
     base = _at_least_1d(promote.cast(x, dtype))
     op = "or" if dtype == "pred" else "add"
     result = scatter_dim(base, _vector(index), updates.x, dim, op)
@@ -99,7 +109,9 @@ def index_add(x, dim, index, source, *, alpha=1):
 
 @lowers(aten.index_copy)
 def index_copy(x, dim, index, source):
-    return reshape(scatter_dim(_at_least_1d(x), _vector(index), _at_least_1d(source), dim, None), x.shape.dims)
+    return reshape(
+        scatter_dim(_at_least_1d(x), _vector(index), _at_least_1d(source), dim, None), x.shape.dims
+    )
 
 
 @lowers(aten.index_fill)
@@ -108,10 +120,20 @@ def index_fill(x, dim, index, value):
     d = axis(dim, base.shape.rank)
     index = wrap_negative(_vector(index), base.shape.dims[d])
     dims = (*base.shape.dims[:d], *index.shape.dims, *base.shape.dims[d + 1 :])
-    return reshape(scatter_dim(base, index, promote.operand(value, x.shape.dtype, dims), d, None), x.shape.dims)
+    return reshape(
+        scatter_dim(base, index, promote.operand(value, x.shape.dtype, dims), d, None), x.shape.dims
+    )
 
 
-_REDUCERS = {"sum": "add", "add": "add", "mean": "add", "prod": "multiply", "multiply": "multiply", "amax": "maximum", "amin": "minimum"}
+_REDUCERS = {
+    "sum": "add",
+    "add": "add",
+    "mean": "add",
+    "prod": "multiply",
+    "multiply": "multiply",
+    "amax": "maximum",
+    "amin": "minimum",
+}
 
 
 def _fold_into(base: Instruction, reduce: str, include_self: bool, write) -> Instruction:
@@ -144,9 +166,13 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     index = _vector(index)
 
     def write(target, op, ones):
-        return scatter_dim(target, index, promote.full(1, "s64", updates.shape.dims) if ones else updates, dim, op)
+        return scatter_dim(
+            target, index, promote.full(1, "s64", updates.shape.dims) if ones else updates, dim, op
+        )
 
-    return reshape(promote.cast(_fold_into(base, reduce, include_self, write), x.shape.dtype), x.shape.dims)
+    return reshape(
+        promote.cast(_fold_into(base, reduce, include_self, write), x.shape.dtype), x.shape.dims
+    )
 
 
 # One index per element
@@ -184,16 +210,24 @@ def _scatter(x, dim, index, source, reduce: str | None, include_self: bool = Tru
     base, index = _at_least_1d(promote.cast(x, dtype)), _at_least_1d(index)
     if isinstance(source, Instruction) and source.shape.rank:
         updates = promote.cast(source, dtype)
-        for d, size in enumerate(index.shape.dims):  # elements of the source beyond the index play no part
+        for d, size in enumerate(
+            index.shape.dims
+        ):  # elements of the source beyond the index play no part
             updates = slice_dim(updates, d, 0, size)
     else:
         updates = promote.operand(source, dtype, index.shape.dims)
     updates = reshape(updates, index.shape.dims)
 
     def write(target, op, ones):
-        return put_along(target, index, promote.full(1, "s64", index.shape.dims) if ones else updates, dim, op)
+        return put_along(
+            target, index, promote.full(1, "s64", index.shape.dims) if ones else updates, dim, op
+        )
 
-    result = write(base, None, False) if reduce is None else _fold_into(base, reduce, include_self, write)
+    result = (
+        write(base, None, False)
+        if reduce is None
+        else _fold_into(base, reduce, include_self, write)
+    )
     return reshape(promote.cast(result, x.shape.dtype), x.shape.dims)
 
 
@@ -206,13 +240,17 @@ class Plan:
         self.places = [d for d, i in enumerate(indices) if i is not None]
         arrays = [i for i in indices if i is not None]
         if any(a.shape.dtype in ("pred",) for a in arrays):
-            raise LoweringError("indexing by a mask has a data-dependent size; it cannot be part of a program")
+            raise LoweringError(
+                "indexing by a mask has a data-dependent size; it cannot be part of a program"
+            )
         self.rest = [d for d in range(len(dims)) if d not in self.places]
         common = broadcast_dims(*(a.shape.dims for a in arrays))
         strides = row_major_strides(tuple(dims[d] for d in self.places))
         index = None
         for a, d, stride in zip(arrays, self.places, strides, strict=True):
-            step = Expr(broadcast_to(wrap_negative(promote.cast(a, "s64"), dims[d]), common)) * stride
+            step = (
+                Expr(broadcast_to(wrap_negative(promote.cast(a, "s64"), dims[d]), common)) * stride
+            )
             index = step if index is None else index + step
         self.index = index.x
         adjacent = self.places == list(range(self.places[0], self.places[0] + len(self.places)))
@@ -235,12 +273,20 @@ class Plan:
     def to_result(self, picked: Instruction) -> Instruction:
         """[index dims…, rest…] -> the dims of the result."""
         n = self.index.shape.rank
-        order = list(range(n, n + self.front)) + list(range(n)) + list(range(n + self.front, picked.shape.rank))
+        order = (
+            list(range(n, n + self.front))
+            + list(range(n))
+            + list(range(n + self.front, picked.shape.rank))
+        )
         return permute(picked, order)
 
     def from_result(self, values: Instruction) -> Instruction:
         n = self.index.shape.rank
-        order = list(range(self.front, self.front + n)) + list(range(self.front)) + list(range(self.front + n, values.shape.rank))
+        order = (
+            list(range(self.front, self.front + n))
+            + list(range(self.front))
+            + list(range(self.front + n, values.shape.rank))
+        )
         return permute(values, order)
 
     @property
@@ -274,7 +320,9 @@ def _has_fixed_size(x, indices) -> bool:
 @guard(aten.index_put, aten._unsafe_index_put)
 def _has_static_positions(x, indices, values, accumulate=False, *args) -> bool:
     """A mask may only stand alone, in front."""
-    return not any(_is_mask(i) for i in indices) or (_is_mask(indices[0]) and all(i is None for i in indices[1:]))
+    return not any(_is_mask(i) for i in indices) or (
+        _is_mask(indices[0]) and all(i is None for i in indices[1:])
+    )
 
 
 @lowers(aten.index_put, aten._unsafe_index_put)
@@ -282,8 +330,14 @@ def index_put(x, indices, values, accumulate=False, *args):
     values = promote.cast(values, x.shape.dtype)
     masks = [i for i in indices if i is not None and i.shape.dtype in ("pred", "u8")]
     if masks:
-        if len(masks) > 1 or any(i is not None and i is not masks[0] for i in indices) or indices[0] is None:
-            raise LoweringError("index_put with a mask besides other indices has a data-dependent size")
+        if (
+            len(masks) > 1
+            or any(i is not None and i is not masks[0] for i in indices)
+            or indices[0] is None
+        ):
+            raise LoweringError(
+                "index_put with a mask besides other indices has a data-dependent size"
+            )
         return _put_masked(x, promote.cast(masks[0], "pred"), values, accumulate)
     if all(i is None for i in indices):
         values = broadcast_to(values, x.shape.dims)
@@ -292,11 +346,15 @@ def index_put(x, indices, values, accumulate=False, *args):
     updates = plan.from_result(broadcast_to(values, plan.result_dims))
     dtype = promote.compute_type(x.shape.dtype) if accumulate else x.shape.dtype
     op = None if not accumulate else "or" if dtype == "pred" else "add"
-    flat = scatter_dim(promote.cast(plan.flatten(x), dtype), plan.index, promote.cast(updates, dtype), 0, op)
+    flat = scatter_dim(
+        promote.cast(plan.flatten(x), dtype), plan.index, promote.cast(updates, dtype), 0, op
+    )
     return plan.restore(promote.cast(flat, x.shape.dtype))
 
 
-def _put_masked(x: Instruction, mask: Instruction, values: Instruction, accumulate: bool) -> Instruction:
+def _put_masked(
+    x: Instruction, mask: Instruction, values: Instruction, accumulate: bool
+) -> Instruction:
     """x[mask] = values, where mask covers the first dims of x."""
     rest = x.shape.dims[mask.shape.rank :]
     everywhere = Expr(_trailing(mask, x.shape.dims))
@@ -342,7 +400,11 @@ def masked_scatter_backward(grad, mask, sizes):
 
 @lowers(aten._unsafe_masked_index)
 def unsafe_masked_index(x, mask, indices, fill):
-    picked = Expr(index(x, [None if i is None else _clamped(i, x.shape.dims[d]) for d, i in enumerate(indices)]))
+    picked = Expr(
+        index(
+            x, [None if i is None else _clamped(i, x.shape.dims[d]) for d, i in enumerate(indices)]
+        )
+    )
     return where(Expr(broadcast_to(mask, picked.dims)), picked, picked.like(fill)).x
 
 
@@ -350,11 +412,14 @@ def unsafe_masked_index(x, mask, indices, fill):
 def unsafe_masked_index_put(x, mask, indices, values):
     values = Expr(values)
     masked = where(Expr(broadcast_to(mask, values.dims)), values, 0)
-    return index_put(x, [None if i is None else _clamped(i, x.shape.dims[d]) for d, i in enumerate(indices)], masked.x, True)
+    return index_put(
+        x,
+        [None if i is None else _clamped(i, x.shape.dims[d]) for d, i in enumerate(indices)],
+        masked.x,
+        True,
+    )
 
 
 def _clamped(indices: Instruction, size: Size) -> Instruction:
     i = Expr(promote.cast(indices, "s64"))
     return maximum(minimum(i, i.like(size) - 1), -i.like(size)).x
-
-

@@ -3,6 +3,7 @@
 As in XLA, where LAPACK is called by the compiled program: the graph is not cut and nothing is counted as a fallback. Only ops belong here
 whose result shapes follow from the argument shapes. Where the process has LAPACK's C symbols machine code calls them (compiler/codegen/lapack.py).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,15 +27,25 @@ CALLED = (
 
 # The C routine that machine code calls instead, and its options.
 ROUTINES: dict[OpOverload, Callable[..., list]] = {
-    aten._linalg_eigh.default: lambda a, side="L", compute_v=True: ["syevd", side.upper(), compute_v],
-    aten._linalg_svd.default: lambda a, full_matrices=False, compute_uv=True, *, driver=None: ["gesdd", full_matrices, compute_uv],
+    aten._linalg_eigh.default: lambda a, side="L", compute_v=True: [
+        "syevd",
+        side.upper(),
+        compute_v,
+    ],
+    aten._linalg_svd.default: lambda a, full_matrices=False, compute_uv=True, *, driver=None: [
+        "gesdd",
+        full_matrices,
+        compute_uv,
+    ],
     aten.linalg_eig.default: lambda a: ["geev"],
     aten._linalg_eigvals.default: lambda a: ["geev"],
 }
 
 
 def _routine(op: OpOverload, *args, **kwargs) -> dict[str, list]:
-    return {"lapack": ROUTINES[op](*args, **kwargs)} if op in ROUTINES and symbols.has(SYMBOLS) else {}
+    return (
+        {"lapack": ROUTINES[op](*args, **kwargs)} if op in ROUTINES and symbols.has(SYMBOLS) else {}
+    )
 
 
 def _call(op: OpOverload):
@@ -51,7 +62,9 @@ for _op in CALLED:
 
 # PyTorch's kernel makes a table as wide as the longest target of the batch asks for; that of a program is as wide as the padded targets.
 _library = torch.library.Library("torch_hlo", "FRAGMENT")
-_library.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, bool zero_infinity, int width) -> (Tensor, Tensor)")
+_library.define(
+    "ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, bool zero_infinity, int width) -> (Tensor, Tensor)"
+)
 
 
 def _ctc_loss(*args):
@@ -66,5 +79,13 @@ _library.impl("ctc_loss", _ctc_loss, "CPU")
 @lowers(aten._ctc_loss.Tensor)
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
     outs = expected()
-    args = (log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, outs[1].dims[2])
+    args = (
+        log_probs,
+        targets,
+        input_lengths,
+        target_lengths,
+        blank,
+        zero_infinity,
+        outs[1].dims[2],
+    )
     return opaque(torch.ops.torch_hlo.ctc_loss.default, args, {}, outs, library=True)

@@ -1,5 +1,6 @@
 """Operators that exist only once their library has been imported: prims of Inductor's modules, and operators of transformers whose Python
 code loops over the values of a tensor but which are an opcode here."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,8 +23,10 @@ def fma(a, b, c):
 def grouped_mm_backward(x, weight, offs, gradient):
     """Gradients of grouped_mm of rows [s, k], weight [g, k, n] and the groups' ends."""
     to_x, to_weight = expected()
-    return (nested((to_x,), grouped_mm, gradient, build.transpose(weight, (0, 2, 1)), offs),
-            nested((to_weight,), grouped_mm, build.transpose(x, (1, 0)), gradient, offs))
+    return (
+        nested((to_x,), grouped_mm, gradient, build.transpose(weight, (0, 2, 1)), offs),
+        nested((to_weight,), grouped_mm, build.transpose(x, (1, 0)), gradient, offs),
+    )
 
 
 _LATE: dict[str, Callable] = {

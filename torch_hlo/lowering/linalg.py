@@ -2,6 +2,7 @@
 
 The loops work on whole arrays with masks, so that any number of leading batch dims costs nothing. Pivots are LAPACK's, counted from 1.
 """
+
 from __future__ import annotations
 
 import math
@@ -52,8 +53,17 @@ def _batched(dims, *xs: Instruction) -> list[Instruction]:
     return [broadcast_to(x, (*dims[:-2], *x.shape.dims[-2:])) for x in xs]
 
 
-def _solve_triangular(a: Instruction, b: Instruction, lower: bool, left: bool = True, unit: bool = False, transpose: str = "NO_TRANSPOSE") -> Instruction:
-    return build.triangular_solve(a, b, left_side=left, lower=lower, unit_diagonal=unit, transpose_a=transpose)
+def _solve_triangular(
+    a: Instruction,
+    b: Instruction,
+    lower: bool,
+    left: bool = True,
+    unit: bool = False,
+    transpose: str = "NO_TRANSPOSE",
+) -> Instruction:
+    return build.triangular_solve(
+        a, b, left_side=left, lower=lower, unit_diagonal=unit, transpose_a=transpose
+    )
 
 
 # Cholesky
@@ -97,7 +107,9 @@ def linalg_solve_triangular(a, b, *, upper, left=True, unitriangular=False):
 @lowers(aten.triangular_solve)
 def triangular_solve(b, a, upper=True, transpose=False, unitriangular=False):
     a, b = _batched(expected()[0].dims, a, b)
-    return _solve_triangular(a, b, not upper, True, unitriangular, "TRANSPOSE" if transpose else "NO_TRANSPOSE"), a
+    return _solve_triangular(
+        a, b, not upper, True, unitriangular, "TRANSPOSE" if transpose else "NO_TRANSPOSE"
+    ), a
 
 
 # LU with partial pivoting
@@ -135,7 +147,9 @@ def _named(name: str, config: str, a: Instruction, meaning: Callable) -> tuple[E
     results = tuple(r.x for r in meaning(x))
     root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
     call = instr("call", (a,), to_apply=Computation(name, (x,), root), backend_config=config)
-    return tuple(Expr(instr("get-tuple-element", (call,), r.shape, index=i)) for i, r in enumerate(results))
+    return tuple(
+        Expr(instr("get-tuple-element", (call,), r.shape, index=i)) for i, r in enumerate(results)
+    )
 
 
 def _lu_loops(a: Instruction) -> tuple[Expr, Expr, Expr]:
@@ -153,10 +167,16 @@ def _lu_loops(a: Instruction) -> tuple[Expr, Expr, Expr]:
         x = where(i.eq(k), row_p, where(i.eq(_repeat(p, x.dims)), row_k, x))
         at_p = fold(where(rows.eq(_repeat(p, vector)), order, 0), (last,))
         at_k = fold(where(rows.eq(k), order, 0), (last,))
-        order = where(rows.eq(k), _repeat(at_p, vector), where(rows.eq(_repeat(p, vector)), _repeat(at_k, vector), order))
+        order = where(
+            rows.eq(k),
+            _repeat(at_p, vector),
+            where(rows.eq(_repeat(p, vector)), _repeat(at_k, vector), order),
+        )
         pivot = _repeat(_diagonal_value(row_p, j, k, last), x.dims)
         column = Expr(broadcast_to(add_dim(_column(x, k).x, last + 1), x.dims))
-        factor = where((i > k) & pivot.ne(0), column / where(pivot.eq(0), 1, pivot), where(i > k, column, 0))
+        factor = where(
+            (i > k) & pivot.ne(0), column / where(pivot.eq(0), 1, pivot), where(i > k, column, 0)
+        )
         x = where((i > k) & (j > k), x - factor * row_p, where((i > k) & j.eq(k), factor, x))
         spots = Expr(iota(pivots.dims, len(pivots.dims) - 1))
         return k + 1, x, where(spots.eq(k), _repeat(p, pivots.dims), pivots), order
@@ -169,7 +189,11 @@ def _lu_loops(a: Instruction) -> tuple[Expr, Expr, Expr]:
 
 def _size(x: Expr) -> Expr:
     """What LAPACK chooses pivots by."""
-    return absolute(Expr(build.real(x.x))) + absolute(Expr(build.imag(x.x))) if promote.is_complex(x.dtype) else absolute(x)
+    return (
+        absolute(Expr(build.real(x.x))) + absolute(Expr(build.imag(x.x)))
+        if promote.is_complex(x.dtype)
+        else absolute(x)
+    )
 
 
 def _diagonal_value(row: Expr, j: Expr, k: Expr, last: int) -> Expr:
@@ -191,10 +215,18 @@ def _order_of(pivots: Instruction, m: int) -> Expr:
         p = fold(where(spots.eq(k), swaps, 0), (last,))
         at_p = fold(where(rows.eq(_repeat(p, dims)), order, 0), (last,))
         at_k = fold(where(rows.eq(k), order, 0), (last,))
-        order = where(rows.eq(k), _repeat(at_p, dims), where(rows.eq(_repeat(p, dims)), _repeat(at_k, dims), order))
+        order = where(
+            rows.eq(k),
+            _repeat(at_p, dims),
+            where(rows.eq(_repeat(p, dims)), _repeat(at_k, dims), order),
+        )
         return k + 1, swaps, order
 
-    start = (Expr(promote.constant(0, "s64")), Expr(promote.cast(pivots, "s64")) - 1, Expr(iota(dims, last)))
+    start = (
+        Expr(promote.constant(0, "s64")),
+        Expr(promote.cast(pivots, "s64")) - 1,
+        Expr(iota(dims, last)),
+    )
     return start[2] if _is_empty(pivots) else while_loop(lambda k, *rest: k < steps, body, start)[2]
 
 
@@ -241,7 +273,9 @@ def _unpacked(packed: Instruction) -> tuple[Instruction, Instruction]:
     *_, m, n = packed.shape.dims
     k = min(m, n)
     lower = slice_dim(packed, -1, 0, k)
-    unit = Expr(_triangle(lower, True, True)) + Expr(_identity(lower.shape.dims, packed.shape.dtype))
+    unit = Expr(_triangle(lower, True, True)) + Expr(
+        _identity(lower.shape.dims, packed.shape.dtype)
+    )
     return unit.x, _triangle(slice_dim(packed, -2, 0, k), False)
 
 
@@ -262,7 +296,11 @@ def linalg_lu(a, *, pivot=True):
 @lowers(aten.lu_unpack)
 def lu_unpack(packed, pivots, unpack_data=True, unpack_pivots=True):
     p, lower, upper = expected()
-    parts = _unpacked(packed) if unpack_data else [promote.full(0, s.dtype, s.dims) for s in (lower, upper)]
+    parts = (
+        _unpacked(packed)
+        if unpack_data
+        else [promote.full(0, s.dtype, s.dims) for s in (lower, upper)]
+    )
     if not unpack_pivots:
         return promote.full(0, p.dtype, p.dims), *parts
     return _permutation_matrix(_order_of(pivots, packed.shape.dims[-2]), p.dtype), *parts
@@ -272,8 +310,13 @@ def _lu_solve(packed: Instruction, order: Expr, b: Instruction, adjoint: bool) -
     """x of A x = b, or of A^H x = b."""
     if adjoint:
         y = _solve_triangular(packed, b, False, transpose="ADJOINT")
-        return _permuted(_solve_triangular(packed, y, True, unit=True, transpose="ADJOINT"), _inverse_order(order))
-    return _solve_triangular(packed, _solve_triangular(packed, _permuted(b, order), True, unit=True), False)
+        return _permuted(
+            _solve_triangular(packed, y, True, unit=True, transpose="ADJOINT"),
+            _inverse_order(order),
+        )
+    return _solve_triangular(
+        packed, _solve_triangular(packed, _permuted(b, order), True, unit=True), False
+    )
 
 
 @lowers(aten.linalg_lu_solve)
@@ -289,7 +332,9 @@ def linalg_lu_solve(packed, pivots, b, *, left=True, adjoint=False):
 @lowers(aten.linalg_inv_ex)
 def linalg_inv_ex(a, *, check_errors=False):
     packed, _, order = lu_factor(a)
-    return _lu_solve(packed.x, order, _identity(a.shape.dims, a.shape.dtype), False), _info(packed, 1)
+    return _lu_solve(packed.x, order, _identity(a.shape.dims, a.shape.dtype), False), _info(
+        packed, 1
+    )
 
 
 # PyTorch factors the transpose of a contiguous real matrix for its determinant, and autograd relies on it.
@@ -324,19 +369,30 @@ def linalg_slogdet(a):
     packed, pivots, _ = _factor_transpose(a)
     diagonal, sign = _determinant(packed, pivots)
     last = (len(diagonal.dims) - 1,)
-    return (sign * fold(sgn(diagonal), last, "multiply")).x, fold(log(absolute(diagonal)), last).x, packed.x, _pivots(pivots, 3)
+    return (
+        (sign * fold(sgn(diagonal), last, "multiply")).x,
+        fold(log(absolute(diagonal)), last).x,
+        packed.x,
+        _pivots(pivots, 3),
+    )
 
 
 @lowers(aten._linalg_solve_ex)
 def linalg_solve_ex(a, b, *, left=True, check_errors=False):
     packed, pivots, order = lu_factor(a)
-    vector = b.shape.rank == 1 or (b.shape.rank == a.shape.rank - 1 and b.shape.dims == a.shape.dims[:-1])
+    vector = b.shape.rank == 1 or (
+        b.shape.rank == a.shape.rank - 1 and b.shape.dims == a.shape.dims[:-1]
+    )
     if vector:
         b = add_dim(b, b.shape.rank)
     batch = broadcast_dims(a.shape.dims[:-2], b.shape.dims[:-2])
     many, b = _batched((*batch, 1, 1), packed.x, b)
     orders = Expr(broadcast_to(order.x, (*batch, *order.dims[-1:])))
-    x = _lu_solve(many, orders, b, False) if left or vector else _adjoint(_lu_solve(many, orders, _adjoint(b), True))
+    x = (
+        _lu_solve(many, orders, b, False)
+        if left or vector
+        else _adjoint(_lu_solve(many, orders, _adjoint(b), True))
+    )
     return reshape(x, expected()[0].dims), packed.x, _pivots(pivots, 2), _info(packed, 3)
 
 
@@ -347,7 +403,11 @@ def linalg_qr(a, mode="reduced"):
         return opaque(aten.linalg_qr.default, (a, mode), {}, expected(), library=True)
     *_, m, n = a.shape.dims
     width = m if mode == "complete" else min(m, n)
-    q, r = _qr_loops(a, width)[:2] if _is_empty(a) else _named("qr", QR, a, lambda x: _qr_loops(x, width))[:2]
+    q, r = (
+        _qr_loops(a, width)[:2]
+        if _is_empty(a)
+        else _named("qr", QR, a, lambda x: _qr_loops(x, width))[:2]
+    )
     upper = _triangle(r.x, False)
     if mode == "r":
         empty = expected()[0]
@@ -376,9 +436,17 @@ def _qr_loops(a: Instruction, width: int) -> tuple[Expr, Expr, Expr]:
         q = q - 2 * matrix_product(matrix_product(q.x, column.x).x, row.x)
         return k + 1, q, r
 
-    start = (Expr(promote.constant(0, "s64")), Expr(_identity((*batch, m, m), a.shape.dtype)), Expr(a))
+    start = (
+        Expr(promote.constant(0, "s64")),
+        Expr(_identity((*batch, m, m), a.shape.dtype)),
+        Expr(a),
+    )
     q, r = start[1:] if _is_empty(a) else while_loop(lambda k, *rest: k < steps, body, start)[1:]
-    return Expr(slice_dim(q.x, -1, 0, width)), r, Expr(promote.full(0, a.shape.dtype, (*batch, qr_memory(m, n))))
+    return (
+        Expr(slice_dim(q.x, -1, 0, width)),
+        r,
+        Expr(promote.full(0, a.shape.dtype, (*batch, qr_memory(m, n)))),
+    )
 
 
 @lowers(aten.linalg_householder_product)
@@ -415,14 +483,24 @@ def matrix_exp(a):
 
     def halve(bound, scale, count):
         large = bound > limit
-        return where(large, bound * 0.5, bound), where(large, scale * 0.5, scale), where(large, count + 1, count)
+        return (
+            where(large, bound * 0.5, bound),
+            where(large, scale * 0.5, scale),
+            where(large, count + 1, count),
+        )
 
     bound = where(is_finite(norm), norm, 0)
-    start = (bound, Expr(promote.full(1, norm.dtype, norm.dims)), Expr(promote.full(0, "s64", norm.dims)))
+    start = (
+        bound,
+        Expr(promote.full(1, norm.dtype, norm.dims)),
+        Expr(promote.full(0, "s64", norm.dims)),
+    )
     _, scale, halvings = while_loop(lambda bound, *rest: bound > limit, halve, start)
 
     def square(left, total):
-        return left - 1, where(_repeat(left > 0, total.dims), matrix_product(total.x, total.x), total)
+        return left - 1, where(
+            _repeat(left > 0, total.dims), matrix_product(total.x, total.x), total
+        )
 
     small = value * _repeat(scale, value.dims).cast(value.dtype)
     _, total = while_loop(lambda left, total: left > 0, square, (halvings, _taylor(small, 18)))
@@ -436,6 +514,10 @@ def _taylor(x: Expr, degree: int) -> Expr:
     cubed = Expr(matrix_product(squared.x, x.x).x)
     total = one * (1 / math.factorial(degree))
     for k in range(degree - 3, -1, -3):
-        block = one * (1 / math.factorial(k)) + x * (1 / math.factorial(k + 1)) + squared * (1 / math.factorial(k + 2))
+        block = (
+            one * (1 / math.factorial(k))
+            + x * (1 / math.factorial(k + 1))
+            + squared * (1 / math.factorial(k + 2))
+        )
         total = block + Expr(matrix_product(cubed.x, total.x).x)
     return total

@@ -1,4 +1,5 @@
 """Losses and their gradients. Reduction codes are torch's: 0 none, 1 mean, 2 sum."""
+
 from __future__ import annotations
 
 import torch
@@ -7,7 +8,17 @@ from torch_hlo.hlo.ir import Instruction
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.cumulative import prefix
 from torch_hlo.lowering.elementwise import compute
-from torch_hlo.lowering.expr import Expr, absolute, exp, log, log1p, logistic, maximum, square, where
+from torch_hlo.lowering.expr import (
+    Expr,
+    absolute,
+    exp,
+    log,
+    log1p,
+    logistic,
+    maximum,
+    square,
+    where,
+)
 from torch_hlo.lowering.promote import broadcast_dims, broadcast_to, reshape
 from torch_hlo.lowering.reduce import average, fold, result
 from torch_hlo.lowering.registry import expected, lowers
@@ -20,7 +31,9 @@ MEAN, SUM = 1, 2
 def reduced(x: Expr, reduction: int) -> Instruction:
     """`x` by the reduction code, in the expected shape and dtype."""
     every = tuple(range(len(x.dims)))
-    return result(average(x, every) if reduction == MEAN else fold(x, every) if reduction == SUM else x)
+    return result(
+        average(x, every) if reduction == MEAN else fold(x, every) if reduction == SUM else x
+    )
 
 
 def _terms(*operands: Instruction) -> list[Expr]:
@@ -46,12 +59,18 @@ def _class_dim(x: Instruction) -> int:
     return 1 if x.shape.rank > 1 else 0
 
 
-def _weights(x: Instruction, target: Instruction, weight: Instruction | None, ignore_index, dtype: str) -> tuple[Instruction, Expr]:
+def _weights(
+    x: Instruction, target: Instruction, weight: Instruction | None, ignore_index, dtype: str
+) -> tuple[Instruction, Expr]:
     """(a safe target, the weight of each target: 0 where ignored)."""
     t = Expr(promote.cast(target, "s64"))
     valid = t.ne(ignore_index)
     safe = where(valid, t, 0)
-    one = Expr(promote.full(1, dtype, t.dims)) if weight is None else Expr(promote.cast(gather_dim(weight, safe.x, 0), dtype))
+    one = (
+        Expr(promote.full(1, dtype, t.dims))
+        if weight is None
+        else Expr(promote.cast(gather_dim(weight, safe.x, 0), dtype))
+    )
     return safe.x, where(valid, one, 0)
 
 
@@ -59,7 +78,14 @@ def _nll_forward(x, target, weight, reduction, ignore_index):
     dim = _class_dim(x)
     value = compute(x)
     safe, w = _weights(x, target, weight, ignore_index, value.dtype)
-    picked = Expr(reshape(take_along(value.x, add_dim(safe, dim) if safe.shape.rank < x.shape.rank else safe, dim), safe.shape.dims))
+    picked = Expr(
+        reshape(
+            take_along(
+                value.x, add_dim(safe, dim) if safe.shape.rank < x.shape.rank else safe, dim
+            ),
+            safe.shape.dims,
+        )
+    )
     loss = where(w.eq(0), 0, -picked * w) if weight is None else -picked * w
     every = tuple(range(len(loss.dims)))
     if reduction == 0:
@@ -81,7 +107,9 @@ def _nll_backward(grad, x, target, weight, reduction, ignore_index, total_weight
     g = where(w.eq(0), 0, -g * w)
 
     def spread(v: Instruction) -> Expr:
-        return Expr(broadcast_to(add_dim(v, dim) if v.shape.rank < len(shape.dims) else v, shape.dims))
+        return Expr(
+            broadcast_to(add_dim(v, dim) if v.shape.rank < len(shape.dims) else v, shape.dims)
+        )
 
     chosen = Expr(iota(shape.dims, dim)).eq(spread(safe))
     return promote.cast(where(chosen, spread(g.x), 0).x, shape.dtype)
@@ -119,7 +147,9 @@ def _smooth(z: Expr, beta) -> Expr:
 def smooth_l1_loss(x, y, reduction=MEAN, beta=1.0):
     x, y = _terms(x, y)
     z = absolute(x - y)
-    return reduced(z if isinstance(beta, (int, float)) and beta == 0 else _smooth(z, beta), reduction)
+    return reduced(
+        z if isinstance(beta, (int, float)) and beta == 0 else _smooth(z, beta), reduction
+    )
 
 
 @lowers(aten.smooth_l1_loss_backward)
@@ -144,7 +174,9 @@ def huber_loss_backward(grad, x, y, reduction, delta):
     x, y = _terms(x, y)
     d = x - y
     delta = d.like(delta)
-    return _finish(where(d < -delta, -delta, where(d > delta, delta, d)) * _spread(grad, d, reduction))
+    return _finish(
+        where(d < -delta, -delta, where(d > delta, delta, d)) * _spread(grad, d, reduction)
+    )
 
 
 # Classification
@@ -162,7 +194,9 @@ def _weighted(loss: Expr, weight: Instruction | None) -> Expr:
 @lowers(aten.binary_cross_entropy_backward)
 def binary_cross_entropy_backward(grad, x, y, weight=None, reduction=MEAN):
     p, t = _terms(x, y)
-    return _finish(_weighted(_spread(grad, p, reduction) * (p - t) / maximum((1 - p) * p, 1e-12), weight))
+    return _finish(
+        _weighted(_spread(grad, p, reduction) * (p - t) / maximum((1 - p) * p, 1e-12), weight)
+    )
 
 
 @lowers(aten.binary_cross_entropy_with_logits)
@@ -237,8 +271,6 @@ def multi_margin_loss_backward(grad, x, target, p, margin, weight=None, reductio
     if reduction == MEAN:
         g = g / Expr(promote.count_elements(value.dims[:1], value.dtype))
     return reshape(promote.cast((slope * g).x, expected()[0].dtype), expected()[0].dims)
-
-
 
 
 @lowers(aten.multilabel_margin_loss_backward)

@@ -1,4 +1,5 @@
 """Matrix products: mm, bmm, addmm, linear, … as `dot`; narrow floats accumulate in f32 and round once."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,7 +19,14 @@ from torch_hlo.lowering.shaping import add_dim, reduce, slice_dim
 aten = torch.ops.aten
 
 
-def dot(x: Instruction, y: Instruction, lhs: Sequence[int], rhs: Sequence[int], lhs_batch: Sequence[int] = (), rhs_batch: Sequence[int] = ()) -> Expr:
+def dot(
+    x: Instruction,
+    y: Instruction,
+    lhs: Sequence[int],
+    rhs: Sequence[int],
+    lhs_batch: Sequence[int] = (),
+    rhs_batch: Sequence[int] = (),
+) -> Expr:
     """Contraction in the compute type. Result dims: batch, free of `x`, free of `y`."""
     if x.shape.kind == "c":
         return _complex_dot(x, y, lhs, rhs, lhs_batch, rhs_batch)
@@ -54,7 +62,9 @@ def mm(a, b, dtype=None):
 def weight_int8pack_mm(a, w, scales):
     """a [m, k] in floats, w [n, k] in s8, scales [n] -> a w^T * scales [m, n] in a's type; what is scaled is not rounded."""
     y = dot(a, promote.cast(w, a.shape.dtype), (1,), (1,))
-    return _finish(y * Expr(build.broadcast(promote.cast(scales, y.x.shape.dtype), y.x.shape.dims, (1,))))
+    return _finish(
+        y * Expr(build.broadcast(promote.cast(scales, y.x.shape.dtype), y.x.shape.dims, (1,)))
+    )
 
 
 @lowers(aten._grouped_mm)
@@ -64,16 +74,38 @@ def grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
     if a.shape.rank == b.shape.rank == 3:
         return mm(a, b)
     groups = offs.shape.dims[0]
-    before = build.pad(slice_dim(offs, 0, 0, groups - 1), promote.full(0, offs.shape.dtype, ()), [(1, 0, 0)])
+    before = build.pad(
+        slice_dim(offs, 0, 0, groups - 1), promote.full(0, offs.shape.dtype, ()), [(1, 0, 0)]
+    )
     sizes = (Expr(offs) - Expr(before)).x
     options = dict(dtype=promote.compute_type(a.shape.dtype))
     if b.shape.rank == 3:
-        product = build.ragged_dot(a, b, sizes, lhs_contract=(1,), rhs_contract=(1,), lhs_ragged=(0,), rhs_group=(0,), **options)
+        product = build.ragged_dot(
+            a,
+            b,
+            sizes,
+            lhs_contract=(1,),
+            rhs_contract=(1,),
+            lhs_ragged=(0,),
+            rhs_group=(0,),
+            **options,
+        )
     elif a.shape.rank == 3:  # the transposed product has ragged rows
-        product = build.ragged_dot(b, a, sizes, lhs_contract=(0,), rhs_contract=(2,), lhs_ragged=(1,), rhs_group=(0,), **options)
+        product = build.ragged_dot(
+            b,
+            a,
+            sizes,
+            lhs_contract=(0,),
+            rhs_contract=(2,),
+            lhs_ragged=(1,),
+            rhs_group=(0,),
+            **options,
+        )
         product = build.transpose(product, (1, 0))
     else:
-        product = build.ragged_dot(a, b, sizes, lhs_contract=(1,), rhs_contract=(0,), lhs_ragged=(1,), **options)
+        product = build.ragged_dot(
+            a, b, sizes, lhs_contract=(1,), rhs_contract=(0,), lhs_ragged=(1,), **options
+        )
     return _finish(Expr(product))
 
 
@@ -104,7 +136,9 @@ def _combine(bias: Instruction, product: Expr, beta, alpha) -> Instruction:
         product = product * _scalar(alpha, product)
     if not (is_number(beta) and beta == 0):
         term = Expr(promote.operand(bias, product.dtype, shape.dims))
-        product = product + (term if is_number(beta) and beta == 1 else term * _scalar(beta, product))
+        product = product + (
+            term if is_number(beta) and beta == 1 else term * _scalar(beta, product)
+        )
     return promote.cast(product.x, shape.dtype)
 
 
@@ -121,7 +155,9 @@ def addmm(bias, a, b, *, beta=1, alpha=1):
 def addmm_activation(bias, a, b, *, beta=1, alpha=1, use_gelu=False):
     total = Expr(_combine(bias, matrix_product(a, b), beta, alpha))
     compute = total.cast(promote.compute_type(total.dtype))
-    return promote.cast((gelu(compute, "tanh") if use_gelu else relu(compute)).x, expected()[0].dtype)
+    return promote.cast(
+        (gelu(compute, "tanh") if use_gelu else relu(compute)).x, expected()[0].dtype
+    )
 
 
 @lowers(aten.addbmm.default)
@@ -138,7 +174,12 @@ def addmv(bias, a, v, *, beta=1, alpha=1):
 def addr(bias, a, b, *, beta=1, alpha=1):
     dtype = expected()[0].dtype
     if dtype == "pred":
-        product = Expr(build.and_(promote.broadcast_to(reshape(a, (*a.shape.dims, 1)), expected()[0].dims), promote.broadcast_to(b, expected()[0].dims)))
+        product = Expr(
+            build.and_(
+                promote.broadcast_to(reshape(a, (*a.shape.dims, 1)), expected()[0].dims),
+                promote.broadcast_to(b, expected()[0].dims),
+            )
+        )
         if is_number(beta) and not beta:
             return product.x
         return build.or_(promote.broadcast_to(bias, expected()[0].dims), product.x)

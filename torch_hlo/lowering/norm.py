@@ -1,4 +1,5 @@
 """Normalisations: layer, RMS, batch, group; forward and backward. Statistics are computed in f32 or wider."""
+
 from __future__ import annotations
 
 import torch
@@ -72,7 +73,11 @@ def native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bi
 
 def _input_gradient(g: Expr, normal: Expr, rstd: Expr, dims) -> Expr:
     """rstd * (g - mean(g) - normal * mean(g * normal))."""
-    inner = g - keep(average(g, dims), g.dims, dims) - normal * keep(average(g * normal, dims), g.dims, dims)
+    inner = (
+        g
+        - keep(average(g, dims), g.dims, dims)
+        - normal * keep(average(g * normal, dims), g.dims, dims)
+    )
     return rstd * inner
 
 
@@ -123,10 +128,16 @@ def _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, 
         rstd = rsqrt(spread + eps)
         n = Expr(count(value, dims))
         unbiased = spread * (n / (n - 1))
-        new = tuple(_running(old, fresh, momentum) for old, fresh in ((running_mean, mean), (running_var, unbiased)))
+        new = tuple(
+            _running(old, fresh, momentum)
+            for old, fresh in ((running_mean, mean), (running_var, unbiased))
+        )
     else:
         mean, rstd = compute(running_mean), 1 / sqrt(compute(running_var) + eps)
-        new = (running_mean if running_mean is None else Expr(running_mean), running_var if running_var is None else Expr(running_var))
+        new = (
+            running_mean if running_mean is None else Expr(running_mean),
+            running_var if running_var is None else Expr(running_var),
+        )
     out = (value - _channel(mean, value)) * _channel(rstd, value)
     scale, shift = (None if v is None else _channel(v, value) for v in (weight, bias))
     saved = (mean, rstd)
@@ -143,12 +154,18 @@ def _running(old: Instruction | None, fresh: Expr, momentum) -> Expr | None:
 
 @lowers(aten.native_batch_norm.default)
 def native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
-    return _results(*_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3])
+    return _results(
+        *_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3]
+    )
 
 
 @lowers(aten._native_batch_norm_legit_functional.default)
-def native_batch_norm_functional(x, weight, bias, running_mean, running_var, training, momentum, eps):
-    return _results(*_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps))
+def native_batch_norm_functional(
+    x, weight, bias, running_mean, running_var, training, momentum, eps
+):
+    return _results(
+        *_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    )
 
 
 @lowers(aten._native_batch_norm_legit.no_stats)
@@ -158,23 +175,31 @@ def native_batch_norm_no_stats(x, weight, bias, training, momentum, eps):
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
 def native_batch_norm_no_training(x, weight, bias, running_mean, running_var, momentum, eps):
-    return _results(*_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[:3])
+    return _results(
+        *_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+    )
 
 
 @lowers(aten._batch_norm_with_update_functional.default)
 def batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps):
-    out, mean, rstd, *new = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    out, mean, rstd, *new = _batch_norm(
+        x, weight, bias, running_mean, running_var, True, momentum, eps
+    )
     return _results(out, mean, rstd, None, *new)
 
 
 @lowers(aten._batch_norm_no_update.default)
 def batch_norm_no_update(x, weight, bias, running_mean, running_var, momentum, eps):
     training = running_mean is None
-    return _results(*_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3], None)
+    return _results(
+        *_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3], None
+    )
 
 
 @lowers(aten.native_batch_norm_backward.default)
-def native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, mask):
+def native_batch_norm_backward(
+    grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, mask
+):
     value, g = compute(x), compute(grad)
     dims = _all_but_channel(value)
     if train:
@@ -184,16 +209,24 @@ def native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_
     normal = (value - _channel(mean, value)) * _channel(rstd, value)
     products, sums = fold(g * normal, dims), fold(g, dims)
     dx = None
-    if mask[0]:  # weights are the same for all that is summed: the gradients of weight and bias are the sums that dx needs
+    if mask[
+        0
+    ]:  # weights are the same for all that is summed: the gradients of weight and bias are the sums that dx needs
         n = Expr(count(value, dims))
         inner = g - _channel(sums / n, g) - normal * _channel(products / n, g) if train else g
-        dx = _channel(rstd if weight is None else rstd * compute(weight).cast(rstd.dtype), g) * inner
+        dx = (
+            _channel(rstd if weight is None else rstd * compute(weight).cast(rstd.dtype), g) * inner
+        )
     return _results(dx, products if mask[1] else None, sums if mask[2] else None)
 
 
 @lowers(aten.batch_norm_backward.default)
-def batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask, reserve):
-    return native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask)
+def batch_norm_backward(
+    grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask, reserve
+):
+    return native_batch_norm_backward(
+        grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask
+    )
 
 
 # Group normalisation. Everything that is summed is first summed per image and channel, [N, C], and what is the same in a group is spread to
@@ -229,7 +262,11 @@ def native_group_norm(x, weight, bias, n, c, hxw, group, eps):
     centered = value - _pixels(_spread(mean, channels), value)
     rstd = rsqrt(_group_mean(fold(square(centered), _spatial(value)), group, size) + eps)
     scaled = centered * _pixels(_spread(rstd, channels), value)
-    return _results(_affine(scaled, *(None if v is None else _channel(v, value) for v in (weight, bias))), mean, rstd)
+    return _results(
+        _affine(scaled, *(None if v is None else _channel(v, value) for v in (weight, bias))),
+        mean,
+        rstd,
+    )
 
 
 @lowers(aten.native_group_norm_backward)
@@ -237,7 +274,10 @@ def native_group_norm_backward(grad, x, mean, rstd, weight, n, c, hxw, group, ma
     value, g = compute(x), compute(grad)
     images, channels = value.dims[:2]
     size = Expr(count(value, _spatial(value))) * (channels // group)
-    mean, rstd = (_spread(Expr(promote.cast(reshape(v, (images, group)), value.dtype)), channels) for v in (mean, rstd))
+    mean, rstd = (
+        _spread(Expr(promote.cast(reshape(v, (images, group)), value.dtype)), channels)
+        for v in (mean, rstd)
+    )
     centered = value - _pixels(mean, value)
     sums, products = fold(g, _spatial(g)), fold(g * centered, _spatial(g)) * rstd
     dx = None
@@ -245,8 +285,14 @@ def native_group_norm_backward(grad, x, mean, rstd, weight, n, c, hxw, group, ma
         scaled = [v if weight is None else v * _like(weight, v) for v in (sums, products)]
         first, second = (_spread(_group_mean(v, group, size), channels) for v in scaled)
         scale = rstd if weight is None else rstd * _like(weight, rstd)
-        dx = g * _pixels(scale, g) - _pixels(rstd * first, g) - centered * _pixels(square(rstd) * second, g)
-    return _results(dx, fold(products, (0,)) if mask[1] else None, fold(sums, (0,)) if mask[2] else None)
+        dx = (
+            g * _pixels(scale, g)
+            - _pixels(rstd * first, g)
+            - centered * _pixels(square(rstd) * second, g)
+        )
+    return _results(
+        dx, fold(products, (0,)) if mask[1] else None, fold(sums, (0,)) if mask[2] else None
+    )
 
 
 # torch.nn.utils.weight_norm: w = v * g / |v|, with a norm and a g for each index of dimension `dim`.
@@ -269,6 +315,14 @@ def weight_norm_backward(grad, v, g, norms, dim):
     """(gradient of v, gradient of g)."""
     value, dw = compute(v), compute(grad)
     others = _but(dim, len(value.dims))
-    scale, norm = _like(g, value), Expr(promote.cast(reshape(norms, (value.dims[dim],)), value.dtype))
+    scale, norm = (
+        _like(g, value),
+        Expr(promote.cast(reshape(norms, (value.dims[dim],)), value.dtype)),
+    )
     along = fold(dw * value, others) / norm
-    return _results(scale / keep(norm, value.dims, others) * (dw - value * keep(along / norm, value.dims, others)), along)
+    return _results(
+        scale
+        / keep(norm, value.dims, others)
+        * (dw - value * keep(along / norm, value.dims, others)),
+        along,
+    )

@@ -3,6 +3,7 @@
 The call has target "torch_op" and its `opaque` is JSON: the overload's name and its arguments with {"t": i} for operand i.
 Only operators whose result shapes do not depend on values can be called this way.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -27,14 +28,27 @@ from torch_hlo.lowering.registry import HLO_TO_TORCH, LoweringError, Weak
 TARGET = "torch_op"
 
 
-def opaque(target: OpOverload | HigherOrderOperator, args: tuple | list, kwargs: dict, outs: tuple[Shape | None, ...], library: bool = False, **more) -> tuple[Instruction, ...]:
+def opaque(
+    target: OpOverload | HigherOrderOperator,
+    args: tuple | list,
+    kwargs: dict,
+    outs: tuple[Shape | None, ...],
+    library: bool = False,
+    **more,
+) -> tuple[Instruction, ...]:
     """Results of `target` as get-tuple-elements of one custom-call, counted as a fallback when it runs unless it is a `library` routine. `more`: what else the compiler is to know.
     Raises LoweringError when an argument has no text form."""
-    if isinstance(target, OpOverload) and any(a.alias_info and a.alias_info.is_write for a in target._schema.arguments):
-        raise LoweringError(f"{target} writes to its arguments and has no functional form; register one with torch.library")
+    if isinstance(target, OpOverload) and any(
+        a.alias_info and a.alias_info.is_write for a in target._schema.arguments
+    ):
+        raise LoweringError(
+            f"{target} writes to its arguments and has no functional form; register one with torch.library"
+        )
     shapes = [s for s in outs if s is not None]
     if not shapes:
-        raise LoweringError(f"{target}: an operator without results of known shapes cannot be called inside a compiled program")
+        raise LoweringError(
+            f"{target}: an operator without results of known shapes cannot be called inside a compiled program"
+        )
     operands: list[Instruction] = []
 
     def encode_argument(x):
@@ -60,10 +74,21 @@ def opaque(target: OpOverload | HigherOrderOperator, args: tuple | list, kwargs:
             return {"device": "cpu"}
         if isinstance(x, complex):
             return {"complex": [x.real, x.imag]}
-        raise LoweringError(f"{target}: argument {x!r} of type {type(x).__name__} cannot be passed to a custom call")
+        raise LoweringError(
+            f"{target}: argument {x!r} of type {type(x).__name__} cannot be passed to a custom call"
+        )
 
-    random = [encode_argument(kwargs.pop(name)) for name in ("seed", "offset")] if "seed" in kwargs else None
-    spec = {"op": target.name() if isinstance(target, OpOverload) else f"higher_order::{target.name()}", "random": random, "args": [encode_argument(a) for a in args], "kwargs": {k: encode_argument(v) for k, v in kwargs.items()}}
+    random = (
+        [encode_argument(kwargs.pop(name)) for name in ("seed", "offset")]
+        if "seed" in kwargs
+        else None
+    )
+    spec = {
+        "op": target.name() if isinstance(target, OpOverload) else f"higher_order::{target.name()}",
+        "random": random,
+        "args": [encode_argument(a) for a in args],
+        "kwargs": {k: encode_argument(v) for k, v in kwargs.items()},
+    }
     spec["dtypes"] = [str(HLO_TO_TORCH[x.shape.dtype]).removeprefix("torch.") for x in operands]
     if library:
         spec["library"] = True
@@ -82,7 +107,9 @@ def overload(name: str) -> OpOverload:
             return getattr(torch.ops.higher_order, op)
         return getattr(getattr(getattr(torch.ops, namespace), op), which or "default")
     except AttributeError:
-        raise LookupError(f"operator {name} is not registered: import the library that defines it") from None
+        raise LookupError(
+            f"operator {name} is not registered: import the library that defines it"
+        ) from None
 
 
 _DECODE = {
@@ -111,7 +138,10 @@ def run(opaque_text: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
     torch.get_num_threads()  # tells OpenMP and MKL on this thread, which may be ours, what torch.set_num_threads said on another
     with torch.no_grad(), _seeded([decode_argument(x) for x in spec["random"] or ()]):
-        result = op(*[decode_argument(a) for a in spec["args"]], **{k: decode_argument(v) for k, v in spec["kwargs"].items()})
+        result = op(
+            *[decode_argument(a) for a in spec["args"]],
+            **{k: decode_argument(v) for k, v in spec["kwargs"].items()},
+        )
     return [r for r in pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
 
 
@@ -134,8 +164,12 @@ def _tensor(array: np.ndarray, shape: Shape) -> torch.Tensor:
 
 
 def _evaluate(x: Instruction, *operands: np.ndarray):
-    results = run(x["opaque"], [_tensor(np.array(v), o.shape) for v, o in zip(operands, x.operands)])
-    values = tuple((r.float() if r.dtype == torch.bfloat16 else r).contiguous().numpy() for r in results)
+    results = run(
+        x["opaque"], [_tensor(np.array(v), o.shape) for v, o in zip(operands, x.operands)]
+    )
+    values = tuple(
+        (r.float() if r.dtype == torch.bfloat16 else r).contiguous().numpy() for r in results
+    )
     return values if x.shape.is_tuple else values[0]
 
 
@@ -145,7 +179,10 @@ CUSTOM_CALLS[TARGET] = _evaluate
 @host_call(TARGET)
 def _native(outputs: list[np.ndarray], inputs: list[np.ndarray], opaque: str, **_) -> None:
     """Called from compiled code: arrays view the program's buffers; types that NumPy lacks appear as unsigned integers."""
-    tensors = [torch.from_numpy(array).view(getattr(torch, name)) for array, name in zip(inputs, json.loads(opaque)["dtypes"], strict=True)]
+    tensors = [
+        torch.from_numpy(array).view(getattr(torch, name))
+        for array, name in zip(inputs, json.loads(opaque)["dtypes"], strict=True)
+    ]
     for out, result in zip(outputs, run(opaque, tensors), strict=True):
         target = torch.from_numpy(out)
         (target.view(result.dtype) if target.dtype != result.dtype else target).copy_(result)

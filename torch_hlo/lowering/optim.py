@@ -1,4 +1,5 @@
 """Optimizer steps: `_foreach_*` ops tensor by tensor, and the fused Adam, AdamW, SGD and Adagrad."""
+
 from __future__ import annotations
 
 import math
@@ -58,7 +59,10 @@ def _fused_terms(overload) -> Callable:
         else:
             values = scalars if isinstance(scalars, (list, tuple)) else [scalars] * len(xs)
         fn = LOWERINGS[overload]
-        return [nested((s,), fn, *t, value=v) for s, t, v in zip(expected(), zip(xs, a, b), values, strict=True)]
+        return [
+            nested((s,), fn, *t, value=v)
+            for s, t, v in zip(expected(), zip(xs, a, b), values, strict=True)
+        ]
 
     lowering.__name__ = plain.__name__
     return lowering
@@ -67,12 +71,16 @@ def _fused_terms(overload) -> Callable:
 for _name, _overload in _ELEMENTWISE.items():
     _packet = getattr(aten, f"_foreach_{_name}", None)
     if _packet is not None:
-        lowers(_packet)(_fused_terms(_overload) if _name in ("addcmul", "addcdiv") else _foreach(_overload))
+        lowers(_packet)(
+            _fused_terms(_overload) if _name in ("addcmul", "addcdiv") else _foreach(_overload)
+        )
 
 
 @lowers(aten._foreach_norm)
 def foreach_norm(xs, ord=2, dtype=None):
-    return [nested((s,), vector_norm, x, ord, dtype=dtype) for x, s in zip(xs, expected(), strict=True)]
+    return [
+        nested((s,), vector_norm, x, ord, dtype=dtype) for x, s in zip(xs, expected(), strict=True)
+    ]
 
 
 @lowers(aten._foreach_powsum)
@@ -99,12 +107,16 @@ def amp_unscale(grads, found_inf, inv_scale):
         flag = where(bad, flag.like(1), flag)
         scale = _number(inv_scale, g.dtype)
         # As the kernels of PyTorch: a scale of one leaves infinities and nans as they are.
-        new.append(promote.cast(where(g.like(scale).eq(1), g, _times(g, scale)).x, grad.shape.dtype))
+        new.append(
+            promote.cast(where(g.like(scale).eq(1), g, _times(g, scale)).x, grad.shape.dtype)
+        )
     return new, reshape(flag.x, found_inf.shape.dims)
 
 
 @lowers(aten._amp_update_scale)
-def amp_update_scale(scale, growth_tracker, found_inf, scale_growth_factor, scale_backoff_factor, growth_interval):
+def amp_update_scale(
+    scale, growth_tracker, found_inf, scale_growth_factor, scale_backoff_factor, growth_interval
+):
     """(scale, growth_tracker) after a step: smaller if it met an infinity, larger after `growth_interval` steps that did not."""
     old, tracker = _number(scale, "f64"), _number(growth_tracker, growth_tracker.shape.dtype)
     s = Scalars(growth=scale_growth_factor, backoff=scale_backoff_factor)
@@ -115,7 +127,9 @@ def amp_update_scale(scale, growth_tracker, found_inf, scale_growth_factor, scal
     kept = Expr(reshape(scale, ()))
     grown = where(due & (absolute(grown) < math.inf), grown, kept)
     new = where(bad, (old * s.backoff).cast(scale.shape.dtype), grown)
-    return reshape(new.x, scale.shape.dims), reshape(where(bad | due, tracker.like(0), count).x, growth_tracker.shape.dims)
+    return reshape(new.x, scale.shape.dims), reshape(
+        where(bad | due, tracker.like(0), count).x, growth_tracker.shape.dims
+    )
 
 
 # Fused steps. Scalars are combined in f64, as the CPU kernels do, then rounded.
@@ -154,7 +168,9 @@ def _unless_inf(found_inf, new: Expr, old: Instruction) -> Instruction:
     return where(skip, Expr(old), Expr(value)).x
 
 
-def _adam_step(p, g, m, v, vmax, step, s: Scalars, decoupled: bool, amsgrad: bool) -> tuple[Expr, ...]:
+def _adam_step(
+    p, g, m, v, vmax, step, s: Scalars, decoupled: bool, amsgrad: bool
+) -> tuple[Expr, ...]:
     """New (parameter, exp_avg, exp_avg_sq, max_exp_avg_sq)."""
     if not s.is_zero("weight_decay"):
         if decoupled:
@@ -168,7 +184,9 @@ def _adam_step(p, g, m, v, vmax, step, s: Scalars, decoupled: bool, amsgrad: boo
     second = v
     if amsgrad:
         vmax = second = maximum(vmax, v)
-    root = sqrt(second) / second.like(sqrt(correction2).cast(second.dtype)) + s.eps.cast(second.dtype)
+    root = sqrt(second) / second.like(sqrt(correction2).cast(second.dtype)) + s.eps.cast(
+        second.dtype
+    )
     return p - _times(m / root, s.lr / correction1), m, v, vmax
 
 
@@ -179,10 +197,18 @@ def _fused_adam(decoupled: bool) -> Callable:
     ):  # fmt: skip
         s = Scalars(lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps)
         rows = []
-        for i, (p, grad, m, v, step) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True)):
+        for i, (p, grad, m, v, step) in enumerate(
+            zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True)
+        ):
             largest = max_exp_avg_sqs[i] if amsgrad else v
             unscaled, g = _ready(grad, grad_scale, maximize)
-            new = _adam_step(*(compute(t) if isinstance(t, Instruction) else t for t in (p, g, m, v, largest)), step, s, decoupled, amsgrad)
+            new = _adam_step(
+                *(compute(t) if isinstance(t, Instruction) else t for t in (p, g, m, v, largest)),
+                step,
+                s,
+                decoupled,
+                amsgrad,
+            )
             rows.append((_unless_inf(found_inf, new[0], p), _unless_inf(found_inf, unscaled, grad) if grad_scale is not None else grad,
                          *(_unless_inf(found_inf, n, o) for n, o in zip(new[1:], (m, v, largest), strict=True))))  # fmt: skip
         columns = [list(c) for c in zip(*rows, strict=True)]
@@ -211,7 +237,11 @@ def fused_sgd(
         if not s.is_zero("weight_decay"):
             g = g + _times(p, s.weight_decay)
         if momenta and not s.is_zero("momentum"):
-            buffer = g if is_first_step else _times(compute(momenta[i]), s.momentum) + _times(g, 1 - s.dampening)
+            buffer = (
+                g
+                if is_first_step
+                else _times(compute(momenta[i]), s.momentum) + _times(g, 1 - s.dampening)
+            )
             new_momenta.append(_unless_inf(found_inf, buffer, momenta[i]))
             g = g + _times(buffer, s.momentum) if nesterov else buffer
         elif momenta:
@@ -221,7 +251,20 @@ def fused_sgd(
 
 
 @lowers(aten._fused_adagrad)
-def fused_adagrad(params, grads, sums, steps, *, lr, lr_decay, weight_decay, eps, maximize, grad_scale=None, found_inf=None):
+def fused_adagrad(
+    params,
+    grads,
+    sums,
+    steps,
+    *,
+    lr,
+    lr_decay,
+    weight_decay,
+    eps,
+    maximize,
+    grad_scale=None,
+    found_inf=None,
+):
     s = Scalars(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
     new_params, new_grads, new_sums = [], [], []
     for param, grad, total, step in zip(params, grads, sums, steps, strict=True):
@@ -234,7 +277,11 @@ def fused_adagrad(params, grads, sums, steps, *, lr, lr_decay, weight_decay, eps
         rate = s.lr / (1 + (count - 1) * s.lr_decay)
         squares = compute(total) + g * g
         new_sums.append(_unless_inf(found_inf, squares, total))
-        new_params.append(_unless_inf(found_inf, p - _times(g / (sqrt(squares) + s.eps.cast(squares.dtype)), rate), param))
+        new_params.append(
+            _unless_inf(
+                found_inf, p - _times(g / (sqrt(squares) + s.eps.cast(squares.dtype)), rate), param
+            )
+        )
     if len(expected()) == 3 * len(params):
         return new_params, new_grads, new_sums
     return new_params, new_grads, new_sums, list(steps)

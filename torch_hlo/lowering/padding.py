@@ -1,4 +1,5 @@
 """Padding with a constant, by reflection or by repeating the border; backward by adding the padded parts to what they copied."""
+
 from __future__ import annotations
 
 from functools import reduce
@@ -70,7 +71,11 @@ def _at(x: Instruction, d: int, start: int, size: int) -> Instruction:
 def _unreflected(g: Instruction, d: int, size: int, low: int, high: int) -> list[Instruction]:
     """What both borders add to the dimension that they mirror."""
     edges = ((low, 0, 1), (high, low + size, size - 1 - high))  # how many, from where, to where
-    return [_at(build.reverse(_part(g, d, start, many), (d,)), d, to, size) for many, start, to in edges if many]
+    return [
+        _at(build.reverse(_part(g, d, start, many), (d,)), d, to, size)
+        for many, start, to in edges
+        if many
+    ]
 
 
 def _unrepeated(g: Instruction, d: int, size: int, low: int, high: int) -> list[Instruction]:
@@ -78,7 +83,9 @@ def _unrepeated(g: Instruction, d: int, size: int, low: int, high: int) -> list[
     found = []
     for many, start, to in ((low, 0, 0), (high, low + size, size - 1)):
         if many:
-            total = build.reduce(_part(g, d, start, many), build.full(0, g.shape.dtype), (d,), "add")
+            total = build.reduce(
+                _part(g, d, start, many), build.full(0, g.shape.dtype), (d,), "add"
+            )
             dims = list(g.shape.dims)
             dims[d] = 1
             found.append(_at(build.reshape(total, dims), d, to, size))
@@ -98,7 +105,9 @@ def _backward_by(positions, borders):
                 continue
             dims = list(g.shape.dims)
             dims[d] = shape.dims[d]
-            g = scatter_dim(promote.full(0, g.shape.dtype, dims), positions(shape.dims[d], low, high), g, d)
+            g = scatter_dim(
+                promote.full(0, g.shape.dtype, dims), positions(shape.dims[d], low, high), g, d
+            )
         return promote.cast(g, shape.dtype)
 
     return lowering
@@ -106,5 +115,11 @@ def _backward_by(positions, borders):
 
 lowers(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)(_pad_by(_reflected))
 lowers(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)(_pad_by(_repeated))
-lowers(aten.reflection_pad1d_backward, aten.reflection_pad2d_backward, aten.reflection_pad3d_backward)(_backward_by(_reflected, _unreflected))
-lowers(aten.replication_pad1d_backward, aten.replication_pad2d_backward, aten.replication_pad3d_backward)(_backward_by(_repeated, _unrepeated))
+lowers(
+    aten.reflection_pad1d_backward, aten.reflection_pad2d_backward, aten.reflection_pad3d_backward
+)(_backward_by(_reflected, _unreflected))
+lowers(
+    aten.replication_pad1d_backward,
+    aten.replication_pad2d_backward,
+    aten.replication_pad3d_backward,
+)(_backward_by(_repeated, _unrepeated))

@@ -1,4 +1,5 @@
 """Elementwise arithmetic: aten op -> opcode, or a short kernel where torch's meaning differs from the opcode's."""
+
 from __future__ import annotations
 
 import math
@@ -126,7 +127,9 @@ def sgn(x):
         return sign(x)
     size = absolute(x)
     zero = size.eq(0)
-    size = where(zero, 1, size)  # zero / 1 is zero; two real divisions, where a complex one takes scaling and more of them
+    size = where(
+        zero, 1, size
+    )  # zero / 1 is zero; two real divisions, where a complex one takes scaling and more of them
     return binary("complex", real(x) / size, imag(x) / size)
 
 
@@ -156,7 +159,11 @@ def exp2(x):
     x = minimum(maximum(x, -3.0 * bias), bias + 1.0)
     n = round_even(x)
     normal = maximum(n, 2.0 - bias)  # the rest is for subnormal results
-    y = bitcast(bitcast(exp((x - n) * math.log(2)), integer) + binary("shift-left", normal.cast(integer), shift), x.dtype)
+    y = bitcast(
+        bitcast(exp((x - n) * math.log(2)), integer)
+        + binary("shift-left", normal.cast(integer), shift),
+        x.dtype,
+    )
     return y * pow2(maximum(n - normal, 1.0 - bias))
 
 
@@ -176,7 +183,9 @@ def log10(x):
     high = 0.30078125  # exponent * high is exact
     low = math.log10(2) - high
     rest = log(mantissa)
-    return exponent * high + (exponent * low + rest * 1.098319650216765e-17 + rest * 0.4342944819032518)  # 1 / log(10) in two parts
+    return exponent * high + (
+        exponent * low + rest * 1.098319650216765e-17 + rest * 0.4342944819032518
+    )  # 1 / log(10) in two parts
 
 
 def pow2(n: Expr) -> Expr:
@@ -191,11 +200,16 @@ def split_exponent(x: Expr) -> tuple[Expr, Expr]:
     ordinary = (x >= 2.0 ** (1 - bias)) & (x < math.inf)
     bits = bitcast(where(ordinary, x, 1), integer)
     exponent = binary("shift-right-arithmetic", bits - _ROOT_HALF[x.dtype], shift)
-    return where(ordinary, bitcast(bits - binary("shift-left", exponent, shift), x.dtype), x), exponent.cast(x.dtype)
+    return where(
+        ordinary, bitcast(bits - binary("shift-left", exponent, shift), x.dtype), x
+    ), exponent.cast(x.dtype)
 
 
 _ROOT_HALF = {"f32": 0x3F3504F3, "f64": 0x3FE6A09E667F3BCD}  # bits of sqrt(1/2)
-_LAYOUT = {"f32": ("s32", 127, 23), "f64": ("s64", 1023, 52)}  # same-width integer, exponent bias, mantissa bits
+_LAYOUT = {
+    "f32": ("s32", 127, 23),
+    "f64": ("s64", 1023, 52),
+}  # same-width integer, exponent bias, mantissa bits
 
 
 @pointwise(aten.deg2rad)
@@ -210,7 +224,9 @@ def rad2deg(x):
 
 @pointwise(aten.atan, aten.arctan)
 def atan(x):
-    if is_complex(x):  # -i atanh(i x), by exchanging parts: a product with i loses the signs of zeros
+    if is_complex(
+        x
+    ):  # -i atanh(i x), by exchanging parts: a product with i loses the signs of zeros
         r = unary("atanh", binary("complex", -imag(x), real(x)))
         return binary("complex", imag(r), -real(r))
     return atan2(x, 1.0)

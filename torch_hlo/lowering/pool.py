@@ -1,4 +1,5 @@
 """Pooling: average, maximum (with indices), adaptive; forward and backward, in one, two and three dimensions."""
+
 from __future__ import annotations
 
 import itertools
@@ -18,7 +19,17 @@ from torch_hlo.lowering.matmul import dot
 from torch_hlo.lowering.promote import broadcast_to, reshape
 from torch_hlo.lowering.reduce import arg_extreme, average
 from torch_hlo.lowering.registry import expected, lowers
-from torch_hlo.lowering.shaping import add_dim, gather_dim, iota, lowest, move_dim, pad, permute, scatter_dim, take_along
+from torch_hlo.lowering.shaping import (
+    add_dim,
+    gather_dim,
+    iota,
+    lowest,
+    move_dim,
+    pad,
+    permute,
+    scatter_dim,
+    take_along,
+)
 
 aten = torch.ops.aten
 
@@ -40,13 +51,18 @@ def _axis_index(dims, dim: int) -> Expr:
 
 
 # Average
-def _divisor(dims, sizes, kernel, stride, padding, include_pad: bool, override, dtype: str) -> Expr | None:
+def _divisor(
+    dims, sizes, kernel, stride, padding, include_pad: bool, override, dtype: str
+) -> Expr | None:
     """How many elements each window of an output of `dims` averages; None when it is the kernel size everywhere."""
     n = len(kernel)
     if override is not None:
         return Expr(promote.full(override, dtype, dims))
     uniform = all(
-        isinstance(o, int) and isinstance(s, int) and (o - 1) * st + k <= s + 2 * p and (include_pad or p == 0)
+        isinstance(o, int)
+        and isinstance(s, int)
+        and (o - 1) * st + k <= s + 2 * p
+        and (include_pad or p == 0)
         for o, s, k, st, p in zip(dims[-n:], sizes, kernel, stride, padding, strict=True)
     )
     if uniform:
@@ -68,8 +84,18 @@ def _averaged(x: Expr, divisor: Expr | None, kernel) -> Expr:
 
 
 @lowers(aten.avg_pool2d, aten.avg_pool3d)
-def avg_pool(x, kernel, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
-    return _avg_pool(x, kernel, stride, padding, count_include_pad, divisor_override, len(kernel) if len(kernel) > 1 else None)
+def avg_pool(
+    x, kernel, stride=(), padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
+):
+    return _avg_pool(
+        x,
+        kernel,
+        stride,
+        padding,
+        count_include_pad,
+        divisor_override,
+        len(kernel) if len(kernel) > 1 else None,
+    )
 
 
 @lowers(aten.avg_pool1d)
@@ -88,7 +114,16 @@ def _avg_pool(x, kernel, stride, padding, include_pad, override, n):
     for s, o, k, st, p in zip(sizes, outs, kernel, stride, padding, strict=True):
         window.append(WindowDim(k, st, p, (o - 1) * st + k - s - p))
     total = Expr(_window_reduce(value.x, window, "add"))
-    return promote.cast(_averaged(total, _divisor(shape.dims, sizes, kernel, stride, padding, include_pad, override, value.dtype), kernel).x, shape.dtype)
+    return promote.cast(
+        _averaged(
+            total,
+            _divisor(
+                shape.dims, sizes, kernel, stride, padding, include_pad, override, value.dtype
+            ),
+            kernel,
+        ).x,
+        shape.dtype,
+    )
 
 
 def _window_reduce(x: Instruction, window: list[WindowDim], op: str) -> Instruction:
@@ -97,21 +132,39 @@ def _window_reduce(x: Instruction, window: list[WindowDim], op: str) -> Instruct
     for w in window:
         cut = min(w.pad_high, 0) if isinstance(w.pad_high, int) and w.base_dilation == 1 else 0
         cuts.append((0, cut))
-        fixed.append(WindowDim(w.size, w.stride, w.pad_low, w.pad_high - cut, w.base_dilation, w.window_dilation))
+        fixed.append(
+            WindowDim(
+                w.size, w.stride, w.pad_low, w.pad_high - cut, w.base_dilation, w.window_dilation
+            )
+        )
     init = 0 if op == "add" else lowest(x.shape.dtype)
-    return build.reduce_window(pad(x, cuts), promote.constant(init, x.shape.dtype), tuple(fixed), op)
+    return build.reduce_window(
+        pad(x, cuts), promote.constant(init, x.shape.dtype), tuple(fixed), op
+    )
 
 
 @lowers(aten.avg_pool2d_backward, aten.avg_pool3d_backward)
-def avg_pool_backward(grad, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override):
+def avg_pool_backward(
+    grad, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override
+):
     n = len(kernel) if len(kernel) > 1 else 3 if x.shape.rank == 5 else 2
     shape = expected()[0]
     kernel = _sizes(kernel, n)
     stride, padding = _sizes(stride, n, kernel), _sizes(padding, n)
     g = compute(grad)
     sizes = x.shape.dims[-n:]
-    g = _averaged(g, _divisor(g.dims, sizes, kernel, stride, padding, count_include_pad, divisor_override, g.dtype), kernel)
-    if kernel == stride and not any(padding) and all(isinstance(v, int) for v in (*sizes, *g.dims[-n:])):
+    g = _averaged(
+        g,
+        _divisor(
+            g.dims, sizes, kernel, stride, padding, count_include_pad, divisor_override, g.dtype
+        ),
+        kernel,
+    )
+    if (
+        kernel == stride
+        and not any(padding)
+        and all(isinstance(v, int) for v in (*sizes, *g.dims[-n:]))
+    ):
         return promote.cast(_repeated(g.x, kernel, sizes), shape.dtype)
     window = _leading(x.shape.rank, n)
     for s, o, k, st, p in zip(sizes, g.dims[-n:], kernel, stride, padding, strict=True):
@@ -125,7 +178,10 @@ def _repeated(x: Instruction, times, sizes) -> Instruction:
     lead, n = x.shape.dims[: -len(times)], len(times)
     spread = [v for d, t in zip(x.shape.dims[-n:], times, strict=True) for v in (d, t)]
     kept = [*range(len(lead)), *range(len(lead), len(lead) + 2 * n, 2)]
-    found = reshape(build.broadcast(x, (*lead, *spread), kept), (*lead, *(d * t for d, t in zip(x.shape.dims[-n:], times, strict=True))))
+    found = reshape(
+        build.broadcast(x, (*lead, *spread), kept),
+        (*lead, *(d * t for d, t in zip(x.shape.dims[-n:], times, strict=True))),
+    )
     edges = [(0, s - d) for s, d in zip(sizes, found.shape.dims[-n:], strict=True)]
     return pad(found, [(0, 0)] * len(lead) + edges)
 
@@ -143,9 +199,17 @@ def _max_pool(x, kernel, stride, padding, dilation, n=None):
     stride, padding, dilation = _sizes(stride, n, kernel), _sizes(padding, n), _sizes(dilation, n)
     sizes, outs = x.shape.dims[-n:], shape.dims[-n:]
     lead = x.shape.rank - n
-    needs = [((o - 1) * st + (k - 1) * d + 1) for o, st, k, d in zip(outs, stride, kernel, dilation, strict=True)]
+    needs = [
+        ((o - 1) * st + (k - 1) * d + 1)
+        for o, st, k, d in zip(outs, stride, kernel, dilation, strict=True)
+    ]
     low = lowest(x.shape.dtype)
-    padded = pad(x, [(0, 0)] * lead + [(p, need - s - p) for p, need, s in zip(padding, needs, sizes, strict=True)], low)
+    padded = pad(
+        x,
+        [(0, 0)] * lead
+        + [(p, need - s - p) for p, need, s in zip(padding, needs, sizes, strict=True)],
+        low,
+    )
     steps = row_major_strides(tuple(sizes))
     starts = [_axis_index(shape.dims, lead + i) * stride[i] - padding[i] for i in range(n)]
     best = Expr(promote.full(low, x.shape.dtype, shape.dims))
@@ -154,13 +218,17 @@ def _max_pool(x, kernel, stride, padding, dilation, n=None):
     for offsets in itertools.product(*(range(k) for k in kernel)):
         shift = [o * d for o, d in zip(offsets, dilation, strict=True)]
         ranges = [(0, d, 1) for d in x.shape.dims[:lead]]
-        ranges += [(sh, sh + (o - 1) * st + 1, st) for sh, o, st in zip(shift, outs, stride, strict=True)]
+        ranges += [
+            (sh, sh + (o - 1) * st + 1, st) for sh, o, st in zip(shift, outs, stride, strict=True)
+        ]
         value = Expr(instr("slice", (padded,), slice=tuple(ranges)))
         better = value > best
         if promote.is_floating(value.dtype):
             better = better | is_nan(value)
         best = where(better, value, best)
-        index = where(better, _flat([s + sh for s, sh in zip(starts, shift, strict=True)], steps), index)
+        index = where(
+            better, _flat([s + sh for s, sh in zip(starts, shift, strict=True)], steps), index
+        )
     # The values alone need neither the padded copy nor the comparisons: they are a window's maximum, and the indices go when nobody reads them.
     window = [*_leading(x.shape.rank, n)]
     for s, p, need, k, st, d in zip(sizes, padding, needs, kernel, stride, dilation, strict=True):
@@ -170,7 +238,11 @@ def _max_pool(x, kernel, stride, padding, dilation, n=None):
 
 def _first_inside(start: Expr, dilation: int) -> Expr:
     """The first position of a window that is not padding."""
-    return where(start < 0, start - (start - (dilation - 1)) / dilation * dilation if dilation > 1 else start.like(0), start)
+    return where(
+        start < 0,
+        start - (start - (dilation - 1)) / dilation * dilation if dilation > 1 else start.like(0),
+        start,
+    )
 
 
 def _flat(positions: list[Expr], steps) -> Expr:
@@ -191,15 +263,27 @@ def _max_pool_backward(n: int):
         """Each window's gradient goes to its maximum. `indices` say no more than `x`: autograd hands in those of the forward."""
         shape = expected()[0]
         kernel = _sizes(kernel, n)
-        stride, padding, dilation = _sizes(stride, n, kernel), _sizes(padding, n), _sizes(dilation, n)
+        stride, padding, dilation = (
+            _sizes(stride, n, kernel),
+            _sizes(padding, n),
+            _sizes(dilation, n),
+        )
         # Where windows overlap gradients are added up in the wide type.
-        dtype = promote.compute_type(shape.dtype) if any(k > s for k, s in zip(kernel, stride, strict=True)) else shape.dtype
+        dtype = (
+            promote.compute_type(shape.dtype)
+            if any(k > s for k, s in zip(kernel, stride, strict=True))
+            else shape.dtype
+        )
         window = _leading(len(shape.dims), n)
-        for s, o, k, st, p, d in zip(shape.dims[-n:], grad.shape.dims[-n:], kernel, stride, padding, dilation, strict=True):
+        for s, o, k, st, p, d in zip(
+            shape.dims[-n:], grad.shape.dims[-n:], kernel, stride, padding, dilation, strict=True
+        ):
             window.append(WindowDim(k, st, p, (o - 1) * st + (k - 1) * d + 1 - s - p, 1, d))
         select = build.computation(_keeps, (Shape(dtype), Shape(dtype)), f"keeps_{dtype}")
         values, zero = (promote.cast(v, dtype) for v in (x, grad)), promote.constant(0, dtype)
-        return promote.cast(build.select_and_scatter(*values, zero, tuple(window), select, "add"), shape.dtype)
+        return promote.cast(
+            build.select_and_scatter(*values, zero, tuple(window), select, "add"), shape.dtype
+        )
 
     return lowering
 
@@ -214,7 +298,10 @@ def _add_at_indices(n: int):
 
 for _n in (2, 3):
     lowers(getattr(aten, f"max_pool{_n}d_with_indices_backward"))(_max_pool_backward(_n))
-    lowers(getattr(aten, f"adaptive_max_pool{_n}d_backward"), getattr(aten, f"fractional_max_pool{_n}d_backward"))(_add_at_indices(_n))
+    lowers(
+        getattr(aten, f"adaptive_max_pool{_n}d_backward"),
+        getattr(aten, f"fractional_max_pool{_n}d_backward"),
+    )(_add_at_indices(_n))
 
 
 def _unpool_add(grad: Instruction, indices: Instruction, shape, n: int) -> Instruction:
@@ -271,10 +358,18 @@ def _apply_weights(x: Instruction, n: int, dims, backward: bool) -> Instruction:
     value = compute(x)
     whole, parts = (dims, value.dims) if backward else (value.dims, dims)
     pairs = [*zip(whole[-n:], parts[-n:], strict=True)]
-    if all(isinstance(v, int) and v for pair in pairs for v in pair) and all(a % b == 0 for a, b in pairs) and any(b > 1 for _, b in pairs):
+    if (
+        all(isinstance(v, int) and v for pair in pairs for v in pair)
+        and all(a % b == 0 for a, b in pairs)
+        and any(b > 1 for _, b in pairs)
+    ):
         times = [a // b for a, b in pairs]
         window = (*_leading(len(dims), n), *(WindowDim(t, t) for t in times))
-        found = _repeated(value.x, times, dims[-n:]) if backward else _window_reduce(value.x, [*window], "add")
+        found = (
+            _repeated(value.x, times, dims[-n:])
+            if backward
+            else _window_reduce(value.x, [*window], "add")
+        )
         return promote.cast((Expr(found) / math.prod(times)).x, expected()[0].dtype)
     for d in range(len(dims) - n, len(dims)):
         have, want = value.dims[d], dims[d]
@@ -283,7 +378,9 @@ def _apply_weights(x: Instruction, n: int, dims, backward: bool) -> Instruction:
         small, large = (have, want) if backward else (want, have)
         if isinstance(small, int) and small == 1:
             if backward:
-                value = Expr(broadcast_to(value.x, (*value.dims[:d], want, *value.dims[d + 1 :]))) / Expr(promote.count_elements((want,), value.dtype))
+                value = Expr(
+                    broadcast_to(value.x, (*value.dims[:d], want, *value.dims[d + 1 :]))
+                ) / Expr(promote.count_elements((want,), value.dtype))
             else:
                 mean = average(value, (d,))
                 value = Expr(reshape(mean.x, (*value.dims[:d], 1, *value.dims[d + 1 :])))
@@ -303,10 +400,15 @@ def adaptive_max_pool(x, output_size):
     for i in range(n):
         d, size, out = lead + 2 * i, x.shape.dims[lead + i], shape.dims[lead + i]
         if isinstance(size, int) and isinstance(out, int) and out and size % out == 0:
-            value = reshape(value, (*value.shape.dims[:d], out, size // out, *value.shape.dims[d + 1:]))
+            value = reshape(
+                value, (*value.shape.dims[:d], out, size // out, *value.shape.dims[d + 1 :])
+            )
         else:
             value = gather_dim(value, _adaptive_windows(size, out).x, d)
-    places = [_spread_index(x.shape.dims[lead + i], shape.dims[lead + i], value.shape.dims, lead + 2 * i) for i in range(n)]
+    places = [
+        _spread_index(x.shape.dims[lead + i], shape.dims[lead + i], value.shape.dims, lead + 2 * i)
+        for i in range(n)
+    ]
     flat = _flat(places, row_major_strides(tuple(x.shape.dims[lead:])))
     order = [*range(lead), *(lead + 2 * i for i in range(n)), *(lead + 2 * i + 1 for i in range(n))]
     window = _product(value.shape.dims[lead + 2 * i + 1] for i in range(n))
@@ -319,11 +421,15 @@ def adaptive_max_pool(x, output_size):
 
 def _adaptive_windows(size: Size, out: Size) -> Expr:
     """s64[out, longest window]: positions, the first one repeated beyond the end."""
-    longest = ceildiv(size, out) + (0 if isinstance(size, int) and isinstance(out, int) and size % out == 0 else 1)
+    longest = ceildiv(size, out) + (
+        0 if isinstance(size, int) and isinstance(out, int) and size % out == 0 else 1
+    )
     if isinstance(size, int):
         longest = min(longest, size)
     dims = (out, longest)
-    start, stop = (Expr(broadcast_to(reshape(v.x, (out, 1)), dims)) for v in _adaptive_bounds(size, out))
+    start, stop = (
+        Expr(broadcast_to(reshape(v.x, (out, 1)), dims)) for v in _adaptive_bounds(size, out)
+    )
     position = start + _axis_index(dims, 1)
     return where(position < stop, position, start)
 

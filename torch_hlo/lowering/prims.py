@@ -1,4 +1,5 @@
 """`prims`: the primitive operators that some of PyTorch's decompositions and Dynamo itself end in. Operands need no promotion."""
+
 from __future__ import annotations
 
 import torch
@@ -31,7 +32,10 @@ _share()
 
 @lowers(prims.convert_element_type.default)
 def convert_element_type(x, dtype):
-    return promote.cast(promote.scalar(x, expected()[0].dtype) if not hasattr(x, "shape") else x, expected()[0].dtype)
+    return promote.cast(
+        promote.scalar(x, expected()[0].dtype) if not hasattr(x, "shape") else x,
+        expected()[0].dtype,
+    )
 
 
 @lowers(prims.div.default)
@@ -51,7 +55,9 @@ def prims_iota(length, *, start, step, dtype, device, requires_grad):
 @lowers(prims.broadcast_in_dim.default)
 def broadcast_in_dim(x, shape, dimensions):
     dims = expected()[0].dims
-    kept = [d for d in range(x.shape.rank) if not (x.shape.dims[d] == 1 and dims[dimensions[d]] != 1)]
+    kept = [
+        d for d in range(x.shape.rank) if not (x.shape.dims[d] == 1 and dims[dimensions[d]] != 1)
+    ]
     x = promote.reshape(x, [x.shape.dims[d] for d in kept])
     return instr("broadcast", (x,), expected()[0], dimensions=tuple(dimensions[d] for d in kept))
 

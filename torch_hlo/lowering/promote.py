@@ -3,6 +3,7 @@
 `result_type` looks at categories as torch does: tensors with dimensions outrank rank-0 tensors, which outrank
 Python numbers (and `Weak` ones), unless the lower one is of a higher kind (bool < int < float < complex).
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,7 +19,14 @@ from torch_hlo.lowering.registry import HLO_TO_TORCH, TORCH_TO_HLO, Weak
 Number = bool | int | float | complex
 Operand = Instruction | Weak | Dim | bool | int | float | complex
 
-_COMPUTE = {"bf16": "f32", "f16": "f32", "f8e4m3fn": "f32", "f8e5m2": "f32", "f8e4m3fnuz": "f32", "f8e5m2fnuz": "f32"}
+_COMPUTE = {
+    "bf16": "f32",
+    "f16": "f32",
+    "f8e4m3fn": "f32",
+    "f8e5m2": "f32",
+    "f8e4m3fnuz": "f32",
+    "f8e5m2fnuz": "f32",
+}
 _RANK = {"p": 0, "u": 1, "s": 1, "f": 2, "c": 3}
 _REAL = {"c64": "f32", "c128": "f64"}
 _COMPLEX = {"f32": "c64", "f64": "c128", "f16": "c64", "bf16": "c64"}
@@ -73,13 +81,19 @@ def number_type(x: Operand) -> str:
     if isinstance(x, complex):
         return _COMPLEX[TORCH_TO_HLO[torch.get_default_dtype()]]
     if isinstance(x, Weak):
-        return "s64" if is_integral(x.value.shape.dtype) else TORCH_TO_HLO[torch.get_default_dtype()]
+        return (
+            "s64" if is_integral(x.value.shape.dtype) else TORCH_TO_HLO[torch.get_default_dtype()]
+        )
     raise TypeError(f"{x!r} is neither a tensor nor a number")
 
 
 def result_type(*operands: Operand) -> str:
     """dtype of the result of an op that promotes `operands` (torch.result_type for any number of operands)."""
-    ranked: list[str | None] = [None, None, None]  # tensors with dimensions, rank-0 tensors, numbers
+    ranked: list[str | None] = [
+        None,
+        None,
+        None,
+    ]  # tensors with dimensions, rank-0 tensors, numbers
     for x in operands:
         if isinstance(x, Instruction):
             slot, dtype = (0 if x.shape.dims else 1), x.shape.dtype
@@ -147,13 +161,21 @@ def broadcast_to(x: Instruction, dims: Sequence[Size]) -> Instruction:
     offset = len(dims) - len(have)
     if offset < 0:
         raise ValueError(f"cannot expand {x.shape} to {list(dims)}: too few dimensions")
-    kept = [i for i, d in enumerate(have) if not (isinstance(d, int) and d == 1 and dims[i + offset] != 1)]
+    kept = [
+        i
+        for i, d in enumerate(have)
+        if not (isinstance(d, int) and d == 1 and dims[i + offset] != 1)
+    ]
     for i in kept:
         if have[i] != dims[i + offset]:
-            raise ValueError(f"cannot expand {x.shape} to {list(dims)}: dimension {i} is neither 1 nor equal")
+            raise ValueError(
+                f"cannot expand {x.shape} to {list(dims)}: dimension {i} is neither 1 nor equal"
+            )
     if len(kept) < len(have):
         x = reshape(x, [have[i] for i in kept])
-    return instr("broadcast", (x,), Shape(x.shape.dtype, dims), dimensions=tuple(i + offset for i in kept))
+    return instr(
+        "broadcast", (x,), Shape(x.shape.dtype, dims), dimensions=tuple(i + offset for i in kept)
+    )
 
 
 def reshape(x: Instruction, dims: Sequence[Size]) -> Instruction:

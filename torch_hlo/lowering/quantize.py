@@ -1,4 +1,5 @@
 """Fake quantization: values rounded to a grid of integers and back, and a mask of those that were within the grid."""
+
 from __future__ import annotations
 
 import torch
@@ -17,13 +18,28 @@ aten = torch.ops.aten
 def _term(v, like: Expr, dim: int | None = None) -> Expr:
     """A number, a tensor of one element, or one with an element per index of dimension `dim`, in the type and for the dims of `like`."""
     if not isinstance(v, Instruction):
-        return Expr(promote.broadcast_to(promote.scalar(v, like.dtype) if isinstance(v, Weak) else promote.constant(v, like.dtype), like.dims))
+        return Expr(
+            promote.broadcast_to(
+                promote.scalar(v, like.dtype)
+                if isinstance(v, Weak)
+                else promote.constant(v, like.dtype),
+                like.dims,
+            )
+        )
     v = promote.cast(v, like.dtype)
     dims = tuple(n if d == dim else 1 for d, n in enumerate(like.dims)) if dim is not None else ()
     return Expr(broadcast_to(reshape(v, dims), like.dims))
 
 
-def _on_grid(x: Instruction, scale, zero, low: int, high: int, dim: int | None = None, enabled: Instruction | None = None):
+def _on_grid(
+    x: Instruction,
+    scale,
+    zero,
+    low: int,
+    high: int,
+    dim: int | None = None,
+    enabled: Instruction | None = None,
+):
     value = compute(x)
     scale, zero = _term(scale, value, dim), _term(zero, value, dim)
     number = round_even(value * (1 / scale)) + zero
@@ -31,7 +47,10 @@ def _on_grid(x: Instruction, scale, zero, low: int, high: int, dim: int | None =
     result = (minimum(maximum(number, low), high) - zero) * scale
     if enabled is not None:
         on = Expr(promote.cast(broadcast_to(reshape(enabled, ()), value.dims), "pred"))
-        result, inside = where(on, result, value), where(on, inside, Expr(promote.full(1, "pred", value.dims)))
+        result, inside = (
+            where(on, result, value),
+            where(on, inside, Expr(promote.full(1, "pred", value.dims))),
+        )
     return promote.cast(result.x, expected()[0].dtype), inside.x
 
 

@@ -3,6 +3,7 @@
 Threefry-2x32 (13 rounds, the fewest that pass BigCrush) turns (seed, offset, index) into 64 random bits. `seed` and `offset` are inputs of the
 program (Weak s64): the recorder gives every op of a step its own offset.
 """
+
 from __future__ import annotations
 
 import math
@@ -13,7 +14,19 @@ from torch_hlo.hlo.build import get_tuple_element, sort
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.lowering import promote
-from torch_hlo.lowering.expr import Expr, binary, cos, exp, floor, is_number, log, log1p, sqrt, tan, where
+from torch_hlo.lowering.expr import (
+    Expr,
+    binary,
+    cos,
+    exp,
+    floor,
+    is_number,
+    log,
+    log1p,
+    sqrt,
+    tan,
+    where,
+)
 from torch_hlo.lowering.promote import broadcast_to, reshape
 from torch_hlo.lowering.reduce import arg_extreme
 from torch_hlo.lowering.registry import LoweringError, Weak, expected, lowers
@@ -26,7 +39,9 @@ _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _DIGITS = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}  # significant bits of a uniform number
 
 
-def threefry(key: tuple[Expr, Expr], counter: tuple[Expr, Expr], rounds: int = ROUNDS) -> tuple[Expr, Expr]:
+def threefry(
+    key: tuple[Expr, Expr], counter: tuple[Expr, Expr], rounds: int = ROUNDS
+) -> tuple[Expr, Expr]:
     """Threefry-2x32 of Salmon et al. 2011, on u32."""
     keys = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
     x, y = counter[0] + keys[0], counter[1] + keys[1]
@@ -43,9 +58,16 @@ def threefry(key: tuple[Expr, Expr], counter: tuple[Expr, Expr], rounds: int = R
 def random_words(dims, seed, offset, stream: int = 0) -> tuple[Expr, Expr]:
     """Two arrays of random u32; another `stream` gives independent ones."""
     if seed is None or offset is None:
-        raise LoweringError("a random op was recorded without seed and offset; record it through torch_hlo's dispatcher")
-    seed, offset = (v.value if isinstance(v, Weak) else promote.scalar(v, "s64") for v in (seed, offset))
-    seed, offset = Expr(promote.cast(reshape(seed, ()), "u64")), Expr(promote.cast(reshape(offset, ()), "u64"))
+        raise LoweringError(
+            "a random op was recorded without seed and offset; record it through torch_hlo's dispatcher"
+        )
+    seed, offset = (
+        v.value if isinstance(v, Weak) else promote.scalar(v, "s64") for v in (seed, offset)
+    )
+    seed, offset = (
+        Expr(promote.cast(reshape(seed, ()), "u64")),
+        Expr(promote.cast(reshape(offset, ()), "u64")),
+    )
     size = Shape("u32", tuple(dims)).size
     index = Expr(reshape(instr("iota", (), Shape("u32", (size,)), iota_dimension=0), tuple(dims)))
 
@@ -55,7 +77,10 @@ def random_words(dims, seed, offset, stream: int = 0) -> tuple[Expr, Expr]:
     def high(v):
         return binary("shift-right-logical", v, 32).cast("u32")
 
-    key = (index.like(low(seed)), index.like(high(seed) ^ high(offset) ^ (0x9E3779B9 * stream & 0xFFFFFFFF)))
+    key = (
+        index.like(low(seed)),
+        index.like(high(seed) ^ high(offset) ^ (0x9E3779B9 * stream & 0xFFFFFFFF)),
+    )
     return threefry(key, (index, index.like(low(offset))))
 
 
@@ -164,13 +189,20 @@ def uniform_(x, low=0.0, high=1.0, *, generator=None, seed=None, offset=None):
     if shape.kind == "c":
         part = promote.real_type(shape.dtype)
         halves = [uniform(shape.dims, part, seed, offset, s) for s in (0, 1)]
-        return binary("complex", *(u * (_number(high, u) - _number(low, u)) + _number(low, u) for u in halves)).x
+        return binary(
+            "complex", *(u * (_number(high, u) - _number(low, u)) + _number(low, u) for u in halves)
+        ).x
     u = uniform(shape.dims, shape.dtype, seed, offset)
     low, high = _number(low, u), _number(high, u)
     return _rounded(u * (high - low) + low)
 
 
-@lowers(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.float_float)
+@lowers(
+    aten.normal.Tensor_Tensor,
+    aten.normal.Tensor_float,
+    aten.normal.float_Tensor,
+    aten.normal.float_float,
+)
 def normal_(mean=0.0, std=1.0, *args, seed=None, offset=None, **kwargs):
     return _normal(expected()[0], mean, std, seed, offset)
 
@@ -222,7 +254,9 @@ def random(x, *bounds, generator=None, seed=None, offset=None):
     shape = expected()[0]
     if len(bounds) == 2 and bounds[1] is None:
         bounds = (bounds[0], _largest(shape.dtype))
-    low, high = (0, _largest(shape.dtype)) if not bounds else (0, bounds[0]) if len(bounds) == 1 else bounds
+    low, high = (
+        (0, _largest(shape.dtype)) if not bounds else (0, bounds[0]) if len(bounds) == 1 else bounds
+    )
     return _integers(low, high, seed, offset)
 
 
@@ -258,7 +292,12 @@ def geometric(x, p, *, generator=None, seed=None, offset=None):
 
 @lowers(aten.cauchy)
 def cauchy(x, median=0.0, sigma=1.0, *, generator=None, seed=None, offset=None):
-    return _inverted(expected()[0], seed, offset, lambda u: _number(median, u) + _number(sigma, u) * tan((u - 0.5) * math.pi))
+    return _inverted(
+        expected()[0],
+        seed,
+        offset,
+        lambda u: _number(median, u) + _number(sigma, u) * tan((u - 0.5) * math.pi),
+    )
 
 
 @lowers(aten.log_normal)
@@ -273,7 +312,9 @@ def randperm(n, *, seed=None, offset=None, **kwargs):
     shape = expected()[0]
     a, b = random_words(shape.dims, seed, offset)
     keys = binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
-    return promote.cast(get_tuple_element(sort([keys.x, iota(shape.dims, 0)], 0, "LT"), 1), shape.dtype)
+    return promote.cast(
+        get_tuple_element(sort([keys.x, iota(shape.dims, 0)], 0, "LT"), 1), shape.dtype
+    )
 
 
 @lowers(aten.multinomial)
@@ -284,7 +325,12 @@ def multinomial(weights, num_samples, replacement=False, *, generator=None, seed
     dim = len(w.dims) - 1
     if replacement and num_samples > 1:
         draws = [
-            arg_extreme(log(w) - log(-log(_inside(open_uniform(w.dims, w.dtype, seed, offset, 2 * i)))), dim, True)[1].x for i in range(num_samples)
+            arg_extreme(
+                log(w) - log(-log(_inside(open_uniform(w.dims, w.dtype, seed, offset, 2 * i)))),
+                dim,
+                True,
+            )[1].x
+            for i in range(num_samples)
         ]
         return promote.cast(stack(draws, -1), shape.dtype)
     noisy = log(w) - log(-log(_inside(open_uniform(w.dims, w.dtype, seed, offset))))
@@ -299,12 +345,16 @@ def _inside(u: Expr) -> Expr:
 
 
 @lowers(aten.rrelu_with_noise_functional)
-def rrelu_with_noise(x, noise, lower=0.125, upper=1 / 3, training=False, generator=None, *, seed=None, offset=None):
+def rrelu_with_noise(
+    x, noise, lower=0.125, upper=1 / 3, training=False, generator=None, *, seed=None, offset=None
+):
     """(result, slopes): random slopes for negative elements when training."""
     value = Expr(promote.cast(x, promote.compute_type(x.shape.dtype)))
     low, high = _number(lower, value), _number(upper, value)
     if not training:
-        return promote.cast(where(value < 0, value * ((low + high) * 0.5), value).x, x.shape.dtype), noise
+        return promote.cast(
+            where(value < 0, value * ((low + high) * 0.5), value).x, x.shape.dtype
+        ), noise
     slope = uniform(value.dims, "f32", seed, offset).cast(value.dtype) * (high - low) + low
     slope = where(value <= 0, slope, 1)
     return promote.cast((value * slope).x, x.shape.dtype), promote.cast(slope.x, noise.shape.dtype)

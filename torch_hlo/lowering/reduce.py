@@ -1,4 +1,5 @@
 """Reductions: sums and means in f32 or wider, extrema with PyTorch's nan rules, argmax, norms, variances."""
+
 from __future__ import annotations
 
 import math
@@ -9,7 +10,19 @@ from torch_hlo.hlo.ir import Computation, Instruction, instr
 from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.lowering import promote
 from torch_hlo.lowering.elementwise import compute
-from torch_hlo.lowering.expr import Expr, absolute, exp, imag, is_finite, is_nan, log, power, real, sqrt, where
+from torch_hlo.lowering.expr import (
+    Expr,
+    absolute,
+    exp,
+    imag,
+    is_finite,
+    is_nan,
+    log,
+    power,
+    real,
+    sqrt,
+    where,
+)
 from torch_hlo.lowering.pointwise import is_complex
 from torch_hlo.lowering.promote import broadcast_dims, broadcast_to, reshape
 from torch_hlo.lowering.registry import LoweringError, Weak, expected, lowers
@@ -140,7 +153,9 @@ def arg_extreme(x: Expr, dim: int, largest: bool) -> tuple[Expr, Expr]:
         better = better | (is_nan(va) & ~is_nan(vb))
         tie = tie | (is_nan(va) & is_nan(vb))
     first = better | (tie & (ia < ib))
-    extreme = instr("maximum" if largest else "minimum", (va.x, vb.x))  # of the values alone: where no position is read, none is found
+    extreme = instr(
+        "maximum" if largest else "minimum", (va.x, vb.x)
+    )  # of the values alone: where no position is read, none is found
     root = instr("tuple", (extreme, where(first, ia, ib).x), tuple_shape(*shapes[:2]))
     start = promote.constant(lowest(x.dtype) if largest else highest(x.dtype), x.dtype)
     both = instr(
@@ -259,7 +274,12 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     return result(norm(value, _order(ord), axes(dim, x.shape.rank)))
 
 
-@lowers(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype, aten.norm.ScalarOpt_dtype)
+@lowers(
+    aten.norm.Scalar,
+    aten.norm.ScalarOpt_dim,
+    aten.norm.ScalarOpt_dim_dtype,
+    aten.norm.ScalarOpt_dtype,
+)
 def norm_(x, p=2, *args, **kwargs):
     dim = kwargs.get("dim", args[0] if args and isinstance(args[0], (list, tuple, int)) else None)
     return result(norm(_norm_operand(x), _order(2 if p is None else p), axes(dim, x.shape.rank)))
@@ -274,7 +294,9 @@ def _norm_operand(x) -> Expr:
 
 def _order(p):
     if isinstance(p, Weak):
-        raise LoweringError("the order of a norm must be a constant of the program, not a lifted scalar")
+        raise LoweringError(
+            "the order of a norm must be a constant of the program, not a lifted scalar"
+        )
     return float(p)
 
 
@@ -305,7 +327,7 @@ def log_sum_exp(x: Expr, dims) -> tuple[Expr, Expr]:
 def trace(x):
     from torch_hlo.lowering.view import on_diagonal
 
-    masked = instr("select", (on_diagonal(x.shape.dims), x, promote.full(0, x.shape.dtype, x.shape.dims)))
+    masked = instr(
+        "select", (on_diagonal(x.shape.dims), x, promote.full(0, x.shape.dtype, x.shape.dims))
+    )
     return result(fold(_accumulator(masked), (0, 1)))
-
-

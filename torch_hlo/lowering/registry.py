@@ -4,6 +4,7 @@ A lowering takes the arguments of the aten op with every tensor replaced by an I
 Instruction wrapped in `Weak`), and returns an Instruction, or a (nested) tuple/list of Instructions and Nones in the
 order of the op's results. It knows nothing of lazy tensors, views or mutation: only functional overloads are lowered.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -18,7 +19,9 @@ from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import DTYPES, Shape
 
 LOWERINGS: dict[OpOverload, Callable] = {}
-TORCH_TO_HLO = {getattr(torch, d.torch): d.name for d in DTYPES.values() if d.torch and hasattr(torch, d.torch)}
+TORCH_TO_HLO = {
+    getattr(torch, d.torch): d.name for d in DTYPES.values() if d.torch and hasattr(torch, d.torch)
+}
 HLO_TO_TORCH = {v: k for k, v in TORCH_TO_HLO.items()}
 
 
@@ -47,7 +50,9 @@ def lowers(*targets: OpOverloadPacket | OpOverload) -> Callable[[Callable], Call
         for target in targets:
             for overload in overloads(target):
                 if overload in LOWERINGS:
-                    raise ValueError(f"{overload} has two lowerings: {LOWERINGS[overload].__name__}, {fn.__name__}")
+                    raise ValueError(
+                        f"{overload} has two lowerings: {LOWERINGS[overload].__name__}, {fn.__name__}"
+                    )
                 LOWERINGS[overload] = fn
         return fn
 
@@ -71,7 +76,12 @@ def overloads(target: OpOverloadPacket | OpOverload) -> list[OpOverload]:
     if isinstance(target, OpOverload):
         return [target]
     every = [getattr(target, name) for name in target.overloads()]
-    return [o for o in every if _returns_tensor(o) and not any(a.alias_info and a.alias_info.is_write for a in o._schema.arguments)]
+    return [
+        o
+        for o in every
+        if _returns_tensor(o)
+        and not any(a.alias_info and a.alias_info.is_write for a in o._schema.arguments)
+    ]
 
 
 def _returns_tensor(overload: OpOverload) -> bool:

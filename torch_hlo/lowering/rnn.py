@@ -4,6 +4,7 @@ A layer's inputs contribute to the gates by one product over all time steps befo
 that each weight's gradient is one product over all time steps, too. Formulas: Hochreiter and Schmidhuber 1997 (LSTM, with forget gates),
 Cho et al. 2014 in cuDNN's variant (GRU), as in torch.nn's documentation.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,16 @@ from torch_hlo.lowering.expr import Expr, logistic, tanh, where
 from torch_hlo.lowering.expr import maximum as larger
 from torch_hlo.lowering.matmul import dot, linear
 from torch_hlo.lowering.registry import LoweringError, expected, lowers
-from torch_hlo.lowering.shaping import add_dim, concatenate, iota, permute, reduce, select_dim, slice_dim, stack
+from torch_hlo.lowering.shaping import (
+    add_dim,
+    concatenate,
+    iota,
+    permute,
+    reduce,
+    select_dim,
+    slice_dim,
+    stack,
+)
 
 aten = torch.ops.aten
 
@@ -29,7 +39,9 @@ _library = torch.library.Library("torch_hlo", "DEF")
 # input [time, batch, features], state: [layers * directions, batch, hidden] each, params of each layer and direction: weights of input and hidden
 # state, their biases, lengths: of each sequence of the batch if they differ -> output [time, batch, directions * hidden], last state…, and with `save` what backward wants: outputs of all layers
 # but the last, then what each cell saves, [time, batch, hidden] each
-_library.define("recurrent(str cell, bool bidirectional, bool has_biases, bool save, Tensor input, Tensor[] state, Tensor[] params, Tensor? lengths) -> Tensor[]")
+_library.define(
+    "recurrent(str cell, bool bidirectional, bool has_biases, bool save, Tensor input, Tensor[] state, Tensor[] params, Tensor? lengths) -> Tensor[]"
+)
 # -> gradients of input, state…, params…: those that `mask` asks for
 _library.define("recurrent_backward(str cell, bool bidirectional, bool has_biases, bool[] mask, Tensor? grad, Tensor?[] grad_state, Tensor input, "
                 "Tensor[] state, Tensor[] params, Tensor? lengths, Tensor output, Tensor[] saved) -> Tensor[]")  # fmt: skip
@@ -67,7 +79,12 @@ def _lstm_backward(grads, output, saved):
     dh, dc = grads
     c = tanh(f * before + i * g)
     dc = dc + dh * o * (1 - c * c)
-    gates = [dc * g * i * (1 - i), dc * before * f * (1 - f), dc * i * (1 - g * g), dh * c * o * (1 - o)]
+    gates = [
+        dc * g * i * (1 - i),
+        dc * before * f * (1 - f),
+        dc * i * (1 - g * g),
+        dh * c * o * (1 - o),
+    ]
     return gates, gates, [None, dc * f]
 
 
@@ -95,7 +112,9 @@ def _simple(activation: Callable, derivative: Callable) -> Cell:
         gates = [grads[0] * derivative(output)]
         return gates, gates, [None]
 
-    return Cell(1, 1, 0, lambda inputs, hidden, state: ([activation(inputs[0] + hidden[0])], []), backward)
+    return Cell(
+        1, 1, 0, lambda inputs, hidden, state: ([activation(inputs[0] + hidden[0])], []), backward
+    )
 
 
 CELLS = {
@@ -124,14 +143,37 @@ def layers_of(params: Sequence, bidirectional: bool, has_biases: bool) -> list[l
 
 def _meta(cell, bidirectional, has_biases, save, x, state, params, lengths):
     (length, batch, _), hidden = x.shape, state[0].shape[2]
-    layers, directions = len(layers_of(params, bidirectional, has_biases)), 2 if bidirectional else 1
-    outputs = [x.new_empty(length, batch, directions * hidden) for _ in range(layers if save else 1)]
-    saved = [x.new_empty(length, batch, hidden) for _ in range(CELLS[cell].saved * layers * directions if save else 0)]
+    layers, directions = (
+        len(layers_of(params, bidirectional, has_biases)),
+        2 if bidirectional else 1,
+    )
+    outputs = [
+        x.new_empty(length, batch, directions * hidden) for _ in range(layers if save else 1)
+    ]
+    saved = [
+        x.new_empty(length, batch, hidden)
+        for _ in range(CELLS[cell].saved * layers * directions if save else 0)
+    ]
     return [outputs[0], *(x.new_empty(s.shape) for s in state), *outputs[1:], *saved]
 
 
-def _meta_backward(cell, bidirectional, has_biases, mask, grad, grad_state, x, state, params, lengths, output, saved):
-    return [t.new_empty(t.shape) for t, wanted in zip((x, *state, *params), mask, strict=True) if wanted]
+def _meta_backward(
+    cell,
+    bidirectional,
+    has_biases,
+    mask,
+    grad,
+    grad_state,
+    x,
+    state,
+    params,
+    lengths,
+    output,
+    saved,
+):
+    return [
+        t.new_empty(t.shape) for t, wanted in zip((x, *state, *params), mask, strict=True) if wanted
+    ]
 
 
 _library.impl("recurrent", _meta, "Meta")
@@ -146,7 +188,9 @@ def _part(x: Instruction, n: int, count: int) -> Instruction:
 
 def _over_time(x: Instruction) -> Instruction:
     """The sum over time and batch."""
-    return promote.cast(reduce(promote.cast(x, promote.compute_type(x.shape.dtype)), (0, 1)), x.shape.dtype)
+    return promote.cast(
+        reduce(promote.cast(x, promote.compute_type(x.shape.dtype)), (0, 1)), x.shape.dtype
+    )
 
 
 def _lives(lengths: Instruction | None, x: Instruction) -> list[Instruction]:
@@ -157,9 +201,18 @@ def _lives(lengths: Instruction | None, x: Instruction) -> list[Instruction]:
     return [build.compare(iota(dims, 0), build.broadcast(lengths, dims, (1,)), "LT")]
 
 
-def _where(lives: Sequence[Instruction], values: Sequence[Expr], others: Sequence[Expr]) -> list[Expr]:
+def _where(
+    lives: Sequence[Instruction], values: Sequence[Expr], others: Sequence[Expr]
+) -> list[Expr]:
     """`values` of the sequences that have not ended, `others` of those that have."""
-    return [where(Expr(promote.operand(lives[0], "pred", v.dims)), v, o) for v, o in zip(values, others, strict=True)] if lives else list(values)
+    return (
+        [
+            where(Expr(promote.operand(lives[0], "pred", v.dims)), v, o)
+            for v, o in zip(values, others, strict=True)
+        ]
+        if lives
+        else list(values)
+    )
 
 
 @lowers(RECURRENT)
@@ -169,26 +222,52 @@ def recurrent(cell, bidirectional, has_biases, save, x, state, params, lengths):
         parts = []
         for direction, (w_in, w_hidden, b_in, b_hidden) in enumerate(layer):
             if b_in is not None and not c.hidden_bias:
-                b_in, b_hidden = promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.shape.dtype), None
+                b_in, b_hidden = (
+                    promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.shape.dtype),
+                    None,
+                )
             gates = linear(x, w_in, b_in)
-            out, new, saved = _recurrence(c, direction == 1, save, gates, w_hidden, b_hidden, [select_dim(s, 0, len(last)) for s in state], lives)
+            out, new, saved = _recurrence(
+                c,
+                direction == 1,
+                save,
+                gates,
+                w_hidden,
+                b_hidden,
+                [select_dim(s, 0, len(last)) for s in state],
+                lives,
+            )
             parts.append(out)
             last.append(new)
             kept += saved
         x = concatenate(parts, -1) if bidirectional else parts[0]
         outputs.append(x)
-    return (x, *(stack(s, 0) for s in zip(*last, strict=True)), *((*outputs[:-1], *kept) if save else ()))
+    return (
+        x,
+        *(stack(s, 0) for s in zip(*last, strict=True)),
+        *((*outputs[:-1], *kept) if save else ()),
+    )
 
 
-LARGE = 512  # units of a layer from which on a product with 8 rows is limited by reading the weights
+LARGE = (
+    512  # units of a layer from which on a product with 8 rows is limited by reading the weights
+)
 
 
-def _recurrence(c: Cell, reverse: bool, save: bool, gates, weight, bias, state, lives=()) -> tuple[Instruction, list, list]:
+def _recurrence(
+    c: Cell, reverse: bool, save: bool, gates, weight, bias, state, lives=()
+) -> tuple[Instruction, list, list]:
     """(output, last state, what backward wants) of one direction from the inputs' `gates` [time, batch, gates * hidden]."""
     dtype = gates.shape.dtype
     batch, hidden_size = gates.shape.dims[1], weight.shape.dims[1]
-    few = isinstance(batch, int) and isinstance(hidden_size, int) and batch <= (8 if hidden_size >= LARGE else 2)
-    turned = weight if few else permute(weight, (1, 0))  # once, not in every step; few rows read it as fast as it is
+    few = (
+        isinstance(batch, int)
+        and isinstance(hidden_size, int)
+        and batch <= (8 if hidden_size >= LARGE else 2)
+    )
+    turned = (
+        weight if few else permute(weight, (1, 0))
+    )  # once, not in every step; few rows read it as fast as it is
     rest = [turned] if bias is None else [turned, bias]
 
     def step(carry, x, rest):
@@ -201,23 +280,69 @@ def _recurrence(c: Cell, reverse: bool, save: bool, gates, weight, bias, state, 
         new, saved = ([promote.cast(v.x, dtype) for v in values] for values in (new, saved))
         return new, [new[0], *(saved if save else ())]
 
-    last, (out, *saved) = scan_loop(step, state, [gates, *lives], rest, gates.shape.dims[0], reverse)
+    last, (out, *saved) = scan_loop(
+        step, state, [gates, *lives], rest, gates.shape.dims[0], reverse
+    )
     return out, last, saved
 
 
 @lowers(aten.mkldnn_rnn_layer)
-def lstm_layer(x, w_in, w_hidden, b_in, b_hidden, hx, cx, reverse, batch_sizes, mode, hidden_size, num_layers, has_biases, bidirectional, batch_first, train):
+def lstm_layer(
+    x,
+    w_in,
+    w_hidden,
+    b_in,
+    b_hidden,
+    hx,
+    cx,
+    reverse,
+    batch_sizes,
+    mode,
+    hidden_size,
+    num_layers,
+    has_biases,
+    bidirectional,
+    batch_first,
+    train,
+):
     """One layer and direction of an LSTM in inference: what PyTorch makes of one whose tensors differ in type, as under autocast."""
     if mode != 2 or num_layers != 1 or bidirectional or batch_first or train:
-        raise LoweringError(f"mkldnn_rnn_layer({x.shape}): mode {mode}, {num_layers} layers, bidirectional={bidirectional}, batch_first={batch_first}, "
-                            f"train={train}: only one layer and direction of an LSTM (mode 2) in inference is taken; call torch.lstm")
-    bias = promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.shape.dtype) if has_biases else None
-    out, last, _ = _recurrence(CELLS["lstm"], reverse, False, linear(x, w_in, bias), w_hidden, None, [select_dim(s, 0, 0) for s in (hx, cx)])
+        raise LoweringError(
+            f"mkldnn_rnn_layer({x.shape}): mode {mode}, {num_layers} layers, bidirectional={bidirectional}, batch_first={batch_first}, "
+            f"train={train}: only one layer and direction of an LSTM (mode 2) in inference is taken; call torch.lstm"
+        )
+    bias = (
+        promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.shape.dtype)
+        if has_biases
+        else None
+    )
+    out, last, _ = _recurrence(
+        CELLS["lstm"],
+        reverse,
+        False,
+        linear(x, w_in, bias),
+        w_hidden,
+        None,
+        [select_dim(s, 0, 0) for s in (hx, cx)],
+    )
     return (out, *(add_dim(s, 0) for s in last), promote.full(0, "u8", (0,)))
 
 
 @lowers(RECURRENT_BACKWARD)
-def recurrent_backward(cell, bidirectional, has_biases, mask, grad, grad_state, x, state, params, lengths, output, saved):
+def recurrent_backward(
+    cell,
+    bidirectional,
+    has_biases,
+    mask,
+    grad,
+    grad_state,
+    x,
+    state,
+    params,
+    lengths,
+    output,
+    saved,
+):
     c, layers, lives = CELLS[cell], layers_of(params, bidirectional, has_biases), _lives(lengths, x)
     outputs, kept = [*saved[: len(layers) - 1], output], saved[len(layers) - 1 :]
     inputs, width, each = [x, *outputs[:-1]], 2 if bidirectional else 1, 4 if has_biases else 2
@@ -231,13 +356,18 @@ def recurrent_backward(cell, bidirectional, has_biases, mask, grad, grad_state, 
                 c, direction == 1, None if grad is None else _part(grad, direction, width), [None if g is None else select_dim(g, 0, n) for g in grad_state], weights[1],
                 [select_dim(s, 0, n) for s in state], _part(outputs[number], direction, width), kept[n * c.saved : (n + 1) * c.saved], lives)  # fmt: skip
             d_first.append(first)
-            wanted = mask[1 + len(state) + n * each:]
+            wanted = mask[1 + len(state) + n * each :]
             previous = _before(outputs[number], state[0], n, direction, width)
             products = [(d_gates, inputs[number]), (d_hidden, previous)]
-            d_layer += [promote.cast(dot(g, v, (0, 1), (0, 1)).x, w.shape.dtype) if want else None
-                        for (g, v), w, want in zip(products, weights, wanted, strict=False)]
+            d_layer += [
+                promote.cast(dot(g, v, (0, 1), (0, 1)).x, w.shape.dtype) if want else None
+                for (g, v), w, want in zip(products, weights, wanted, strict=False)
+            ]
             if has_biases:
-                d_layer += [_over_time(g) if want else None for g, want in zip((d_gates, d_hidden), wanted[2:], strict=False)]
+                d_layer += [
+                    _over_time(g) if want else None
+                    for g, want in zip((d_gates, d_hidden), wanted[2:], strict=False)
+                ]
             if number or mask[0]:
                 through = dot(d_gates, weights[0], (2,), (0,))
                 d_input = through if d_input is None else d_input + through
@@ -247,10 +377,15 @@ def recurrent_backward(cell, bidirectional, has_biases, mask, grad, grad_state, 
     return tuple(g for g, wanted in zip(found, mask, strict=True) if wanted)
 
 
-def _recurrence_backward(c: Cell, reverse: bool, grad, grad_state, weight, state, output, saved, lives) -> tuple[Instruction, Instruction, list]:
+def _recurrence_backward(
+    c: Cell, reverse: bool, grad, grad_state, weight, state, output, saved, lives
+) -> tuple[Instruction, Instruction, list]:
     """Gradients of (the inputs' gates, the hidden state's gates, the first state) of one direction."""
     dtype, length = output.shape.dtype, output.shape.dims[0]
-    carry = [promote.full(0, dtype, s.shape.dims) if g is None else g for g, s in zip(grad_state, state, strict=True)]
+    carry = [
+        promote.full(0, dtype, s.shape.dims) if g is None else g
+        for g, s in zip(grad_state, state, strict=True)
+    ]
     xs = [output, *saved, *([] if grad is None else [grad]), *lives]
 
     def step(carry, x, rest):
@@ -261,7 +396,10 @@ def _recurrence_backward(c: Cell, reverse: bool, grad, grad_state, weight, state
             grads[0] = grads[0] + compute(x[-1])
         zeros = [g.like(0) for g in grads]
         inputs, hidden, before = c.backward(_where(alive, grads, zeros), output, saved)
-        joined = [promote.cast(_joined(part).x, dtype) for part in ([inputs] if inputs is hidden else [inputs, hidden])]
+        joined = [
+            promote.cast(_joined(part).x, dtype)
+            for part in ([inputs] if inputs is hidden else [inputs, hidden])
+        ]
         through = dot(joined[-1], rest[0], (1,), (0,))
         before = [through if before[0] is None else before[0] + through, *before[1:]]
         if alive:
@@ -272,7 +410,9 @@ def _recurrence_backward(c: Cell, reverse: bool, grad, grad_state, weight, state
     return ys[0], ys[-1], first
 
 
-def _before(output: Instruction, state: Instruction, n: int, direction: int, width: int) -> Instruction:
+def _before(
+    output: Instruction, state: Instruction, n: int, direction: int, width: int
+) -> Instruction:
     """The hidden state before every time step."""
     out, length = _part(output, direction, width), output.shape.dims[0]
     ends = (1, length) if direction else (0, length - 1)
@@ -291,13 +431,20 @@ def _gates(x: Instruction, bias: Instruction | None, n: int) -> list[Expr]:
 
 
 def _results(*values) -> tuple:
-    return tuple(None if v is None or s is None else promote.cast(v.x, s.dtype) for v, s in zip(values, expected(), strict=True))
+    return tuple(
+        None if v is None or s is None else promote.cast(v.x, s.dtype)
+        for v, s in zip(values, expected(), strict=True)
+    )
 
 
 @lowers(aten._thnn_fused_lstm_cell)
 def lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden_bias=None):
     """(hy, cy, workspace): the workspace holds the four activated gates."""
-    (hy, cy), saved = _lstm(_gates(input_gates, input_bias, 4), _gates(hidden_gates, hidden_bias, 4), [None, compute(cx)])
+    (hy, cy), saved = _lstm(
+        _gates(input_gates, input_bias, 4),
+        _gates(hidden_gates, hidden_bias, 4),
+        [None, compute(cx)],
+    )
     return _results(hy, cy, _joined(saved[:4]))
 
 
@@ -314,7 +461,9 @@ def lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace, has_bias):
 @lowers(aten._thnn_fused_gru_cell)
 def gru_cell(input_gates, hidden_gates, hx, input_bias=None, hidden_bias=None):
     """(hy, workspace): reset, update, new gates, the old state, and the hidden part of the new gate."""
-    (hy,), saved = _gru(_gates(input_gates, input_bias, 3), _gates(hidden_gates, hidden_bias, 3), [compute(hx)])
+    (hy,), saved = _gru(
+        _gates(input_gates, input_bias, 3), _gates(hidden_gates, hidden_bias, 3), [compute(hx)]
+    )
     return _results(hy, _joined(saved))
 
 

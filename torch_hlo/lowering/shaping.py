@@ -1,4 +1,5 @@
 """Moving elements: short forms of slice, transpose, pad, concatenate, gather, reduce used by all lowerings."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -29,7 +30,9 @@ def slice_dim(x: Instruction, dim: int, start: Size, stop: Size, step: int = 1) 
     dim = axis(dim, x.shape.rank)
     if isinstance(start, int) and start == 0 and stop == x.shape.dims[dim] and step == 1:
         return x
-    ranges = tuple((start, stop, step) if i == dim else (0, d, 1) for i, d in enumerate(x.shape.dims))
+    ranges = tuple(
+        (start, stop, step) if i == dim else (0, d, 1) for i, d in enumerate(x.shape.dims)
+    )
     return instr("slice", (x,), slice=ranges)
 
 
@@ -73,7 +76,11 @@ def move_dim(x: Instruction, source: int, target: int) -> Instruction:
 
 
 def concatenate(xs: Sequence[Instruction], dim: int) -> Instruction:
-    return xs[0] if len(xs) == 1 else instr("concatenate", tuple(xs), dimensions=(axis(dim, xs[0].shape.rank),))
+    return (
+        xs[0]
+        if len(xs) == 1
+        else instr("concatenate", tuple(xs), dimensions=(axis(dim, xs[0].shape.rank),))
+    )
 
 
 def stack(xs: Sequence[Instruction], dim: int) -> Instruction:
@@ -89,8 +96,12 @@ def pad(x: Instruction, padding: Sequence[tuple], value=0) -> Instruction:
     return instr("pad", (x, promote.scalar(value, x.shape.dtype)), padding=full)
 
 
-def pad_dim(x: Instruction, dim: int, low: Size, high: Size, interior: int = 0, value=0) -> Instruction:
-    return pad(x, [(low, high, interior) if i == dim else (0, 0, 0) for i in range(x.shape.rank)], value)
+def pad_dim(
+    x: Instruction, dim: int, low: Size, high: Size, interior: int = 0, value=0
+) -> Instruction:
+    return pad(
+        x, [(low, high, interior) if i == dim else (0, 0, 0) for i in range(x.shape.rank)], value
+    )
 
 
 def reverse(x: Instruction, dims: Sequence[int]) -> Instruction:
@@ -130,7 +141,9 @@ def gather_dim(x: Instruction, indices: Instruction, dim: int) -> Instruction:
     dim = axis(dim, x.shape.rank)
     rank, n = x.shape.rank, indices.shape.rank
     if _is_zero(x.shape.dims[dim]):  # nothing to pick from: no index either
-        return promote.full(0, x.shape.dtype, (*x.shape.dims[:dim], *indices.shape.dims, *x.shape.dims[dim + 1 :]))
+        return promote.full(
+            0, x.shape.dtype, (*x.shape.dims[:dim], *indices.shape.dims, *x.shape.dims[dim + 1 :])
+        )
     offset = tuple(range(dim)) + tuple(range(dim + n, rank - 1 + n))
     return instr(
         "gather", (x, indices), offset_dims=offset, collapsed_slice_dims=(dim,), start_index_map=(dim,), index_vector_dim=n,
@@ -138,7 +151,14 @@ def gather_dim(x: Instruction, indices: Instruction, dim: int) -> Instruction:
     )  # fmt: skip
 
 
-def scatter_dim(x: Instruction, indices: Instruction, updates: Instruction, dim: int, op: str | None = "add", unique: bool = False) -> Instruction:
+def scatter_dim(
+    x: Instruction,
+    indices: Instruction,
+    updates: Instruction,
+    dim: int,
+    op: str | None = "add",
+    unique: bool = False,
+) -> Instruction:
     """Inverse of gather_dim: fold `updates` into `x` at `indices` along `dim`; `op` None overwrites."""
     dim = axis(dim, x.shape.rank)
     n = indices.shape.rank
@@ -157,7 +177,14 @@ def wrap_negative(indices: Instruction, size: Size) -> Instruction:
         return indices
     zero = promote.full(0, indices.shape.dtype, indices.shape.dims)
     below = instr("compare", (indices, zero), direction="LT")
-    return instr("select", (below, instr("add", (indices, promote.full(size, indices.shape.dtype, indices.shape.dims))), indices))
+    return instr(
+        "select",
+        (
+            below,
+            instr("add", (indices, promote.full(size, indices.shape.dtype, indices.shape.dims))),
+            indices,
+        ),
+    )
 
 
 def update_slice(x: Instruction, update: Instruction, starts: Sequence[Size]) -> Instruction:
@@ -169,7 +196,13 @@ def update_slice(x: Instruction, update: Instruction, starts: Sequence[Size]) ->
 def _batching(x: Instruction, indices: Instruction, dim: int) -> tuple[int, ...] | None:
     """The dimensions besides `dim`, when `indices` goes through all of `x` along them."""
     others = tuple(d for d in range(x.shape.rank) if d != dim)
-    return others if others and all(indices.shape.dims[d] == x.shape.dims[d] for d in others) and not _is_zero(x.shape.dims[dim]) else None
+    return (
+        others
+        if others
+        and all(indices.shape.dims[d] == x.shape.dims[d] for d in others)
+        and not _is_zero(x.shape.dims[dim])
+        else None
+    )
 
 
 def take_along(x: Instruction, indices: Instruction, dim: int) -> Instruction:
@@ -184,12 +217,16 @@ def take_along(x: Instruction, indices: Instruction, dim: int) -> Instruction:
     )  # fmt: skip
 
 
-def put_along(x: Instruction, indices: Instruction, updates: Instruction, dim: int, op: str | None = "add") -> Instruction:
+def put_along(
+    x: Instruction, indices: Instruction, updates: Instruction, dim: int, op: str | None = "add"
+) -> Instruction:
     """Inverse of take_along: fold `updates` into `x`; `op` None overwrites."""
     dim = axis(dim, x.shape.rank)
     others = _batching(x, indices, dim)
     if others is None:
-        flat = scatter_dim(reshape(x, (x.shape.size,)), linear_index(x.shape.dims, indices, dim), updates, 0, op)
+        flat = scatter_dim(
+            reshape(x, (x.shape.size,)), linear_index(x.shape.dims, indices, dim), updates, 0, op
+        )
         return reshape(flat, x.shape.dims)
     return instr(
         "scatter", (x, indices, updates), update_window_dims=(), inserted_window_dims=(dim,), scatter_dims_to_operand_dims=(dim,), input_batching_dims=others,
@@ -210,5 +247,3 @@ def linear_index(dims: Sequence[Size], indices: Instruction, dim: int) -> Instru
 
 def get(x: Instruction, index: int) -> Instruction:
     return instr("get-tuple-element", (x,), index=index)
-
-

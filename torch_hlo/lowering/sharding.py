@@ -4,6 +4,7 @@
 A recorded value that is annotated, and `mark_sharding` under torch.compile, become this operation; it is lowered to XLA's annotation, a custom-call
 with target "Sharding". Its gradient has the same sharding.
 """
+
 from __future__ import annotations
 
 from functools import lru_cache
@@ -86,7 +87,9 @@ def _(x: torch.Tensor, sharding: str, dims: list[int]) -> torch.Tensor:
 
 def _manual(sharding: Sharding) -> Sharding:
     mesh = sharding.mesh
-    return Sharding(mesh, (DimSharding(),) * sharding.rank, manual=tuple(mesh.axis(name) for name in mesh.names))
+    return Sharding(
+        mesh, (DimSharding(),) * sharding.rank, manual=tuple(mesh.axis(name) for name in mesh.names)
+    )
 
 
 def _boundary(target: str, x: Instruction, sharding: Sharding, shape: Shape) -> Instruction:
@@ -96,14 +99,23 @@ def _boundary(target: str, x: Instruction, sharding: Sharding, shape: Shape) -> 
 @lowers(torch.ops.torch_hlo.to_blocks.default)
 def _to_blocks(x, text):
     whole = decode(text)
-    return _boundary("SPMDFullToShardShape", annotated(x, whole), _manual(whole), x.shape.with_dims(whole.shard_dims(x.shape.dims)))
+    return _boundary(
+        "SPMDFullToShardShape",
+        annotated(x, whole),
+        _manual(whole),
+        x.shape.with_dims(whole.shard_dims(x.shape.dims)),
+    )
 
 
 @lowers(torch.ops.torch_hlo.from_blocks.default)
 def _from_blocks(x, text, dims):
     whole = decode(text)
-    return _boundary("SPMDShardToFullShape", annotated(x, _manual(whole)), whole, x.shape.with_dims(tuple(dims)))
+    return _boundary(
+        "SPMDShardToFullShape", annotated(x, _manual(whole)), whole, x.shape.with_dims(tuple(dims))
+    )
 
 
 # Operations whose second argument is the note.
-ANNOTATIONS = frozenset((SHARD, torch.ops.torch_hlo.to_blocks.default, torch.ops.torch_hlo.from_blocks.default))
+ANNOTATIONS = frozenset(
+    (SHARD, torch.ops.torch_hlo.to_blocks.default, torch.ops.torch_hlo.from_blocks.default)
+)

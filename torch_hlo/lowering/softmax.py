@@ -1,4 +1,5 @@
 """softmax and log_softmax, forward and backward."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """Sorting and order statistics: sort, topk, kthvalue, median, mode, searchsorted, histograms. nan is the largest value."""
+
 from __future__ import annotations
 
 import torch
@@ -13,7 +14,17 @@ from torch_hlo.lowering.expr import Expr, is_nan, is_number, minimum, where
 from torch_hlo.lowering.promote import broadcast_to, reshape
 from torch_hlo.lowering.reduce import arg_extreme, extreme, fold, result
 from torch_hlo.lowering.registry import LoweringError, expected, lowers, nested
-from torch_hlo.lowering.shaping import add_dim, axis, gather_dim, iota, scatter_dim, select_dim, slice_dim, swap, take_along
+from torch_hlo.lowering.shaping import (
+    add_dim,
+    axis,
+    gather_dim,
+    iota,
+    scatter_dim,
+    select_dim,
+    slice_dim,
+    swap,
+    take_along,
+)
 
 aten = torch.ops.aten
 
@@ -79,7 +90,9 @@ def median_dim(x, dim, keepdim=False):
     # A nan anywhere is the median; its first position the index.
     top, place = arg_extreme(Expr(x), dim, True)
     bad = is_nan(Expr(result(top)))
-    return where(bad, Expr(result(top)), Expr(value)).x, where(bad, Expr(result(place, 1)), Expr(index)).x
+    return where(bad, Expr(result(top)), Expr(value)).x, where(
+        bad, Expr(result(place, 1)), Expr(index)
+    ).x
 
 
 @lowers(aten.median.default)
@@ -102,7 +115,9 @@ def nanmedian_dim(x, dim, keepdim=False):
     values, order = sorted_along(x, dim, False)
     numbers = fold((~is_nan(Expr(x))).cast("s64"), (dim,))
     middle = add_dim(where(numbers > 0, (numbers - 1) / 2, 0).x, dim)
-    return result(Expr(take_along(values, middle, dim))), result(Expr(take_along(order, middle, dim)), 1)
+    return result(Expr(take_along(values, middle, dim))), result(
+        Expr(take_along(order, middle, dim)), 1
+    )
 
 
 @lowers(aten.nanmedian.default)
@@ -120,7 +135,9 @@ def mode(x, dim=-1, keepdim=False):
     values, order = sorted_along(swap(x, dim, -1), -1, False)
     v = Expr(values)
     pairs = (*v.dims, v.dims[-1])
-    same = Expr(broadcast_to(add_dim(values, v.x.shape.rank), pairs)).eq(Expr(broadcast_to(add_dim(values, v.x.shape.rank - 1), pairs)))
+    same = Expr(broadcast_to(add_dim(values, v.x.shape.rank), pairs)).eq(
+        Expr(broadcast_to(add_dim(values, v.x.shape.rank - 1), pairs))
+    )
     counts = fold(same.cast("s64"), (len(pairs) - 1,))
     # Along the sorted row the first of the most frequent values; its run ends count - 1 later.
     most, first = arg_extreme(counts, len(v.dims) - 1, True)
@@ -198,6 +215,10 @@ def histc(x, bins=100, min=0, max=0):
     else:
         position = (value.cast("s64") - low.cast("s64")) * bins / (high - low).cast("s64")
     position = where(position >= bins, bins - 1, where(inside, position, 0))
-    counts = scatter_dim(promote.full(0, value.dtype, (bins,)), where(inside, position, 0).x, inside.cast(value.dtype).x, 0)
+    counts = scatter_dim(
+        promote.full(0, value.dtype, (bins,)),
+        where(inside, position, 0).x,
+        inside.cast(value.dtype).x,
+        0,
+    )
     return promote.cast(counts, shape.dtype)
-

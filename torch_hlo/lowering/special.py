@@ -1,4 +1,5 @@
 """Special functions: erfc, erfinv, lgamma, digamma, polygamma, zeta, igamma, ndtri, … from classical expansions (Cephes, Lanczos)."""
+
 from __future__ import annotations
 
 import math
@@ -68,7 +69,9 @@ def ndtr(x):
 def log_ndtr(x):
     t = x * math.sqrt(0.5)
     low = where(t < -1, -t, 1)
-    return where(t < -1, log(erfcx_positive(low) * 0.5) - t * t, log1p(erfc(where(t < -1, 0, t)) * -0.5))
+    return where(
+        t < -1, log(erfcx_positive(low) * 0.5) - t * t, log1p(erfc(where(t < -1, 0, t)) * -0.5)
+    )
 
 
 # Quantile of the normal distribution: central part, and tails in sqrt(-2 log p) below and above 8
@@ -116,7 +119,9 @@ def ndtri(p):
     z = 1 / t
     tail = t - log(t) / t - z * where(t < 8, ratio(z, *_NDTRI[1]), ratio(z, *_NDTRI[2]))
     value = where(central, middle, where(upper, tail, -tail))
-    return where(p.eq(0), -math.inf, where(p.eq(1), math.inf, where((p > 0) & (p < 1), value, math.nan)))
+    return where(
+        p.eq(0), -math.inf, where(p.eq(1), math.inf, where((p > 0) & (p < 1), value, math.nan))
+    )
 
 
 # Gamma function
@@ -302,7 +307,9 @@ def entr(x):
 @pointwise(aten.special_spherical_bessel_j0)
 def spherical_bessel_j0(x):
     square = x * x
-    series = polynomial(square, [1 / math.factorial(2 * k + 1) * (-1) ** k for k in range(6, -1, -1)])
+    series = polynomial(
+        square, [1 / math.factorial(2 * k + 1) * (-1) ** k for k in range(6, -1, -1)]
+    )
     return where(absolute(x) < 0.5, series, where(absolute(x).eq(math.inf), 0, sin(x) / x))
 
 

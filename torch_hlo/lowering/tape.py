@@ -7,6 +7,7 @@ of a node is where its words begin, and that of its first result; other results 
 used first: the number of its shape. Values remember places counted over all tapes, `base` is where the present one begins. A value from
 before has none on it: then, and for arguments that have no form, the tape is not `exact`, and the graph itself has to be looked at.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -31,7 +32,18 @@ STATIC: dict[type, Callable] = {
     float: lambda x: ("float", x.hex()),
     complex: lambda x: ("complex", x.real.hex(), x.imag.hex()),
     torch.Size: lambda x: ("ints", *x) if x else ("list",),
-    **{kind: lambda x: x for kind in (str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis))},
+    **{
+        kind: lambda x: x
+        for kind in (
+            str,
+            type(None),
+            torch.dtype,
+            torch.device,
+            torch.layout,
+            torch.memory_format,
+            type(Ellipsis),
+        )
+    },
 }
 
 
@@ -115,7 +127,9 @@ class Tape:
         except KeyError:
             self.exact = False
             return words
-        key += [out and out.dtype for out in node.outs]  # may depend on global state (the default dtype)
+        key += [
+            out and out.dtype for out in node.outs
+        ]  # may depend on global state (the default dtype)
         words[0] = form_of(tuple(key))
         return words
 

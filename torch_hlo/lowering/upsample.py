@@ -4,6 +4,7 @@ A dimension is resampled on its own: `taps` gives, for each output position, a f
 tables of constants, and turned around they say for each source position which outputs it went to: the gradient is then resampled as
 images are. With symbolic sizes the gradient is scattered.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -35,7 +36,9 @@ def _step(size: Size, out: Size, scale, dtype: str) -> Expr:
     """Source distance between neighbouring outputs: 1 / scale factor if one was given, else the ratio of sizes."""
     if isinstance(scale, Weak) or (scale is not None and scale > 0):
         return (1 / Expr(promote.scalar(scale, "f64"))).cast(dtype)
-    return Expr(promote.count_elements((size,), dtype)) / Expr(promote.count_elements((out,), dtype))
+    return Expr(promote.count_elements((size,), dtype)) / Expr(
+        promote.count_elements((out,), dtype)
+    )
 
 
 def _clip(position: Expr, size: Size) -> Expr:
@@ -43,11 +46,20 @@ def _clip(position: Expr, size: Size) -> Expr:
 
 
 def nearest(size: Size, out: Size, align: bool, scale, dtype: str) -> list[Tap]:
-    return [(_clip(floor(_index(out, dtype) * _step(size, out, scale, dtype)).cast("s64"), size), None)]
+    return [
+        (_clip(floor(_index(out, dtype) * _step(size, out, scale, dtype)).cast("s64"), size), None)
+    ]
 
 
 def nearest_exact(size: Size, out: Size, align: bool, scale, dtype: str) -> list[Tap]:
-    return [(_clip(floor((_index(out, dtype) + 0.5) * _step(size, out, scale, dtype)).cast("s64"), size), None)]
+    return [
+        (
+            _clip(
+                floor((_index(out, dtype) + 0.5) * _step(size, out, scale, dtype)).cast("s64"), size
+            ),
+            None,
+        )
+    ]
 
 
 def _source(size: Size, out: Size, align: bool, scale, dtype: str) -> Expr:
@@ -55,7 +67,9 @@ def _source(size: Size, out: Size, align: bool, scale, dtype: str) -> Expr:
     if align:
         if isinstance(out, int) and out == 1:
             return i * 0
-        step = Expr(promote.count_elements((size - 1,), dtype)) / Expr(promote.count_elements((out - 1,), dtype))
+        step = Expr(promote.count_elements((size - 1,), dtype)) / Expr(
+            promote.count_elements((out - 1,), dtype)
+        )
         return i * step
     return (i + 0.5) * _step(size, out, scale, dtype) - 0.5
 
@@ -104,7 +118,15 @@ def antialiased(kernel: Callable, reach: float) -> Callable:
     def taps(size: Size, out: Size, align: bool, scale, dtype: str) -> list[Tap]:
         if not isinstance(size, int) or not isinstance(out, int) or isinstance(scale, Weak):
             raise LoweringError("antialiased resampling needs known sizes and scales")
-        ratio = (size - 1) / (out - 1) if align and out > 1 else 0.0 if align else 1 / scale if scale else size / out
+        ratio = (
+            (size - 1) / (out - 1)
+            if align and out > 1
+            else 0.0
+            if align
+            else 1 / scale
+            if scale
+            else size / out
+        )
         stretch = max(ratio, 1.0)
         center = (_index(out, dtype) + 0.5) * ratio  # with align_corners, too
         support = reach * stretch
@@ -148,10 +170,15 @@ def _reads(x: Instruction) -> bool:
 
 
 def constant_taps(found: list[tuple[np.ndarray, np.ndarray | None]], dtype: str) -> list[Tap]:
-    return [(Expr(build.constant(p, "s32")), None if w is None else Expr(build.constant(w, dtype))) for p, w in found]
+    return [
+        (Expr(build.constant(p, "s32")), None if w is None else Expr(build.constant(w, dtype)))
+        for p, w in found
+    ]
 
 
-def turned(found: list[tuple[np.ndarray, np.ndarray | None]], size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def turned(
+    found: list[tuple[np.ndarray, np.ndarray | None]], size: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Taps [size] that read for each source position the outputs it is part of; missing ones repeat the last with weight 0."""
     uses: list[dict[int, float]] = [{} for _ in range(size)]
     for positions, weights in found:
@@ -163,7 +190,10 @@ def turned(found: list[tuple[np.ndarray, np.ndarray | None]], size: int) -> list
     for row in rows:
         last = row[-1][0] if row else last
         row += [(last, 0.0)] * (most - len(row))
-    return [(np.array([row[t][0] for row in rows]), np.array([row[t][1] for row in rows])) for t in range(most)]
+    return [
+        (np.array([row[t][0] for row in rows]), np.array([row[t][1] for row in rows]))
+        for t in range(most)
+    ]
 
 
 def resample_adjoint(grad: Expr, dim: int, size: Size, taps: list[Tap]) -> Expr:
@@ -181,7 +211,9 @@ def resample_adjoint(grad: Expr, dim: int, size: Size, taps: list[Tap]) -> Expr:
 
 
 def _along(vector: Expr, dims, dim: int) -> Expr:
-    return Expr(broadcast_to(reshape(vector.x, (*vector.dims, *(1,) * (len(dims) - dim - 1))), dims))
+    return Expr(
+        broadcast_to(reshape(vector.x, (*vector.dims, *(1,) * (len(dims) - dim - 1))), dims)
+    )
 
 
 def _in_memory(x: Expr) -> Expr:
@@ -201,7 +233,9 @@ def _forward(taps: Callable, has_align: bool):
         copies = taps in (nearest, nearest_exact)
         dtype = promote.compute_type(x.shape.dtype) if promote.is_floating(x.shape.dtype) else "f32"
         value = Expr(x) if copies else Expr(promote.cast(x, dtype))
-        for d, scale in reversed([*enumerate(_scales(scales, n), 2)]):  # the innermost first, while arrays are small: it is the dearest
+        for d, scale in reversed(
+            [*enumerate(_scales(scales, n), 2)]
+        ):  # the innermost first, while arrays are small: it is the dearest
             if not copies and d < n + 1:
                 value = _in_memory(value)
             value = resample(value, d, taps(value.dims[d], shape.dims[d], align, scale, dtype))
@@ -221,7 +255,9 @@ def _backward(taps: Callable, has_align: bool):
         for d, scale in enumerate(_scales(scales, n), 2):
             if d > 2:
                 g = _in_memory(g)
-            g = resample_adjoint(g, d, shape.dims[d], taps(shape.dims[d], g.dims[d], align, scale, g.dtype))
+            g = resample_adjoint(
+                g, d, shape.dims[d], taps(shape.dims[d], g.dims[d], align, scale, g.dtype)
+            )
         return promote.cast(g.x, shape.dtype)
 
     return lowering
@@ -237,4 +273,3 @@ _MODES = {
 for _name, (_taps, _align) in _MODES.items():
     lowers(getattr(aten, _name).default)(_forward(_taps, _align))
     lowers(getattr(aten, f"{_name}_backward").default)(_backward(_taps, _align))
-

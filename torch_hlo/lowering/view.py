@@ -1,4 +1,5 @@
 """Views as pure functions, and the *_scatter ops that write through one."""
+
 from __future__ import annotations
 
 import torch
@@ -157,7 +158,9 @@ def _matrix_back(x: Instruction, dim1: int, dim2: int) -> Instruction:
 @lowers(aten.diagonal_scatter)
 def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
     matrix = _matrix_last(x, dim1, dim2)
-    return _matrix_back(_write_diagonal(matrix, promote.cast(src, x.shape.dtype), offset), dim1, dim2)
+    return _matrix_back(
+        _write_diagonal(matrix, promote.cast(src, x.shape.dtype), offset), dim1, dim2
+    )
 
 
 def _write_diagonal(matrix: Instruction, src: Instruction, offset: int) -> Instruction:
@@ -184,7 +187,9 @@ def on_diagonal(dims, offset: int = 0, direction: str = "EQ") -> Instruction:
 
 @lowers(aten.diagonal_backward)
 def diagonal_backward(grad, sizes, offset, dim1, dim2):
-    return diagonal_scatter(promote.full(0, grad.shape.dtype, expected()[0].dims), grad, offset, dim1, dim2)
+    return diagonal_scatter(
+        promote.full(0, grad.shape.dtype, expected()[0].dims), grad, offset, dim1, dim2
+    )
 
 
 @lowers(aten.diag_embed)
@@ -215,7 +220,9 @@ def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
     if step == 1:
         return update_slice(x, src, [start if d == dim else 0 for d in range(x.shape.rank)])
     spread = pad_dim(src, dim, start, size - stop, step - 1)
-    mask = pad_dim(promote.full(True, "pred", src.shape.dims), dim, start, size - stop, step - 1, False)
+    mask = pad_dim(
+        promote.full(True, "pred", src.shape.dims), dim, start, size - stop, step - 1, False
+    )
     return instr("select", (mask, spread, x))
 
 
@@ -280,13 +287,18 @@ def as_strided(x, size, stride, storage_offset=None):
 
 
 def _is_row_major(dims, stride) -> bool:
-    return all(a == b or (isinstance(d, int) and d == 1) for a, b, d in zip(stride, row_major_strides(dims), dims, strict=True))
+    return all(
+        a == b or (isinstance(d, int) and d == 1)
+        for a, b, d in zip(stride, row_major_strides(dims), dims, strict=True)
+    )
 
 
 def _strided_indices(dims, stride, offset) -> Instruction:
     index = promote.full(offset, "s64", dims)
     for i, s in enumerate(stride):
-        index = instr("add", (index, instr("multiply", (iota(dims, i), promote.full(s, "s64", dims)))))
+        index = instr(
+            "add", (index, instr("multiply", (iota(dims, i), promote.full(s, "s64", dims))))
+        )
     return index
 
 
@@ -333,7 +345,11 @@ def view_dtype(x, dtype):
         return x if x.shape.dtype == shape.dtype else _bits(x, shape)
     if shape.kind == "c":
         part = promote.real_type(shape.dtype)
-        x = x if x.shape.dtype == part else _bits(x, Shape(part, (*shape.dims[:-1], shape.dims[-1] * 2)))
+        x = (
+            x
+            if x.shape.dtype == part
+            else _bits(x, Shape(part, (*shape.dims[:-1], shape.dims[-1] * 2)))
+        )
         return view_as_complex(reshape(x, (*shape.dims, 2)))
     return _bits(x, shape)
 
@@ -352,7 +368,11 @@ def _bits(x: Instruction, shape: Shape) -> Instruction:
 def cat(tensors, dim=0):
     shape = expected()[0]
     # torch lets legacy empty tensors of shape [0] take part.
-    tensors = [t for t in tensors if not (t.shape.rank == 1 and t.shape.dims[0] == 0 and len(shape.dims) != 1)]
+    tensors = [
+        t
+        for t in tensors
+        if not (t.shape.rank == 1 and t.shape.dims[0] == 0 and len(shape.dims) != 1)
+    ]
     if not tensors:
         return promote.full(0, shape.dtype, shape.dims)
     return concatenate([promote.cast(t, shape.dtype) for t in tensors], dim)
@@ -367,7 +387,11 @@ def stack_(tensors, dim=0):
 def repeat(x, repeats):
     dims = (1,) * (len(repeats) - x.shape.rank) + x.shape.dims
     mixed = [d for pair in zip((1,) * len(dims), dims, strict=True) for d in pair]
-    target = [d for pair in zip((1,) * (len(dims) - len(repeats)) + tuple(repeats), dims, strict=True) for d in pair]
+    target = [
+        d
+        for pair in zip((1,) * (len(dims) - len(repeats)) + tuple(repeats), dims, strict=True)
+        for d in pair
+    ]
     return reshape(broadcast_to(reshape(x, mixed), target), expected()[0].dims)
 
 
@@ -394,13 +418,19 @@ def _roll(x: Instruction, shift: Size, dim: int) -> Instruction:
         if isinstance(size, int):
             shift = shift % size if size else 0
         elif shift < 0:
-            shift = shift + size  # assumes |shift| <= size, as no symbolic remainder may be negative
+            shift = (
+                shift + size
+            )  # assumes |shift| <= size, as no symbolic remainder may be negative
     if isinstance(shift, Dim):
         if any(c < 0 for _, c in shift.terms):
             raise LoweringError(f"roll by {shift}, which may be negative")
         size, zero = promote.size_value(size), promote.constant(0, "s64")
         start = instr("subtract", (size, instr("remainder", (promote.size_value(shift), size))))
-        return build.dynamic_slice(concatenate([x, x], dim), [start if d == dim % x.shape.rank else zero for d in range(x.shape.rank)], x.shape.dims)
+        return build.dynamic_slice(
+            concatenate([x, x], dim),
+            [start if d == dim % x.shape.rank else zero for d in range(x.shape.rank)],
+            x.shape.dims,
+        )
     if shift == 0:
         return x
     cut = size - shift
@@ -417,4 +447,3 @@ def sum_to(x: Instruction, dims) -> Instruction:
     lead = x.shape.rank - len(dims)
     repeated = [i for i, d in enumerate(x.shape.dims) if i < lead or (dims[i - lead] != d)]
     return reshape(reduce(x, repeated), dims)
-

@@ -1,5 +1,6 @@
 """Programs that another compiler has optimised, made ours: XLA's fusions are undone (our own passes fuse), and library calls that have
 an opcode become it."""
+
 from __future__ import annotations
 
 from torch_hlo.hlo import build as b
@@ -67,7 +68,11 @@ def _top_k(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction | N
 def _approximate_top_k(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction | None:
     """The exact one: of (values, indices, initial value, initial index), an initial value above zero asks for the smallest."""
     initial = operands[2] if len(operands) == 4 else None
-    if initial is None or initial.op != "constant" or "true" not in (x.get("backend_config") or "").partition("aggregate_to_topk")[2][:8]:
+    if (
+        initial is None
+        or initial.op != "constant"
+        or "true" not in (x.get("backend_config") or "").partition("aggregate_to_topk")[2][:8]
+    ):
         return None
     values, indices = operands[:2]
     options = lapack.options(x["backend_config"])
@@ -78,13 +83,17 @@ def _approximate_top_k(x: Instruction, operands: tuple[Instruction, ...]) -> Ins
 
 
 def _first(x: Instruction, axis: int, k: int) -> Instruction:
-    return b.slice_(x, (0,) * x.shape.rank, tuple(k if d == axis else n for d, n in enumerate(x.shape.dims)))
+    return b.slice_(
+        x, (0,) * x.shape.rank, tuple(k if d == axis else n for d, n in enumerate(x.shape.dims))
+    )
 
 
 def _cholesky(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
     """(factor, s32: nonzero where the matrix is not positive definite)."""
     (a,) = operands
-    factor = b.cholesky(a, lapack.options(x.get("backend_config")).get("uplo", ord("L")) == ord("L"))
+    factor = b.cholesky(
+        a, lapack.options(x.get("backend_config")).get("uplo", ord("L")) == ord("L")
+    )
     part = b.real(factor) if factor.shape.kind == "c" else factor
     bad = b.convert(b.compare(part, part, "NE"), "s32")
     rank = a.shape.rank
@@ -102,7 +111,12 @@ def _triangular_solve(x: Instruction, operands: tuple[Instruction, ...]) -> Inst
     )  # fmt: skip
 
 
-_LIBRARY = {"TopK": _top_k, "ApproxTopK": _approximate_top_k, "potrf": _cholesky, "trsm": _triangular_solve}
+_LIBRARY = {
+    "TopK": _top_k,
+    "ApproxTopK": _approximate_top_k,
+    "potrf": _cholesky,
+    "trsm": _triangular_solve,
+}
 
 
 def _foreign(x: Instruction) -> bool:

@@ -1,4 +1,5 @@
 """`aot`: programs as shared libraries, object files and WebAssembly modules, see docs/aot.md."""
+
 from __future__ import annotations
 
 import argparse
@@ -12,19 +13,40 @@ from torch_hlo.tools.text_api import load
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     cpus = "; ".join(f"{name}: {', '.join(p.cpus)}" for name, p in PLATFORMS.items())
-    parser.add_argument("file", help="HLO or StableHLO text, or a program saved by torch.export.save (.pt2)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="MODEL.so, MODEL.o or MODEL.wasm; the header is written beside it (default: the input's name)")
+    parser.add_argument(
+        "file", help="HLO or StableHLO text, or a program saved by torch.export.save (.pt2)"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="MODEL.so, MODEL.o or MODEL.wasm; the header is written beside it (default: the input's name)",
+    )
     parser.add_argument("--target", default="host", help=f"host (default), {', '.join(PLATFORMS)}")
-    parser.add_argument("--cpu", help=f"the least processor that has to run it: {cpus}; default for host: this machine")
+    parser.add_argument(
+        "--cpu",
+        help=f"the least processor that has to run it: {cpus}; default for host: this machine",
+    )
     parser.add_argument("--name", help="prefix of the C names (default: the output's name)")
-    parser.add_argument("--weights", choices=("embed", "beside"), default="embed", help="constants in the library (default) or in a file beside it")
+    parser.add_argument(
+        "--weights",
+        choices=("embed", "beside"),
+        default="embed",
+        help="constants in the library (default) or in a file beside it",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from torch_hlo import aot
 
-    options = {"target": args.target, "cpu": args.cpu, "output": args.output or _default(args), "name": args.name, "weights": args.weights}
+    options = {
+        "target": args.target,
+        "cpu": args.cpu,
+        "output": args.output or _default(args),
+        "name": args.name,
+        "weights": args.weights,
+    }
     if zipfile.is_zipfile(args.file):
         files = aot.compile(_exported(args.file), **options)
     else:

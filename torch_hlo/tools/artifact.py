@@ -1,8 +1,9 @@
 """StableHLO portable artifacts (MLIR bytecode with a version), through jaxlib where it is installed.
 
-    text = artifact_text(open("model.mlirbc", "rb").read())     # what JAX's export and TensorFlow's SavedModels hold
-    data = portable_artifact(module, "1.9.0")                    # readable by every consumer of that version or newer
+text = artifact_text(open("model.mlirbc", "rb").read())     # what JAX's export and TensorFlow's SavedModels hold
+data = portable_artifact(module, "1.9.0")                    # readable by every consumer of that version or newer
 """
+
 from __future__ import annotations
 
 from torch_hlo.hlo.ir import Module
@@ -30,9 +31,13 @@ def portable_artifact(module: Module, version: str | None = None) -> bytes:
     """`module` as a portable artifact of a StableHLO version (default: the oldest that jaxlib writes). Raises UsageError."""
     ir, stablehlo = _mlir()
     try:
-        return stablehlo.serialize_portable_artifact_str(stablehlo_text(module), version or stablehlo.get_minimum_version())
+        return stablehlo.serialize_portable_artifact_str(
+            stablehlo_text(module), version or stablehlo.get_minimum_version()
+        )
     except Exception as error:
-        raise UsageError(f"this program cannot be written as a StableHLO artifact: {error}") from None
+        raise UsageError(
+            f"this program cannot be written as a StableHLO artifact: {error}"
+        ) from None
 
 
 def _mlir():
@@ -40,5 +45,7 @@ def _mlir():
         from jaxlib.mlir import ir
         from jaxlib.mlir.dialects import stablehlo
     except ImportError:
-        raise UsageError("StableHLO bytecode is read and written by jaxlib, which is not installed: pip install jaxlib, or use StableHLO text") from None
+        raise UsageError(
+            "StableHLO bytecode is read and written by jaxlib, which is not installed: pip install jaxlib, or use StableHLO text"
+        ) from None
     return ir, stablehlo

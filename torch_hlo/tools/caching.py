@@ -1,4 +1,5 @@
 """`cache`: look after the programs that are kept on disk between processes (TORCH_HLO_CACHE)."""
+
 from __future__ import annotations
 
 import argparse
@@ -23,7 +24,10 @@ def _clear(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     valid, damaged = cache.verify()
-    print(f"{valid} entries are valid, {len(damaged)} were damaged and are removed" + "".join(f"\n  {name}" for name in damaged))
+    print(
+        f"{valid} entries are valid, {len(damaged)} were damaged and are removed"
+        + "".join(f"\n  {name}" for name in damaged)
+    )
     return int(bool(damaged))
 
 
@@ -41,7 +45,13 @@ def _import(args: argparse.Namespace) -> int:
     return int(bool(rejected))
 
 
-VERBS: dict[str, Callable[[argparse.Namespace], int]] = {"info": _info, "clear": _clear, "verify": _verify, "export": _export, "import": _import}
+VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "info": _info,
+    "clear": _clear,
+    "verify": _verify,
+    "export": _export,
+    "import": _import,
+}
 
 
 def _archive(args: argparse.Namespace) -> str:
@@ -51,6 +61,15 @@ def _archive(args: argparse.Namespace) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("verb", choices=VERBS, help="info; clear; verify (removes damaged entries, exit 1); export or import FILE.tar")
-    parser.add_argument("archive", nargs="?", metavar="FILE.tar", help="import only what you would run: entries are machine code")
+    parser.add_argument(
+        "verb",
+        choices=VERBS,
+        help="info; clear; verify (removes damaged entries, exit 1); export or import FILE.tar",
+    )
+    parser.add_argument(
+        "archive",
+        nargs="?",
+        metavar="FILE.tar",
+        help="import only what you would run: entries are machine code",
+    )
     parser.set_defaults(run=lambda args: VERBS[args.verb](args), file=None)

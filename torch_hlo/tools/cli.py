@@ -3,6 +3,7 @@
 Exit codes: 0 fine, 1 the programs or values differ (or a fault was found), 2 bad usage or a file that cannot be read, 3 the program
 does not compile or run.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -72,7 +73,10 @@ def _complain(message: str, code: int) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m torch_hlo", description=__doc__.partition("\n\n")[0], epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m torch_hlo",
+        description=__doc__.partition("\n\n")[0],
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -81,36 +85,97 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument("file", help="HLO or StableHLO text")
         p.set_defaults(run=fn)
         if inputs:
-            p.add_argument("--input", metavar="X.npz", help="arrays for the parameters, in order; default: random")
+            p.add_argument(
+                "--input",
+                metavar="X.npz",
+                help="arrays for the parameters, in order; default: random",
+            )
             p.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
         return p
 
     run = command("run", _run, "compile and run a program", inputs=True)
-    run.add_argument("--output", metavar="Y.npz", help="write the results (out0, out1, …) instead of printing them")
-    run.add_argument("--compare", choices=("evaluator", "xla"), help="also compute the values there; exit 1 when they differ")
-    run.add_argument("--devices", type=int, metavar="N", help="on N virtual devices (or torchrun's N processes): shardings are carried out")
-    run.add_argument("--time", action="store_true", help="print compile time and the best of several runs")
-    timed = command("profile", _profile, "time every step and compare with the machine's limits", inputs=True)
-    timed.add_argument("--runs", type=int, default=10, help="runs; the best time of each step counts (default 10)")
+    run.add_argument(
+        "--output",
+        metavar="Y.npz",
+        help="write the results (out0, out1, …) instead of printing them",
+    )
+    run.add_argument(
+        "--compare",
+        choices=("evaluator", "xla"),
+        help="also compute the values there; exit 1 when they differ",
+    )
+    run.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="on N virtual devices (or torchrun's N processes): shardings are carried out",
+    )
+    run.add_argument(
+        "--time", action="store_true", help="print compile time and the best of several runs"
+    )
+    timed = command(
+        "profile", _profile, "time every step and compare with the machine's limits", inputs=True
+    )
+    timed.add_argument(
+        "--runs", type=int, default=10, help="runs; the best time of each step counts (default 10)"
+    )
     timed.add_argument("--rows", type=int, default=30, help="steps to show (default 30)")
-    timed.add_argument("--clock", choices=("wall", "thread"), default="wall", help="thread: CPU time, for TORCH_HLO_THREADS=1 on a busy machine")
+    timed.add_argument(
+        "--clock",
+        choices=("wall", "thread"),
+        default="wall",
+        help="thread: CPU time, for TORCH_HLO_THREADS=1 on a busy machine",
+    )
     opt = command("opt", _opt, "run passes and print the program")
-    opt.add_argument("--passes", metavar="A,B,…", help=f"in this order; default: the pipeline. Passes: {', '.join(optimise.passes())}")
-    opt.add_argument("--emit", choices=optimise.EMITS, default="hlo", help="what to print (default hlo)")
+    opt.add_argument(
+        "--passes",
+        metavar="A,B,…",
+        help=f"in this order; default: the pipeline. Passes: {', '.join(optimise.passes())}",
+    )
+    opt.add_argument(
+        "--emit", choices=optimise.EMITS, default="hlo", help="what to print (default hlo)"
+    )
     find = command("bisect", _bisect, "find the pass that changes a program's values", inputs=True)
-    find.add_argument("-o", "--output", metavar="FILE", help="write the program that the guilty pass was given")
+    find.add_argument(
+        "-o", "--output", metavar="FILE", help="write the program that the guilty pass was given"
+    )
     shrink = command("reduce", _reduce, "shrink a program that goes wrong", inputs=True)
-    shrink.add_argument("--check", metavar="COMMAND", help="exits 0 when the program in file {} still fails; default: compiled and evaluated values differ")
+    shrink.add_argument(
+        "--check",
+        metavar="COMMAND",
+        help="exits 0 when the program in file {} still fails; default: compiled and evaluated values differ",
+    )
     shrink.add_argument("--budget", type=int, default=500, help="trials (default 500)")
-    shrink.add_argument("-o", "--output", metavar="FILE", help="write the small program instead of printing it")
-    cut = command("partition", _partition, "the program of one device, from one with sharding annotations; a table of its collectives")
-    cut.add_argument("--explain", action="store_true", help="print why every array is cut as it is, and every collective, instead of the program")
-    cut.add_argument("--update-axes", metavar="X,Y", default="", help="mesh axes over which updates of weights and optimizer states are split")
+    shrink.add_argument(
+        "-o", "--output", metavar="FILE", help="write the small program instead of printing it"
+    )
+    cut = command(
+        "partition",
+        _partition,
+        "the program of one device, from one with sharding annotations; a table of its collectives",
+    )
+    cut.add_argument(
+        "--explain",
+        action="store_true",
+        help="print why every array is cut as it is, and every collective, instead of the program",
+    )
+    cut.add_argument(
+        "--update-axes",
+        metavar="X,Y",
+        default="",
+        help="mesh axes over which updates of weights and optimizer states are split",
+    )
     two = command("diff", _diff, "compare two programs; exit 1 when they differ")
     two.add_argument("other")
     command("explain", _explain, "what a program is made of, costs and becomes")
-    ahead.add_arguments(commands.add_parser("aot", help="compile into a library that needs no Python"))
-    caching.add_arguments(commands.add_parser("cache", help="compiled programs kept on disk: info, clear, verify, export, import"))
+    ahead.add_arguments(
+        commands.add_parser("aot", help="compile into a library that needs no Python")
+    )
+    caching.add_arguments(
+        commands.add_parser(
+            "cache", help="compiled programs kept on disk: info, clear, verify, export, import"
+        )
+    )
     return parser
 
 
@@ -144,7 +209,11 @@ def _run(args) -> int:
         np.savez(args.output, **{f"out{i}": np.asarray(a) for i, (a, _) in enumerate(results)})
     elif not args.compare and not args.time:
         for i, (array, dtype) in enumerate(results):
-            for name, part in [(f"output {i}", array)] if isinstance(array, np.ndarray) else [(f"output {i} of device {d}", a) for d, a in enumerate(array)]:
+            for name, part in (
+                [(f"output {i}", array)]
+                if isinstance(array, np.ndarray)
+                else [(f"output {i} of device {d}", a) for d, a in enumerate(array)]
+            ):
                 print(f"{name}: {dtype}{list(part.shape)}")
                 print(np.array2string(part, threshold=200))
     if args.compare:
@@ -159,7 +228,12 @@ def _wrong(args, module: Module, inputs: Sequence, results) -> str:
     if args.devices is None or devices.is_annotated(module):
         return execute.difference(results, execute.ENGINES[args.compare](module, inputs))
     want = devices.evaluate_on_devices(module, inputs, args.devices)
-    return execute.difference(*([(a, t) for v, t in r for a in (v if isinstance(v, list) else [v])] for r in (results, want)))
+    return execute.difference(
+        *(
+            [(a, t) for v, t in r for a in (v if isinstance(v, list) else [v])]
+            for r in (results, want)
+        )
+    )
 
 
 def _profile(args) -> int:
@@ -209,7 +283,9 @@ def _reduce(args) -> int:
     module = load(args.file)
     given = load_inputs(args.input, len(module.entry.params)) if args.input else None
     fails = _checked_by(args.check) if args.check else _goes_wrong(module, given, args.seed)
-    small = reduction.shrink(module, fails, log=lambda line: print(line, file=sys.stderr), budget=args.budget)
+    small = reduction.shrink(
+        module, fails, log=lambda line: print(line, file=sys.stderr), budget=args.budget
+    )
     text = module_text(small)
     if args.output:
         Path(args.output).write_text(text)
@@ -222,7 +298,11 @@ def _goes_wrong(original: Module, given: Sequence | None, seed: int) -> reductio
     """Whether compiled and evaluated values differ, or compiling fails."""
 
     def fails(module: Module) -> bool:
-        inputs = given if given is not None and module.entry.params == original.entry.params else random_inputs(module, seed)
+        inputs = (
+            given
+            if given is not None and module.entry.params == original.entry.params
+            else random_inputs(module, seed)
+        )
         want = execute.run_evaluator(module, inputs)
         try:
             return bool(execute.difference(execute.run_module(module, inputs), want))
@@ -237,8 +317,12 @@ def _checked_by(command: str) -> reduction.Fails:
         with tempfile.NamedTemporaryFile("w", suffix=".hlo", delete=False) as file:
             file.write(module_text(module))
         try:
-            shown = command.replace("{}", file.name) if "{}" in command else f"{command} {file.name}"
-            return subprocess.run(shown, shell=True, capture_output=True, timeout=600).returncode == 0
+            shown = (
+                command.replace("{}", file.name) if "{}" in command else f"{command} {file.name}"
+            )
+            return (
+                subprocess.run(shown, shell=True, capture_output=True, timeout=600).returncode == 0
+            )
         finally:
             Path(file.name).unlink()
 

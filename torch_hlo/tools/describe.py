@@ -1,4 +1,5 @@
 """`diff` and `explain`: two programs side by side, one program in numbers."""
+
 from __future__ import annotations
 
 import difflib
@@ -17,7 +18,9 @@ def diff(a: Module, b: Module, names: tuple[str, str] = ("a", "b")) -> str:
     """Unified diff of the canonical texts; "" when they are the same program (names and metadata do not count)."""
     if a.entry == b.entry and a.aliases == b.aliases and a.symbols == b.symbols:
         return ""
-    left, right = (module_text(Module("module", m.entry, m.aliases, m.symbols)).splitlines() for m in (a, b))
+    left, right = (
+        module_text(Module("module", m.entry, m.aliases, m.symbols)).splitlines() for m in (a, b)
+    )
     lines = list(difflib.unified_diff(left, right, *names, lineterm="", n=2))
     return "\n".join(lines) if lines else "only the names of computations differ"
 
@@ -31,17 +34,28 @@ def explain(module: Module) -> str:
     lines += [f"  {name} = size {d} of input {i}" for name, i, d in module.symbols]
     lines += [f"  output {o} may reuse the memory of input {p}" for o, p in module.aliases]
     counts = Counter(x.op for x in order if x.op not in ("parameter", "tuple", "get-tuple-element"))
-    lines.append(f"{sum(counts.values())} instructions: " + ", ".join(f"{n} {op}" for op, n in counts.most_common()))
+    lines.append(
+        f"{sum(counts.values())} instructions: "
+        + ", ".join(f"{n} {op}" for op, n in counts.most_common())
+    )
     flops = [matrix_flops(x) for x in order]
-    lines.append(f"about {_number(sum((f for f in flops), start=0))} multiplications and additions in dots and convolutions (loop bodies counted once)")
+    lines.append(
+        f"about {_number(sum((f for f in flops), start=0))} multiplications and additions in dots and convolutions (loop bodies counted once)"
+    )
     optimised = optimize(flat(module))
-    steps = [x for x in postorder((optimised.entry.root,)) if x.op not in ("parameter", "constant", "tuple", "get-tuple-element", "reshape", "bitcast")]
+    steps = [
+        x
+        for x in postorder((optimised.entry.root,))
+        if x.op not in ("parameter", "constant", "tuple", "get-tuple-element", "reshape", "bitcast")
+    ]
     lines.append(f"after the passes {len(steps)} steps:")
     for x in steps:
         inner = ""
         for c in called(x) if x.op == "fusion" else ():
             inside = Counter(i.op for i in c.instructions() if i.op not in ("parameter", "tuple"))
-            inner = " of " + ", ".join(f"{n} {op}" if n > 1 else op for op, n in inside.most_common())
+            inner = " of " + ", ".join(
+                f"{n} {op}" if n > 1 else op for op, n in inside.most_common()
+            )
         lines.append(f"  {x.op} -> {_sized(x.shape)}{inner}")
     return "\n".join(lines)
 

@@ -6,6 +6,7 @@ An annotated program (`sharding` attributes) is propagated and partitioned first
 cut by its in_shardings and out_shardings. Where it has none, an input is one array for all devices or a list of one array per device,
 and an output is a list of one array per device.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,12 @@ Blocks = list[np.ndarray]  # one array per device
 def is_annotated(module: Module) -> bool:
     """Whether the program is one for all devices, with shardings still to be carried out. What XLA's partitioner printed is not: it left shardings
     on parameters only, and collectives."""
-    where = {x.op for c in computations(module.entry) for x in c.instructions() if x.get("sharding") is not None}
+    where = {
+        x.op
+        for c in computations(module.entry)
+        for x in c.instructions()
+        if x.get("sharding") is not None
+    }
     return bool(where) and not (where == {"parameter"} and collectives(module.entry))
 
 
@@ -46,8 +52,12 @@ class OnDevices:
         annotated = whole if is_annotated(whole) else None
         if annotated is not None:
             whole = partitioned(whole)
-        elif not whole.in_shardings and any(p.get("sharding") is not None for p in whole.entry.params):
-            whole = with_fields(whole, in_shardings=tuple(p.get("sharding") for p in whole.entry.params))
+        elif not whole.in_shardings and any(
+            p.get("sharding") is not None for p in whole.entry.params
+        ):
+            whole = with_fields(
+                whole, in_shardings=tuple(p.get("sharding") for p in whole.entry.params)
+            )
         self.module, self.annotated = whole, annotated
         self.replicas, self.partitions = arrangement(whole, devices)
         self.dtypes = tuple(x.shape.dtype for x in outputs(whole))
@@ -58,16 +68,26 @@ class OnDevices:
             return random_inputs(self.annotated, seed)
         rows = [random_inputs(self.module, seed + device) for device in range(self.devices)]
         shardings = self.module.in_shardings or (None,) * len(self.module.entry.params)
-        return [list(c) if s is None else unshard(c[: s.mesh.size], s, _whole(c[0].shape, s)) for c, s in zip(zip(*rows), shardings, strict=True)]
+        return [
+            list(c) if s is None else unshard(c[: s.mesh.size], s, _whole(c[0].shape, s))
+            for c, s in zip(zip(*rows), shardings, strict=True)
+        ]
 
     def cut(self, inputs: Sequence) -> list[list[np.ndarray]]:
         """The inputs of each device. Raises EvaluateError for inputs that do not fit."""
         shardings = self.module.in_shardings or (None,) * len(self.module.entry.params)
         given = list(inputs) if len(inputs) == len(shardings) else flat_inputs(inputs)
         if len(given) != len(shardings):
-            raise EvaluateError(f"{self.module.name} takes {len(shardings)} arrays, got {len(given)}")
-        columns = [self._blocks(i, value, s) for i, (value, s) in enumerate(zip(given, shardings, strict=True))]
-        return [prepared(self.module, row)[1] for row in zip(*columns, strict=True)] or [[] for _ in range(self.devices)]
+            raise EvaluateError(
+                f"{self.module.name} takes {len(shardings)} arrays, got {len(given)}"
+            )
+        columns = [
+            self._blocks(i, value, s)
+            for i, (value, s) in enumerate(zip(given, shardings, strict=True))
+        ]
+        return [prepared(self.module, row)[1] for row in zip(*columns, strict=True)] or [
+            [] for _ in range(self.devices)
+        ]
 
     def _blocks(self, i: int, value, sharding: Sharding | None) -> Blocks:
         if sharding is not None:
@@ -75,14 +95,19 @@ class OnDevices:
         if not isinstance(value, (list, tuple)):
             return [value] * self.devices
         if len(value) != self.devices:
-            raise EvaluateError(f"parameter {i} of {self.module.name}: {len(value)} arrays for {self.devices} devices")
+            raise EvaluateError(
+                f"parameter {i} of {self.module.name}: {len(value)} arrays for {self.devices} devices"
+            )
         return list(value)
 
     def join(self, rows: Sequence[Blocks]) -> list:
         """The program's results from those of each device."""
         shardings = self.module.out_shardings or (None,) * len(self.dtypes)
         dims = self.module.out_dims or (None,) * len(self.dtypes)
-        return [self._joined([row[k] for row in rows], s, d) for k, (s, d) in enumerate(zip(shardings, dims, strict=True))]
+        return [
+            self._joined([row[k] for row in rows], s, d)
+            for k, (s, d) in enumerate(zip(shardings, dims, strict=True))
+        ]
 
     def _joined(self, blocks: Blocks, sharding: Sharding | None, dims: tuple[int, ...] | None):
         if sharding is None:
@@ -92,7 +117,9 @@ class OnDevices:
 
     def evaluate(self, inputs: Sequence) -> Results:
         """The reference values of the per-device program."""
-        return list(zip(self.join(evaluate_spmd(self.module, self.cut(inputs))), self.dtypes, strict=True))
+        return list(
+            zip(self.join(evaluate_spmd(self.module, self.cut(inputs))), self.dtypes, strict=True)
+        )
 
     def runner(self, inputs: Sequence) -> Callable[[], Results]:
         """Compile; the function runs the program once, on the devices of this process, and gives the results of all."""
@@ -106,15 +133,31 @@ class OnDevices:
         shapes = [x.shape for x in outputs(self.module)]
 
         def run() -> list[Blocks]:
-            inputs = [[runtime.from_bytes(p.shape, encode(a, p.shape.dtype)) for p, a in zip(params, rows[d], strict=True)] for d in mine]
-            results = [[self._output(program, i, s, given) for i, s in enumerate(shapes)] for given in inputs]
+            inputs = [
+                [
+                    runtime.from_bytes(p.shape, encode(a, p.shape.dtype))
+                    for p, a in zip(params, rows[d], strict=True)
+                ]
+                for d in mine
+            ]
+            results = [
+                [self._output(program, i, s, given) for i, s in enumerate(shapes)]
+                for given in inputs
+            ]
             collective.run_devices(program, inputs, results, self.replicas)
-            return collective.gathered([[decode(o.bytes.tobytes(), o.shape.dtype, o.shape.dims) for o in row] for row in results])
+            return collective.gathered(
+                [
+                    [decode(o.bytes.tobytes(), o.shape.dtype, o.shape.dims) for o in row]
+                    for row in results
+                ]
+            )
 
         return run
 
     @staticmethod
-    def _output(program: runtime.Program, i: int, shape: Shape, inputs: list[runtime.Buffer]) -> runtime.Buffer:
+    def _output(
+        program: runtime.Program, i: int, shape: Shape, inputs: list[runtime.Buffer]
+    ) -> runtime.Buffer:
         shared = dict(program.aliases).get(i)
         return runtime.allocate(shape) if shared is None else inputs[shared]
 

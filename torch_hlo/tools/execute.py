@@ -1,4 +1,5 @@
 """Run a Module on arrays: compiled, by the evaluator, or by XLA where its CPU plugin is installed."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -25,7 +26,9 @@ def flat(module: Module) -> Module:
     """The module with arrays only at its boundary: tuple parameters and results become their parts, tokens vanish."""
     entry = module.entry
     root = entry.root
-    if not any(p.shape.is_tuple or p.shape.dtype == "token" for p in entry.params) and _is_flat(root):
+    if not any(p.shape.is_tuple or p.shape.dtype == "token" for p in entry.params) and _is_flat(
+        root
+    ):
         return module
     params: list[Instruction] = []
     swaps: dict[Instruction, Instruction] = {}
@@ -44,7 +47,9 @@ def flat(module: Module) -> Module:
     symbols = tuple((name, moved[i], d) for name, i, d in module.symbols)
     ins, outs = tuple(_leaves(module.in_shardings)), tuple(_leaves(module.out_shardings))
     entry = Computation(entry.name, tuple(params), flattened)
-    return with_fields(module, entry=entry, aliases=(), symbols=symbols, in_shardings=ins, out_shardings=outs)
+    return with_fields(
+        module, entry=entry, aliases=(), symbols=symbols, in_shardings=ins, out_shardings=outs
+    )
 
 
 def _leaves(value) -> Iterator:
@@ -65,7 +70,9 @@ def _is_flat(root: Instruction) -> bool:
 def _parameter(shape: Shape, params: list[Instruction], sharding=None) -> Instruction:
     if shape.is_tuple:
         parts = sharding if isinstance(sharding, tuple) else (sharding,) * len(shape.elements)
-        return b.tuple_(*(_parameter(e, params, s) for e, s in zip(shape.elements, parts, strict=True)))
+        return b.tuple_(
+            *(_parameter(e, params, s) for e, s in zip(shape.elements, parts, strict=True))
+        )
     if shape.dtype == "token":
         return instr("after-all", ())
     params.append(instr("parameter", (), shape, index=len(params), sharding=sharding))
@@ -74,12 +81,18 @@ def _parameter(shape: Shape, params: list[Instruction], sharding=None) -> Instru
 
 def _parts(x: Instruction) -> list[Instruction]:
     if x.shape.is_tuple:
-        return [part for i in range(len(x.shape.elements)) for part in _parts(b.get_tuple_element(x, i))]
+        return [
+            part for i in range(len(x.shape.elements)) for part in _parts(b.get_tuple_element(x, i))
+        ]
     return [] if x.shape.dtype == "token" else [x]
 
 
 def flat_inputs(inputs: Sequence) -> list:
-    return [v for item in inputs for v in (flat_inputs(item) if isinstance(item, (tuple, list)) else [item])]
+    return [
+        v
+        for item in inputs
+        for v in (flat_inputs(item) if isinstance(item, (tuple, list)) else [item])
+    ]
 
 
 def prepared(module: Module, inputs: Sequence) -> tuple[Module, list[np.ndarray], dict[str, int]]:
@@ -99,7 +112,9 @@ def _array(i: int, value, shape: Shape) -> np.ndarray:
     if isinstance(value, (bool, int, float, complex)):
         array = array.astype(want)
     if array.dtype != want and array.dtype.name != DTYPES[shape.dtype].numpy:
-        raise EvaluateError(f"parameter {i} is {shape}, got an array of {array.dtype}; convert it to {want}")
+        raise EvaluateError(
+            f"parameter {i} is {shape}, got an array of {array.dtype}; convert it to {want}"
+        )
     if array.ndim != shape.rank:
         raise EvaluateError(f"parameter {i} is {shape}, got an array of sizes {list(array.shape)}")
     return array.astype(want)
@@ -109,16 +124,23 @@ def runner(module: Module, inputs: Sequence) -> Callable[[], Results]:
     """Compile for these inputs; the function runs the program once."""
     module, arrays, sizes = prepared(module, inputs)
     program = runtime.compile_program(module)
-    results = [Shape(x.shape.dtype, tuple(substitute(d, sizes) for d in x.shape.dims)) for x in outputs(module)]
+    results = [
+        Shape(x.shape.dtype, tuple(substitute(d, sizes) for d in x.shape.dims))
+        for x in outputs(module)
+    ]
 
     def run() -> Results:
         buffers = [
-            runtime.from_bytes(Shape(p.shape.dtype, a.shape), encode(a, p.shape.dtype)) for p, a in zip(module.entry.params, arrays, strict=True)
+            runtime.from_bytes(Shape(p.shape.dtype, a.shape), encode(a, p.shape.dtype))
+            for p, a in zip(module.entry.params, arrays, strict=True)
         ]
         shared = {output: buffers[param] for output, param in program.aliases}
         outs = [shared.get(i) or runtime.allocate(s) for i, s in enumerate(results)]
         program.run(buffers, outs)
-        return [(decode(o.bytes.tobytes(), s.dtype, s.dims), s.dtype) for o, s in zip(outs, results, strict=True)]
+        return [
+            (decode(o.bytes.tobytes(), s.dtype, s.dims), s.dtype)
+            for o, s in zip(outs, results, strict=True)
+        ]
 
     return run
 
@@ -131,7 +153,9 @@ def run_module(module: Module, inputs: Sequence) -> Results:
 def run_evaluator(module: Module, inputs: Sequence) -> Results:
     """The reference values."""
     module, arrays, _ = prepared(module, inputs)
-    return list(zip(evaluate(module, arrays), (x.shape.dtype for x in outputs(module)), strict=True))
+    return list(
+        zip(evaluate(module, arrays), (x.shape.dtype for x in outputs(module)), strict=True)
+    )
 
 
 def xla_plugin() -> str | None:
@@ -153,7 +177,11 @@ def run_xla(module: Module, inputs: Sequence) -> Results:
         return run_module(module, inputs)
 
 
-ENGINES: dict[str, Callable[[Module, Sequence], Results]] = {"compiled": run_module, "evaluator": run_evaluator, "xla": run_xla}
+ENGINES: dict[str, Callable[[Module, Sequence], Results]] = {
+    "compiled": run_module,
+    "evaluator": run_evaluator,
+    "xla": run_xla,
+}
 
 # Relative tolerance by type: what reassociated sums of a thousand terms may differ by
 TOLERANCE = {"f64": 1e-9, "c128": 1e-9, "f32": 1e-4, "c64": 1e-4, "f16": 1e-2, "bf16": 3e-2}
@@ -169,7 +197,9 @@ def difference(got: Results, want: Results) -> str:
         tolerance = TOLERANCE.get(dtype, 0.25 if dtype.startswith("f8") else 0)
         if DTYPES[dtype].kind in "fc":
             scale = float(np.max(np.abs(y[np.isfinite(y)]), initial=0))
-            same = np.isclose(x, y, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True)
+            same = np.isclose(
+                x, y, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True
+            )
         else:
             same = x == y
         if not np.all(same):

@@ -1,4 +1,5 @@
 """`opt`: run passes by name, and show the program at any stage."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,7 +19,11 @@ EMITS = ("hlo", "short", "full", "stablehlo", "llvm", "asm", "buffers")
 
 def passes() -> dict[str, Pass]:
     """Every pass of the pipeline by name, members of fixpoints included, and those for programs on many devices."""
-    return {p.name: p for group in (*PIPELINE, propagate, hlo_pass(partition)) for p in (group, *group.members)}
+    return {
+        p.name: p
+        for group in (*PIPELINE, propagate, hlo_pass(partition))
+        for p in (group, *group.members)
+    }
 
 
 def chosen(names: str | None) -> Sequence[Pass] | None:

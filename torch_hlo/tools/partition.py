@@ -1,4 +1,5 @@
 """`partition`: an annotated program, the program of one device, and what its collectives move."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -14,20 +15,30 @@ from torch_hlo.tools import UsageError
 def program(module: Module, update_axes: Sequence[str] = ()) -> str:
     """The per-device program in XLA's text, and its costs in comments. Raises UsageError for a program without shardings."""
     result = _partitioned(module, update_axes)
-    return module_text(result, style="xla") + "\n" + "".join(f"// {line}\n" for line in cost(result).table().splitlines())
+    return (
+        module_text(result, style="xla")
+        + "\n"
+        + "".join(f"// {line}\n" for line in cost(result).table().splitlines())
+    )
 
 
 def explain(module: Module, update_axes: Sequence[str] = ()) -> str:
     """Each array's sharding with the reason for it, each collective with its bytes and devices, and the totals."""
     result = _partitioned(module, update_axes)
-    lines = ["shardings", *(f"  {line}" for line in propagate.explain(module).splitlines()), "collectives"]
+    lines = [
+        "shardings",
+        *(f"  {line}" for line in propagate.explain(module).splitlines()),
+        "collectives",
+    ]
     lines += [f"  {line}" for line in _collectives(result)]
     return "\n".join([*lines, cost(result).table()])
 
 
 def _partitioned(module: Module, update_axes: Sequence[str]) -> Module:
     if module.mesh is None:
-        raise UsageError("the program has no shardings: nothing says over how many devices to partition it")
+        raise UsageError(
+            "the program has no shardings: nothing says over how many devices to partition it"
+        )
     return spmd(module, update_axes=update_axes)
 
 
@@ -48,5 +59,9 @@ def _members(x: Instruction) -> str:
 
 def _origin(x: Instruction) -> str:
     """What the collective is there for, as far as names tell."""
-    names = [meta.op_name or meta.name for o in x.operands if (meta := META.get(o)) is not None and (meta.op_name or meta.name)]
+    names = [
+        meta.op_name or meta.name
+        for o in x.operands
+        if (meta := META.get(o)) is not None and (meta.op_name or meta.name)
+    ]
     return f", of {', '.join(names[:3])}" if names else ""

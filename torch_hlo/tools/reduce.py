@@ -1,7 +1,8 @@
 """`reduce`: the smallest program that still fails.
 
-    small = shrink(module, lambda m: fails(m))      # greedy: fewer results, then shorter cones
+small = shrink(module, lambda m: fails(m))      # greedy: fewer results, then shorter cones
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -16,7 +17,9 @@ from torch_hlo.tools import UsageError
 Fails = Callable[[Module], bool]
 
 
-def shrink(module: Module, fails: Fails, log: Callable[[str], None] = lambda line: None, budget: int = 500) -> Module:
+def shrink(
+    module: Module, fails: Fails, log: Callable[[str], None] = lambda line: None, budget: int = 500
+) -> Module:
     """A smaller module for which `fails` still holds, after at most `budget` trials. Raises UsageError when `module` does not fail."""
     if not fails(module):
         raise UsageError("the program does not fail, there is nothing to reduce")
@@ -53,7 +56,13 @@ def _candidates(module: Module) -> Iterator[tuple[Module, str]]:
             yield _with_root(module, b.tuple_(x)), f"only output {i}"
     order = postorder((root,))
     # A cone cut off at an instruction in the middle; then every instruction replaced by an operand, a constant or a parameter.
-    inner = [x for x in order if x.op not in ("parameter", "constant", "tuple") and not x.shape.is_tuple and x.shape.dtype != "token"]
+    inner = [
+        x
+        for x in order
+        if x.op not in ("parameter", "constant", "tuple")
+        and not x.shape.is_tuple
+        and x.shape.dtype != "token"
+    ]
     for x in inner[len(inner) // 2 :: max(1, len(inner) // 16)]:
         if x not in results:
             yield _with_root(module, b.tuple_(x)), f"the value of {instruction_text(x)}"
@@ -63,7 +72,10 @@ def _candidates(module: Module) -> Iterator[tuple[Module, str]]:
                 yield _with_root(module, _substitute(root, x, y)), f"{x.op} became its operand"
         yield _as_parameter(module, x), f"{x.op} became a parameter"
         if x.shape.is_static:
-            yield _with_root(module, _substitute(root, x, _ones(x.shape))), f"{x.op} became a constant"
+            yield (
+                _with_root(module, _substitute(root, x, _ones(x.shape))),
+                f"{x.op} became a constant",
+            )
     used = [p for p in module.entry.params if p in order]
     if len(used) < len(module.entry.params):
         yield _without(module, used), "unused parameters gone"
@@ -74,7 +86,13 @@ def _ones(shape: Shape) -> Instruction:
 
 
 def _with_root(module: Module, root: Instruction) -> Module:
-    return Module(module.name, Computation(module.entry.name, module.entry.params, root), (), module.symbols, module.mesh)
+    return Module(
+        module.name,
+        Computation(module.entry.name, module.entry.params, root),
+        (),
+        module.symbols,
+        module.mesh,
+    )
 
 
 def _substitute(root: Instruction, old: Instruction, new: Instruction) -> Instruction:
@@ -91,7 +109,13 @@ def _as_parameter(module: Module, x: Instruction) -> Module:
     fresh = b.parameter(len(params), x.shape)
     root = _substitute(module.entry.root, x, fresh)
     used = {p for p in postorder((root,)) if p.op == "parameter"}
-    grown = Module(module.name, Computation(module.entry.name, (*params, fresh), root), (), module.symbols, module.mesh)
+    grown = Module(
+        module.name,
+        Computation(module.entry.name, (*params, fresh), root),
+        (),
+        module.symbols,
+        module.mesh,
+    )
     return _without(grown, [p for p in grown.entry.params if p in used])
 
 

@@ -1,8 +1,9 @@
 """Programs in text form, HLO or StableHLO.
 
-    module = parse_text(text)                    # the format is recognised
-    results = run_text(text, x, y)               # compile and run on tensors or arrays
+module = parse_text(text)                    # the format is recognised
+results = run_text(text, x, y)               # compile and run on tensors or arrays
 """
+
 from __future__ import annotations
 
 import re
@@ -25,7 +26,9 @@ from torch_hlo.tools.artifact import artifact_text, is_artifact
 from torch_hlo.tools.devices import run_on_devices
 from torch_hlo.tools.execute import run_module
 
-_MLIR = re.compile(r'\s*(?://[^\n]*\n\s*)*(?:module\b|"builtin\.module"|func\.func\b|"func\.func"|#[\w.]+\s*=|![\w.]+\s*=)')
+_MLIR = re.compile(
+    r'\s*(?://[^\n]*\n\s*)*(?:module\b|"builtin\.module"|func\.func\b|"func\.func"|#[\w.]+\s*=|![\w.]+\s*=)'
+)
 
 
 def parse_text(text: str) -> Module:
@@ -49,8 +52,15 @@ def run_text(text: str, *inputs, devices: int | None = None) -> list:
         inputs = tuple(inputs[0])
     module = adopted(parse_text(text))
     arrays = [to_array(v) for v in inputs]
-    results = run_module(module, arrays) if devices is None else run_on_devices(module, arrays, devices)
-    tensors = [v for item in inputs for v in (item if isinstance(item, (list, tuple)) else (item,)) if isinstance(v, torch.Tensor)]
+    results = (
+        run_module(module, arrays) if devices is None else run_on_devices(module, arrays, devices)
+    )
+    tensors = [
+        v
+        for item in inputs
+        for v in (item if isinstance(item, (list, tuple)) else (item,))
+        if isinstance(v, torch.Tensor)
+    ]
     if not tensors:
         return [value for value, _ in results]
     return [_tensors(value, dtype, tensors[0].device) for value, dtype in results]
@@ -74,7 +84,9 @@ def partition_text(text: str, update_axes: Sequence[str] = ()) -> str:
 
     module = adopted(parse_text(text))
     if module.mesh is None:
-        raise UsageError("the program has no shardings: nothing says over how many devices to partition it")
+        raise UsageError(
+            "the program has no shardings: nothing says over how many devices to partition it"
+        )
     return module_text(spmd(module, update_axes=update_axes), style="xla")
 
 
@@ -90,7 +102,9 @@ def to_array(value):
     return value.resolve_conj().resolve_neg().numpy()
 
 
-_F8 = tuple(getattr(torch, d.torch) for d in DTYPES.values() if (d.torch or "").startswith("float8"))
+_F8 = tuple(
+    getattr(torch, d.torch) for d in DTYPES.values() if (d.torch or "").startswith("float8")
+)
 
 
 def to_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
@@ -106,7 +120,9 @@ def load(path: str) -> Module:
     try:
         text = artifact_text(data) if is_artifact(data) else data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: neither text nor StableHLO bytecode: byte {error.start} is {data[error.start]:#04x}") from None
+        raise UsageError(
+            f"{path}: neither text nor StableHLO bytecode: byte {error.start} is {data[error.start]:#04x}"
+        ) from None
     try:
         return adopted(parse_text(text))
     except (ParseError, VerifyError) as error:
@@ -121,7 +137,9 @@ def load_inputs(path: str, count: int) -> Sequence[np.ndarray]:
         arrays = [found]
     else:
         named = [f"arg{i}" for i in range(len(found.files))]
-        arrays = [found[name] for name in (named if set(named) == set(found.files) else found.files)]
+        arrays = [
+            found[name] for name in (named if set(named) == set(found.files) else found.files)
+        ]
     if len(arrays) != count:
         raise UsageError(f"{path} holds {len(arrays)} arrays, the program takes {count}")
     return arrays

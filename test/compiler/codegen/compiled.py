@@ -1,4 +1,5 @@
 """Compiling and running modules in tests, and the comparison with the evaluator."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -20,7 +21,11 @@ def parameter(number: int, dtype: str, *dims) -> Instruction:
 
 
 def module(params, *roots, aliases=(), symbols=()) -> Module:
-    root = roots[0] if len(roots) == 1 else instr("tuple", roots, tuple_shape(*(r.shape for r in roots)))
+    root = (
+        roots[0]
+        if len(roots) == 1
+        else instr("tuple", roots, tuple_shape(*(r.shape for r in roots)))
+    )
     return Module("test", Computation("main", tuple(params), root), aliases, symbols)
 
 
@@ -34,7 +39,7 @@ def run(m: Module, inputs, optimize: bool = False, **options) -> list[np.ndarray
     def buffer(data: bytes) -> int:
         block = np.full(len(data) + 256, GUARD, np.uint8)
         start = 64 + -block.ctypes.data % 64
-        block[start:start + len(data)] = np.frombuffer(data, np.uint8)
+        block[start : start + len(data)] = np.frombuffer(data, np.uint8)
         blocks.append((block, start, len(data)))
         return block.ctypes.data + start
 
@@ -47,12 +52,21 @@ def run(m: Module, inputs, optimize: bool = False, **options) -> list[np.ndarray
         targets.append(given[alias[o]] if o in alias else buffer(b"\x77" * nbytes))
     program.call(given, targets, list(sizes.values()))
     for block, start, n in blocks:
-        assert (block[:start] == GUARD).all() and (block[start + n:] == GUARD).all(), "wrote outside of a buffer"
-    by_address = {block.ctypes.data + start: block[start:start + n].tobytes() for block, start, n in blocks}
-    return [decode(by_address[t], x.shape.dtype, d) for t, x, d in zip(targets, outputs(m), shapes, strict=True)]
+        assert (block[:start] == GUARD).all() and (block[start + n :] == GUARD).all(), (
+            "wrote outside of a buffer"
+        )
+    by_address = {
+        block.ctypes.data + start: block[start : start + n].tobytes() for block, start, n in blocks
+    }
+    return [
+        decode(by_address[t], x.shape.dtype, d)
+        for t, x, d in zip(targets, outputs(m), shapes, strict=True)
+    ]
 
 
-def check(m: Module, inputs, rtol: float = 1e-6, atol: float = 0.0, optimize: bool = False) -> list[np.ndarray]:
+def check(
+    m: Module, inputs, rtol: float = 1e-6, atol: float = 0.0, optimize: bool = False
+) -> list[np.ndarray]:
     """Compare compiled code with the evaluator: integers exactly, floats within rtol, nan with nan."""
     with np.errstate(all="ignore"):
         expected = evaluate(m, inputs)

@@ -1,4 +1,5 @@
 """Running one HLO function compiled and in the evaluator, on the same arrays."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,7 +15,16 @@ from torch_hlo.hlo.ir import Computation, Module, outputs
 from torch_hlo.hlo.numeric import decode, encode
 from torch_hlo.hlo.shape import Shape
 
-RTOL = {"f32": 2e-5, "f64": 1e-11, "bf16": 1e-2, "f16": 2e-3, "c64": 2e-5, "c128": 1e-11, "f8e4m3fn": 0.13, "f8e5m2": 0.26}
+RTOL = {
+    "f32": 2e-5,
+    "f64": 1e-11,
+    "bf16": 1e-2,
+    "f16": 2e-3,
+    "c64": 2e-5,
+    "c128": 1e-11,
+    "f8e4m3fn": 0.13,
+    "f8e5m2": 0.26,
+}
 
 
 def aligned(nbytes: int) -> np.ndarray:
@@ -40,13 +50,23 @@ class Compiled:
             memory[: len(data)] = np.frombuffer(data, np.uint8)
             buffers.append(memory)
         values = {name: np.shape(arrays[i])[d] for name, i, d in self.module.symbols}
-        shapes = [Shape(o.shape.dtype, tuple(substitute(d, values) for d in o.shape.dims)) for o in outputs(self.module)]
+        shapes = [
+            Shape(o.shape.dtype, tuple(substitute(d, values) for d in o.shape.dims))
+            for o in outputs(self.module)
+        ]
         results = [aligned(max(s.nbytes, 1)) for s in shapes]
         for r in results:
             r[:] = 0xA5
-        self.run = lambda: self.program.call([b.ctypes.data for b in buffers], [r.ctypes.data for r in results], list(values.values()))
+        self.run = lambda: self.program.call(
+            [b.ctypes.data for b in buffers],
+            [r.ctypes.data for r in results],
+            list(values.values()),
+        )
         self.run()
-        return [decode(r[: s.nbytes].tobytes(), s.dtype, s.dims) for r, s in zip(results, shapes, strict=True)]
+        return [
+            decode(r[: s.nbytes].tobytes(), s.dtype, s.dims)
+            for r, s in zip(results, shapes, strict=True)
+        ]
 
 
 def module_of(fn: Callable, shapes: list[Shape], symbols=()) -> Module:
@@ -56,11 +76,21 @@ def module_of(fn: Callable, shapes: list[Shape], symbols=()) -> Module:
     if isinstance(root, (list, tuple)):
         root = build.tuple_(*root)
     elif root.shape.is_tuple and root.op != "tuple":
-        root = build.tuple_(*(build.get_tuple_element(root, i) for i in range(len(root.shape.elements))))
+        root = build.tuple_(
+            *(build.get_tuple_element(root, i) for i in range(len(root.shape.elements)))
+        )
     return Module("test", Computation("main", params, root), symbols=tuple(symbols))
 
 
-def check(fn: Callable, *arrays, dtypes=None, rtol=None, atol=None, symbolic: dict[tuple[int, int], str] | None = None, optimize=False) -> Compiled:
+def check(
+    fn: Callable,
+    *arrays,
+    dtypes=None,
+    rtol=None,
+    atol=None,
+    symbolic: dict[tuple[int, int], str] | None = None,
+    optimize=False,
+) -> Compiled:
     """Compare compiled `fn` with the evaluator. `dtypes`: HLO types of the arrays (needed for bf16, f8). `symbolic`: names of
     symbolic dimensions by (parameter, dimension)."""
     names = {"bool": "pred", "complex64": "c64", "complex128": "c128"}
@@ -68,7 +98,11 @@ def check(fn: Callable, *arrays, dtypes=None, rtol=None, atol=None, symbolic: di
     dtypes = dtypes or [None] * len(arrays)
     shapes, symbols, seen = [], [], set()
     for i, (a, t) in enumerate(zip(arrays, dtypes, strict=True)):
-        dtype = t or names.get(a.dtype.name) or a.dtype.name.replace("uint", "u").replace("int", "s").replace("float", "f")
+        dtype = (
+            t
+            or names.get(a.dtype.name)
+            or a.dtype.name.replace("uint", "u").replace("int", "s").replace("float", "f")
+        )
         dims = list(a.shape)
         for d in range(a.ndim):
             name = (symbolic or {}).get((i, d))
@@ -85,7 +119,13 @@ def check(fn: Callable, *arrays, dtypes=None, rtol=None, atol=None, symbolic: di
         if o.shape.dtype in RTOL:
             tolerance = rtol or RTOL[o.shape.dtype]
             scale = np.nanmax(np.abs(w[np.isfinite(w)]), initial=0) if w.size else 0
-            np.testing.assert_allclose(g, w, rtol=tolerance, atol=atol if atol is not None else tolerance * max(scale, 1e-30), err_msg=str(o))
+            np.testing.assert_allclose(
+                g,
+                w,
+                rtol=tolerance,
+                atol=atol if atol is not None else tolerance * max(scale, 1e-30),
+                err_msg=str(o),
+            )
         else:
             np.testing.assert_array_equal(g, w, err_msg=str(o))
     return compiled

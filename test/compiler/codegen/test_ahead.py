@@ -1,4 +1,5 @@
 """Kernels that are written before the last passes: the same program, and none of them twice."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -25,7 +26,9 @@ def test_the_program_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = [rng.standard_normal(p.shape.dims).astype(np.float32) for p in m.entry.params]
     later = run(m, inputs, optimize=True)
     monkeypatch.setattr(compiler, "MANY", 0)
-    for found, before, expected in zip(run(m, inputs, optimize=True), later, evaluate(m, inputs), strict=True):
+    for found, before, expected in zip(
+        run(m, inputs, optimize=True), later, evaluate(m, inputs), strict=True
+    ):
         assert np.array_equal(found, before)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -34,7 +37,9 @@ def test_functions_are_written_before_fusion_and_once(monkeypatch: pytest.Monkey
     written, arenas = [], []
     add, flush, emit = Objects.add, Objects.flush, compiler.emit
     monkeypatch.setattr(compiler, "MANY", 0)
-    monkeypatch.setattr(Objects, "add", lambda self, name, text: (written.append(name), add(self, name, text))[1])
+    monkeypatch.setattr(
+        Objects, "add", lambda self, name, text: (written.append(name), add(self, name, text))[1]
+    )
     monkeypatch.setattr(Objects, "flush", lambda self: (written.append("flush"), flush(self))[1])
 
     def watched(m, target, profile, objects, program):
@@ -45,6 +50,8 @@ def test_functions_are_written_before_fusion_and_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(compiler, "emit", watched)
     compiler.compile_module(network())
     early, rest = written[: written.index("flush")], written[written.index("flush") + 1 :]
-    assert any(n.startswith("micro_") for n in early) and not any(n.startswith("micro_") for n in rest)
+    assert any(n.startswith("micro_") for n in early) and not any(
+        n.startswith("micro_") for n in rest
+    )
     assert "entry" in rest and len(written) == len(set(written))
     assert arenas == [0]  # trying a step takes no memory of the program

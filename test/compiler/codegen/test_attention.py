@@ -1,4 +1,5 @@
 """Fused attention against the evaluator's meaning of the same program, and the memory it takes."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -18,12 +19,21 @@ from torch_hlo.hlo.evaluate import evaluate
 from torch_hlo.hlo.ir import Module, outputs
 from torch_hlo.hlo.numeric import decode, encode
 
-SIZES = [(2, 2, 20, 33, 8, 8), (1, 3, 130, 140, 17, 40), (1, 1, 300, 16, 64, 5), (1, 1, 180, 1300, 8, 8)]
+SIZES = [
+    (2, 2, 20, 33, 8, 8),
+    (1, 3, 130, 140, 17, 40),
+    (1, 1, 300, 16, 64, 5),
+    (1, 1, 180, 1300, 8, 8),
+]
 MASKS = ["none", "causal", "pred", "row", "column", "f32"]
 
 
 def fused(m: Module) -> list:
-    return [x for x in attention_pass.run(m).entry.instructions() if x.op == "fusion" and attention_of(x)]
+    return [
+        x
+        for x in attention_pass.run(m).entry.instructions()
+        if x.op == "fusion" and attention_of(x)
+    ]
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -99,12 +109,21 @@ def test_narrow_types(dtype, mask) -> None:
 
 @pytest.mark.parametrize("columns", [1, 5, 13, 14, 40, 300])
 @pytest.mark.parametrize("rows", [1, 2, 4])
-@pytest.mark.parametrize(("mask", "dtype"), [("none", "f32"), ("causal", "f32"), ("f32", "f32"), ("row", "f32"), ("none", "bf16")])
+@pytest.mark.parametrize(
+    ("mask", "dtype"),
+    [("none", "f32"), ("causal", "f32"), ("f32", "f32"), ("row", "f32"), ("none", "bf16")],
+)
 def test_few_rows(rows, columns, mask, dtype) -> None:
     """Decoding: the heads that share keys are computed together where that is possible."""
     m = program("forward", (2, 6, rows, columns, 24, 40), mask, dtype, group=3)
     assert len(fused(m)) == 1
-    check(m, inputs_of(m), rtol=2e-5 if dtype == "f32" else 2e-2, atol=1e-5 if dtype == "f32" else 2e-2, optimize=True)
+    check(
+        m,
+        inputs_of(m),
+        rtol=2e-5 if dtype == "f32" else 2e-2,
+        atol=1e-5 if dtype == "f32" else 2e-2,
+        optimize=True,
+    )
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "pred"])
@@ -118,7 +137,10 @@ def test_backward_of_few(columns, mask) -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 40), (20, 33), (300, 150)])
 @pytest.mark.parametrize("mask", ["none", "causal", "f32"])
-@pytest.mark.parametrize(("kind", "dtype"), [("forward", "f32"), ("forward", "bf16"), ("backward", "f32"), ("backward", "bf16")])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("forward", "f32"), ("forward", "bf16"), ("backward", "f32"), ("backward", "bf16")],
+)
 def test_dropout(kind, mask, dtype, rows, columns) -> None:
     """Factors of weights are drawn in the kernel: the same numbers as outside of it, and no array of them."""
     m = program(kind, (2, 4, rows, columns, 24, 40), mask, dtype, dropout=0.3)
@@ -137,11 +159,24 @@ def test_dropout(kind, mask, dtype, rows, columns) -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(20, 33), (9, 13), (300, 150)])
 def test_gradient_of_the_bias(rows, columns, dtype, dropout, bias) -> None:
     """Summed over what shares it: the batch, or batch and heads."""
-    m = program("backward", (3, 4 if bias == "f32" else 1, rows, columns, 24, 40), "f32", dtype, dropout=dropout, bias_gradient=True)
+    m = program(
+        "backward",
+        (3, 4 if bias == "f32" else 1, rows, columns, 24, 40),
+        "f32",
+        dtype,
+        dropout=dropout,
+        bias_gradient=True,
+    )
     assert len(fused(m)) == 1
     inputs = inputs_of(m)
     inputs[5] = np.abs(inputs[5]) + 3
-    check(m, inputs, rtol=1e-4 if dtype == "f32" else 5e-2, atol=1e-4 if dtype == "f32" else 2e-1, optimize=True)
+    check(
+        m,
+        inputs,
+        rtol=1e-4 if dtype == "f32" else 5e-2,
+        atol=1e-4 if dtype == "f32" else 2e-1,
+        optimize=True,
+    )
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "f32"])
@@ -151,7 +186,13 @@ def test_gradients_of_fewer_heads_of_keys(dtype, mask) -> None:
     assert len(fused(m)) == 1
     inputs = inputs_of(m)
     inputs[5] = np.abs(inputs[5]) + 3
-    check(m, inputs, rtol=1e-4 if dtype == "f32" else 5e-2, atol=1e-4 if dtype == "f32" else 2e-1, optimize=True)
+    check(
+        m,
+        inputs,
+        rtol=1e-4 if dtype == "f32" else 5e-2,
+        atol=1e-4 if dtype == "f32" else 2e-1,
+        optimize=True,
+    )
 
 
 def test_heads_of_grids_have_enough_rows() -> None:
@@ -166,18 +207,30 @@ def test_lesser_machines(machine, kind, rows, dtype) -> None:
     """The same kernels for processors without AMX, and without AVX-512: other tiles, other widths of vectors."""
 
     def without(*prefixes: str) -> str:
-        return ",".join(f"-{f[1:]}" if f[1:].startswith(prefixes) else f for f in host().features.split(","))
+        return ",".join(
+            f"-{f[1:]}" if f[1:].startswith(prefixes) else f for f in host().features.split(",")
+        )
 
-    target = replace(host(), features=without("amx")) if machine == "no tiles" else replace(
-        host(), features=without("amx", "avx512", "avx10"), cpu="haswell", vector_bytes=32)
+    target = (
+        replace(host(), features=without("amx"))
+        if machine == "no tiles"
+        else replace(
+            host(), features=without("amx", "avx512", "avx10"), cpu="haswell", vector_bytes=32
+        )
+    )
     m = program(kind, (1, 2, rows, 150, 20, 40), "causal", dtype)
     inputs = inputs_of(m)
     if kind == "backward":
         inputs[5] = np.abs(inputs[5]) + 3
     run = cpu.load(compile_module(m, target), target)
-    given = [np.frombuffer(encode(x, p.shape.dtype), np.uint8).copy() for x, p in zip(inputs, m.entry.params, strict=True)]
+    given = [
+        np.frombuffer(encode(x, p.shape.dtype), np.uint8).copy()
+        for x, p in zip(inputs, m.entry.params, strict=True)
+    ]
     found = [np.zeros(x.shape.nbytes, np.uint8) for x in outputs(m)]
     run.call([x.ctypes.data for x in given], [x.ctypes.data for x in found])
     for x, out, expected in zip(outputs(m), found, evaluate(m, inputs), strict=True):
         rtol, atol = (1e-4, 1e-4) if dtype == "f32" else (2e-2, 5e-2)
-        np.testing.assert_allclose(decode(out.tobytes(), x.shape.dtype, x.shape.dims), expected, rtol=rtol, atol=atol)
+        np.testing.assert_allclose(
+            decode(out.tobytes(), x.shape.dtype, x.shape.dims), expected, rtol=rtol, atol=atol
+        )

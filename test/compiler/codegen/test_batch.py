@@ -1,4 +1,5 @@
 """Independent neighbours as one region: the same bits as one by one, only what is independent, and really one call."""
+
 from __future__ import annotations
 
 import re
@@ -24,13 +25,19 @@ def updates(sizes: tuple[int, ...], aliases: str = "") -> Module:
     for i, s in enumerate(sizes):
         lines += [f"  p{i} = f32[{s}] parameter({1 + 2 * i})", f"  g{i} = f32[{s}] parameter({2 + 2 * i})", f"  l{i} = f32[{s}] broadcast(lr), dimensions={{}}",
                   f"  m{i} = f32[{s}] multiply(l{i}, g{i})", f"  r{i} = f32[{s}] subtract(p{i}, m{i})"]  # fmt: skip
-    lines += [f"  ROOT r = ({', '.join(f'f32[{s}]' for s in sizes)}) tuple({', '.join(f'r{i}' for i in range(n))})", "}"]
+    lines += [
+        f"  ROOT r = ({', '.join(f'f32[{s}]' for s in sizes)}) tuple({', '.join(f'r{i}' for i in range(n))})",
+        "}",
+    ]
     return hlo("\n".join(lines) + "\n")
 
 
 def run(module: Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
     program = load(compile_module(module))
-    outputs = [np.empty(s.dims, x.dtype) for s, x in zip(program.executable.outputs, evaluate(module, inputs))]
+    outputs = [
+        np.empty(s.dims, x.dtype)
+        for s, x in zip(program.executable.outputs, evaluate(module, inputs))
+    ]
     program.call([x.ctypes.data for x in inputs], [y.ctypes.data for y in outputs])
     return outputs
 
@@ -61,7 +68,11 @@ def test_small_ones_need_no_region() -> None:
 
 
 def test_in_place_updates() -> None:
-    aliases = ", input_output_alias={ " + ", ".join(f"{{{i}}}: ({1 + 2 * i}, {{}}, may-alias)" for i in range(len(SIZES))) + " }"
+    aliases = (
+        ", input_output_alias={ "
+        + ", ".join(f"{{{i}}}: ({1 + 2 * i}, {{}}, may-alias)" for i in range(len(SIZES)))
+        + " }"
+    )
     module = updates(SIZES, aliases)
     assert len(module.aliases) == len(SIZES)
     assert regions(texts(module)) == ["batch.task"]
@@ -69,7 +80,9 @@ def test_in_place_updates() -> None:
     wanted = evaluate(module, inputs)
     program = load(compile_module(module))
     given = [x.copy() for x in inputs]
-    program.call([x.ctypes.data for x in given], [given[1 + 2 * i].ctypes.data for i in range(len(SIZES))])
+    program.call(
+        [x.ctypes.data for x in given], [given[1 + 2 * i].ctypes.data for i in range(len(SIZES))]
+    )
     for i, want in enumerate(wanted):
         np.testing.assert_array_equal(given[1 + 2 * i], want)
 

@@ -1,4 +1,5 @@
 """bf16 convolutions on AMX tiles: gathered operands, runs of few channels, epilogues."""
+
 import numpy as np
 import pytest
 
@@ -7,7 +8,9 @@ from torch_hlo.compiler.codegen import target
 from torch_hlo.hlo import build
 from torch_hlo.hlo.window import WindowDim
 
-pytestmark = pytest.mark.skipif(not target.host().has("amx-bf16"), reason="the processor has no AMX")
+pytestmark = pytest.mark.skipif(
+    not target.host().has("amx-bf16"), reason="the processor has no AMX"
+)
 
 
 def values(*dims):
@@ -19,13 +22,31 @@ def conv(x_dims, k_dims, window, labels="b01f_oi01->b01f", out=None):
                  rtol=1e-4 if out == "f32" else None)  # fmt: skip
 
 
-@pytest.mark.parametrize("w", [WindowDim(3, 1, 1, 1), WindowDim(3, 2, 1, 1), WindowDim(1, 2), WindowDim(5, 1, 0, 3), WindowDim(3, 1, 2, 2, 1, 2), WindowDim(3, 1, 1, 1, 1, 1, True)])
+@pytest.mark.parametrize(
+    "w",
+    [
+        WindowDim(3, 1, 1, 1),
+        WindowDim(3, 2, 1, 1),
+        WindowDim(1, 2),
+        WindowDim(5, 1, 0, 3),
+        WindowDim(3, 1, 2, 2, 1, 2),
+        WindowDim(3, 1, 1, 1, 1, 1, True),
+    ],
+)
 @pytest.mark.parametrize("channels", [16, 32, 40, 100])
 def test_windows(w, channels):
     conv((2, 9, 11, channels), (40, channels, w.size, w.size), [w, w], out="f32")
 
 
-@pytest.mark.parametrize("channels,w", [(3, WindowDim(7, 2, 3, 3)), (8, WindowDim(3, 1, 1, 1)), (6, WindowDim(4, 4)), (5, WindowDim(5, 1, 2, 0, 1, 1, True))])
+@pytest.mark.parametrize(
+    "channels,w",
+    [
+        (3, WindowDim(7, 2, 3, 3)),
+        (8, WindowDim(3, 1, 1, 1)),
+        (6, WindowDim(4, 4)),
+        (5, WindowDim(5, 1, 2, 0, 1, 1, True)),
+    ],
+)
 def test_few_channels(channels, w):
     conv((2, 20, 24, channels), (70, channels, w.size, w.size), [w, w], out="f32")
 
@@ -35,14 +56,28 @@ def test_few_channels(channels, w):
 @pytest.mark.parametrize("taps", [1, 3])
 @pytest.mark.parametrize("labels", ["b01f_01io->b01f", "b01f_io01->b01f", "b01f_oi01->b01f"])
 def test_kernel_orders(labels, taps, channels, mirrored):
-    k = [{"o": 33, "i": channels, "0": taps, "1": 3}[c] for c in labels.split("_")[1].split("->")[0]]
-    conv((2, 9, 11, channels), k, [WindowDim(n, 1, n // 2, n // 2, 1, 1, m) for n, m in zip((taps, 3), mirrored)], labels, out="f32")
+    k = [
+        {"o": 33, "i": channels, "0": taps, "1": 3}[c] for c in labels.split("_")[1].split("->")[0]
+    ]
+    conv(
+        (2, 9, 11, channels),
+        k,
+        [WindowDim(n, 1, n // 2, n // 2, 1, 1, m) for n, m in zip((taps, 3), mirrored)],
+        labels,
+        out="f32",
+    )
 
 
 @pytest.mark.parametrize("stride", [2, 3])
 @pytest.mark.parametrize("taps", [1, 2, 3])
 def test_gradient_of_strided_input(taps, stride):
-    conv((2, 7, 8, 64), (64, 40, taps, taps), [WindowDim(taps, 1, taps - 1, taps, stride, 1, True)] * 2, "b01f_io01->b01f", out="f32")
+    conv(
+        (2, 7, 8, 64),
+        (64, 40, taps, taps),
+        [WindowDim(taps, 1, taps - 1, taps, stride, 1, True)] * 2,
+        "b01f_io01->b01f",
+        out="f32",
+    )
 
 
 def test_one_feature():
@@ -65,7 +100,16 @@ def test_epilogue():
         y = build.add(build.add(y, build.broadcast(bias, y.shape.dims, (3,))), residual)
         return build.maximum(y, build.full_like(y, 0))
 
-    check(fn, values(3, 9, 14, 48), values(72, 48, 3, 3), values(72), values(3, 9, 14, 72), dtypes=["bf16"] * 4, rtol=2e-2, optimize=True)
+    check(
+        fn,
+        values(3, 9, 14, 48),
+        values(72, 48, 3, 3),
+        values(72),
+        values(3, 9, 14, 72),
+        dtypes=["bf16"] * 4,
+        rtol=2e-2,
+        optimize=True,
+    )
 
 
 @pytest.mark.parametrize("n,ci,co,size,k,stride,pad,dilation", [
@@ -76,6 +120,15 @@ def test_epilogue():
 @pytest.mark.parametrize("first", [False, True])
 def test_gradient_of_weights(n, ci, co, size, k, stride, pad, dilation, first):
     outputs = [(s + 2 * pad - dilation * (k - 1) - 1) // stride + 1 for s in size]
-    digits = "012"[:len(size)]
-    window = [WindowDim(o, dilation, pad, (k - 1) * dilation + (o - 1) * stride + 1 - s - pad, 1, stride) for o, s in zip(outputs, size)]
-    conv((n, *size, ci), (n, *outputs, co), window, f"f{digits}b_i{digits}o->{f'fb{digits}' if first else f'{digits}bf'}", out="f32")
+    digits = "012"[: len(size)]
+    window = [
+        WindowDim(o, dilation, pad, (k - 1) * dilation + (o - 1) * stride + 1 - s - pad, 1, stride)
+        for o, s in zip(outputs, size)
+    ]
+    conv(
+        (n, *size, ci),
+        (n, *outputs, co),
+        window,
+        f"f{digits}b_i{digits}o->{f'fb{digits}' if first else f'{digits}bf'}",
+        out="f32",
+    )

@@ -1,4 +1,5 @@
 """3x3 convolutions by minimal filtering: the products that it saves, edges, epilogues, errors no larger than the definition's."""
+
 import numpy as np
 import pytest
 
@@ -57,17 +58,29 @@ def test_kernel_orders(labels):
 @pytest.mark.parametrize("size", [(28, 28), (27, 31), (6, 150)])
 def test_epilogue(size):
     """Bias, residual and activation in the same step."""
+
     def fn(x, k, bias, residual):
         y = build.convolution(x, k, [WindowDim(3, 1, 1, 1)] * 2, LAST)
         y = build.add(build.add(y, build.broadcast(bias, y.shape.dims, (3,))), residual)
         return build.maximum(y, build.full_like(y, 0))
 
-    check(fn, values(4, *size, 40), values(72, 40, 3, 3), values(72), values(4, *size, 72), rtol=1e-4, optimize=True)
+    check(
+        fn,
+        values(4, *size, 40),
+        values(72, 40, 3, 3),
+        values(72),
+        values(4, *size, 72),
+        rtol=1e-4,
+        optimize=True,
+    )
 
 
 def test_errors_are_not_larger_than_those_of_the_definition():
     x, k = values(2, 30, 30, 128), values(64, 128, 3, 3)
-    module = module_of(lambda a, b: build.convolution(a, b, [WindowDim(3, 1, 1, 1)] * 2, LAST), [Shape("f32", x.shape), Shape("f32", k.shape)])
+    module = module_of(
+        lambda a, b: build.convolution(a, b, [WindowDim(3, 1, 1, 1)] * 2, LAST),
+        [Shape("f32", x.shape), Shape("f32", k.shape)],
+    )
     exact = np.zeros((2, 30, 30, 64))
     padded = np.pad(x.astype("d"), ((0, 0), (1, 1), (1, 1), (0, 0)))
     for i in range(3):
@@ -80,7 +93,16 @@ def test_errors_are_not_larger_than_those_of_the_definition():
     assert errors[True] < 1.5 * errors[False], errors
 
 
-@pytest.mark.parametrize("n,ci,co,high,wide,pad", [(4, 64, 64, 14, 14, 1), (3, 40, 70, 13, 27, 1), (2, 130, 33, 16, 16, 0), (2, 64, 150, 20, 12, 2), (8, 20, 16, 30, 30, 1)])
+@pytest.mark.parametrize(
+    "n,ci,co,high,wide,pad",
+    [
+        (4, 64, 64, 14, 14, 1),
+        (3, 40, 70, 13, 27, 1),
+        (2, 130, 33, 16, 16, 0),
+        (2, 64, 150, 20, 12, 2),
+        (8, 20, 16, 30, 30, 1),
+    ],
+)
 @pytest.mark.parametrize("labels", ["f01b_i01o->fb01", "f01b_i01o->01bf"])
 def test_gradient_of_weights(n, ci, co, high, wide, pad, labels):
     out = high + 2 * pad - 2, wide + 2 * pad - 2

@@ -1,4 +1,5 @@
 """Fourier transforms against NumPy's: every way to compute a line, radices, kinds, types, dimensions; what needs passes/fourier.py, with it."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +25,21 @@ def transform(kind, outer, lengths, double=False, optimize=False):
     v = rng.standard_normal(given)
     if kind != "RFFT":
         v = v + 1j * rng.standard_normal(given)
-    v = v.astype(("complex128" if double else "complex64") if kind != "RFFT" else "float64" if double else "float32")
+    v = v.astype(
+        ("complex128" if double else "complex64")
+        if kind != "RFFT"
+        else "float64"
+        if double
+        else "float32"
+    )
     size = np.sqrt(np.prod(lengths)) if kind in ("FFT", "RFFT") else 1.0
-    check(lambda x: build.fft(x, kind, lengths), v, rtol=0, atol=(1e-14 if double else 4e-6) * size, optimize=optimize)
+    check(
+        lambda x: build.fft(x, kind, lengths),
+        v,
+        rtol=0,
+        atol=(1e-14 if double else 4e-6) * size,
+        optimize=optimize,
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 12, 30, 64, 77, 230, 256])
@@ -83,23 +96,43 @@ def test_across(kind, n, beside):
     """A dimension is transformed where it is, between transposes that become one kernel."""
     rng = np.random.default_rng(n)
     v = rng.standard_normal((3, n // 2 + 1 if kind == "IRFFT" else n, beside))
-    v = v.astype("float32") if kind == "RFFT" else (v + 1j * rng.standard_normal(v.shape)).astype("complex64")
+    v = (
+        v.astype("float32")
+        if kind == "RFFT"
+        else (v + 1j * rng.standard_normal(v.shape)).astype("complex64")
+    )
 
     def program(x):
         return build.transpose(build.fft(build.transpose(x, (0, 2, 1)), kind, (n,)), (0, 2, 1))
 
-    check(program, v, rtol=0, atol=4e-6 * (np.sqrt(n) if kind in ("FFT", "RFFT") else 1.0), optimize=True)
+    check(
+        program,
+        v,
+        rtol=0,
+        atol=4e-6 * (np.sqrt(n) if kind in ("FFT", "RFFT") else 1.0),
+        optimize=True,
+    )
 
 
 @pytest.mark.parametrize("lengths", [(16,), (15,), (6, 10)])
 def test_gradients_of_real_transforms_are_real_transforms(lengths):
     rng = np.random.default_rng(1)
-    v = (rng.standard_normal((3, *lengths[:-1], lengths[-1] // 2 + 1)) + 0j + 1j * rng.standard_normal(1)).astype("complex64")
+    v = (
+        rng.standard_normal((3, *lengths[:-1], lengths[-1] // 2 + 1))
+        + 0j
+        + 1j * rng.standard_normal(1)
+    ).astype("complex64")
 
     def program(g):
-        whole = build.pad(g, build.constant(0, "c64"), ((0, 0, 0),) * len(lengths) + ((0, lengths[-1] - v.shape[-1], 0),))
+        whole = build.pad(
+            g,
+            build.constant(0, "c64"),
+            ((0, 0, 0),) * len(lengths) + ((0, lengths[-1] - v.shape[-1], 0),),
+        )
         y = build.fft(whole, "IFFT", lengths)
-        return build.real(build.multiply(y, build.broadcast(build.constant(3.0, "c64"), y.shape.dims, ())))
+        return build.real(
+            build.multiply(y, build.broadcast(build.constant(3.0, "c64"), y.shape.dims, ()))
+        )
 
     check(program, v, rtol=0, atol=1e-6, optimize=True)
     text = str(fourier(module_of(program, [Shape("c64", v.shape)])))
@@ -111,14 +144,21 @@ def test_a_slice_that_is_scaled_in_place():
 
     def program(low):
         def build_it(x):
-            part = build.multiply(build.slice_(y := build.fft(x, "FFT", (10,)), (0, 1), (3, 9)), build.broadcast(build.constant(2.0, "c64"), (3, 8), ()))
-            return build.dynamic_update_slice(y, part, [build.constant(0, "s64"), build.constant(low, "s64")])
+            part = build.multiply(
+                build.slice_(y := build.fft(x, "FFT", (10,)), (0, 1), (3, 9)),
+                build.broadcast(build.constant(2.0, "c64"), (3, 8), ()),
+            )
+            return build.dynamic_update_slice(
+                y, part, [build.constant(0, "s64"), build.constant(low, "s64")]
+            )
 
         return build_it
 
     for low in (1, 2):  # at another place it is something else
         check(program(low), v, rtol=0, atol=1e-3, optimize=True)
-        assert ("dynamic-update-slice" in str(fourier(module_of(program(low), [Shape("c64", v.shape)])))) == (low == 2)
+        assert (
+            "dynamic-update-slice" in str(fourier(module_of(program(low), [Shape("c64", v.shape)])))
+        ) == (low == 2)
 
 
 def test_a_table_is_no_number():
@@ -128,7 +168,9 @@ def test_a_table_is_no_number():
 
     def program(g):
         y = build.fft(build.pad(g, build.constant(0, "c64"), ((0, 0, 0), (0, 7, 0))), "IFFT", (16,))
-        return build.real(build.multiply(y, build.broadcast(build.constant(w, "c64"), y.shape.dims, (1,))))
+        return build.real(
+            build.multiply(y, build.broadcast(build.constant(w, "c64"), y.shape.dims, (1,)))
+        )
 
     check(program, v, rtol=0, atol=1e-4, optimize=True)
 
@@ -140,7 +182,9 @@ def test_gradients_across():
     def program(g):
         zeros = build.broadcast(build.constant(0, "c64"), (2, 16, 20), ())
         whole = build.dynamic_update_slice(zeros, g, [build.constant(0, "s64")] * 3)
-        return build.real(build.transpose(build.fft(build.transpose(whole, (0, 2, 1)), "IFFT", (16,)), (0, 2, 1)))
+        return build.real(
+            build.transpose(build.fft(build.transpose(whole, (0, 2, 1)), "IFFT", (16,)), (0, 2, 1))
+        )
 
     check(program, v, rtol=0, atol=1e-6, optimize=True)
     assert "IRFFT" in str(fourier(module_of(program, [Shape("c64", v.shape)])))
@@ -148,7 +192,9 @@ def test_gradients_across():
 
 def test_host_calls_are_left_to_what_has_no_kernel():
     def calls(kind, n, optimize):
-        m = module_of(lambda x: build.fft(x, kind, (n,)), [Shape("f32" if kind == "RFFT" else "c64", (3, n))])
+        m = module_of(
+            lambda x: build.fft(x, kind, (n,)), [Shape("f32" if kind == "RFFT" else "c64", (3, n))]
+        )
         return len(compile_module(m, optimize=optimize).host_calls)
 
     assert [calls("FFT", n, False) for n in (64, 97)] == [0, 1]
@@ -161,7 +207,10 @@ def test_narrower_vectors(cpu):
     """Code for 16- and 32-byte vectors runs here as well."""
     if not host().has("avx2"):
         pytest.skip("this machine has no AVX2")
-    rng, target = np.random.default_rng(0), replace(platform_target("x86_64-linux-gnu", cpu), triple="")
+    rng, target = (
+        np.random.default_rng(0),
+        replace(platform_target("x86_64-linux-gnu", cpu), triple=""),
+    )
     for n in (24, 200, 2048):
         v = (rng.standard_normal((9, n)) + 1j * rng.standard_normal((9, n))).astype("complex64")
         module = module_of(lambda x, n=n: build.fft(x, "FFT", (n,)), [Shape("c64", v.shape)])
@@ -169,9 +218,17 @@ def test_narrower_vectors(cpu):
         given, out = aligned(v.nbytes), aligned(v.nbytes)
         given[:] = v.view(np.uint8).ravel()
         program.call([given.ctypes.data], [out.ctypes.data], [])
-        np.testing.assert_allclose(out.view("complex64").reshape(v.shape), np.fft.fft(v), rtol=0, atol=1e-5 * np.sqrt(n))
+        np.testing.assert_allclose(
+            out.view("complex64").reshape(v.shape), np.fft.fft(v), rtol=0, atol=1e-5 * np.sqrt(n)
+        )
 
 
 def test_plans():
-    assert radices(128) == (8, 4, 4) and radices(2 * 3 * 5 * 23) == (2, 23, 5, 3) and radices(29) is None
-    assert plan(64, 512, 16).rows == 0 and plan(1 << 16, 1, 16).rows == 256 and plan(31, 4, 16) is None
+    assert (
+        radices(128) == (8, 4, 4)
+        and radices(2 * 3 * 5 * 23) == (2, 23, 5, 3)
+        and radices(29) is None
+    )
+    assert (
+        plan(64, 512, 16).rows == 0 and plan(1 << 16, 1, 16).rows == 256 and plan(31, 4, 16) is None
+    )

@@ -1,4 +1,5 @@
 """Products on GPUs: numbers on the PTX evaluator, what ptxas makes of the kernels, and a model of shared-memory banks and memory sectors."""
+
 import re
 import shutil
 import subprocess
@@ -24,8 +25,16 @@ from torch_hlo.hlo.parse import parse_module
 from torch_hlo.hlo.shape import Shape
 
 PTXAS = shutil.which("ptxas")
-needs_ptxas = pytest.mark.skipif(PTXAS is None, reason="ptxas is not installed (it comes with the CUDA toolkit, or with the package nvidia-cuda-nvcc)")
-LAYOUTS = ("kk", "kr", "rk", "rr")  # which dimension of A and of B is contiguous: k, or the rows (columns) of the result
+needs_ptxas = pytest.mark.skipif(
+    PTXAS is None,
+    reason="ptxas is not installed (it comes with the CUDA toolkit, or with the package nvidia-cuda-nvcc)",
+)
+LAYOUTS = (
+    "kk",
+    "kr",
+    "rk",
+    "rr",
+)  # which dimension of A and of B is contiguous: k, or the rows (columns) of the result
 
 
 def product(dtypes: str, m: int, n: int, k: int, layout: str = "kr", batch: tuple[int, ...] = ()):
@@ -36,9 +45,14 @@ def product(dtypes: str, m: int, n: int, k: int, layout: str = "kr", batch: tupl
     y = f"{b}[{lead}{n},{k}]" if layout[1] == "k" else f"{b}[{lead}{k},{n}]"
     dims = ",".join(map(str, range(r)))
     batching = f", lhs_batch_dims={{{dims}}}, rhs_batch_dims={{{dims}}}" if r else ""
-    contracting = (f"lhs_contracting_dims={{{r + (layout[0] == 'k')}}}", f"rhs_contracting_dims={{{r + (layout[1] == 'k')}}}")
-    return parse_module(f"HloModule product\nENTRY main {{\n  x = {x} parameter(0)\n  y = {y} parameter(1)\n"
-                        f"  ROOT r = {out}[{lead}{m},{n}] dot(x, y){batching}, {', '.join(contracting)}\n}}")
+    contracting = (
+        f"lhs_contracting_dims={{{r + (layout[0] == 'k')}}}",
+        f"rhs_contracting_dims={{{r + (layout[1] == 'k')}}}",
+    )
+    return parse_module(
+        f"HloModule product\nENTRY main {{\n  x = {x} parameter(0)\n  y = {y} parameter(1)\n"
+        f"  ROOT r = {out}[{lead}{m},{n}] dot(x, y){batching}, {', '.join(contracting)}\n}}"
+    )
 
 
 def check(module, device: str = "ptx:sm_80", tolerance: float = 2e-6) -> None:
@@ -46,7 +60,12 @@ def check(module, device: str = "ptx:sm_80", tolerance: float = 2e-6) -> None:
     with config.override(DEVICE=device, CACHE=""):
         found = check_gpu.run(module, inputs)
     for e, f in zip(evaluate(module, inputs), found, strict=True):
-        np.testing.assert_allclose(np.float64(f), np.float64(e), rtol=0, atol=tolerance * max(1.0, float(np.abs(np.float64(e)).max())))
+        np.testing.assert_allclose(
+            np.float64(f),
+            np.float64(e),
+            rtol=0,
+            atol=tolerance * max(1.0, float(np.abs(np.float64(e)).max())),
+        )
 
 
 def kernels(module, cpu: str = "sm_80") -> list[str]:
@@ -61,7 +80,11 @@ def kernels(module, cpu: str = "sm_80") -> list[str]:
     ("f32 f32 f32", (70, 68, 20), "ptx:sm_80"), ("f64 f64 f64", (9, 65, 17), "ptx:sm_80"),
 ])  # fmt: skip
 def test_numbers(dtypes, sizes, device, layout):
-    check(product(dtypes, *sizes, layout), device, 1e-3 if dtypes == "f16 f16 f16" else 1e-2 if dtypes == "bf16 bf16 bf16" else 2e-6)
+    check(
+        product(dtypes, *sizes, layout),
+        device,
+        1e-3 if dtypes == "f16 f16 f16" else 1e-2 if dtypes == "bf16 bf16 bf16" else 2e-6,
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -77,13 +100,23 @@ def test_tf32_rounds_operands_to_eleven_bits(layout, monkeypatch):
         return ((v.view(np.uint32) + 0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
 
     with config.override(DEVICE="ptx:sm_80", CACHE=""):
-        found, = check_gpu.run(module, [x, y])
-    expected, = evaluate(module, [rounded(x), rounded(y)])
+        (found,) = check_gpu.run(module, [x, y])
+    (expected,) = evaluate(module, [rounded(x), rounded(y)])
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("dtypes", ["f32 f32 f32", "bf16 bf16 f32"])
-@pytest.mark.parametrize(("m", "n", "k", "layout"), [(1, 50, 64, "kk"), (3, 37, 40, "kr"), (8, 72, 40, "kr"), (5, 40, 264, "kk"), (100, 1, 64, "kk"), (1, 40, 3000, "kr")])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "layout"),
+    [
+        (1, 50, 64, "kk"),
+        (3, 37, 40, "kr"),
+        (8, 72, 40, "kr"),
+        (5, 40, 264, "kk"),
+        (100, 1, 64, "kk"),
+        (1, 40, 3000, "kr"),
+    ],
+)
 def test_few_rows(m, n, k, layout, dtypes):
     module = product(dtypes, m, n, k, layout)
     assert kernels(module)[0].startswith("k0_gemv")
@@ -98,12 +131,14 @@ ENTRY main { x = bf16[s0,40] parameter(0)
  w = bf16[40,48] parameter(1)
  ROOT r = f32[s0,48] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0} }""")
     inputs = random_inputs(module, seed=3)
-    expected, = evaluate(module, inputs)
+    (expected,) = evaluate(module, inputs)
     with config.override(DEVICE="ptx:sm_80", CACHE=""):
         given = [runtime.from_bytes(Shape("bf16", v.shape), encode(v, "bf16")) for v in inputs]
         result = runtime.allocate(Shape("f32", expected.shape))
         runtime.compile_program(module).run(given, [result])
-    np.testing.assert_allclose(decode(result.bytes.tobytes(), "f32", expected.shape), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        decode(result.bytes.tobytes(), "f32", expected.shape), expected, atol=1e-5
+    )
 
 
 def test_deep_products_are_cut_in_k_and_give_the_same_bits():
@@ -116,7 +151,9 @@ def test_deep_products_are_cut_in_k_and_give_the_same_bits():
     check(module, tolerance=1e-2)
 
 
-@pytest.mark.parametrize("tile", [t for t, _ in (*matrix.TILES, *matrix.HOPPER_TILES)], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "tile", [t for t, _ in (*matrix.TILES, *matrix.HOPPER_TILES)], ids=lambda t: t.name
+)
 def test_every_tile(tile, monkeypatch):
     monkeypatch.setattr(matrix, "tiles", lambda target: ((tile, 1.0),))
     module = product("bf16 bf16 f32", tile.m + 8, 40, 200, "kk" if tile.m < 64 else "rk")
@@ -125,7 +162,14 @@ def test_every_tile(tile, monkeypatch):
     check(module, f"ptx:{cpu}")
 
 
-@pytest.mark.parametrize(("dtypes", "layout"), [*(("f16 f16 f32", layout) for layout in LAYOUTS), ("s8 s8 s32", "kk"), ("f8e5m2 f8e4m3fn f32", "kk")])
+@pytest.mark.parametrize(
+    ("dtypes", "layout"),
+    [
+        *(("f16 f16 f32", layout) for layout in LAYOUTS),
+        ("s8 s8 s32", "kk"),
+        ("f8e5m2 f8e4m3fn f32", "kk"),
+    ],
+)
 def test_warpgroups(dtypes, layout, monkeypatch):
     monkeypatch.setattr(matrix, "tiles", lambda target: matrix.HOPPER_TILES)
     module = product(dtypes, 70, 76, 196, layout)
@@ -151,7 +195,10 @@ ENTRY main {{
 }}""")
 
 
-@pytest.mark.parametrize(("dtype", "m", "n", "k"), [("bf16", 40, 48, 64), ("f16", 33, 35, 40), ("f32", 40, 48, 20), ("f32", 2, 48, 64)])
+@pytest.mark.parametrize(
+    ("dtype", "m", "n", "k"),
+    [("bf16", 40, 48, 64), ("f16", 33, 35, 40), ("f32", 40, 48, 20), ("f32", 2, 48, 64)],
+)
 def test_what_follows_is_fused(dtype, m, n, k):
     module = silu(dtype, m, n, k)
     assert len(kernels(module)) == 1
@@ -178,10 +225,15 @@ def test_nothing_is_spilled_by_what_is_fused(dtype, cpu):
 
 
 def no_spills(image: bytes, cpu: str) -> None:
-    done = subprocess.run([PTXAS, f"-arch={cpu}", "-v", "-", "-o", "/dev/null"], input=image, capture_output=True)
+    done = subprocess.run(
+        [PTXAS, f"-arch={cpu}", "-v", "-", "-o", "/dev/null"], input=image, capture_output=True
+    )
     report = done.stderr.decode()
     assert done.returncode == 0, report
-    assert set(re.findall(r"(\d+) bytes spill", report)) == {"0"} and "Potential Performance Loss" not in report, report
+    assert (
+        set(re.findall(r"(\d+) bytes spill", report)) == {"0"}
+        and "Potential Performance Loss" not in report
+    ), report
 
 
 # -- banks and sectors -------------------------------------------------------------------------------------------------------
@@ -206,11 +258,22 @@ def accesses(thread: int, act) -> list[tuple[str, int, int]]:
         seen.append((name, shared, source))
         return [0] * results
 
-    with (mock.patch.object(words.Words, "narrow", lambda self, a: thread if a == "%kernel.t" else a),
-          mock.patch.object(ptx, "copy_async", lambda f, width, to, source, n: note("copy", to, source)),
-          mock.patch.object(ptx, "load_matrices", lambda f, address, transposed=False: note("matrices", address, 0, 4)),
-          mock.patch.object(ptx, "load_shared", lambda f, kinds, address: note("words", address, 0, len(kinds))),
-          mock.patch.object(ptx, "permute_bytes", lambda *a: 0), mock.patch.object(Panel, "_rounded", lambda self, registers: registers)):
+    with (
+        mock.patch.object(words.Words, "narrow", lambda self, a: thread if a == "%kernel.t" else a),
+        mock.patch.object(
+            ptx, "copy_async", lambda f, width, to, source, n: note("copy", to, source)
+        ),
+        mock.patch.object(
+            ptx,
+            "load_matrices",
+            lambda f, address, transposed=False: note("matrices", address, 0, 4),
+        ),
+        mock.patch.object(
+            ptx, "load_shared", lambda f, kinds, address: note("words", address, 0, len(kinds))
+        ),
+        mock.patch.object(ptx, "permute_bytes", lambda *a: 0),
+        mock.patch.object(Panel, "_rounded", lambda self, registers: registers),
+    ):
         act(Known())
     return seen
 
@@ -221,15 +284,20 @@ def wavefronts(name: str, shared: list[int]) -> float:
     worst = 0
     for start in range(0, 32, together):
         banks: dict[int, set[int]] = {}
-        for address in shared[start:start + together]:
+        for address in shared[start : start + together]:
             for word in range(address // 4, (address + width) // 4):
                 banks.setdefault(word % 32, set()).add(word)
         worst = max(worst, max(map(len, banks.values())))
     return worst
 
 
-OPERANDS = [Operand(MATRIX_UNITS[d], along, rows, 16) for d in ("bf16", "tf32", "s8") for along in (True, False) for rows in (64, 128)
-            if along or rows * MATRIX_UNITS[d].itemsize >= 128]
+OPERANDS = [
+    Operand(MATRIX_UNITS[d], along, rows, 16)
+    for d in ("bf16", "tf32", "s8")
+    for along in (True, False)
+    for rows in (64, 128)
+    if along or rows * MATRIX_UNITS[d].itemsize >= 128
+]
 
 
 @pytest.mark.parametrize("operand", OPERANDS, ids=lambda o: f"{o.name}-{o.rows}")
@@ -242,7 +310,9 @@ def test_no_bank_is_touched_twice(operand):
                 p.fragment(0, i, step)
         p.bring(0, p.start, 0)
 
-    for each in zip(*(accesses(thread, act) for thread in range(32)), strict=True):  # an instruction of the first warp
+    for each in zip(
+        *(accesses(thread, act) for thread in range(32)), strict=True
+    ):  # an instruction of the first warp
         name = each[0][0]
         assert wavefronts(name, [shared for _, shared, _ in each]) == 1, (name, each)
         if name == "copy":  # whole sectors of 32 bytes: 512 bytes in 16
@@ -261,7 +331,9 @@ def test_copies_fill_every_byte_once(operand):
 
 def test_types_that_units_take():
     target = gpu_target("nvptx:sm_80")
-    assert dot.machine(target).cores == 108 and matrix.units(target, ["f8e4m3fn"] * 2, "f32") is None  # 8.9 and later
+    assert (
+        dot.machine(target).cores == 108 and matrix.units(target, ["f8e4m3fn"] * 2, "f32") is None
+    )  # 8.9 and later
     assert matrix.units(gpu_target("nvptx:sm_89"), ["f8e4m3fn"] * 2, "f32") is not None
     assert matrix.units(target, ["f32"] * 2, "f32") is None  # exact unless the target allows TF32
 
@@ -275,8 +347,16 @@ def test_slices_by_the_copy_engine(dtypes, sizes, layout, batch, monkeypatch):
     monkeypatch.setattr(matrix, "tiles", lambda target: matrix.HOPPER_TILES)
     module = product(dtypes, *sizes, layout, batch)
     e = compile_module(module, gpu_target("nvptx:sm_90a"))
-    assert e.kernels[0].name.startswith("k0_dot_bulk") and len(e.kernels[0].maps) == 2 and Executable.from_bytes(e.to_bytes()) == e
-    check(module, "ptx:sm_90a", 1e-2 if dtypes.endswith(" bf16") else 1e-3 if dtypes.endswith(" f16") else 2e-6)
+    assert (
+        e.kernels[0].name.startswith("k0_dot_bulk")
+        and len(e.kernels[0].maps) == 2
+        and Executable.from_bytes(e.to_bytes()) == e
+    )
+    check(
+        module,
+        "ptx:sm_90a",
+        1e-2 if dtypes.endswith(" bf16") else 1e-3 if dtypes.endswith(" f16") else 2e-6,
+    )
 
 
 def test_an_empty_sum_of_unknown_depth(monkeypatch):
@@ -289,11 +369,19 @@ ENTRY main { x = bf16[s0,64] parameter(0)
         compiled = runtime.compile_program(module)
         assert "bulk" in compiled.executable.kernels[0].name
         for k in (0, 40):
-            inputs = [np.random.default_rng(k).standard_normal((k, n)).astype(np.float32).view(np.uint32) for n in (64, 72)]
+            inputs = [
+                np.random.default_rng(k).standard_normal((k, n)).astype(np.float32).view(np.uint32)
+                for n in (64, 72)
+            ]
             inputs = [(v & np.uint32(0xFFFF0000)).view(np.float32) for v in inputs]
             result = runtime.allocate(Shape("f32", (64, 72)))
-            compiled.run([runtime.from_bytes(Shape("bf16", v.shape), encode(v, "bf16")) for v in inputs], [result])
-            np.testing.assert_allclose(decode(result.bytes.tobytes(), "f32", (64, 72)), inputs[0].T @ inputs[1], atol=1e-4)
+            compiled.run(
+                [runtime.from_bytes(Shape("bf16", v.shape), encode(v, "bf16")) for v in inputs],
+                [result],
+            )
+            np.testing.assert_allclose(
+                decode(result.bytes.tobytes(), "f32", (64, 72)), inputs[0].T @ inputs[1], atol=1e-4
+            )
 
 
 def test_rows_that_are_not_aligned_are_copied_by_threads():

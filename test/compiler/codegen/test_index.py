@@ -1,4 +1,5 @@
 """Index algebra: reshapes of affine indices stay affine, and quotients fold back."""
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.index import delinear, divide, linear, of, variable

@@ -1,4 +1,5 @@
 """Elementwise kernels: what they ask memory for ahead of time, parts that lie side by side."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -46,22 +47,35 @@ def test_operands_that_a_cache_holds_are_not() -> None:
 
 
 @pytest.mark.parametrize("n", [7, 1000, 5003])
-def test_what_lies_behind_the_last_element_is_never_read(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_behind_the_last_element_is_never_read(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(program, "COLD_BYTES", 0)
     monkeypatch.setattr(kernel, "STREAMED", 0)
     rng = np.random.default_rng(0)
     check(sums(n), [rng.random(n, np.float32), rng.random(n, np.float32)], rtol=1e-5, optimize=True)
 
 
-@pytest.mark.parametrize(("dims", "axis"), [((1000, 1), 1), ((33, 5, 2), 2), ((70, 1, 3), 1), ((7, 1), 1), ((40, 100), 1)])
+@pytest.mark.parametrize(
+    ("dims", "axis"),
+    [((1000, 1), 1), ((33, 5, 2), 2), ((70, 1, 3), 1), ((7, 1), 1), ((40, 100), 1)],
+)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "s64", "c64"])
 def test_parts_side_by_side(dims: tuple[int, ...], axis: int, dtype: str) -> None:
     """What torch.stack(…, -1) makes of computed parts."""
     x, y = (build.parameter(i, Shape(dtype, dims)) for i in (0, 1))
     parts = [build.add(x, y), build.multiply(x, y), build.subtract(y, x)]
     rng = np.random.default_rng(0)
-    inputs = [rng.integers(-4, 5, dims).astype(numpy_dtype(dtype) if dtype != "bf16" else np.float32) for _ in range(2)]
-    check(module([x, y], build.concatenate(parts, axis)), inputs, rtol=1e-2 if dtype == "bf16" else 1e-6, optimize=True)
+    inputs = [
+        rng.integers(-4, 5, dims).astype(numpy_dtype(dtype) if dtype != "bf16" else np.float32)
+        for _ in range(2)
+    ]
+    check(
+        module([x, y], build.concatenate(parts, axis)),
+        inputs,
+        rtol=1e-2 if dtype == "bf16" else 1e-6,
+        optimize=True,
+    )
 
 
 def test_scalars_do_not_narrow_vectors() -> None:
@@ -78,4 +92,9 @@ ENTRY main {
     found: list[str] = []
     compile_module(m, dump=lambda name, value: found.append(value) if name == "llvm" else None)
     assert f"load <{target.host().lanes(32)} x float>" in "\n".join(found)
-    check(m, [np.random.default_rng(0).random((64, 256), np.float32), np.int64(5)], rtol=1e-5, optimize=True)
+    check(
+        m,
+        [np.random.default_rng(0).random((64, 256), np.float32), np.int64(5)],
+        rtol=1e-5,
+        optimize=True,
+    )

@@ -1,4 +1,5 @@
 """fusion_place: updates of arrays and concatenations are written by the kernels that compute them; what that must not break."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -25,7 +26,11 @@ def put(x: Instruction, update: Instruction, *starts: Instruction) -> Instructio
 
 def kinds(m: Module) -> list[str]:
     skip = ("parameter", "tuple", "get-tuple-element", "constant", "reshape")
-    return [f"{x.get('kind', x.op)} {x.shape}" for x in postorder((fusion(m).entry.root,)) if x.op not in skip]
+    return [
+        f"{x.get('kind', x.op)} {x.shape}"
+        for x in postorder((fusion(m).entry.root,))
+        if x.op not in skip
+    ]
 
 
 stack, x, y = parameter(0, "f32", 5, 4, 40), parameter(1, "f32", 4, 40), parameter(2, "f32", 4, 40)
@@ -41,7 +46,13 @@ def checked(params, *roots, inputs=INPUTS, **options) -> list[str]:
     """Kernels of the program, once its values are the evaluator's, with and without writing in place."""
     for aliases in ((), options.get("aliases", ())):
         for optimize in (False, True):
-            check(module(params, *roots, aliases=aliases, symbols=options.get("symbols", ())), inputs, 1e-5, 1e-6, optimize=optimize)
+            check(
+                module(params, *roots, aliases=aliases, symbols=options.get("symbols", ())),
+                inputs,
+                1e-5,
+                1e-6,
+                optimize=optimize,
+            )
     return kinds(module(params, *roots, symbols=options.get("symbols", ())))
 
 
@@ -53,7 +64,9 @@ def test_an_update_is_written_by_the_kernel_that_computes_it():
 
 def test_a_value_that_a_kernel_reads_is_updated_by_it():
     h = b.tanh(b.add(x, y))
-    assert checked(PARAMS, h, updated(x), aliases=((1, 0), (0, 1))) == ["loop (f32[4,40], f32[5,4,40])"]
+    assert checked(PARAMS, h, updated(x), aliases=((1, 0), (0, 1))) == [
+        "loop (f32[4,40], f32[5,4,40])"
+    ]
 
 
 def test_arrays_with_other_readers_are_updated_by_a_step_of_their_own():
@@ -86,7 +99,9 @@ def test_halves_are_written_side_by_side():
     rows = parameter(0, "f32", 3, 4, 80)
     into = put(rows, b.reshape(joined, (1, 4, 80)), i, zero, zero)
     inputs = [floats(3, 4, 80), *INPUTS[1:]]
-    assert checked([rows, *PARAMS[1:]], s, joined, into, inputs=inputs, aliases=((2, 0),)) == ["loop (f32[4,40], f32[4,80], f32[3,4,80])"]
+    assert checked([rows, *PARAMS[1:]], s, joined, into, inputs=inputs, aliases=((2, 0),)) == [
+        "loop (f32[4,40], f32[4,80], f32[3,4,80])"
+    ]
 
 
 def test_a_concatenation_that_its_own_kernel_would_read_stays_apart():
@@ -100,7 +115,9 @@ def test_pieces_of_any_length(size):
     p, q = parameter(0, "f32", 7, size), parameter(1, "f32", 7, size)
     s = b.multiply(p, q)
     joined = instr("concatenate", (b.tanh(s), b.negate(s), s), dimensions=(1,))
-    checked([p, q], s, joined, b.multiply(joined, joined), inputs=[floats(7, size), floats(7, size)])
+    checked(
+        [p, q], s, joined, b.multiply(joined, joined), inputs=[floats(7, size), floats(7, size)]
+    )
     checked([p, q], s, joined, inputs=[floats(7, size), floats(7, size)])
 
 
@@ -111,7 +128,9 @@ def test_symbolic_sizes():
     into = put(rows, b.reshape(h, (1, n, 24)), parameter(2, "s32"), zero, zero)
     inputs = [floats(6, 5, 24), floats(5, 24), np.int32(9)]
     params = [rows, p, parameter(2, "s32")]
-    assert checked(params, h, into, inputs=inputs, aliases=((1, 0),), symbols=(("n", 0, 1),)) == ["loop (f32[n,24], f32[6,n,24])"]
+    assert checked(params, h, into, inputs=inputs, aliases=((1, 0),), symbols=(("n", 0, 1),)) == [
+        "loop (f32[n,24], f32[6,n,24])"
+    ]
 
 
 def test_a_loop_fills_its_stack_in_place():
@@ -153,11 +172,29 @@ ENTRY %main (x: f32[4,40], s: f32[5,4,40]) -> f32[5,4,40] {
 
 
 def test_sums_of_a_product_lie_where_no_array_lives_meanwhile():
-    x, w, v = parameter(0, "f32", 900, 700), parameter(1, "f32", 700, 700), parameter(2, "f32", 700, 700)
+    x, w, v = (
+        parameter(0, "f32", 900, 700),
+        parameter(1, "f32", 700, 700),
+        parameter(2, "f32", 700, 700),
+    )
     hidden = b.tanh(b.dot(x, w, (1,), (0,)))
-    z = b.tanh(b.dot(hidden, v, (1,), (0,)))  # hidden is dead: its memory holds the gradient's sums, as its only result overwrites w
+    z = b.tanh(
+        b.dot(hidden, v, (1,), (0,))
+    )  # hidden is dead: its memory holds the gradient's sums, as its only result overwrites w
     rate = b.broadcast(b.constant(0.01, "f32"), (700, 700))
-    m = module([x, w, v], b.subtract(w, b.multiply(b.dot(x, z, (0,), (0,)), rate)), aliases=((0, 1),))
-    check(m, [floats(900, 700), floats(700, 700) * np.float32(0.05), floats(700, 700) * np.float32(0.05)], 1e-4, 1e-4, optimize=True)
+    m = module(
+        [x, w, v], b.subtract(w, b.multiply(b.dot(x, z, (0,), (0,)), rate)), aliases=((0, 1),)
+    )
+    check(
+        m,
+        [
+            floats(900, 700),
+            floats(700, 700) * np.float32(0.05),
+            floats(700, 700) * np.float32(0.05),
+        ],
+        1e-4,
+        1e-4,
+        optimize=True,
+    )
     arrays = 2 * 900 * 700 * 4
     assert arrays <= compile_module(m).arena < arrays + 700 * 700 * 4

@@ -1,4 +1,5 @@
 """Products of groups whose sizes are computed: every layout, empty groups, rows without a group, sizes that say too much."""
+
 import numpy as np
 import pytest
 
@@ -32,25 +33,54 @@ def test_rows(sizes, group, contract):
 @pytest.mark.parametrize("sizes", SIZES)
 def test_rows_of_a_transposed_operand(sizes):
     a, b = arrays((5, 8), (3, 5, 7))
-    check(lambda x, y, s: build.ragged_dot(x, y, s, lhs_contract=(0,), rhs_contract=(1,), lhs_ragged=(1,), rhs_group=(0,)), a, b, np.array(sizes, "int64"), optimize=True)
+    check(
+        lambda x, y, s: build.ragged_dot(
+            x, y, s, lhs_contract=(0,), rhs_contract=(1,), lhs_ragged=(1,), rhs_group=(0,)
+        ),
+        a,
+        b,
+        np.array(sizes, "int64"),
+        optimize=True,
+    )
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("lhs,rhs", [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_contraction(sizes, lhs, rhs):
     a, b = arrays((8, 6) if lhs == 0 else (6, 8), (8, 7) if rhs == 0 else (7, 8))
-    check(lambda x, y, s: build.ragged_dot(x, y, s, lhs_contract=(lhs,), rhs_contract=(rhs,), lhs_ragged=(lhs,)), a, b, np.array(sizes, "int32"), optimize=True)
+    check(
+        lambda x, y, s: build.ragged_dot(
+            x, y, s, lhs_contract=(lhs,), rhs_contract=(rhs,), lhs_ragged=(lhs,)
+        ),
+        a,
+        b,
+        np.array(sizes, "int32"),
+        optimize=True,
+    )
 
 
 def test_large_groups_run_on_all_threads():
     a, b = arrays((600, 96), (4, 96, 130))
-    check(lambda x, y, s: build.ragged_dot(x, y, s, lhs_contract=(1,), rhs_contract=(1,), lhs_ragged=(0,), rhs_group=(0,)), a, b, np.array([201, 7, 300, 60], "int32"), optimize=True)
+    check(
+        lambda x, y, s: build.ragged_dot(
+            x, y, s, lhs_contract=(1,), rhs_contract=(1,), lhs_ragged=(0,), rhs_group=(0,)
+        ),
+        a,
+        b,
+        np.array([201, 7, 300, 60], "int32"),
+        optimize=True,
+    )
 
 
 def test_transposes_go_into_the_product():
-    x, y, sizes = (instr("parameter", (), s, index=i) for i, s in enumerate((Shape("f32", (5, 8)), Shape("f32", (3, 7, 5)), Shape("s32", (3,)))))
+    x, y, sizes = (
+        instr("parameter", (), s, index=i)
+        for i, s in enumerate((Shape("f32", (5, 8)), Shape("f32", (3, 7, 5)), Shape("s32", (3,))))
+    )
     turned = build.transpose(x, (1, 0)), build.transpose(y, (0, 2, 1))
-    root = build.ragged_dot(*turned, sizes, lhs_contract=(1,), rhs_contract=(1,), lhs_ragged=(0,), rhs_group=(0,))
+    root = build.ragged_dot(
+        *turned, sizes, lhs_contract=(1,), rhs_contract=(1,), lhs_ragged=(0,), rhs_group=(0,)
+    )
     module = optimize(Module("m", Computation("main", (x, y, sizes), root)))
     assert module.entry.root.op == "ragged-dot"
     assert module.entry.root.operands == (x, y, sizes)

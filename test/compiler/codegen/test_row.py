@@ -1,4 +1,5 @@
 """Row kernels: rows contiguous and strided, short and long, with partial results, in place, with symbolic sizes."""
+
 from __future__ import annotations
 
 import sys
@@ -20,12 +21,32 @@ from random_programs import random_module  # noqa: E402
 def check_module(m: Module, seed: int = 0, rtol: float = 2e-5) -> None:
     inputs = programs.inputs_for(m, seed)
     for got, want in zip(Compiled(m, optimize=True)(*inputs), evaluate(m, inputs), strict=True):
-        np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol * max(1, np.abs(want).max(initial=0)))
+        np.testing.assert_allclose(
+            got, want, rtol=rtol, atol=rtol * max(1, np.abs(want).max(initial=0))
+        )
 
 
-@pytest.mark.parametrize(("dims", "axis"), [((64, 100), 1), ((7, 1000), 1), ((3, 5000), 1), ((40, 9000), 1), ((1, 300), 1), ((2, 70000), 1), ((300,), 0),
-                                            ((3, 20, 50), 1), ((20, 50), 0), ((4, 300, 70), 1), ((5, 6, 7, 8), 2), ((16, 1), 1), ((9, 3), 1),
-                                            ((3, 20, 5), 2), ((37, 8), 1), ((300, 9), 1)])
+@pytest.mark.parametrize(
+    ("dims", "axis"),
+    [
+        ((64, 100), 1),
+        ((7, 1000), 1),
+        ((3, 5000), 1),
+        ((40, 9000), 1),
+        ((1, 300), 1),
+        ((2, 70000), 1),
+        ((300,), 0),
+        ((3, 20, 50), 1),
+        ((20, 50), 0),
+        ((4, 300, 70), 1),
+        ((5, 6, 7, 8), 2),
+        ((16, 1), 1),
+        ((9, 3), 1),
+        ((3, 20, 5), 2),
+        ((37, 8), 1),
+        ((300, 9), 1),
+    ],
+)
 def test_softmax(dims, axis):
     check_module(programs.softmax(dims, axis))
 
@@ -53,7 +74,9 @@ def test_distances(dims, whole):
 
     def fn(x):
         d = b.subtract(b.broadcast(x, pairs, (0, 1, 3)), b.broadcast(x, pairs, (0, 2, 3)))
-        kernel = b.exponential(b.negate(b.reduce(b.multiply(d, d), b.constant(0.0, "f32"), (3,), "add")))
+        kernel = b.exponential(
+            b.negate(b.reduce(b.multiply(d, d), b.constant(0.0, "f32"), (3,), "add"))
+        )
         return [kernel, d] if whole else [kernel]
 
     check(fn, np.random.default_rng(0).standard_normal(dims).astype(np.float32), optimize=True)
@@ -75,8 +98,19 @@ def test_batch_statistics(dims):
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])
 def test_other_types(dtype):
-    x = np.random.default_rng(0).standard_normal((20, 130)).astype({"f64": np.float64, "f16": np.float16}.get(dtype, np.float32))
-    check(lambda x: b.convert(programs.softmax_of(b.convert(x, "f64" if dtype == "f64" else "f32")), dtype), x, dtypes=[dtype], optimize=True)
+    x = (
+        np.random.default_rng(0)
+        .standard_normal((20, 130))
+        .astype({"f64": np.float64, "f16": np.float16}.get(dtype, np.float32))
+    )
+    check(
+        lambda x: b.convert(
+            programs.softmax_of(b.convert(x, "f64" if dtype == "f64" else "f32")), dtype
+        ),
+        x,
+        dtypes=[dtype],
+        optimize=True,
+    )
 
 
 @pytest.mark.parametrize("symbolic", [{(0, 0): "s0"}, {(0, 1): "s0"}, {(0, 0): "s0", (0, 1): "s1"}])
@@ -94,11 +128,18 @@ def test_log_sum_exp_reads_values_of_two_passes(axis):
         kept = tuple(d for d in range(3) if d != axis)
         top = b.reduce(x, b.constant(float("-inf"), "f32"), (axis,), "maximum")
         safe = b.select(b.is_finite(top), top, programs.scalar(0.0, top))
-        total = b.reduce(b.exponential(b.subtract(x, programs.across(safe, x.shape.dims, kept))), programs.zero(), (axis,), "add")
+        total = b.reduce(
+            b.exponential(b.subtract(x, programs.across(safe, x.shape.dims, kept))),
+            programs.zero(),
+            (axis,),
+            "add",
+        )
         out = b.add(b.log(total), safe)
         return [out, b.exponential(b.subtract(x, programs.across(out, x.shape.dims, kept)))]
 
-    check(fn, np.random.default_rng(0).standard_normal((5, 6, 13)).astype(np.float32), optimize=True)
+    check(
+        fn, np.random.default_rng(0).standard_normal((5, 6, 13)).astype(np.float32), optimize=True
+    )
 
 
 def test_symbolic_partial_results():
@@ -106,12 +147,18 @@ def test_symbolic_partial_results():
         dims = x.shape.dims
         top = b.reduce(x, programs.zero(), (1,), "maximum")
         y = b.multiply(dy, b.subtract(x, b.broadcast(top, dims, (0,))))
-        return [y, b.reduce(y, programs.zero(), (0,), "add"), b.reduce(y, programs.zero(), (0, 1), "add")]
+        return [
+            y,
+            b.reduce(y, programs.zero(), (0,), "add"),
+            b.reduce(y, programs.zero(), (0, 1), "add"),
+        ]
 
     r = np.random.default_rng(0)
     x, y = (r.standard_normal((300, 70)).astype(np.float32) for _ in range(2))
     check(fn, x, y, symbolic={(0, 0): "s0", (1, 0): "s0"}, optimize=True)
-    check(fn, x, y, symbolic={(0, 0): "s0", (1, 0): "s0", (0, 1): "s1", (1, 1): "s1"}, optimize=True)
+    check(
+        fn, x, y, symbolic={(0, 0): "s0", (1, 0): "s0", (0, 1): "s1", (1, 1): "s1"}, optimize=True
+    )
     check(fn, x, y, optimize=True)
 
 
@@ -139,7 +186,9 @@ def test_large_results_pass_the_caches(dims, dim, in_place):
     top = b.reduce(x, b.constant(-np.inf, "f32"), (dim,), "maximum")
     y = b.subtract(x, b.broadcast(top, dims, kept))
     value = np.random.default_rng(0).standard_normal(dims).astype(np.float32)
-    compiled.check(compiled.module([x], y, aliases=((0, 0),) if in_place else ()), [value], 0, optimize=True)
+    compiled.check(
+        compiled.module([x], y, aliases=((0, 0),) if in_place else ()), [value], 0, optimize=True
+    )
 
 
 @pytest.mark.parametrize("guarded", [False, True])

@@ -1,4 +1,5 @@
 """Every pointwise opcode on every element type it takes, against the evaluator; every conversion; accuracy of the functions."""
+
 from __future__ import annotations
 
 import math
@@ -15,7 +16,12 @@ from torch_hlo.hlo.opcodes import BINARY, UNARY
 from torch_hlo.hlo.shape import DTYPES, Shape, numpy_dtype
 
 N = 77  # whole vectors and a tail, for every vector width
-CASES = [(op, kinds, arity) for table, arity in ((UNARY, 1), (BINARY, 2)) for kinds, names in table.items() for op in names.split()]
+CASES = [
+    (op, kinds, arity)
+    for table, arity in ((UNARY, 1), (BINARY, 2))
+    for kinds, names in table.items()
+    for op in names.split()
+]
 EXACT = {"add", "subtract", "multiply", "divide", "maximum", "minimum", "negate", "abs", "sqrt", "floor", "ceil", "sign", "round-nearest-afz",
          "round-nearest-even"}  # fmt: skip
 RTOL = {"f64": 2e-14, "f32": 5e-7, "c64": 3e-6, "c128": 1e-11, "bf16": 2**-7, "f16": 2**-10}
@@ -27,7 +33,11 @@ def sample(dtype: str, seed: int) -> np.ndarray:
     if row.kind == "p":
         return rng.integers(0, 2, N).astype(bool)
     if row.kind in "su":
-        low, high = (-(1 << row.bits - 1), (1 << row.bits - 1) - 1) if row.kind == "s" else (0, (1 << row.bits) - 1)
+        low, high = (
+            (-(1 << row.bits - 1), (1 << row.bits - 1) - 1)
+            if row.kind == "s"
+            else (0, (1 << row.bits) - 1)
+        )
         values = rng.integers(max(low, -20), min(high, 20) + 1, N).astype(object)
         values[:6] = [0, 1, low, high, min(high, 3), max(low, -1)]
         return np.array(list(values), numpy_dtype(dtype))
@@ -56,7 +66,9 @@ def test_opcode(op, kinds, arity):
             np.testing.assert_array_equal(f, e, err_msg=dtype)
         else:
             exact = op in EXACT and DTYPES[dtype].kind == "f"
-            np.testing.assert_allclose(f, e, rtol=0 if exact else RTOL.get(dtype, 0.13), atol=1e-30, err_msg=dtype)
+            np.testing.assert_allclose(
+                f, e, rtol=0 if exact else RTOL.get(dtype, 0.13), atol=1e-30, err_msg=dtype
+            )
 
 
 @pytest.mark.parametrize("source", [d for d in DTYPES if d != "token"])
@@ -69,7 +81,11 @@ def test_convert(source):
     with np.errstate(all="ignore"):
         values = round_to(values, source)
     x = parameter(0, source, N)
-    check(module([x], *[instr("convert", (x,), Shape(d, (N,))) for d in DTYPES if d != "token"]), [values], 1e-7)
+    check(
+        module([x], *[instr("convert", (x,), Shape(d, (N,))) for d in DTYPES if d != "token"]),
+        [values],
+        1e-7,
+    )
 
 
 def test_compare_select_clamp_and_friends():
@@ -77,7 +93,10 @@ def test_compare_select_clamp_and_friends():
     roots = [instr("compare", (a, b), direction=d) for d in ("EQ", "NE", "LT", "LE", "GT", "GE")]
     roots += [instr("compare", (a, b), direction=d, type="TOTALORDER") for d in ("EQ", "LT", "GE")]
     roots += [instr("select", (p, a, b)), instr("clamp", (b, a, a)), instr("complex", (a, b))]
-    roots += [instr("reduce-precision", (a,), exponent_bits=e, mantissa_bits=m) for e, m in ((5, 10), (8, 7), (4, 3), (5, 23))]
+    roots += [
+        instr("reduce-precision", (a,), exponent_bits=e, mantissa_bits=m)
+        for e, m in ((5, 10), (8, 7), (4, 3), (5, 23))
+    ]
     check(module([a, b, p], *roots), [sample("f32", 0), sample("f32", 1), sample("pred", 2)], 0)
 
 
@@ -91,21 +110,36 @@ ULP = {"exponential": (-87, 88, 1.1), "log": (1e-30, 1e4, 1.0), "tanh": (-10, 10
 def test_single_precision_error(op):
     low, high, allowed = ULP[op]
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.uniform(low, high, 50000), rng.uniform(max(low, -1), min(high, 1), 50000)]).astype(np.float32)
+    x = np.concatenate(
+        [rng.uniform(low, high, 50000), rng.uniform(max(low, -1), min(high, 1), 50000)]
+    ).astype(np.float32)
     single, double = parameter(0, "f32", len(x)), parameter(0, "f64", len(x))
-    (found,), (expected,) = run(module([single], instr(op, (single,))), [x]), evaluate(module([double], instr(op, (double,))), [x.astype(float)])
+    (found,), (expected,) = (
+        run(module([single], instr(op, (single,))), [x]),
+        evaluate(module([double], instr(op, (double,))), [x.astype(float)]),
+    )
     error = np.abs(found - expected) / np.spacing(np.abs(expected).astype(np.float32))
     normal = np.abs(expected) > 1.2e-38
     assert error[normal].max() <= allowed
 
 
 def test_double_precision_error_of_erf():
-    x = np.concatenate([np.linspace(-7, 7, 4001), np.logspace(-320, 0, 300), [0.0, -0.0, np.inf, -np.inf, np.nan, 0.5, np.nextafter(0.5, 1), 1e300]])
-    (found,) = run(module([parameter(0, "f64", len(x))], instr("erf", (parameter(0, "f64", len(x)),))), [x])
+    x = np.concatenate(
+        [
+            np.linspace(-7, 7, 4001),
+            np.logspace(-320, 0, 300),
+            [0.0, -0.0, np.inf, -np.inf, np.nan, 0.5, np.nextafter(0.5, 1), 1e300],
+        ]
+    )
+    (found,) = run(
+        module([parameter(0, "f64", len(x))], instr("erf", (parameter(0, "f64", len(x)),))), [x]
+    )
     expected = np.array([math.erf(v) for v in x])
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     np.testing.assert_array_equal(np.signbit(found[:-5]), np.signbit(expected[:-5]))
-    assert np.nanmax(np.abs(found - expected) / np.spacing(np.maximum(np.abs(expected), 1e-300))) <= 2
+    assert (
+        np.nanmax(np.abs(found - expected) / np.spacing(np.maximum(np.abs(expected), 1e-300))) <= 2
+    )
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
@@ -122,7 +156,10 @@ def test_remainder_is_exact(dtype):
         (found,) = run(module([x, y], instr("remainder", (x, y))), [a, b])
         expected = np.fmod(a, b)
     np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(np.signbit(found), np.signbit(expected) & ~np.isnan(found) | np.signbit(found) & np.isnan(found))
+    np.testing.assert_array_equal(
+        np.signbit(found),
+        np.signbit(expected) & ~np.isnan(found) | np.signbit(found) & np.isnan(found),
+    )
 
 
 ODD = "tanh sinh asinh asin tan sine erf exponential-minus-one log-plus-one sqrt cbrt negate sign floor ceil round-nearest-even".split()
@@ -146,7 +183,13 @@ def test_complex_cuts(dtype):
     values = np.array([complex(a, b) for a in parts for b in parts], numpy_dtype(dtype))
     x = parameter(0, dtype, len(values))
     with np.errstate(all="ignore"):
-        check(module([x], *[instr(op, (x,)) for op in "acos acosh asin asinh atanh log sqrt".split()]), [values], 1e-6)
+        check(
+            module(
+                [x], *[instr(op, (x,)) for op in "acos acosh asin asinh atanh log sqrt".split()]
+            ),
+            [values],
+            1e-6,
+        )
 
 
 def test_error_on_narrow_arguments():
@@ -171,13 +214,23 @@ def test_double_precision_error(op):
     """In ulp, of large and of small operands, and at the ends."""
     exact, low, high, allowed = DOUBLE[op]
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.uniform(low, high, 20000), rng.uniform(max(low, -1.5), min(high, 1.5), 20000), [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-310, low, high]])
-    (found,) = run(module([parameter(0, "f64", len(x))], instr(op, (parameter(0, "f64", len(x)),))), [x])
+    x = np.concatenate(
+        [
+            rng.uniform(low, high, 20000),
+            rng.uniform(max(low, -1.5), min(high, 1.5), 20000),
+            [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-310, low, high],
+        ]
+    )
+    (found,) = run(
+        module([parameter(0, "f64", len(x))], instr(op, (parameter(0, "f64", len(x)),))), [x]
+    )
     with np.errstate(all="ignore"):
         expected = exact(x.astype(LONG))
         error = np.abs(found - expected) / np.spacing(np.abs(expected.astype(float)))
     finite = np.isfinite(expected.astype(float))
-    np.testing.assert_array_equal(np.where(finite, 0, found), np.where(finite, 0, expected.astype(float)))
+    np.testing.assert_array_equal(
+        np.where(finite, 0, found), np.where(finite, 0, expected.astype(float))
+    )
     assert error[finite & (np.abs(expected) > 1e-307)].max() <= allowed
 
 
@@ -185,10 +238,19 @@ def test_double_precision_error(op):
 def test_arctangent(dtype):
     """atan is atan2 of 1; no quotient overflows on the way."""
     huge = 3e38 if dtype == "f32" else 1e308
-    x = np.concatenate([np.random.default_rng(0).standard_normal(5000) * 3, [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-310, huge, 2.414, 0.66]]).astype(numpy_dtype(dtype))
+    x = np.concatenate(
+        [
+            np.random.default_rng(0).standard_normal(5000) * 3,
+            [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-310, huge, 2.414, 0.66],
+        ]
+    ).astype(numpy_dtype(dtype))
     p = parameter(0, dtype, len(x))
     (found,) = run(module([p], instr("atan2", (p, build.full_like(p, 1)))), [x])
-    np.testing.assert_array_max_ulp(np.where(np.isnan(x), 0, found), np.where(np.isnan(x), 0, np.arctan(x.astype(float))).astype(x.dtype), 2.5)
+    np.testing.assert_array_max_ulp(
+        np.where(np.isnan(x), 0, found),
+        np.where(np.isnan(x), 0, np.arctan(x.astype(float))).astype(x.dtype),
+        2.5,
+    )
     np.testing.assert_array_equal(np.signbit(found[:-5]), np.signbit(x[:-5]))
 
 
@@ -196,24 +258,61 @@ def test_arctangent(dtype):
 def test_complementary_error_function_and_inverse(dtype, allowed):
     rng, kind = np.random.default_rng(0), numpy_dtype(dtype)
     last = 9 if dtype == "f32" else 26
-    x = np.concatenate([rng.uniform(-6, last, 2000), rng.uniform(-1, 1, 1000), [0.0, -0.0, 0.5, -0.5, np.inf, -np.inf, np.nan, 1e-40, 30.0]]).astype(kind)
-    (found,) = run(module([parameter(0, dtype, len(x))], instr("erfc", (parameter(0, dtype, len(x)),))), [x])
+    x = np.concatenate(
+        [
+            rng.uniform(-6, last, 2000),
+            rng.uniform(-1, 1, 1000),
+            [0.0, -0.0, 0.5, -0.5, np.inf, -np.inf, np.nan, 1e-40, 30.0],
+        ]
+    ).astype(kind)
+    (found,) = run(
+        module([parameter(0, dtype, len(x))], instr("erfc", (parameter(0, dtype, len(x)),))), [x]
+    )
     expected = np.array([math.erfc(v) for v in x.astype(float)])
-    np.testing.assert_array_max_ulp(np.where(np.isnan(x), 0, found), np.where(np.isnan(x), 0, expected).astype(kind), allowed)
+    np.testing.assert_array_max_ulp(
+        np.where(np.isnan(x), 0, found), np.where(np.isnan(x), 0, expected).astype(kind), allowed
+    )
     assert np.isnan(found[np.isnan(x)]).all()
     near = 1 - 10.0 ** rng.uniform(-15 if dtype == "f64" else -6, -1, 500)
-    x = np.concatenate([rng.uniform(-1, 1, 2000), near, -near, [0.0, -0.0, 1.0, -1.0, 1.5, -2.0, np.nan, np.inf, 1e-300]]).astype(kind)
-    (found,) = run(module([parameter(0, dtype, len(x))], instr("erf-inv", (parameter(0, dtype, len(x)),))), [x])
-    (expected,) = evaluate(module([parameter(0, "f64", len(x))], instr("erf-inv", (parameter(0, "f64", len(x)),))), [x.astype(float)])
-    np.testing.assert_allclose(found, expected.astype(kind), rtol=4 * np.finfo(kind).eps, equal_nan=True)
+    x = np.concatenate(
+        [
+            rng.uniform(-1, 1, 2000),
+            near,
+            -near,
+            [0.0, -0.0, 1.0, -1.0, 1.5, -2.0, np.nan, np.inf, 1e-300],
+        ]
+    ).astype(kind)
+    (found,) = run(
+        module([parameter(0, dtype, len(x))], instr("erf-inv", (parameter(0, dtype, len(x)),))), [x]
+    )
+    (expected,) = evaluate(
+        module([parameter(0, "f64", len(x))], instr("erf-inv", (parameter(0, "f64", len(x)),))),
+        [x.astype(float)],
+    )
+    np.testing.assert_allclose(
+        found, expected.astype(kind), rtol=4 * np.finfo(kind).eps, equal_nan=True
+    )
 
 
 def test_powers_of_doubles_are_exact_where_they_can_be():
     rng = np.random.default_rng(0)
-    x = np.concatenate([10.0 ** rng.uniform(-300, 300, 4000), rng.integers(1, 1000, 4000), rng.uniform(0.5, 2, 4000)])
-    y = np.concatenate([rng.uniform(-1, 1, 4000), rng.integers(-5, 6, 4000), rng.uniform(-600, 600, 4000)])
-    special = np.array([0.0, -0.0, 1, -1, 0.5, -2.5, 3, -3, np.inf, -np.inf, np.nan, 5e-324, 1e308, 1e17])
-    x, y = np.concatenate([x, np.repeat(special, len(special))]), np.concatenate([y, np.tile(special, len(special))])
+    x = np.concatenate(
+        [
+            10.0 ** rng.uniform(-300, 300, 4000),
+            rng.integers(1, 1000, 4000),
+            rng.uniform(0.5, 2, 4000),
+        ]
+    )
+    y = np.concatenate(
+        [rng.uniform(-1, 1, 4000), rng.integers(-5, 6, 4000), rng.uniform(-600, 600, 4000)]
+    )
+    special = np.array(
+        [0.0, -0.0, 1, -1, 0.5, -2.5, 3, -3, np.inf, -np.inf, np.nan, 5e-324, 1e308, 1e17]
+    )
+    x, y = (
+        np.concatenate([x, np.repeat(special, len(special))]),
+        np.concatenate([y, np.tile(special, len(special))]),
+    )
     a, b = parameter(0, "f64", len(x)), parameter(1, "f64", len(x))
     (found,) = run(module([a, b], instr("power", (a, b))), [x, y])
     with np.errstate(all="ignore"):
@@ -223,7 +322,9 @@ def test_powers_of_doubles_are_exact_where_they_can_be():
     normal = np.isfinite(expected) & (np.abs(expected) > 1e-307)
     np.testing.assert_array_equal(np.where(normal, 0, found), np.where(normal, 0, expected))
     assert error[normal].max() <= 0.8
-    np.testing.assert_array_equal(np.signbit(found[~np.isnan(expected)]), np.signbit(expected[~np.isnan(expected)]))
+    np.testing.assert_array_equal(
+        np.signbit(found[~np.isnan(expected)]), np.signbit(expected[~np.isnan(expected)])
+    )
 
 
 @pytest.mark.parametrize("near", [8191.9, 1e5, 1e13])

@@ -1,4 +1,5 @@
 """sort: stability, NaNs, signed zeros, axes, comparators of several arrays."""
+
 import numpy as np
 import pytest
 
@@ -6,11 +7,22 @@ from test.compiler.codegen.steps import check
 from torch_hlo.hlo import build
 from torch_hlo.hlo.shape import Shape
 
-SHAPES = [((7,), 0), ((3, 50), 1), ((50, 3), 0), ((4, 5, 6), 1), ((1000,), 0), ((2, 0), 1), ((300, 40), 0), ((1,), 0)]
+SHAPES = [
+    ((7,), 0),
+    ((3, 50), 1),
+    ((50, 3), 0),
+    ((4, 5, 6), 1),
+    ((1000,), 0),
+    ((2, 0), 1),
+    ((300, 40), 0),
+    ((1,), 0),
+]
 
 
 @pytest.mark.parametrize("dims,axis", SHAPES)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool"]
+)
 def test_keys(dims, axis, dtype):
     rng = np.random.default_rng(0)
     for direction in ("LT", "GT"):
@@ -28,10 +40,17 @@ def test_comparator_of_two_arrays(dims, axis):
     rng = np.random.default_rng(0)
 
     def before(a, b, c, d):
-        return build.or_(build.compare(a, b, "LT"), build.and_(build.compare(a, b, "EQ"), build.compare(c, d, "GT")))
+        return build.or_(
+            build.compare(a, b, "LT"),
+            build.and_(build.compare(a, b, "EQ"), build.compare(c, d, "GT")),
+        )
 
     order = build.computation(before, [Shape("s32")] * 2 + [Shape("f32")] * 2)
-    check(lambda x, y: build.sort((x, y), axis, order), rng.integers(0, 5, dims).astype("int32"), rng.standard_normal(dims).astype("float32"))
+    check(
+        lambda x, y: build.sort((x, y), axis, order),
+        rng.integers(0, 5, dims).astype("int32"),
+        rng.standard_normal(dims).astype("float32"),
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f8e4m3fn", "f8e5m2fnuz"])

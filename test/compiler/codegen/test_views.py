@@ -1,4 +1,5 @@
 """Opcodes that move elements, alone and fused, static and symbolic, against the evaluator."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -51,7 +52,12 @@ def test_moves(case, dtype):
 
 @pytest.mark.parametrize("starts", [(2, 5), (-3, 100), (8, 31)])
 def test_dynamic_slices_clamp(starts):
-    x, u, i, j = parameter(0, "f32", 9, 50), parameter(1, "f32", 2, 17), parameter(2, "s32"), parameter(3, "s32")
+    x, u, i, j = (
+        parameter(0, "f32", 9, 50),
+        parameter(1, "f32", 2, 17),
+        parameter(2, "s32"),
+        parameter(3, "s32"),
+    )
     cut = instr("dynamic-slice", (x, i, j), dynamic_slice_sizes=(3, 20))
     put = instr("dynamic-update-slice", (x, u, i, j))
     inputs = [values("f32", (9, 50)), values("f32", (2, 17)), *map(np.int32, starts)]
@@ -61,7 +67,11 @@ def test_dynamic_slices_clamp(starts):
 
 
 def test_iota():
-    roots = [instr("iota", (), Shape(t, (3, 5, 40)), iota_dimension=d) for d in range(3) for t in ("f32", "s64", "bf16", "c64", "u8", "f64")]
+    roots = [
+        instr("iota", (), Shape(t, (3, 5, 40)), iota_dimension=d)
+        for d in range(3)
+        for t in ("f32", "s64", "bf16", "c64", "u8", "f64")
+    ]
     check(module([], *roots), [], 0)
 
 
@@ -85,7 +95,11 @@ def test_symbolic_sizes(n):
     v, w = values("f32", (n, 33)) / 20, values("f32", (33,)) / 20
     for optimize in (False, True):
         found = run(m, [v, w], optimize)
-        for f, e in zip(found, (v + w, (v + w).T, np.exp((v + w).T.reshape(-1)), np.concatenate([v, v + w])), strict=True):
+        for f, e in zip(
+            found,
+            (v + w, (v + w).T, np.exp((v + w).T.reshape(-1)), np.concatenate([v, v + w])),
+            strict=True,
+        ):
             np.testing.assert_allclose(f, e, rtol=1e-6)
 
 
@@ -93,7 +107,12 @@ def test_fused_transposes_in_tiles():
     x, y = parameter(0, "f32", 40, 70), parameter(1, "f32", 70, 40)
     z = instr("multiply", (instr("transpose", (x,), dimensions=(1, 0)), y))
     check(module([x, y], z), [values("f32", (40, 70)), values("f32", (70, 40))], 0, optimize=True)
-    check(module([x, y], z, aliases=((0, 1),)), [values("f32", (40, 70)), values("f32", (70, 40))], 0, optimize=True)
+    check(
+        module([x, y], z, aliases=((0, 1),)),
+        [values("f32", (40, 70)), values("f32", (70, 40))],
+        0,
+        optimize=True,
+    )
 
 
 def test_equal_layers_are_written_once():
@@ -113,6 +132,10 @@ def test_sizes_are_rounded_down_as_in_python(n):
     s = symbol("s0")
     x, one = parameter(0, "f32", s), parameter(1, "f32")
     up, rest = -(-s // 5), (2 - s) % 5 + 1
-    m = module([x, one], *(instr("broadcast", (one,), Shape("f32", (size,)), dimensions=()) for size in (up, rest)), symbols=(("s0", 0, 0),))
+    m = module(
+        [x, one],
+        *(instr("broadcast", (one,), Shape("f32", (size,)), dimensions=()) for size in (up, rest)),
+        symbols=(("s0", 0, 0),),
+    )
     found = run(m, [np.zeros(n, np.float32), np.float32(1)])
     assert [f.tolist() for f in found] == [[1.0] * -(-n // 5), [1.0] * ((2 - n) % 5 + 1)]

@@ -4,6 +4,7 @@ A model NAME is one constant, `NAME_model` (what it takes and gives), and two fu
 inputs) and `NAME_run`. docs/aot.md says what each does; `check.py` writes them. Every pointer in a structure has the target's
 size, every other field the size named here, so a structure lies in memory as C lays it out.
 """
+
 from __future__ import annotations
 
 import re
@@ -24,7 +25,19 @@ DTYPE_CODES = {
     "s2": 26, "u2": 27, "f8e4m3": 28, "f8e3m4": 29,
 }  # fmt: skip
 
-ERRORS = ("OK", "NULL", "COUNT", "DTYPE", "RANK", "SIZE", "BYTES", "ALIGNMENT", "OVERLAP", "WEIGHTS", "MACHINE")  # code = position
+ERRORS = (
+    "OK",
+    "NULL",
+    "COUNT",
+    "DTYPE",
+    "RANK",
+    "SIZE",
+    "BYTES",
+    "ALIGNMENT",
+    "OVERLAP",
+    "WEIGHTS",
+    "MACHINE",
+)  # code = position
 KINDS = ("USER", "STATE", "SEED")  # of an input or output
 
 # LLVM types of the structures; `ptr` is as wide as the target's.
@@ -36,7 +49,15 @@ TYPES = f"""{TENSOR} = type {{ ptr, i64, ptr, i32, i32 }}
 {MODEL} = type {{ i32, i32, i32, i32, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64, i64 }}
 """
 
-_C_TYPES = {"pred": "uint8_t", "f32": "float", "f64": "double", "c64": "float", "c128": "double", "bf16": "uint16_t", "f16": "uint16_t"}
+_C_TYPES = {
+    "pred": "uint8_t",
+    "f32": "float",
+    "f64": "double",
+    "c64": "float",
+    "c128": "double",
+    "bf16": "uint16_t",
+    "f16": "uint16_t",
+}
 
 _COMMON = """#ifndef TORCH_HLO_AOT_H
 #define TORCH_HLO_AOT_H
@@ -145,32 +166,79 @@ _KEYWORDS = frozenset(
 )
 
 
-def header(name: str, inputs: Sequence[Array], outputs: Sequence[Array], symbols: Sequence[tuple[str, int, int]], workspace: Size,
-           weights_bytes: int, target: str) -> str:
+def header(
+    name: str,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    symbols: Sequence[tuple[str, int, int]],
+    workspace: Size,
+    weights_bytes: int,
+    target: str,
+) -> str:
     """Text of NAME.h. `symbols`: (name, input, dimension) of each size that differs from call to call."""
     common = _COMMON.format(
-        version=VERSION, message_bytes=MESSAGE_BYTES, errors=", ".join(f"TORCH_HLO_{e} = {i}" for i, e in enumerate(ERRORS)),
+        version=VERSION,
+        message_bytes=MESSAGE_BYTES,
+        errors=", ".join(f"TORCH_HLO_{e} = {i}" for i, e in enumerate(ERRORS)),
         kinds=", ".join(f"TORCH_HLO_{k} = {i}" for i, k in enumerate(KINDS)),
-        dtypes=", ".join(f"TORCH_HLO_{d.upper()} = {c}" for d, c in DTYPE_CODES.items()))
+        dtypes=", ".join(f"TORCH_HLO_{d.upper()} = {c}" for d, c in DTYPE_CODES.items()),
+    )
     upper = name.upper()
     lines = [f"/* {name}, compiled by torch_hlo for {target}", " *"]
-    lines += [f" * input {i}: {a.text}{_kind_text(a)}".replace("*/", "* /") for i, a in enumerate(inputs)]
-    lines += [f" * output {i}: {a.text}{_kind_text(a)}".replace("*/", "* /") for i, a in enumerate(outputs)]
+    lines += [
+        f" * input {i}: {a.text}{_kind_text(a)}".replace("*/", "* /") for i, a in enumerate(inputs)
+    ]
+    lines += [
+        f" * output {i}: {a.text}{_kind_text(a)}".replace("*/", "* /")
+        for i, a in enumerate(outputs)
+    ]
     lines += [f" * size {s}: dimension {d} of input {i}" for s, i, d in symbols]
-    lines += [" */", f"#ifndef TORCH_HLO_MODEL_{upper}_H", f"#define TORCH_HLO_MODEL_{upper}_H", "", common, "#ifdef __cplusplus", 'extern "C" {',
-              "#endif", f"extern const torch_hlo_model {name}_model;", f"torch_hlo_plan {name}_plan;", f"torch_hlo_run {name}_run;"]
+    lines += [
+        " */",
+        f"#ifndef TORCH_HLO_MODEL_{upper}_H",
+        f"#define TORCH_HLO_MODEL_{upper}_H",
+        "",
+        common,
+        "#ifdef __cplusplus",
+        'extern "C" {',
+        "#endif",
+        f"extern const torch_hlo_model {name}_model;",
+        f"torch_hlo_plan {name}_plan;",
+        f"torch_hlo_run {name}_run;",
+    ]
     lines += [f"torch_hlo_check_weights {name}_check_weights;"] if weights_bytes else []
-    lines += ["#ifdef __cplusplus", "}", "#endif", "", f"#define {upper}_INPUTS {len(inputs)}", f"#define {upper}_OUTPUTS {len(outputs)}"]
+    lines += [
+        "#ifdef __cplusplus",
+        "}",
+        "#endif",
+        "",
+        f"#define {upper}_INPUTS {len(inputs)}",
+        f"#define {upper}_OUTPUTS {len(outputs)}",
+    ]
     lines += [f"#define {upper}_WORKSPACE_BYTES {workspace}"] if isinstance(workspace, int) else []
     lines += [f"#define {upper}_WEIGHTS_BYTES {weights_bytes}"] if weights_bytes else []
-    return "\n".join([*lines, "", *_typed_call(name, inputs, outputs, symbols, bool(weights_bytes)), "#endif", ""])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *_typed_call(name, inputs, outputs, symbols, bool(weights_bytes)),
+            "#endif",
+            "",
+        ]
+    )
 
 
 def _kind_text(a: Array) -> str:
     return f" ({a.kind.lower()})" if a.kind != "USER" else ""
 
 
-def _typed_call(name: str, inputs: Sequence[Array], outputs: Sequence[Array], symbols: Sequence[tuple[str, int, int]], weights: bool) -> list[str]:
+def _typed_call(
+    name: str,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    symbols: Sequence[tuple[str, int, int]],
+    weights: bool,
+) -> list[str]:
     """`static inline NAME(sizes…, inputs…, outputs…)`: the call with C types, for when sizes are known to be right."""
     taken: dict[str, int] = {}
 
@@ -191,16 +259,37 @@ def _typed_call(name: str, inputs: Sequence[Array], outputs: Sequence[Array], sy
             if dims:
                 setup.append(f"    int64_t th_{label}{i}_sizes[] = {{{', '.join(dims)}}};")
             nbytes = " * ".join([*(f"(uint64_t)({d})" for d in dims), f"{a.shape.itemsize}u"])
-            rows.append(f"        {{(void *){v}, {nbytes}, {f'th_{label}{i}_sizes' if dims else '0'}, TORCH_HLO_{a.shape.dtype.upper()}, {len(dims)}}},")
+            rows.append(
+                f"        {{(void *){v}, {nbytes}, {f'th_{label}{i}_sizes' if dims else '0'}, TORCH_HLO_{a.shape.dtype.upper()}, {len(dims)}}},"
+            )
         if rows:
-            setup += [f"    {'const ' if const else ''}torch_hlo_tensor th_{label}[] = {{", *rows, "    };"]
-    parameters += ["void *workspace", "uint64_t workspace_bytes", *(["const void *weights", "uint64_t weights_bytes"] if weights else []),
-                   "torch_hlo_error *error"]
-    arguments = [f"{'th_in' if inputs else '0'}, {len(inputs)}", f"{'th_out' if outputs else '0'}, {len(outputs)}", "workspace, workspace_bytes",
-                 "weights, weights_bytes" if weights else "0, 0", "error"]
+            setup += [
+                f"    {'const ' if const else ''}torch_hlo_tensor th_{label}[] = {{",
+                *rows,
+                "    };",
+            ]
+    parameters += [
+        "void *workspace",
+        "uint64_t workspace_bytes",
+        *(["const void *weights", "uint64_t weights_bytes"] if weights else []),
+        "torch_hlo_error *error",
+    ]
+    arguments = [
+        f"{'th_in' if inputs else '0'}, {len(inputs)}",
+        f"{'th_out' if outputs else '0'}, {len(outputs)}",
+        "workspace, workspace_bytes",
+        "weights, weights_bytes" if weights else "0, 0",
+        "error",
+    ]
     wrapped = ",\n    ".join(parameters)
-    return [f"/* {name}_run for arrays of exactly these sizes. */", f"static inline int32_t {name}(\n    {wrapped}) {{", *setup,
-            f"    return {name}_run({', '.join(arguments)});", "}", ""]
+    return [
+        f"/* {name}_run for arrays of exactly these sizes. */",
+        f"static inline int32_t {name}(\n    {wrapped}) {{",
+        *setup,
+        f"    return {name}_run({', '.join(arguments)});",
+        "}",
+        "",
+    ]
 
 
 def _c_type(dtype: str) -> str:
@@ -215,10 +304,23 @@ def c_expression(size: Size, names: dict[str, str]) -> str:
     """`size` in C; symbols by their C names."""
     if not isinstance(size, Dim):
         return str(size)
-    operators = {"floordiv": "({0} / {1} - ({0} % {1} < 0))", "mod": "(({0} % {1} + {1}) % {1})", "max": "({0} > {1} ? {0} : {1})", "min": "({0} < {1} ? {0} : {1})"}
+    operators = {
+        "floordiv": "({0} / {1} - ({0} % {1} < 0))",
+        "mod": "(({0} % {1} + {1}) % {1})",
+        "max": "({0} > {1} ? {0} : {1})",
+        "min": "({0} < {1} ? {0} : {1})",
+    }
     terms = []
     for monomial, coefficient in size.terms:
-        factors = [names[a[1]] if a[0] == "sym" else operators[a[0]].format(f"({c_expression(a[1], names)})", f"({c_expression(a[2], names)})")
-                   for a in monomial]
-        terms.append(" * ".join(([] if coefficient == 1 and factors else [str(coefficient)]) + factors))
+        factors = [
+            names[a[1]]
+            if a[0] == "sym"
+            else operators[a[0]].format(
+                f"({c_expression(a[1], names)})", f"({c_expression(a[2], names)})"
+            )
+            for a in monomial
+        ]
+        terms.append(
+            " * ".join(([] if coefficient == 1 and factors else [str(coefficient)]) + factors)
+        )
     return " + ".join(terms)

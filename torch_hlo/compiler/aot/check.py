@@ -6,6 +6,7 @@ A check is straight-line code: a condition, an error code and a message with at 
 the symbols, which are read off the inputs; before a polynomial is evaluated, an upper bound of it is, in floating point, so
 that no product of hostile sizes wraps around.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +20,9 @@ from torch_hlo.hlo.dim import Dim, Size
 
 _CODES = {name: i for i, name in enumerate(ERRORS)}
 _LARGEST = 2.0**60  # bytes, or elements: more than any machine has, less than what wraps around
-WEIGHTS_HEAD = 64  # bytes before the data of a weights file: magic, bytes of data, checksum, program
+WEIGHTS_HEAD = (
+    64  # bytes before the data of a weights file: magic, bytes of data, checksum, program
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,12 @@ class Interface:
     constants: str = "null"  # of the block: a global, when they are in the library
     weights_head: bytes = b""  # what a weights file starts with; empty when there is none
     weights_bytes: int = 0
-    features: tuple[str, ...] = ()  # of the processor, asked for before the program runs (runtime.machine_check)
-    strings: dict[str, str] = field(default_factory=dict, compare=False)  # message -> name of its global, filled here
+    features: tuple[
+        str, ...
+    ] = ()  # of the processor, asked for before the program runs (runtime.machine_check)
+    strings: dict[str, str] = field(
+        default_factory=dict, compare=False
+    )  # message -> name of its global, filled here
 
     @property
     def workspace(self) -> Size:
@@ -62,7 +69,9 @@ class Interface:
 class _Checker(Function):
     """A function that returns an error code."""
 
-    def __init__(self, model: Interface, name: str, params: Sequence[tuple[str, str]], linkage: str = "") -> None:
+    def __init__(
+        self, model: Interface, name: str, params: Sequence[tuple[str, str]], linkage: str = ""
+    ) -> None:
         super().__init__(name, "i32", params, linkage, "#2")
         self.model = model
         self.values: dict[str, str] = {}
@@ -73,7 +82,9 @@ class _Checker(Function):
         self.branch(condition, ok, bad)
         self.start(bad)
         text = self.model.strings.setdefault(message, f"@torch_hlo_text{len(self.model.strings)}")
-        self.ret(f"i32 {self.call('i32', 'torch_hlo_fail', 'ptr %error', f'i32 {_CODES[code]}', f'ptr {text}', f'i64 {got}', f'i64 {want}')}")
+        self.ret(
+            f"i32 {self.call('i32', 'torch_hlo_fail', 'ptr %error', f'i32 {_CODES[code]}', f'ptr {text}', f'i64 {got}', f'i64 {want}')}"
+        )
         self.start(ok)
 
     def pass_on(self, result: str) -> None:
@@ -122,12 +133,24 @@ class _Checker(Function):
         """Element type, rank, and that sizes can be read."""
         dtype = self.field(tensors, i, 3, "i32")
         code = DTYPE_CODES[a.shape.dtype]
-        self.expect(self.icmp("eq", dtype, code, "i32"), "DTYPE", f"{what}: dtype is #, it must be # ({a.shape.dtype})", self.wide(dtype), code)
+        self.expect(
+            self.icmp("eq", dtype, code, "i32"),
+            "DTYPE",
+            f"{what}: dtype is #, it must be # ({a.shape.dtype})",
+            self.wide(dtype),
+            code,
+        )
         self.check_rank(tensors, i, what, a)
 
     def check_rank(self, tensors: str, i: int, what: str, a: Array) -> None:
         rank = self.field(tensors, i, 4, "i32")
-        self.expect(self.icmp("eq", rank, a.shape.rank, "i32"), "RANK", f"{what}: rank is #, it must be #", self.wide(rank), a.shape.rank)
+        self.expect(
+            self.icmp("eq", rank, a.shape.rank, "i32"),
+            "RANK",
+            f"{what}: rank is #, it must be #",
+            self.wide(rank),
+            a.shape.rank,
+        )
         if a.shape.rank:
             self.not_null(self.field(tensors, i, 2, "ptr"), f"{what}: sizes is a null pointer")
 
@@ -139,14 +162,30 @@ class _Checker(Function):
 
     def check_data(self, tensors: str, i: int, what: str, a: Array) -> None:
         """That memory of the array's size is there."""
-        data, nbytes, need = self.field(tensors, i, 0, "ptr"), self.field(tensors, i, 1, "i64"), self.size(a.shape.nbytes)
-        self.expect(self.icmp("uge", nbytes, need), "BYTES", f"{what}: nbytes is #, the array takes #", nbytes, need)
+        data, nbytes, need = (
+            self.field(tensors, i, 0, "ptr"),
+            self.field(tensors, i, 1, "i64"),
+            self.size(a.shape.nbytes),
+        )
+        self.expect(
+            self.icmp("uge", nbytes, need),
+            "BYTES",
+            f"{what}: nbytes is #, the array takes #",
+            nbytes,
+            need,
+        )
         some = self.op(f"icmp ne ptr {data}, null")
-        self.expect(self.op(f"or i1 {some}, {self.icmp('eq', need, 0)}"), "NULL", f"{what}: data is a null pointer")
+        self.expect(
+            self.op(f"or i1 {some}, {self.icmp('eq', need, 0)}"),
+            "NULL",
+            f"{what}: data is a null pointer",
+        )
         align = a.shape.itemsize // (2 if a.shape.dtype in ("c64", "c128") else 1)
         if align > 1:
             low = self.op(f"and i64 {self.op(f'ptrtoint ptr {data} to i64')}, {align - 1}")
-            self.expect(self.icmp("eq", low, 0), "ALIGNMENT", f"{what}: data must be a multiple of #", align)
+            self.expect(
+                self.icmp("eq", low, 0), "ALIGNMENT", f"{what}: data must be a multiple of #", align
+            )
 
 
 def model_functions(model: Interface) -> str:
@@ -154,7 +193,9 @@ def model_functions(model: Interface) -> str:
     parts = [_check_inputs(model), _plan(model), _run(model)]
     if model.weights_bytes:
         parts += [_check_weights(model), _CHECKSUM]
-    strings = "".join(f"{name} = private constant {_text(message)}\n" for message, name in model.strings.items())
+    strings = "".join(
+        f"{name} = private constant {_text(message)}\n" for message, name in model.strings.items()
+    )
     return "\n".join([strings, _FAIL, _OVERLAP, *parts])
 
 
@@ -175,16 +216,37 @@ def label(kind: str, i: int, a: Array) -> str:
 
 def _check_inputs(model: Interface) -> str:
     """i32 torch_hlo_check(inputs, count, error, symbols): types and sizes of the inputs; stores the values of the symbols."""
-    f = _Checker(model, "torch_hlo_check", [("ptr", "inputs"), ("i32", "count"), ("ptr", "error"), ("ptr", "symbols")], "internal")
-    f.expect(f.icmp("eq", "%count", len(model.inputs), "i32"), "COUNT", "input_count is #, it must be #", f.wide("%count"), len(model.inputs))
+    f = _Checker(
+        model,
+        "torch_hlo_check",
+        [("ptr", "inputs"), ("i32", "count"), ("ptr", "error"), ("ptr", "symbols")],
+        "internal",
+    )
+    f.expect(
+        f.icmp("eq", "%count", len(model.inputs), "i32"),
+        "COUNT",
+        "input_count is #, it must be #",
+        f.wide("%count"),
+        len(model.inputs),
+    )
     if model.inputs:
         f.not_null("%inputs", "inputs is a null pointer")
     for i, a in enumerate(model.inputs):
         f.check_kind("%inputs", i, label("input", i, a), a)
     for k, (name, i, d) in enumerate(model.symbols):
         value = f.values[name] = f.dimension("%inputs", i, d)
-        f.expect(f.icmp("sge", value, 0), "SIZE", f"{label('input', i, model.inputs[i])}: dimension {d} is #, it must not be negative", value)
-        f.expect(f.icmp("sle", value, 1 << 48), "SIZE", f"{label('input', i, model.inputs[i])}: dimension {d} is #, which is too large", value)
+        f.expect(
+            f.icmp("sge", value, 0),
+            "SIZE",
+            f"{label('input', i, model.inputs[i])}: dimension {d} is #, it must not be negative",
+            value,
+        )
+        f.expect(
+            f.icmp("sle", value, 1 << 48),
+            "SIZE",
+            f"{label('input', i, model.inputs[i])}: dimension {d} is #, which is too large",
+            value,
+        )
         f.store("i64", value, f.gep("i64", "%symbols", k), 8)
     _check_sizes(f)
     origins = {(i, d) for _, i, d in model.symbols}
@@ -193,7 +255,13 @@ def _check_inputs(model: Interface) -> str:
             if (i, d) not in origins:
                 got, want = f.dimension("%inputs", i, d), f.size(size)
                 rule = "" if isinstance(size, int) else f" = {size}"
-                f.expect(f.icmp("eq", got, want), "SIZE", f"{label('input', i, a)}: dimension {d} is #, it must be #{rule}", got, want)
+                f.expect(
+                    f.icmp("eq", got, want),
+                    "SIZE",
+                    f"{label('input', i, a)}: dimension {d} is #, it must be #{rule}",
+                    got,
+                    want,
+                )
     f.ret("i32 0")
     return f.text()
 
@@ -201,23 +269,46 @@ def _check_inputs(model: Interface) -> str:
 def _check_sizes(f: _Checker) -> None:
     """That the program is meant for these sizes, and that all it computes from them fits."""
     model = f.model
-    used = [s for s in (model.arena, *model.sizes, *(d for a in (*model.inputs, *model.outputs) for d in (*a.shape.dims, a.shape.nbytes)))]
+    used = [
+        s
+        for s in (
+            model.arena,
+            *model.sizes,
+            *(d for a in (*model.inputs, *model.outputs) for d in (*a.shape.dims, a.shape.nbytes)),
+        )
+    ]
     used += [s for c in model.conditions for s in (c.left, c.right)]
     symbolic = list(dict.fromkeys(s for s in used if isinstance(s, Dim)))
     for divisor in dict.fromkeys(q for s in symbolic for q in _divisors(s)):
         value = f.size(divisor)
-        f.expect(f.icmp("sge", value, 1), "SIZE", f"the sizes of the inputs give {divisor} = #, it must be positive", value)
+        f.expect(
+            f.icmp("sge", value, 1),
+            "SIZE",
+            f"the sizes of the inputs give {divisor} = #, it must be positive",
+            value,
+        )
     for s in symbolic:
         if not str(s).isidentifier():
             fits = f.op(f"fcmp olt double {f.bound(s)}, {literal('double', _LARGEST)}")
             f.expect(fits, "SIZE", f"the sizes of the inputs are too large: {_short(s)}")
     for c in model.conditions:
         left, right = f.size(c.left), f.size(c.right)
-        f.expect(f.icmp(c.predicate, left, right), "SIZE", f"the sizes of the inputs must fulfil {c}; the left side is #, the right #", left, right)
+        f.expect(
+            f.icmp(c.predicate, left, right),
+            "SIZE",
+            f"the sizes of the inputs must fulfil {c}; the left side is #, the right #",
+            left,
+            right,
+        )
     for s in symbolic:
         if any(c < 0 for _, c in s.terms):
             value = f.size(s)
-            f.expect(f.icmp("sge", value, 0), "SIZE", f"the sizes of the inputs give a size of # ({_short(s)})", value)
+            f.expect(
+                f.icmp("sge", value, 0),
+                "SIZE",
+                f"the sizes of the inputs give a size of # ({_short(s)})",
+                value,
+            )
 
 
 def _short(size: Size) -> str:
@@ -241,11 +332,26 @@ def _begin(f: _Checker) -> None:
     """Check the inputs' types and sizes and read the symbols."""
     model = f.model
     symbols = f.alloca("i64", max(1, len(model.symbols)), 8)
-    f.pass_on(f.call("i32", "torch_hlo_check", "ptr %inputs", "i32 %input_count", "ptr %error", f"ptr {symbols}"))
+    f.pass_on(
+        f.call(
+            "i32",
+            "torch_hlo_check",
+            "ptr %inputs",
+            "i32 %input_count",
+            "ptr %error",
+            f"ptr {symbols}",
+        )
+    )
     for k, (name, _, _) in enumerate(model.symbols):
         f.values[name] = f.load("i64", f.gep("i64", symbols, k), 8)
     n = len(model.outputs)
-    f.expect(f.icmp("eq", "%output_count", n, "i32"), "COUNT", "output_count is #, it must be #", f.wide("%output_count"), n)
+    f.expect(
+        f.icmp("eq", "%output_count", n, "i32"),
+        "COUNT",
+        "output_count is #, it must be #",
+        f.wide("%output_count"),
+        n,
+    )
     if n:
         f.not_null("%outputs", "outputs is a null pointer")
 
@@ -254,12 +360,17 @@ _ARRAYS = [("ptr", "inputs"), ("i32", "input_count"), ("ptr", "outputs"), ("i32"
 
 
 def _plan(model: Interface) -> str:
-    f = _Checker(model, f"{model.name}_plan", [*_ARRAYS, ("ptr", "workspace_bytes"), ("ptr", "error")])
+    f = _Checker(
+        model, f"{model.name}_plan", [*_ARRAYS, ("ptr", "workspace_bytes"), ("ptr", "error")]
+    )
     _begin(f)
     f.not_null("%workspace_bytes", "workspace_bytes is a null pointer")
     for i, a in enumerate(model.outputs):
         if a.shape.rank:
-            f.not_null(f.field("%outputs", i, 2, "ptr"), f"{label('output', i, a)}: sizes is a null pointer")
+            f.not_null(
+                f.field("%outputs", i, 2, "ptr"),
+                f"{label('output', i, a)}: sizes is a null pointer",
+            )
     for i, a in enumerate(model.outputs):
         sizes = f.field("%outputs", i, 2, "ptr") if a.shape.rank else ""
         for d, size in enumerate(a.shape.dims):
@@ -273,8 +384,18 @@ def _plan(model: Interface) -> str:
 
 
 def _run(model: Interface) -> str:
-    f = _Checker(model, f"{model.name}_run", [
-        *_ARRAYS, ("ptr", "workspace"), ("i64", "workspace_bytes"), ("ptr", "weights"), ("i64", "weights_bytes"), ("ptr", "error")])
+    f = _Checker(
+        model,
+        f"{model.name}_run",
+        [
+            *_ARRAYS,
+            ("ptr", "workspace"),
+            ("i64", "workspace_bytes"),
+            ("ptr", "weights"),
+            ("i64", "weights_bytes"),
+            ("ptr", "error"),
+        ],
+    )
     _begin(f)
     for i, a in enumerate(model.inputs):
         f.check_data("%inputs", i, label("input", i, a), a)
@@ -283,17 +404,33 @@ def _run(model: Interface) -> str:
         f.check_kind("%outputs", i, what, a)
         for d, size in enumerate(a.shape.dims):
             got, want = f.dimension("%outputs", i, d), f.size(size)
-            f.expect(f.icmp("eq", got, want), "SIZE", f"{what}: dimension {d} is #, these inputs give #", got, want)
+            f.expect(
+                f.icmp("eq", got, want),
+                "SIZE",
+                f"{what}: dimension {d} is #, these inputs give #",
+                got,
+                want,
+            )
         f.check_data("%outputs", i, what, a)
     need = f.size(model.workspace)
-    f.expect(f.icmp("uge", "%workspace_bytes", need), "BYTES", "workspace_bytes is #, these inputs take #", "%workspace_bytes", need)
+    f.expect(
+        f.icmp("uge", "%workspace_bytes", need),
+        "BYTES",
+        "workspace_bytes is #, these inputs take #",
+        "%workspace_bytes",
+        need,
+    )
     if model.workspace != 0:
         f.not_null("%workspace", "workspace is a null pointer")
     if model.weights_bytes:
         _check_head(f)
     _check_overlaps(f)
     if model.features:
-        f.expect(f.call("i1", "torch_hlo_machine"), "MACHINE", f"this processor or system lacks one of {', '.join(reversed(model.features))}")
+        f.expect(
+            f.call("i1", "torch_hlo_machine"),
+            "MACHINE",
+            f"this processor or system lacks one of {', '.join(reversed(model.features))}",
+        )
     _enter(f)
     f.ret("i32 0")
     return f.text()
@@ -313,30 +450,65 @@ def _check_overlaps(f: _Checker) -> None:
         f.store("i64", low, f.gep("i64", ranges, 2 * k), 8)
         f.store("i64", f.add(low, nbytes), f.gep("i64", ranges, 2 * k + 1), 8)
     first = 1 if model.workspace != 0 else 0
-    found = f.call("i64", "torch_hlo_overlap", f"ptr {ranges}", f"i64 {first + len(written)}", f"i64 {len(pairs)}")
-    names = "numbered " + ", ".join((["workspace"] if first else []) + ["outputs", "inputs"] + (["weights"] if model.weights_bytes else []))
+    found = f.call(
+        "i64",
+        "torch_hlo_overlap",
+        f"ptr {ranges}",
+        f"i64 {first + len(written)}",
+        f"i64 {len(pairs)}",
+    )
+    names = "numbered " + ", ".join(
+        (["workspace"] if first else [])
+        + ["outputs", "inputs"]
+        + (["weights"] if model.weights_bytes else [])
+    )
     number = f.op(f"lshr i64 {found}, 32")
-    f.expect(f.icmp("slt", found, 0), "OVERLAP", f"arrays # and # share memory ({names})", number, f.op(f"and i64 {found}, 4294967295"))
+    f.expect(
+        f.icmp("slt", found, 0),
+        "OVERLAP",
+        f"arrays # and # share memory ({names})",
+        number,
+        f.op(f"and i64 {found}, 4294967295"),
+    )
 
 
 def _check_head(f: _Checker) -> None:
     """The start of a weights file."""
     model = f.model
     f.not_null("%weights", "weights is a null pointer; this model needs its weights file in memory")
-    f.expect(f.icmp("uge", "%weights_bytes", model.weights_bytes), "WEIGHTS", "weights_bytes is #, this model's file has #", "%weights_bytes", model.weights_bytes)
+    f.expect(
+        f.icmp("uge", "%weights_bytes", model.weights_bytes),
+        "WEIGHTS",
+        "weights_bytes is #, this model's file has #",
+        "%weights_bytes",
+        model.weights_bytes,
+    )
     low = f.op(f"and i64 {f.op('ptrtoint ptr %weights to i64')}, 63")
     f.expect(f.icmp("eq", low, 0), "ALIGNMENT", "weights must be at a multiple of 64")
     for k in range(0, len(model.weights_head), 8):
-        want = int.from_bytes(model.weights_head[k:k + 8], "little", signed=True)
+        want = int.from_bytes(model.weights_head[k : k + 8], "little", signed=True)
         got = f.load("i64", f.gep("i8", "%weights", k), 8)
-        f.expect(f.icmp("eq", got, want), "WEIGHTS", "these are not the weights that this model was compiled with")
+        f.expect(
+            f.icmp("eq", got, want),
+            "WEIGHTS",
+            "these are not the weights that this model was compiled with",
+        )
 
 
 def _check_weights(model: Interface) -> str:
-    f = _Checker(model, f"{model.name}_check_weights", [("ptr", "weights"), ("i64", "weights_bytes"), ("ptr", "error")])
+    f = _Checker(
+        model,
+        f"{model.name}_check_weights",
+        [("ptr", "weights"), ("i64", "weights_bytes"), ("ptr", "error")],
+    )
     _check_head(f)
     data = f.gep("i8", "%weights", WEIGHTS_HEAD)
-    got = f.call("i64", "torch_hlo_checksum", f"ptr {data}", f"i64 {(model.weights_bytes - WEIGHTS_HEAD) // 8}")
+    got = f.call(
+        "i64",
+        "torch_hlo_checksum",
+        f"ptr {data}",
+        f"i64 {(model.weights_bytes - WEIGHTS_HEAD) // 8}",
+    )
     want = int.from_bytes(model.weights_head[24:32], "little", signed=True)
     f.expect(f.icmp("eq", got, want), "WEIGHTS", "the weights are damaged (checksum)")
     f.ret("i32 0")
@@ -359,7 +531,11 @@ def _enter(f: _Checker) -> None:
     else:
         arena = "null"
     put(ARENA, "ptr", arena)
-    put(CONSTANTS, "ptr", f.gep("i8", "%weights", WEIGHTS_HEAD) if model.weights_bytes else model.constants)
+    put(
+        CONSTANTS,
+        "ptr",
+        f.gep("i8", "%weights", WEIGHTS_HEAD) if model.weights_bytes else model.constants,
+    )
     put(HOST, "ptr", "null")
     at = FIXED_WORDS
     for name, _, _ in model.symbols:

@@ -4,6 +4,7 @@
 trigonometric functions", SIGNUM 18 (1983). Products and sums of two doubles: T. Dekker, Numer. Math. 18 (1971). erf: Abramowitz and
 Stegun 7.1.6 and 7.1.14.
 """
+
 from __future__ import annotations
 
 import math
@@ -42,7 +43,9 @@ class _Code:
     def text(self, name: str, result: str, params: str) -> str:
         if self.e.unit.functions or self.e.unit.externals:
             raise AssertionError(f"{name} calls {[*self.e.unit.functions, *self.e.unit.externals]}")
-        return "\n".join([f"define internal {result} @{name}({params}) #0 {{", "entry:", *self.lines, "}", ""])
+        return "\n".join(
+            [f"define internal {result} @{name}({params}) #0 {{", "entry:", *self.lines, "}", ""]
+        )
 
 
 def _in_double(name: str, of: str, count: int) -> str:
@@ -50,8 +53,10 @@ def _in_double(name: str, of: str, count: int) -> str:
     kinds = ", ".join(f"float %x{i}" for i in range(count))
     wide = "".join(f"  %d{i} = fpext float %x{i} to double\n" for i in range(count))
     arguments = ", ".join(f"double %d{i}" for i in range(count))
-    return (f"define internal float @{name}({kinds}) #0 {{\n{wide}  %r = call double @{of}({arguments})\n  %f = fptrunc double %r to float\n"
-            "  ret float %f\n}\n")
+    return (
+        f"define internal float @{name}({kinds}) #0 {{\n{wide}  %r = call double @{of}({arguments})\n  %f = fptrunc double %r to float\n"
+        "  ret float %f\n}\n"
+    )
 
 
 def _singles(of: str, count: int) -> None:
@@ -90,7 +95,10 @@ def _reduce(target: Target, name: str) -> str:
     """
     c = _Code(target)
     i, d = c.i, c.d
-    words = [0] * _LEAD + [(_two_over_pi(_TABLE_BITS) >> (_TABLE_BITS - 32 * (k + 1))) & 0xFFFFFFFF for k in range(_TABLE_BITS // 32)]
+    words = [0] * _LEAD + [
+        (_two_over_pi(_TABLE_BITS) >> (_TABLE_BITS - 32 * (k + 1))) & 0xFFFFFFFF
+        for k in range(_TABLE_BITS // 32)
+    ]
     table = f"@torch_hlo_two_over_pi = private constant [{len(words)} x i32] [{', '.join(f'i32 {w}' for w in words)}]\n"
     bits = i.bin("and", d.bits("%x"), i.const((1 << 63) - 1))
     exponent = i.sub(i.bin("lshr", bits, i.const(52)), i.const(1075))
@@ -109,7 +117,9 @@ def _reduce(target: Target, name: str) -> str:
         limbs.append(i.bin("and", i.bin("lshr", pair, i.sub(i.const(32), shift)), mask))
     low, high = i.bin("and", mantissa, mask), i.bin("lshr", mantissa, i.const(32))
     product = []
-    carry = previous = i.const(0)  # the upper half of a product of two words belongs to the next word
+    carry = previous = i.const(
+        0
+    )  # the upper half of a product of two words belongs to the next word
     for k in range(_LIMBS):
         a = i.mul(limbs[k], low)
         b = i.mul(limbs[k - 1], high) if k else i.const(0)
@@ -120,9 +130,14 @@ def _reduce(target: Target, name: str) -> str:
     join = lambda a, b: i.bin("or", i.bin("shl", product[a], i.const(32)), product[b])  # noqa: E731
     top, middle, bottom = join(5, 4), join(3, 2), join(1, 0)
     quadrant = i.bin("lshr", top, i.const(62))
-    fraction = [i.bin("or", i.bin("shl", a, i.const(2)), i.bin("lshr", b, i.const(62))) for a, b in ((top, middle), (middle, bottom))]
+    fraction = [
+        i.bin("or", i.bin("shl", a, i.const(2)), i.bin("lshr", b, i.const(62)))
+        for a, b in ((top, middle), (middle, bottom))
+    ]
     quadrant = i.bin("and", i.add(quadrant, i.bin("lshr", fraction[0], i.const(63))), i.const(3))
-    sign = i.bin("ashr", fraction[0], i.const(63))  # the nearest multiple lies above: the rest is negative
+    sign = i.bin(
+        "ashr", fraction[0], i.const(63)
+    )  # the nearest multiple lies above: the rest is negative
     size = [i.bin("xor", f, sign) for f in fraction]
     parts = [c.e.op(f"uitofp i64 {s} to double") for s in size]
     value = d.add(d.mul(parts[0], d.const(2.0**-64)), d.mul(parts[1], d.const(2.0**-128)))
@@ -140,16 +155,26 @@ def _reduce(target: Target, name: str) -> str:
 def _near_or_reduced(c: _Code, function: Callable[[Typed, str, str, int], str]) -> None:
     """`function(t, r, quadrant)` of x itself or, when it is large, of what reduce gives."""
     d = c.d
-    large = d.bin_and(d.cmp("oge", d.abs("%x"), d.const(8.0)), d.cmp("olt", d.abs("%x"), d.const(math.inf)))
+    large = d.bin_and(
+        d.cmp("oge", d.abs("%x"), d.const(8.0)), d.cmp("olt", d.abs("%x"), d.const(math.inf))
+    )
     c.e.do(f"br i1 {large}, label %far, label %join")
     c.label("far")
     pair = c.e.op("call {double, i64} @torch_hlo_reduce(double %x)")
-    r, q = c.e.op(f"extractvalue {{double, i64}} {pair}, 0"), c.e.op(f"extractvalue {{double, i64}} {pair}, 1")
+    r, q = (
+        c.e.op(f"extractvalue {{double, i64}} {pair}, 0"),
+        c.e.op(f"extractvalue {{double, i64}} {pair}, 1"),
+    )
     c.e.do("br label %join")
     c.label("join")
-    rest, number = c.e.op(f"phi double [%x, %entry], [{r}, %far]"), c.e.op(f"phi i64 [0, %entry], [{q}, %far]")
+    rest, number = (
+        c.e.op(f"phi double [%x, %entry], [{r}, %far]"),
+        c.e.op(f"phi i64 [0, %entry], [{q}, %far]"),
+    )
     result = function(rest, number)
-    c.e.do(f"ret double {d.select(d.cmp('olt', d.abs('%x'), d.const(math.inf)), result, d.const(math.nan))}")
+    c.e.do(
+        f"ret double {d.select(d.cmp('olt', d.abs('%x'), d.const(math.inf)), result, d.const(math.nan))}"
+    )
 
 
 @_routine("sin", "cos", needs=("torch_hlo_reduce",))
@@ -267,14 +292,31 @@ def _pow(target: Target, name: str) -> str:
     number = e.op(f"sitofp i64 {k} to double")
     two = _log2_e_inverse()
     high = Fraction(math.floor(two * 2**42), 2**42)  # times a number below 2^11 exactly
-    log = _plus(d, _plus(d, (d.mul(number, d.const(float(high))), d.const(0.0)), (d.mul(number, d.const(float(two - high))), d.const(0.0))), log)
+    log = _plus(
+        d,
+        _plus(
+            d,
+            (d.mul(number, d.const(float(high))), d.const(0.0)),
+            (d.mul(number, d.const(float(two - high))), d.const(0.0)),
+        ),
+        log,
+    )
     # y log x, limited to where the result is 0 or infinite anyway
-    y = d.select(d.cmp("olt", d.abs("%y"), d.const(2.0**70)), "%y", d.copysign(d.const(2.0**70), "%y"))
+    y = d.select(
+        d.cmp("olt", d.abs("%y"), d.const(2.0**70)), "%y", d.copysign(d.const(2.0**70), "%y")
+    )
     product = _times(d, log, (y, d.const(0.0)))
     finite = d.cmp("olt", d.abs(product[0]), d.const(800.0))
-    value = (d.select(finite, product[0], d.copysign(d.const(800.0), product[0])), d.select(finite, product[1], d.const(0.0)))
+    value = (
+        d.select(finite, product[0], d.copysign(d.const(800.0), product[0])),
+        d.select(finite, product[1], d.const(0.0)),
+    )
     n = d.call("roundeven", d.mul(value[0], d.const(functions.LOG2E)))
-    r = _sum(d, d.sub(value[0], d.mul(n, d.const(float(high)))), d.sub(value[1], d.mul(n, d.const(float(two - high)))))
+    r = _sum(
+        d,
+        d.sub(value[0], d.mul(n, d.const(float(high)))),
+        d.sub(value[1], d.mul(n, d.const(float(two - high)))),
+    )
     power = functions.exp(d, r[0])
     power = d.add(power, d.mul(power, r[1]))
     whole = e.op(f"fptosi double {n} to i64")
@@ -294,7 +336,9 @@ def _pow(target: Target, name: str) -> str:
     odd = d.bin_and(integral, d.cmp("une", d.call("floor", half_y), half_y))
     power = d.select(odd, d.copysign(power, "%x"), power)
     negative = d.bin_and(d.cmp("olt", "%x", d.const(0.0)), d.cmp("one", a, d.const(math.inf)))
-    power = d.select(d.bin_and(negative, e.typed("i1").bin("xor", integral, "true")), d.const(math.nan), power)
+    power = d.select(
+        d.bin_and(negative, e.typed("i1").bin("xor", integral, "true")), d.const(math.nan), power
+    )
     power = d.select(d.cmp("uno", "%x", "%y"), d.const(math.nan), power)
     power = d.select(d.bin_and(d.cmp("oeq", a, d.const(1.0)), infinite), d.const(1.0), power)
     power = d.select(d.cmp("oeq", "%x", d.const(1.0)), d.const(1.0), power)
@@ -315,8 +359,11 @@ def _fmod(target: Target, name: str) -> str:
 _singles("fmod", 2)
 
 
-def _each(kinds: tuple[str, ...], template: Callable[[Typed, _Code], str], name: str, params: int) -> None:
+def _each(
+    kinds: tuple[str, ...], template: Callable[[Typed, _Code], str], name: str, params: int
+) -> None:
     for suffix, kind in zip(kinds, ("float", "double")):
+
         def define(target: Target, full: str = name + suffix, kind: str = kind) -> str:
             c = _Code(target)
             c.e.do(f"ret {kind} {template(c.e.typed(kind))}")
@@ -333,7 +380,9 @@ def _round(t: Typed) -> str:
 
 def _extreme(predicate: str) -> Callable[[Typed], str]:
     """The other operand when one is nan."""
-    return lambda t: t.select(t.cmp("uno", "%y", "%y"), "%x", t.select(t.cmp(predicate, "%x", "%y"), "%x", "%y"))
+    return lambda t: t.select(
+        t.cmp("uno", "%y", "%y"), "%x", t.select(t.cmp(predicate, "%x", "%y"), "%x", "%y")
+    )
 
 
 _each(("f", ""), _round, "round", 1)

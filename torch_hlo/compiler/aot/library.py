@@ -1,8 +1,9 @@
 """A module as an object file with the C interface of abi.py: nothing in it needs a library, an allocator or global state.
 
-    library = compile_library(module, "digits", inputs, outputs, platform_target("host"))
-    library.object, library.header, library.weights          # bytes of digits.o, text of digits.h, bytes of digits.weights or b""
+library = compile_library(module, "digits", inputs, outputs, platform_target("host"))
+library.object, library.header, library.weights          # bytes of digits.o, text of digits.h, bytes of digits.weights or b""
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -15,7 +16,13 @@ import numpy as np
 
 from torch_hlo.compiler.aot import abi, runtime
 from torch_hlo.compiler.aot.abi import ARRAY, KINDS, MODEL, Array
-from torch_hlo.compiler.aot.check import WEIGHTS_HEAD, Condition, Interface, escaped, model_functions
+from torch_hlo.compiler.aot.check import (
+    WEIGHTS_HEAD,
+    Condition,
+    Interface,
+    escaped,
+    model_functions,
+)
 from torch_hlo.compiler.aot.objects import undefined
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.target import Target
@@ -25,7 +32,13 @@ from torch_hlo.hlo.dim import Dim, Size, substitute, symbol
 from torch_hlo.hlo.ir import Module, called, outputs, postorder
 
 WEIGHTS_MAGIC = b"torchhlo"
-_LINKER_NAMES = ("_GLOBAL_OFFSET_TABLE_", "__indirect_function_table", "__stack_pointer", "__memory_base", "__linear_memory")
+_LINKER_NAMES = (
+    "_GLOBAL_OFFSET_TABLE_",
+    "__indirect_function_table",
+    "__stack_pointer",
+    "__memory_base",
+    "__linear_memory",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +53,15 @@ class Library:
 
 
 def compile_library(
-    module: Module, name: str, inputs: Sequence[Array], results: Sequence[Array], target: Target, *, weights: str = "embed",
-    conditions: Sequence[Condition] = (), metadata: dict | None = None,
+    module: Module,
+    name: str,
+    inputs: Sequence[Array],
+    results: Sequence[Array],
+    target: Target,
+    *,
+    weights: str = "embed",
+    conditions: Sequence[Condition] = (),
+    metadata: dict | None = None,
 ) -> Library:
     """Compile for `target` (platform_target). `inputs` and `results` describe the module's parameters and outputs, names included.
 
@@ -58,7 +78,9 @@ def compile_library(
     program, _ = emit(optimized, target)
     if program.host_calls:
         found = ", ".join(dict.fromkeys(_call_text(c) for c in program.host_calls))
-        raise CodegenError(f"{found}: computed by Python, NumPy or LAPACK, which a compiled library does without; move it out of the model")
+        raise CodegenError(
+            f"{found}: computed by Python, NumPy or LAPACK, which a compiled library does without; move it out of the model"
+        )
     constants = program.constant_data()
     constants += b"\0" * (-len(constants) % 8)
     head = _weights_head(constants) if weights == "beside" and constants else b""
@@ -70,18 +92,40 @@ def compile_library(
         tuple(runtime.needed(target, program.functions)),
     )  # fmt: skip
     blobs = {"torch_hlo_constants": constants} if constants and not head else {}
-    tables = _tables(model, blobs, json.dumps(metadata or {}, separators=(",", ":"), sort_keys=True))
+    tables = _tables(
+        model, blobs, json.dumps(metadata or {}, separators=(",", ":"), sort_keys=True)
+    )
     functions = model_functions(model)
     wanted = [*program.declarations, *runtime.called_for(program.functions.values(), target)]
-    text = "\n".join([
-        prelude(target), runtime.PLAIN_X86 if target.arch == "x86_64" else "attributes #2 = { nounwind }",
-        runtime.machine_check(model.features) if model.features else "", *map(_internal, program.functions.values()), runtime.definitions(wanted, target), tables, *(f"@{n} = internal constant {_placeholder(n, data)}, align 64" for n, data in blobs.items()), functions])
+    text = "\n".join(
+        [
+            prelude(target),
+            runtime.PLAIN_X86 if target.arch == "x86_64" else "attributes #2 = { nounwind }",
+            runtime.machine_check(model.features) if model.features else "",
+            *map(_internal, program.functions.values()),
+            runtime.definitions(wanted, target),
+            tables,
+            *(
+                f"@{n} = internal constant {_placeholder(n, data)}, align 64"
+                for n, data in blobs.items()
+            ),
+            functions,
+        ]
+    )
     if not target.fuses:
         text = text.replace("@llvm.fma.", "@llvm.fmuladd.")
     code, _ = machine_code(text, target)
     code = _filled(code, blobs)
     _check_complete(code, target)
-    header = abi.header(name, model.inputs, model.outputs, model.symbols, model.workspace, model.weights_bytes, f"{target.triple} {target.cpu}")
+    header = abi.header(
+        name,
+        model.inputs,
+        model.outputs,
+        model.symbols,
+        model.workspace,
+        model.weights_bytes,
+        f"{target.triple} {target.cpu}",
+    )
     return Library(name, code, header, head + constants if head else b"", model.workspace)
 
 
@@ -90,7 +134,11 @@ def _call_text(call) -> str:
 
 
 def _internal(text: str) -> str:
-    return text if text.startswith("define internal ") else text.replace("define ", "define internal ", 1)
+    return (
+        text
+        if text.startswith("define internal ")
+        else text.replace("define ", "define internal ", 1)
+    )
 
 
 # -- sizes ---------------------------------------------------------------------------------------------------------------
@@ -101,7 +149,15 @@ def _sizes(module: Module) -> Iterator[Size]:
     while pending:
         for x in postorder((pending.pop().root,)):
             shapes = x.shape.elements if x.shape.is_tuple else (x.shape,)
-            sizes.update(dict.fromkeys(d for s in shapes if not s.is_tuple for d in (*s.dims, s.nbytes) if isinstance(d, Dim)))
+            sizes.update(
+                dict.fromkeys(
+                    d
+                    for s in shapes
+                    if not s.is_tuple
+                    for d in (*s.dims, s.nbytes)
+                    if isinstance(d, Dim)
+                )
+            )
             inner = [c for c in called(x) if c not in seen]
             seen.update(inner)
             pending += inner
@@ -115,13 +171,18 @@ class _Renaming:
         names = [abi.identifier(f"{inputs[i].name}_size{d}") for _, i, d in module.symbols]
         names = [n if names.count(n) == 1 else f"{n}_{k}" for k, n in enumerate(names)]
         self.symbols = tuple((n, i, d) for n, (_, i, d) in zip(names, module.symbols))
-        self._new = {old: symbol(new) for (old, _, _), (new, _, _) in zip(module.symbols, self.symbols)}
+        self._new = {
+            old: symbol(new) for (old, _, _), (new, _, _) in zip(module.symbols, self.symbols)
+        }
 
     def size(self, size: Size) -> Size:
         return substitute(size, self._new)
 
     def arrays(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        return tuple(replace(a, shape=replace(a.shape, dims=tuple(map(self.size, a.shape.dims)))) for a in arrays)
+        return tuple(
+            replace(a, shape=replace(a.shape, dims=tuple(map(self.size, a.shape.dims))))
+            for a in arrays
+        )
 
 
 # -- data ----------------------------------------------------------------------------------------------------------------
@@ -130,8 +191,10 @@ def checksum(data: bytes) -> int:
     total = 0
     words = np.frombuffer(data, np.uint64)
     for start in range(0, len(words), 1 << 20):
-        part = words[start:start + (1 << 20)]
-        m = np.arange(start + 1, start + 1 + len(part), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        part = words[start : start + (1 << 20)]
+        m = np.arange(start + 1, start + 1 + len(part), dtype=np.uint64) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
         odd = (m ^ (m >> np.uint64(29))) | np.uint64(1)
         total += int((part * odd).sum(dtype=np.uint64))
     return total & (1 << 64) - 1
@@ -163,9 +226,13 @@ def _filled(code: bytes, blobs: dict[str, bytes]) -> bytes:
         mark = _mark(name)
         if len(data) > len(mark):
             at = code.find(mark)
-            if at < 0 or code.find(mark, at + 1) >= 0 or any(result[at + len(mark):at + len(data)]):
+            if (
+                at < 0
+                or code.find(mark, at + 1) >= 0
+                or any(result[at + len(mark) : at + len(data)])
+            ):
                 raise RuntimeError(f"the place of {name} is not in the object file")
-            result[at:at + len(data)] = data
+            result[at : at + len(data)] = data
     return bytes(result)
 
 
@@ -184,26 +251,40 @@ def _tables(model: Interface, blobs: dict[str, bytes], metadata: str) -> str:
             sizes = "ptr null"
             if a.shape.rank:
                 numbers = ", ".join(f"i64 {d if isinstance(d, int) else -1}" for d in a.shape.dims)
-                lines.append(f"@torch_hlo_{label}{i}_sizes = private constant [{a.shape.rank} x i64] [{numbers}]")
+                lines.append(
+                    f"@torch_hlo_{label}{i}_sizes = private constant [{a.shape.rank} x i64] [{numbers}]"
+                )
                 sizes = f"ptr @torch_hlo_{label}{i}_sizes"
             initial = "ptr null"
             if a.initial:
                 blobs[f"torch_hlo_{label}{i}_initial"] = a.initial
                 initial = f"ptr @torch_hlo_{label}{i}_initial"
             name = string(f"torch_hlo_{label}{i}_name", a.name)
-            rows.append(f"{ARRAY} {{ {name}, {sizes}, {initial}, i32 {abi.DTYPE_CODES[a.shape.dtype]}, i32 {a.shape.rank}, "
-                        f"i32 {KINDS.index(a.kind)}, i32 {a.pair} }}")
+            rows.append(
+                f"{ARRAY} {{ {name}, {sizes}, {initial}, i32 {abi.DTYPE_CODES[a.shape.dtype]}, i32 {a.shape.rank}, "
+                f"i32 {KINDS.index(a.kind)}, i32 {a.pair} }}"
+            )
         if not rows:
             return "ptr null"
-        lines.append(f"@torch_hlo_{label} = private constant [{len(rows)} x {ARRAY}] [{', '.join(rows)}]")
+        lines.append(
+            f"@torch_hlo_{label} = private constant [{len(rows)} x {ARRAY}] [{', '.join(rows)}]"
+        )
         return f"ptr @torch_hlo_{label}"
 
-    pointers = [string("torch_hlo_name", model.name), table("inputs", model.inputs), table("outputs", model.outputs),
-                string("torch_hlo_metadata", metadata), f"ptr @{model.name}_plan", f"ptr @{model.name}_run",
-                f"ptr @{model.name}_check_weights" if model.weights_bytes else "ptr null"]
+    pointers = [
+        string("torch_hlo_name", model.name),
+        table("inputs", model.inputs),
+        table("outputs", model.outputs),
+        string("torch_hlo_metadata", metadata),
+        f"ptr @{model.name}_plan",
+        f"ptr @{model.name}_run",
+        f"ptr @{model.name}_check_weights" if model.weights_bytes else "ptr null",
+    ]
     workspace = model.workspace if isinstance(model.workspace, int) else -1
-    lines.append(f"@{model.name}_model = constant {MODEL} {{ i32 {abi.VERSION}, i32 {len(model.inputs)}, i32 {len(model.outputs)}, i32 0, "
-                 f"{', '.join(pointers)}, i64 {model.weights_bytes}, i64 {workspace} }}")
+    lines.append(
+        f"@{model.name}_model = constant {MODEL} {{ i32 {abi.VERSION}, i32 {len(model.inputs)}, i32 {len(model.outputs)}, i32 0, "
+        f"{', '.join(pointers)}, i64 {model.weights_bytes}, i64 {workspace} }}"
+    )
     # A name that does not depend on the model, for programs that load any library; weak, so that several objects link into one program.
     lines.append(f"@torch_hlo_library = weak alias {MODEL}, ptr @{model.name}_model")
     return "\n".join(lines)
@@ -212,14 +293,24 @@ def _tables(model: Interface, blobs: dict[str, bytes], metadata: str) -> str:
 def _check_complete(code: bytes, target: Target) -> None:
     missing = [n for n in undefined(code) if n not in _LINKER_NAMES]
     if missing:
-        raise CodegenError(f"code for {target.triple} calls {', '.join(missing)}, which a compiled library would have to take from elsewhere; "
-                           "it has no code of its own for this yet")
+        raise CodegenError(
+            f"code for {target.triple} calls {', '.join(missing)}, which a compiled library would have to take from elsewhere; "
+            "it has no code of its own for this yet"
+        )
 
 
-def describe(module: Module, names: Sequence[str] = (), result_names: Sequence[str] = ()) -> tuple[list[Array], list[Array]]:
+def describe(
+    module: Module, names: Sequence[str] = (), result_names: Sequence[str] = ()
+) -> tuple[list[Array], list[Array]]:
     """Inputs and outputs of a module that comes without names: in0, in1, … and out0, out1, …"""
-    inputs = [Array(names[i] if i < len(names) else f"in{i}", p.shape) for i, p in enumerate(module.entry.params)]
-    results = [Array(result_names[i] if i < len(result_names) else f"out{i}", x.shape) for i, x in enumerate(outputs(module))]
+    inputs = [
+        Array(names[i] if i < len(names) else f"in{i}", p.shape)
+        for i, p in enumerate(module.entry.params)
+    ]
+    results = [
+        Array(result_names[i] if i < len(result_names) else f"out{i}", x.shape)
+        for i, x in enumerate(outputs(module))
+    ]
     return inputs, results
 
 

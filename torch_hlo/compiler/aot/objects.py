@@ -1,4 +1,5 @@
 """What object files need from elsewhere: undefined symbols of ELF and WebAssembly objects."""
+
 from __future__ import annotations
 
 import struct
@@ -29,7 +30,7 @@ def _elf(data: bytes) -> Iterator[str]:
             name, _, _, section = struct.unpack_from("<IBBH", data, at)
             if section == _UNDEFINED:
                 start = strings + name
-                yield data[start:data.index(b"\0", start)].decode()
+                yield data[start : data.index(b"\0", start)].decode()
 
 
 def _wasm(data: bytes) -> Iterator[str]:
@@ -72,4 +73,4 @@ def _leb(data: bytes, at: int) -> tuple[int, int]:
 
 def _string(data: bytes, at: int) -> tuple[str, int]:
     size, at = _leb(data, at)
-    return data[at:at + size].decode(), at + size
+    return data[at : at + size].decode(), at + size

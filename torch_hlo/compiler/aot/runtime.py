@@ -1,4 +1,5 @@
 """C functions that compiled code calls, written in IR: a library brings its own, so that it needs none of libc or libm."""
+
 from __future__ import annotations
 
 import platform
@@ -26,7 +27,10 @@ PLAIN_X86 = 'attributes #2 = { nounwind "target-cpu"="x86-64" "target-features"=
 
 def needed(target: Target, functions: dict[str, str]) -> list[str]:
     """Processor features that code for `target` relies on and whose presence can be asked for. Only programs with tiles need tiles."""
-    if target.arch != "x86_64" or platform.machine() not in ("x86_64", "AMD64"):  # LLVM reads assembly of its own machine only
+    if target.arch != "x86_64" or platform.machine() not in (
+        "x86_64",
+        "AMD64",
+    ):  # LLVM reads assembly of its own machine only
         return []
     tiles = any("llvm.x86.tileload" in text for text in functions.values())
     return [f for f in X86_FEATURES if target.has(f) and (tiles or not f.startswith("amx"))]
@@ -51,10 +55,14 @@ def machine_check(features: Sequence[str]) -> str:
         return f"%t{count}"
 
     for (leaf, subleaf), registers in masks.items():
-        all_four = op('call {i32, i32, i32, i32} asm sideeffect "cpuid", "={ax},={bx},={cx},={dx},{ax},{cx},~{dirflag},~{fpsr},~{flags}"'
-                      f"(i32 {leaf - (1 << 32) if leaf >> 31 else leaf}, i32 {subleaf})")
+        all_four = op(
+            'call {i32, i32, i32, i32} asm sideeffect "cpuid", "={ax},={bx},={cx},={dx},{ax},{cx},~{dirflag},~{fpsr},~{flags}"'
+            f"(i32 {leaf - (1 << 32) if leaf >> 31 else leaf}, i32 {subleaf})"
+        )
         for register, mask in registers.items():
-            value = op(f"extractvalue {{i32, i32, i32, i32}} {all_four}, {_REGISTERS.index(register)}")
+            value = op(
+                f"extractvalue {{i32, i32, i32, i32}} {all_four}, {_REGISTERS.index(register)}"
+            )
             mask -= (mask >> 31) << 32
             present = op(f"and i32 {value}, {mask}")
             last = op(f"and i1 {last}, {op(f'icmp eq i32 {present}, {mask}')}")
@@ -63,18 +71,42 @@ def machine_check(features: Sequence[str]) -> str:
         states |= bits if f in features else 0
     if states:
         lines += [f"  br i1 {last}, label %saved, label %no", "saved:"]
-        low = op('extractvalue {i32, i32} ' + op('call {i32, i32} asm sideeffect "xgetbv", "={ax},={dx},{cx},~{dirflag},~{fpsr},~{flags}"(i32 0)') + ", 0")
+        low = op(
+            "extractvalue {i32, i32} "
+            + op(
+                'call {i32, i32} asm sideeffect "xgetbv", "={ax},={dx},{cx},~{dirflag},~{fpsr},~{flags}"(i32 0)'
+            )
+            + ", 0"
+        )
         last = op(f"icmp eq i32 {op(f'and i32 {low}, {states}')}, {states}")
     if "amx-tile" in features:
         lines += [f"  br i1 {last}, label %ask, label %no", "ask:"]
-        refused = op('call i64 asm sideeffect "syscall", "={rax},{rax},{rdi},{rsi},~{rcx},~{r11},~{memory}"'
-                     f"(i64 {_ARCH_PRCTL}, i64 {_REQUEST_PERMISSION}, i64 {_TILE_DATA})")
+        refused = op(
+            'call i64 asm sideeffect "syscall", "={rax},{rax},{rdi},{rsi},~{rcx},~{r11},~{memory}"'
+            f"(i64 {_ARCH_PRCTL}, i64 {_REQUEST_PERMISSION}, i64 {_TILE_DATA})"
+        )
         last = op(f"icmp eq i64 {refused}, 0")
-    return "\n".join([
-        "@torch_hlo_known = internal global i32 0", "define internal i1 @torch_hlo_machine() #2 {",
-        "  %k = load atomic i32, ptr @torch_hlo_known monotonic, align 4", "  %known = icmp ne i32 %k, 0", "  br i1 %known, label %yes, label %look",
-        "look:", *lines, f"  br i1 {last}, label %found, label %no", "found:", "  store atomic i32 1, ptr @torch_hlo_known monotonic, align 4",
-        "  br label %yes", "yes:", "  ret i1 true", "no:", "  ret i1 false", "}", ""])
+    return "\n".join(
+        [
+            "@torch_hlo_known = internal global i32 0",
+            "define internal i1 @torch_hlo_machine() #2 {",
+            "  %k = load atomic i32, ptr @torch_hlo_known monotonic, align 4",
+            "  %known = icmp ne i32 %k, 0",
+            "  br i1 %known, label %yes, label %look",
+            "look:",
+            *lines,
+            f"  br i1 {last}, label %found, label %no",
+            "found:",
+            "  store atomic i32 1, ptr @torch_hlo_known monotonic, align 4",
+            "  br label %yes",
+            "yes:",
+            "  ret i1 true",
+            "no:",
+            "  ret i1 false",
+            "}",
+            "",
+        ]
+    )
 
 
 def definitions(names: Iterable[str], target: Target) -> str:
@@ -86,22 +118,38 @@ def definitions(names: Iterable[str], target: Target) -> str:
         if name not in found:
             found[name] = libm.ROUTINES[name](target)
             pending += libm.NEEDS[name]
-    size, widen = ("i32", "zext i32 %size to i64") if target.arch == "wasm32" else ("i64", "add i64 %size, 0")
+    size, widen = (
+        ("i32", "zext i32 %size to i64") if target.arch == "wasm32" else ("i64", "add i64 %size, 0")
+    )
     memory = _MEMORY
-    for word, text in (("VECTOR", f"<{target.vector_bytes} x i8>"), ("WIDTH", str(target.vector_bytes)), ("SIZE", size), ("WIDEN", widen)):
+    for word, text in (
+        ("VECTOR", f"<{target.vector_bytes} x i8>"),
+        ("WIDTH", str(target.vector_bytes)),
+        ("SIZE", size),
+        ("WIDEN", widen),
+    ):
         memory = memory.replace(word, text)
     return "\n".join([memory, *found.values()])
 
 
 # Intrinsics that are instructions on x86 and AArch64, and calls elsewhere.
-_CALLED = {"llvm.round.": ("round", "roundf"), "llvm.maxnum.": ("fmax", "fmaxf"), "llvm.minnum.": ("fmin", "fminf")}
+_CALLED = {
+    "llvm.round.": ("round", "roundf"),
+    "llvm.maxnum.": ("fmax", "fmaxf"),
+    "llvm.minnum.": ("fmin", "fminf"),
+}
 
 
 def called_for(texts: Iterable[str], target: Target) -> list[str]:
     """C functions that LLVM calls for the intrinsics in `texts`."""
     if target.arch != "wasm32":
         return []
-    return [name for intrinsic, names in _CALLED.items() if any(intrinsic in text for text in texts) for name in names]
+    return [
+        name
+        for intrinsic, names in _CALLED.items()
+        if any(intrinsic in text for text in texts)
+        for name in names
+    ]
 
 
 # LLVM makes calls of these from loads, stores and llvm.memcpy. SIZE is C's size_t.

@@ -1,4 +1,5 @@
 """Kernels that are known before the passes end: LLVM, which needs no turn of the interpreter, compiles them on another core meanwhile."""
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.program import Program

@@ -4,6 +4,7 @@ Forward: an item is a block of query rows of one head. Block by block of columns
 relative to the largest score so far, and adds their product with the values; causal blocks stop at the diagonal. Backward: an item is
 one head; each block recomputes its weights from the saved log-sum-exp and adds to the three gradients.
 """
+
 from __future__ import annotations
 
 import math as numbers
@@ -11,7 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from torch_hlo.compiler.codegen import math
-from torch_hlo.compiler.codegen.attention_kernel import LOG2E, Arrays, AttentionKernel, block_of, items_of_heads
+from torch_hlo.compiler.codegen.attention_kernel import (
+    LOG2E,
+    Arrays,
+    AttentionKernel,
+    block_of,
+    items_of_heads,
+)
 from torch_hlo.compiler.codegen.function import Int, float_constant
 from torch_hlo.compiler.codegen.gemm import Tile, lane_mask
 from torch_hlo.compiler.codegen.gemm_amx import BLOCK, ELEMENTS, AmxGemm, tiles
@@ -55,7 +62,9 @@ class _Tiles(AttentionKernel):
     def tile(self, dtype: str = "f32") -> str:
         return self.memory(self.block * self.stride * STORAGE[dtype].bytes)
 
-    def product(self, a: tuple, b: tuple, c: str, ldc: Int, m: Int, n: Int, k: Int, adding: bool = False) -> None:
+    def product(
+        self, a: tuple, b: tuple, c: str, ldc: Int, m: Int, n: Int, k: Int, adding: bool = False
+    ) -> None:
         """C[m, n] (+)= A[m, k] B[k, n]; `a` and `b`: (pointer, stride along m or n, stride along k). C is f32."""
         f = self.f
         forms = ["k" if p[2] == 1 else "lane" if p[1] == 1 else "none" for p in (a, b)]
@@ -63,8 +72,25 @@ class _Tiles(AttentionKernel):
         name = engine.block()
         for function, text in engine.functions.items():
             self.program.function(function, text)
-        arguments = [f"ptr {a[0]}", f"i64 {a[1]}", f"i64 {a[2]}", f"ptr {b[0]}", f"i64 {b[1]}", f"i64 {b[2]}", f"ptr {c}", f"i64 {ldc}"]
-        f.call("void", name, *arguments, "i64 0", f"i64 {f.ceildiv(m, BLOCK)}", *(f"i64 {v}" for v in (m, 0, n, k)), f"ptr {self.scratch}")
+        arguments = [
+            f"ptr {a[0]}",
+            f"i64 {a[1]}",
+            f"i64 {a[2]}",
+            f"ptr {b[0]}",
+            f"i64 {b[1]}",
+            f"i64 {b[2]}",
+            f"ptr {c}",
+            f"i64 {ldc}",
+        ]
+        f.call(
+            "void",
+            name,
+            *arguments,
+            "i64 0",
+            f"i64 {f.ceildiv(m, BLOCK)}",
+            *(f"i64 {v}" for v in (m, 0, n, k)),
+            f"ptr {self.scratch}",
+        )
 
     @contextmanager
     def columns(self, end: Int) -> Iterator[tuple[Int, Int]]:
@@ -79,7 +105,15 @@ class _Tiles(AttentionKernel):
         count = f.min(self.block, f.sub(a.rows, first))
         return first, count, f.min(f.add(first, count), a.columns) if a.causal else a.columns
 
-    def vectors(self, row: Int, start: Int, width: Int, end: Int, carry: list[tuple[str, str]], body: Callable) -> list[str]:
+    def vectors(
+        self,
+        row: Int,
+        start: Int,
+        width: Int,
+        end: Int,
+        carry: list[tuple[str, str]],
+        body: Callable,
+    ) -> list[str]:
         """Loops over the columns [start, start + width) that the query in `row` sees, in vectors: `body(offset, mask, carried)` returns
         the next carried values. First those seen in full, with mask None; then the others."""
         f, lanes = self.f, self.t.lanes
@@ -88,7 +122,9 @@ class _Tiles(AttentionKernel):
         values = [v for _, v in carry]
         lane = self.e.iota("i32")
         for masked, low, high in ((False, 0, whole), (True, whole, width)):
-            with f.loop(low, high, lanes, [(kind, v) for (kind, _), v in zip(carry, values, strict=True)]) as loop:
+            with f.loop(
+                low, high, lanes, [(kind, v) for (kind, _), v in zip(carry, values, strict=True)]
+            ) as loop:
                 at, now = (loop.index, loop.vars) if carry else (loop, [])
                 mask = None
                 if masked:
@@ -124,12 +160,18 @@ class _Tiles(AttentionKernel):
             s, slope = self.capped(v, s, *self.caps)
         if a.bias is not None:
             f, x = self.f, v.load(self.f.gep("float", self.computed["bias"], k), 4)
-            s = self.biased(v, s, x, self.e.splat("float", self.fill(f, self.pointer["fill"])) if a.fill else "")
+            s = self.biased(
+                v, s, x, self.e.splat("float", self.fill(f, self.pointer["fill"])) if a.fill else ""
+            )
         return s if mask is None else v.select(mask, s, v.const(-numbers.inf)), slope
 
     def factor(self, x: str, k: Int) -> str:
         """Weights after dropout, or their gradients."""
-        return self.v.mul(x, self.v.load(self.f.gep("float", self.computed["factors"], k), 4)) if self.a.factors else x
+        return (
+            self.v.mul(x, self.v.load(self.f.gep("float", self.computed["factors"], k), 4))
+            if self.a.factors
+            else x
+        )
 
 
 class Forward(_Tiles):
@@ -151,7 +193,10 @@ class Forward(_Tiles):
         shared = f.div(head, a.group)
         number = f.add(f.mul(head, a.rows), first)
         q, out = self.row("q", number, a.size), self.row("out", number, a.width)
-        keys, values = (self.row(name, f.mul(shared, a.columns), n) for name, n in (("k", a.size), ("v", a.width)))
+        keys, values = (
+            self.row(name, f.mul(shared, a.columns), n)
+            for name, n in (("k", a.size), ("v", a.width))
+        )
         dtype = self.dtype["q"]
         self.zero(out, f.mul(count, a.width))
         self.zero(self.sums, count)
@@ -165,14 +210,34 @@ class Forward(_Tiles):
                 row = f.add(first, i)
                 self.of_row(head, row, start, width)
                 to = self.at(weights, i, self.stride, self.weight)
-                self.weights(self.at(tile, i, self.stride), to, i, row, start, width, end, self.at(out, i, a.width))
-            self.product((weights, self.stride, 1), (v, 1, a.width), out, a.width, count, a.width, width, adding=True)
+                self.weights(
+                    self.at(tile, i, self.stride),
+                    to,
+                    i,
+                    row,
+                    start,
+                    width,
+                    end,
+                    self.at(out, i, a.width),
+                )
+            self.product(
+                (weights, self.stride, 1),
+                (v, 1, a.width),
+                out,
+                a.width,
+                count,
+                a.width,
+                width,
+                adding=True,
+            )
         one = f.emit(1).typed("float")
         with f.loop(0, count) as i:
             total = f.load("float", f.gep("float", self.sums, i), 4)
             total = self.sum_of_weights(one, total)
             self.scale_row(self.at(out, i, a.width), one.div(one.const(1), total))
-            self.store_lse(f.load("float", f.gep("float", self.tops, i), 4), total, f.add(number, i))
+            self.store_lse(
+                f.load("float", f.gep("float", self.tops, i), 4), total, f.add(number, i)
+            )
 
     def scale_row(self, row: str, factor: str) -> None:
         f, v, width = self.f, self.v, self.a.width
@@ -181,7 +246,9 @@ class Forward(_Tiles):
             mask, p = lane_mask(f, self.t.lanes, j, width), f.gep("float", row, j)
             v.store(v.mul(v.load(p, 4, mask), factors), p, 4, mask)
 
-    def weights(self, scores: str, to: str, i: Int, row: Int, start: Int, width: Int, end: Int, out: str) -> None:
+    def weights(
+        self, scores: str, to: str, i: Int, row: Int, start: Int, width: Int, end: Int, out: str
+    ) -> None:
         """Scores of one query -> exp2(score - largest so far); what was summed before is brought to the new largest."""
         f, v, lanes = self.f, self.v, self.t.lanes
         one = f.emit(1).typed("float")
@@ -231,9 +298,18 @@ class Backward(_Tiles):
     def head(self, head: Int) -> None:
         f, a = self.f, self.a
         self.splat_scalars()
-        sizes = {"k": (a.columns, a.size), "v": (a.columns, a.width), "dk": (a.columns, a.size), "dv": (a.columns, a.width), "dq": (a.rows, a.size)}
+        sizes = {
+            "k": (a.columns, a.size),
+            "v": (a.columns, a.width),
+            "dk": (a.columns, a.size),
+            "dv": (a.columns, a.width),
+            "dq": (a.rows, a.size),
+        }
         shared = f.div(head, a.group)
-        self.of_head = {name: self.row(name, f.mul(head if name == "dq" else shared, count), width) for name, (count, width) in sizes.items()}
+        self.of_head = {
+            name: self.row(name, f.mul(head if name == "dq" else shared, count), width)
+            for name, (count, width) in sizes.items()
+        }
         self.zero(self.of_head["dq"], f.mul(a.rows, a.size))
         with f.loop(0, f.ceildiv(a.rows, self.block)) as block:
             first, count, end = self.rows_of(block)
@@ -244,29 +320,66 @@ class Backward(_Tiles):
         """The contribution of a block of query rows and columns."""
         f, a, stride = self.f, self.a, self.stride
         number = f.add(f.mul(head, a.rows), first)
-        q, grad, out = (self.row(p, number, n) for p, n in (("q", a.size), ("grad", a.width), ("out", a.width)))
+        q, grad, out = (
+            self.row(p, number, n) for p, n in (("q", a.size), ("grad", a.width), ("out", a.width))
+        )
         dtype, weight = self.dtype["q"], self.weight
         dq = self.at(self.of_head["dq"], first, a.size)
-        keys, values, dk, dv = (self.at(self.of_head[p], start, n, self.dtype[p]) for p, n in (("k", a.size), ("v", a.width), ("dk", a.size), ("dv", a.width)))
+        keys, values, dk, dv = (
+            self.at(self.of_head[p], start, n, self.dtype[p])
+            for p, n in (("k", a.size), ("v", a.width), ("dk", a.size), ("dv", a.width))
+        )
         (s, dp), (p, ds) = self.tiles, self.narrow
         self.product((q, a.size, 1), (keys, a.size, 1), s, stride, count, width, a.size)
         self.product((grad, a.width, 1), (values, a.width, 1), dp, stride, count, width, a.width)
         self.of_block(head, start, width)
         with f.loop(0, count) as i:
             row = f.add(first, i)
-            delta = self.inner((self.at(grad, i, a.width, dtype), dtype), (self.at(out, i, a.width, self.dtype["out"]), self.dtype["out"]), a.width)
-            state = [load(f, self.dtype[role], self.pointer[role], f.add(number, i)) for role in ("lse", "total")[:1 + a.softmax]]
+            delta = self.inner(
+                (self.at(grad, i, a.width, dtype), dtype),
+                (self.at(out, i, a.width, self.dtype["out"]), self.dtype["out"]),
+                a.width,
+            )
+            state = [
+                load(f, self.dtype[role], self.pointer[role], f.add(number, i))
+                for role in ("lse", "total")[: 1 + a.softmax]
+            ]
             self.of_row(head, row, start, width)
-            rows = [*(self.at(q, i, stride) for q in (s, dp)), *(self.at(q, i, stride, weight) for q in (p, ds))]
+            rows = [
+                *(self.at(q, i, stride) for q in (s, dp)),
+                *(self.at(q, i, stride, weight) for q in (p, ds)),
+            ]
             self.gradient(*rows, row, start, width, end, delta, state)
-        self.product((p, 1, stride), (grad, 1, a.width), dv, a.width, width, a.width, count, adding=True)
-        self.product((ds, stride, 1), (keys, 1, a.size), dq, a.size, count, a.size, width, adding=True)
+        self.product(
+            (p, 1, stride), (grad, 1, a.width), dv, a.width, width, a.width, count, adding=True
+        )
+        self.product(
+            (ds, stride, 1), (keys, 1, a.size), dq, a.size, count, a.size, width, adding=True
+        )
         self.product((ds, 1, stride), (q, 1, a.size), dk, a.size, width, a.size, count, adding=True)
 
-    def gradient(self, s_row: str, dp_row: str, p_row: str, ds_row: str, row: Int, start: Int, width: Int, end: Int, delta: str, state: list[str]) -> None:
+    def gradient(
+        self,
+        s_row: str,
+        dp_row: str,
+        p_row: str,
+        ds_row: str,
+        row: Int,
+        start: Int,
+        width: Int,
+        end: Int,
+        delta: str,
+        state: list[str],
+    ) -> None:
         """Scores and gradients of weights of one query -> weights and gradients of the unscaled scores."""
         f, v, one = self.f, self.v, self.f.emit(1).typed("float")
-        deltas, (sums, *logs) = self.e.splat("float", delta), [self.e.splat("float", x if self.a.softmax else one.mul(x, one.const(LOG2E))) for x in state]
+        deltas, (sums, *logs) = (
+            self.e.splat("float", delta),
+            [
+                self.e.splat("float", x if self.a.softmax else one.mul(x, one.const(LOG2E)))
+                for x in state
+            ],
+        )
 
         scales = self.e.splat("float", self.scale())
         if self.a.bias_gradient:

@@ -3,6 +3,7 @@
 Scores are sums across lanes: as many of them as a vector has lanes (keys x queries) are collected and reduced together by a transpose.
 Scores are in units of log 2, so that weights are powers of two.
 """
+
 from __future__ import annotations
 
 import math as numbers
@@ -54,7 +55,10 @@ class Forward(AttentionKernel):
             width = f.min(KEYS, f.sub(a.columns, loop.index))
             first = f.add(keys, loop.index)
             self.scores(self.row("k", first, a.size), width)
-            state = [self.weigh(r, head, loop.index, width, loop.vars[r], loop.vars[a.rows + r]) for r in rows]
+            state = [
+                self.weigh(r, head, loop.index, width, loop.vars[r], loop.vars[a.rows + r])
+                for r in rows
+            ]
             self.add_values(self.row("v", first, a.width), width, [alpha for _, _, alpha in state])
             loop.next = [top for top, _, _ in state] + [total for _, total, _ in state]
         for r in rows:
@@ -77,20 +81,44 @@ class Forward(AttentionKernel):
         each = lanes // (1 << (a.rows - 1).bit_length())  # keys at a time
         last = f.sub(width, 1)
         with f.loop(0, width, each) as j:
-            rows = [f.gep(STORAGE[self.dtype["k"]].memory, k, f.mul(f.min(f.add(j, i), last), a.size)) for i in range(each)]
-            with f.loop(0, a.size, lanes, carry=[(v.type, "zeroinitializer")] * (a.rows * each), known_nonempty=True) as loop:
+            rows = [
+                f.gep(STORAGE[self.dtype["k"]].memory, k, f.mul(f.min(f.add(j, i), last), a.size))
+                for i in range(each)
+            ]
+            with f.loop(
+                0,
+                a.size,
+                lanes,
+                carry=[(v.type, "zeroinitializer")] * (a.rows * each),
+                known_nonempty=True,
+            ) as loop:
                 mask = self.inside(loop.index, a.size)
                 key = [load(f, self.dtype["k"], row, loop.index, lanes, mask) for row in rows]
-                query = [v.load(f.gep("float", self.q, f.add(loop.index, r * self.depth)), 4) for r in range(a.rows)]
-                loop.next = [v.fma(x, y, loop.vars[r * each + i]) for r, x in enumerate(query) for i, y in enumerate(key)]
-            columns = gemm.transposed(f, self.t, [*loop.vars, *["zeroinitializer"] * (lanes - len(loop.vars))])
+                query = [
+                    v.load(f.gep("float", self.q, f.add(loop.index, r * self.depth)), 4)
+                    for r in range(a.rows)
+                ]
+                loop.next = [
+                    v.fma(x, y, loop.vars[r * each + i])
+                    for r, x in enumerate(query)
+                    for i, y in enumerate(key)
+                ]
+            columns = gemm.transposed(
+                f, self.t, [*loop.vars, *["zeroinitializer"] * (lanes - len(loop.vars))]
+            )
             while len(columns) > 1:
                 columns = [v.add(x, y) for x, y in zip(columns[::2], columns[1::2], strict=True)]
             for r in range(a.rows):
-                part = self.e.shuffle("float", columns[0], "poison", lanes, range(r * each, (r + 1) * each))
-                f.store(f"<{each} x float>", part, f.gep("float", self.weights, f.add(j, r * KEYS)), 4)
+                part = self.e.shuffle(
+                    "float", columns[0], "poison", lanes, range(r * each, (r + 1) * each)
+                )
+                f.store(
+                    f"<{each} x float>", part, f.gep("float", self.weights, f.add(j, r * KEYS)), 4
+                )
 
-    def weigh(self, r: int, head: Int, start: Int, width: Int, before: str, older: str) -> tuple[str, str, str]:
+    def weigh(
+        self, r: int, head: Int, start: Int, width: Int, before: str, older: str
+    ) -> tuple[str, str, str]:
         """Scores of a query -> weights relative to the largest so far: (that, sum of weights, what older sums are multiplied by)."""
         f, v, lanes = self.f, self.v, self.t.lanes
         one = f.emit().typed("float")
@@ -105,7 +133,14 @@ class Forward(AttentionKernel):
                 s, _ = self.capped(v, s, *self.caps)
             if self.a.bias is not None:
                 x = v.load(f.gep("float", self.terms_of["bias"], loop.index), 4)
-                s = self.biased(v, s, x, self.e.splat("float", self.fill(f, self.pointer["fill"])) if self.a.fill else "")
+                s = self.biased(
+                    v,
+                    s,
+                    x,
+                    self.e.splat("float", self.fill(f, self.pointer["fill"]))
+                    if self.a.fill
+                    else "",
+                )
             s = v.select(mask, s, v.const(-numbers.inf))
             v.store(s, p, 4)
             loop.next = [v.call("maxnum", loop.vars[0], s)]
@@ -114,7 +149,13 @@ class Forward(AttentionKernel):
         with f.loop(0, width, lanes, carry=[(v.type, "zeroinitializer")]) as loop:
             p = f.gep("float", row, loop.index)
             w = math.exp2(v, v.sub(v.load(p, 4), tops))
-            v.store(v.mul(w, v.load(f.gep("float", self.terms_of["factors"], loop.index), 4)) if self.a.factors else w, p, 4)
+            v.store(
+                v.mul(w, v.load(f.gep("float", self.terms_of["factors"], loop.index), 4))
+                if self.a.factors
+                else w,
+                p,
+                4,
+            )
             loop.next = [v.add(loop.vars[0], w)]
         alpha = math.exp2(one, one.sub(before, self.finite(top)))
         return top, one.fma(older, alpha, self.total("fadd", "-0.0", loop.vars[0])), alpha
@@ -126,13 +167,32 @@ class Forward(AttentionKernel):
         step = max(1, SUMS // a.rows) * lanes
         for low in range(0, a.width, step):
             columns = range(low, min(low + step, a.width), lanes)
-            masks = [lane_mask(f, lanes, c, a.width) if c + lanes > a.width else None for c in columns]
-            places = [f.gep("float", self.ot, r * self.wide + c) for r in range(a.rows) for c in columns]
+            masks = [
+                lane_mask(f, lanes, c, a.width) if c + lanes > a.width else None for c in columns
+            ]
+            places = [
+                f.gep("float", self.ot, r * self.wide + c) for r in range(a.rows) for c in columns
+            ]
             start = [v.mul(v.load(p, 4), factors[n // len(columns)]) for n, p in enumerate(places)]
             with f.loop(0, width, carry=[(v.type, s) for s in start], known_nonempty=True) as loop:
                 row = self.at(values, loop.index, a.width, self.dtype["v"])
-                x = [load(f, self.dtype["v"], row, c, lanes, mask) for c, mask in zip(columns, masks, strict=True)]
-                w = [self.e.splat("float", f.load("float", f.gep("float", self.weights, f.add(loop.index, r * KEYS)), 4)) for r in range(a.rows)]
-                loop.next = [v.fma(y, z, loop.vars[r * len(x) + i]) for r, y in enumerate(w) for i, z in enumerate(x)]
+                x = [
+                    load(f, self.dtype["v"], row, c, lanes, mask)
+                    for c, mask in zip(columns, masks, strict=True)
+                ]
+                w = [
+                    self.e.splat(
+                        "float",
+                        f.load(
+                            "float", f.gep("float", self.weights, f.add(loop.index, r * KEYS)), 4
+                        ),
+                    )
+                    for r in range(a.rows)
+                ]
+                loop.next = [
+                    v.fma(y, z, loop.vars[r * len(x) + i])
+                    for r, y in enumerate(w)
+                    for i, z in enumerate(x)
+                ]
             for p, s in zip(places, loop.vars, strict=True):
                 v.store(s, p, 4)

@@ -1,4 +1,5 @@
 """What the attention kernels of the CPU share: the arrays of a head, computed operands, working memory, and the function of a range of items."""
+
 from __future__ import annotations
 
 import math as numbers
@@ -22,8 +23,18 @@ LOG2E = 1 / numbers.log(2)
 
 def symbolic_sizes(a: Attention) -> list[Dim]:
     """The distinct symbolic sizes and strides of `a`, in the order of the kernel's arguments."""
-    strides = [] if a.bias is None else [n for pair in (*a.bias.batch, (a.bias.row, a.bias.column)) for n in pair]
-    return list(dict.fromkeys(n for n in (a.rows, a.columns, *strides, *(n for n, _ in a.bias_gradient)) if isinstance(n, Dim)))
+    strides = (
+        []
+        if a.bias is None
+        else [n for pair in (*a.bias.batch, (a.bias.row, a.bias.column)) for n in pair]
+    )
+    return list(
+        dict.fromkeys(
+            n
+            for n in (a.rows, a.columns, *strides, *(n for n, _ in a.bias_gradient))
+            if isinstance(n, Dim)
+        )
+    )
 
 
 def named(a: Attention) -> Attention:
@@ -35,8 +46,16 @@ def named(a: Attention) -> Attention:
 
     bias = a.bias
     if bias is not None:
-        bias = Bias(tuple((name(n), name(s)) for n, s in bias.batch), name(bias.row), name(bias.column))
-    return replace(a, rows=name(a.rows), columns=name(a.columns), bias=bias, bias_gradient=tuple((name(n), kept) for n, kept in a.bias_gradient))
+        bias = Bias(
+            tuple((name(n), name(s)) for n, s in bias.batch), name(bias.row), name(bias.column)
+        )
+    return replace(
+        a,
+        rows=name(a.rows),
+        columns=name(a.columns),
+        bias=bias,
+        bias_gradient=tuple((name(n), kept) for n, kept in a.bias_gradient),
+    )
 
 
 def block_of(rows: Size, most: int, step: int) -> int:
@@ -66,8 +85,14 @@ def arrays_of(program, x: Instruction) -> Arrays:
     operands = dict(zip(a.roles, params if call is x else call.operands, strict=True))
     q, k = operands["q"].shape.dims, operands["k"].shape.dims
     dims = (*q[:-1], k[-2])
-    terms = tuple((role, term(program, operands[role], params, dims, role == "bias", a.fill)) for role in ("bias", "factors") if role in operands)
-    numbers = tuple((role, params.index(o)) for role, o in operands.items() if role not in ("bias", "factors"))
+    terms = tuple(
+        (role, term(program, operands[role], params, dims, role == "bias", a.fill))
+        for role in ("bias", "factors")
+        if role in operands
+    )
+    numbers = tuple(
+        (role, params.index(o)) for role, o in operands.items() if role not in ("bias", "factors")
+    )
     return Arrays(tuple(o.shape.dtype for o in x.operands), numbers, terms)
 
 
@@ -78,7 +103,11 @@ def sizes_of(a: Attention, arrays: Arrays) -> list[Dim]:
 
 def items_of_heads(a: Attention) -> Size:
     """Items of a backward, see `heads_of`."""
-    return a.heads // a.group if not a.bias_gradient else numbers.prod(n for n, kept in a.bias_gradient if kept)
+    return (
+        a.heads // a.group
+        if not a.bias_gradient
+        else numbers.prod(n for n, kept in a.bias_gradient if kept)
+    )
 
 
 class AttentionKernel:
@@ -89,13 +118,25 @@ class AttentionKernel:
         operands = [f"x{i}" for i in range(len(arrays.dtypes))]
         heap = [] if program.target.threads else ["heap"]
         self.size = {n: f"%n{i}" for i, n in enumerate(sizes_of(a, arrays))}
-        self.f = Writer(program, f"attention_{a.kind}", [("i64", "lo"), ("i64", "hi"), *(("ptr", n) for n in (*operands, *a.outputs, *heap)),
-                         *(("i64", n[1:]) for n in self.size.values())])
+        self.f = Writer(
+            program,
+            f"attention_{a.kind}",
+            [
+                ("i64", "lo"),
+                ("i64", "hi"),
+                *(("ptr", n) for n in (*operands, *a.outputs, *heap)),
+                *(("i64", n[1:]) for n in self.size.values()),
+            ],
+        )
         self.e = self.f.emit(t.lanes)
         self.v = self.e.typed("float")
         self.operands = [f"%{n}" for n in operands]
-        self.pointer = {role: self.operands[i] for role, i in arrays.numbers} | {n: f"%{n}" for n in a.outputs}
-        self.dtype = {role: arrays.dtypes[i] for role, i in arrays.numbers} | dict.fromkeys(a.outputs, "f32")
+        self.pointer = {role: self.operands[i] for role, i in arrays.numbers} | {
+            n: f"%{n}" for n in a.outputs
+        }
+        self.dtype = {role: arrays.dtypes[i] for role, i in arrays.numbers} | dict.fromkeys(
+            a.outputs, "f32"
+        )
         self.terms = dict(arrays.terms)
         self.heap: list[str] = []
         self.heap_bytes = 64
@@ -123,8 +164,12 @@ class AttentionKernel:
         malloc = self.program.symbol("malloc", "declare ptr @malloc(i64)")
         free = self.program.symbol("free", "declare void @free(ptr)")
         f.do(f"call void @{free}(ptr %raw)")
-        f.entry_allocas += [f"  %raw = call ptr @{malloc}(i64 {self.heap_bytes})", "  %past = getelementptr i8, ptr %raw, i64 63",
-                            "  %heap = call ptr @llvm.ptrmask.p0.i64(ptr %past, i64 -64)", *self.heap]
+        f.entry_allocas += [
+            f"  %raw = call ptr @{malloc}(i64 {self.heap_bytes})",
+            "  %past = getelementptr i8, ptr %raw, i64 63",
+            "  %heap = call ptr @llvm.ptrmask.p0.i64(ptr %past, i64 -64)",
+            *self.heap,
+        ]
         return f.define(), self.heap_bytes
 
     def memory(self, nbytes: int) -> str:
@@ -146,12 +191,18 @@ class AttentionKernel:
         return self.at(self.pointer[name], index, width, self.dtype[name])
 
     def zero(self, pointer: str, count: Int) -> None:
-        self.f.do(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {self.f.mul(count, 4)}, i1 false)")
+        self.f.do(
+            f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {self.f.mul(count, 4)}, i1 false)"
+        )
 
-    def compute(self, role: str, head: Int, row: Int, rows: Int, column: Int, columns: Int, to: str, ld: Int) -> None:
+    def compute(
+        self, role: str, head: Int, row: Int, rows: Int, column: Int, columns: Int, to: str, ld: Int
+    ) -> None:
         """to[i * ld + j] = the bias or factor of the query `row + i` of a head and the key `column + j`."""
         first = self.f.add(self.f.mul(head, self.a.rows), row)
-        self.terms[role].call(self.f, self.operands, self.size, first, rows, column, columns, to, ld)
+        self.terms[role].call(
+            self.f, self.operands, self.size, first, rows, column, columns, to, ld
+        )
 
     @contextmanager
     def heads_of(self, item: Int) -> Iterator[Int]:
@@ -199,13 +250,27 @@ class AttentionKernel:
         f, one = self.f, self.f.emit().typed("float")
         if self.a.softmax:
             f.store("float", top, f.gep("float", "%lse", row), 4)
-            f.store("float", one.mul(math.log(one, total), one.const(LOG2E)), f.gep("float", "%total", row), 4)
+            f.store(
+                "float",
+                one.mul(math.log(one, total), one.const(LOG2E)),
+                f.gep("float", "%total", row),
+                4,
+            )
         else:
-            f.store("float", one.fma(self.finite(top), one.const(1 / LOG2E), math.log(one, total)), f.gep("float", "%lse", row), 4)
+            f.store(
+                "float",
+                one.fma(self.finite(top), one.const(1 / LOG2E), math.log(one, total)),
+                f.gep("float", "%lse", row),
+                4,
+            )
 
     def sum_of_weights(self, v: Typed, total: str) -> str:
         """What weights are divided by: for rows that saw nothing 1, unless they are to be NaN."""
-        return total if self.a.softmax else v.select(v.cmp("oeq", total, v.const(0)), v.const(1), total)
+        return (
+            total
+            if self.a.softmax
+            else v.select(v.cmp("oeq", total, v.const(0)), v.const(1), total)
+        )
 
     def fill(self, f: Writer, pointer: str = "%fill") -> str:
         """The score of what a mask hides, in units of log 2."""
@@ -213,7 +278,9 @@ class AttentionKernel:
         x = f.load("float", pointer, 4)
         infinite, least = one.const(-numbers.inf), one.const(-FLOAT_MAX)
         y = one.mul(x, one.const(LOG2E))
-        return one.select(one.cmp("oeq", x, infinite), infinite, one.select(one.cmp("olt", y, least), least, y))
+        return one.select(
+            one.cmp("oeq", x, infinite), infinite, one.select(one.cmp("olt", y, least), least, y)
+        )
 
     def cap(self) -> tuple[str, str] | None:
         """The cap of scores in units of log 2 and its inverse, f32; None if there is none."""
@@ -230,7 +297,9 @@ class AttentionKernel:
 
     def biased(self, v: Typed, s: str, x: str, fill: str) -> str:
         """A score and its bias. `fill`: in all lanes, or "" when nothing is replaced."""
-        return v.select(v.cmp("oeq", x, v.const(REPLACED)), fill, v.add(s, x)) if fill else v.add(s, x)
+        return (
+            v.select(v.cmp("oeq", x, v.const(REPLACED)), fill, v.add(s, x)) if fill else v.add(s, x)
+        )
 
     def kept(self, v: Typed, ds: str, x: str) -> str:
         """The gradient of a score with the bias `x`: 0 where it was replaced."""
@@ -246,7 +315,9 @@ class AttentionKernel:
     def total(self, name: str, start: str, vector: str) -> str:
         """The sum or maximum of a vector's lanes."""
         start = f"float {start}, " if start else ""
-        return self.f.op(f"call reassoc float @llvm.vector.reduce.{name}.v{self.t.lanes}f32({start}{self.v.type} {vector})")
+        return self.f.op(
+            f"call reassoc float @llvm.vector.reduce.{name}.v{self.t.lanes}f32({start}{self.v.type} {vector})"
+        )
 
     def inner(self, x: tuple[str, str], y: tuple[str, str], n: int) -> str:
         """The inner product of two vectors of `n` elements, each a (pointer, element type)."""

@@ -6,6 +6,7 @@
 An optimizer's updates of many parameters are one parallel region instead of a region (or a call on one thread, for the small ones) per
 parameter; so are the three transposes of attention's inputs. The kernels themselves are the same code, called on ranges of the same grain: no bit changes.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -20,23 +21,33 @@ LARGEST = 512  # kernels of a table
 RANGE_PS = 4_000_000  # a range takes at least this long
 RANGES = 64  # and there are about so many
 _FIELDS = 4  # of a row before the arguments: first range, items of a range, items, which function
-_ELEMENTWISE = frozenset(POINTWISE) | frozenset("broadcast iota transpose slice reverse pad copy gather".split())
+_ELEMENTWISE = frozenset(POINTWISE) | frozenset(
+    "broadcast iota transpose slice reverse pad copy gather".split()
+)
 
 
 # -- which steps ---------------------------------------------------------------------------------------------------------
 def groups(program: Program, order: Sequence[Instruction], bound) -> list[list[Instruction]]:
     """`order` cut into runs of steps of which none reads or writes what another one writes. `bound.get(x)`: where x lives."""
-    if not program.target.threads or program.is_apart or program.profile is not None:  # a profile times every step on its own
+    if (
+        not program.target.threads or program.is_apart or program.profile is not None
+    ):  # a profile times every step on its own
         return [[x] for x in order]
     found: list[list[Instruction]] = []
     reads: dict[int, list[Span]] = {}  # by word
     writes: dict[int, list[Span]] = {}
     growing = False
     for x in order:
-        loops = x.op in _ELEMENTWISE or x.op == "fusion" and x.get("kind") == "loop" and not _updates(x)
+        loops = (
+            x.op in _ELEMENTWISE or x.op == "fusion" and x.get("kind") == "loop" and not _updates(x)
+        )
         sources = [s for o in x.operands for s in program.spans(bound.get(o))] if loops else []
         targets = [*program.spans(bound.get(x))] if loops else []
-        if not (loops and growing and len(found[-1]) < LARGEST) or _meet(writes, [*sources, *targets]) or _meet(reads, targets):
+        if (
+            not (loops and growing and len(found[-1]) < LARGEST)
+            or _meet(writes, [*sources, *targets])
+            or _meet(reads, targets)
+        ):
             found.append([])
             reads, writes = {}, {}
         found[-1].append(x)
@@ -86,9 +97,22 @@ def _call(program: Program, rows: Sequence[Row], total: int) -> None:
     first = 0
     for number, r in enumerate(rows):
         step = -(-max(wanted // r.picoseconds, 1) // r.grain) * r.grain
-        _store(f, table, number * stride, [f"i64 {first}", f"i64 {step}", f"i64 {r.items}", f"i64 {functions.index((r.function, r.kinds))}", *r.arguments])
+        _store(
+            f,
+            table,
+            number * stride,
+            [
+                f"i64 {first}",
+                f"i64 {step}",
+                f"i64 {r.items}",
+                f"i64 {functions.index((r.function, r.kinds))}",
+                *r.arguments,
+            ],
+        )
         first += -(-r.items // step)
-    _store(f, table, len(rows) * stride, [f"i64 {(1 << 63) - 1}"])  # nothing comes after the last row
+    _store(
+        f, table, len(rows) * stride, [f"i64 {(1 << 63) - 1}"]
+    )  # nothing comes after the last row
     name = program.function("batch", _text(functions, stride))
     program.parallel(name, [f"ptr {table}"], first, 1, total / first / 1000)
 
@@ -129,12 +153,26 @@ found:
   %low = mul i64 %turn, %step
   %end = add i64 %low, %step
   %high = call i64 @llvm.smin.i64(i64 %end, i64 %items)
-  switch i64 %which, label %next [ {' '.join(f'i64 {i}, label %call{i}' for i in range(len(functions)))} ]""".split("\n")
+  switch i64 %which, label %next [ {" ".join(f"i64 {i}, label %call{i}" for i in range(len(functions)))} ]""".split(
+        "\n"
+    )
     for i, (name, kinds) in enumerate(functions):
         lines.append(f"call{i}:")
         for j, kind in enumerate(kinds):
-            lines += [f"  %q{i}.{j} = getelementptr i64, ptr %row, i64 {_FIELDS + j}", f"  %v{i}.{j} = load {kind}, ptr %q{i}.{j}"]
+            lines += [
+                f"  %q{i}.{j} = getelementptr i64, ptr %row, i64 {_FIELDS + j}",
+                f"  %v{i}.{j} = load {kind}, ptr %q{i}.{j}",
+            ]
         values = "".join(f", {kind} %v{i}.{j}" for j, kind in enumerate(kinds))
         lines += [f"  call void @{name}(i64 %low, i64 %high{values})", "  br label %next"]
-    lines += ["next:", "  %r1 = add i64 %r, 1", "  %more = icmp slt i64 %r1, %hi", "  br i1 %more, label %range, label %out", "out:", "  ret void", "}", ""]
+    lines += [
+        "next:",
+        "  %r1 = add i64 %r, 1",
+        "  %more = icmp slt i64 %r1, %hi",
+        "  br i1 %more, label %range, label %out",
+        "out:",
+        "  ret void",
+        "}",
+        "",
+    ]
     return "\n".join(lines)

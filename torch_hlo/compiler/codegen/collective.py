@@ -2,6 +2,7 @@
 
 The code knows neither the number of devices nor how they are linked, so all runtimes share it.
 """
+
 from __future__ import annotations
 
 import json
@@ -18,22 +19,45 @@ from torch_hlo.hlo.collective import Collective
 from torch_hlo.hlo.ir import Instruction
 
 
-@emits_step("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast", "ragged-all-to-all")
+@emits_step(
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
 def exchange(program, x: Instruction) -> None:
     shapes = x.shape.elements if x.shape.is_tuple else (x.shape,)
     places = program.places(x) if x.shape.is_tuple else (program.place(x),)
     text = json.dumps(Collective.of(x).to_json())
-    program.host_call("collective", list(zip(places, shapes)), [(program.place(o), o.shape) for o in x.operands], text=text)
+    program.host_call(
+        "collective",
+        list(zip(places, shapes)),
+        [(program.place(o), o.shape) for o in x.operands],
+        text=text,
+    )
 
 
 @emits_step(*STARTS)
 def start(program, x: Instruction) -> None:
     """The value is the result (all-reduce), or (operands, results, contexts…); the operands are where they were."""
-    shape, places = (x.shape, program.places(x)) if x.op == "all-reduce-start" else (x.shape.elements[1], program.places(x)[1])
+    shape, places = (
+        (x.shape, program.places(x))
+        if x.op == "all-reduce-start"
+        else (x.shape.elements[1], program.places(x)[1])
+    )
     shapes, places = (shape.elements, places) if shape.is_tuple else ((shape,), (places,))
     number = program.memo["started", x] = program.number()
     text = json.dumps(Collective.of(x).to_json())
-    program.host_call("collective-start", list(zip(places, shapes)), [(program.place(o), o.shape) for o in x.operands], text=text, number=number)
+    program.host_call(
+        "collective-start",
+        list(zip(places, shapes)),
+        [(program.place(o), o.shape) for o in x.operands],
+        text=text,
+        number=number,
+    )
 
 
 @emits_step(*DONES)
@@ -42,12 +66,16 @@ def done(program, x: Instruction) -> None:
     program.host_call("collective-done", [], [], number=program.memo["started", x.operands[0]])
 
 
-_started: dict[tuple[int, int], Callable[[], None]] = {}  # by thread, which is one device, and number
+_started: dict[
+    tuple[int, int], Callable[[], None]
+] = {}  # by thread, which is one device, and number
 
 
 @host_call("collective-start")
 def _start(outputs, inputs, text: str, number: int) -> None:
-    _started[threading.get_ident(), number] = collective.current().start(_collective(text), inputs, outputs)
+    _started[threading.get_ident(), number] = collective.current().start(
+        _collective(text), inputs, outputs
+    )
 
 
 @host_call("collective-done")

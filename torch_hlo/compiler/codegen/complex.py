@@ -1,4 +1,5 @@
 """Pointwise opcodes on complex values, pairs of floats or doubles. c64 functions run in double where cancellation would hurt."""
+
 from __future__ import annotations
 
 import math as pymath
@@ -62,7 +63,9 @@ def absolute(t: Typed, a: Pair) -> str:
     r = t.mul(big, t.sqrt(t.fma(ratio, ratio, t.const(1.0))))
     r = t.select(t.cmp("oeq", big, t.const(0.0)), t.const(0.0), r)
     r = t.select(t.cmp("uno", x, y), t.const(pymath.nan), r)
-    infinite = t.e.typed("i1").bin("or", t.cmp("oeq", x, t.const(math.INF)), t.cmp("oeq", y, t.const(math.INF)))
+    infinite = t.e.typed("i1").bin(
+        "or", t.cmp("oeq", x, t.const(math.INF)), t.cmp("oeq", y, t.const(math.INF))
+    )
     return t.select(infinite, t.const(math.INF), r)
 
 
@@ -94,7 +97,9 @@ def log1p(t: Typed, a: Pair) -> Pair:
     excess = t.fma(a[1], a[1], t.fma(a[0], a[0], t.add(a[0], a[0])))
     near = t.mul(t.const(0.5), math.log1p(t, excess))
     far = math.log(t, absolute(t, (one_more, a[1])))
-    return t.select(t.cmp("olt", t.abs(excess), t.const(0.5)), near, far), math.atan2(t, a[1], one_more)
+    return t.select(t.cmp("olt", t.abs(excess), t.const(0.5)), near, far), math.atan2(
+        t, a[1], one_more
+    )
 
 
 @_wide
@@ -118,22 +123,34 @@ def rsqrt(t: Typed, a: Pair) -> Pair:
 
 @_wide
 def sine(t: Typed, a: Pair) -> Pair:
-    return (t.mul(math.sin(t, a[0]), math.cosh(t, a[1])), t.mul(math.cos(t, a[0]), math.sinh(t, a[1])))
+    return (
+        t.mul(math.sin(t, a[0]), math.cosh(t, a[1])),
+        t.mul(math.cos(t, a[0]), math.sinh(t, a[1])),
+    )
 
 
 @_wide
 def cosine(t: Typed, a: Pair) -> Pair:
-    return (t.mul(math.cos(t, a[0]), math.cosh(t, a[1])), t.neg(t.mul(math.sin(t, a[0]), math.sinh(t, a[1]))))
+    return (
+        t.mul(math.cos(t, a[0]), math.cosh(t, a[1])),
+        t.neg(t.mul(math.sin(t, a[0]), math.sinh(t, a[1]))),
+    )
 
 
 @_wide
 def sinh(t: Typed, a: Pair) -> Pair:
-    return (t.mul(math.sinh(t, a[0]), math.cos(t, a[1])), t.mul(math.cosh(t, a[0]), math.sin(t, a[1])))
+    return (
+        t.mul(math.sinh(t, a[0]), math.cos(t, a[1])),
+        t.mul(math.cosh(t, a[0]), math.sin(t, a[1])),
+    )
 
 
 @_wide
 def cosh(t: Typed, a: Pair) -> Pair:
-    return (t.mul(math.cosh(t, a[0]), math.cos(t, a[1])), t.mul(math.sinh(t, a[0]), math.sin(t, a[1])))
+    return (
+        t.mul(math.cosh(t, a[0]), math.cos(t, a[1])),
+        t.mul(math.sinh(t, a[0]), math.sin(t, a[1])),
+    )
 
 
 @_wide
@@ -188,7 +205,11 @@ def asinh(t: Typed, a: Pair) -> Pair:
     left = t.ints().cmp("slt", t.bits(a[0]), t.ints().const(0))
     z = (t.select(left, t.neg(a[0]), a[0]), t.select(left, t.neg(a[1]), a[1]))
     # sqrt(1 + iz) sqrt(1 - iz) keeps the branch of sqrt(z^2 + 1)
-    root = multiply(t, sqrt(t, (t.sub(t.const(1.0), z[1]), z[0])), sqrt(t, (t.add(t.const(1.0), z[1]), t.neg(z[0]))))
+    root = multiply(
+        t,
+        sqrt(t, (t.sub(t.const(1.0), z[1]), z[0])),
+        sqrt(t, (t.add(t.const(1.0), z[1]), t.neg(z[0]))),
+    )
     re, im = log(t, add(t, z, root))
     return t.select(left, t.neg(re), re), t.select(left, t.neg(im), im)
 

@@ -2,6 +2,7 @@
 
 The order of the steps and the memory of every array come from the passes `schedule` and `memory`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,16 @@ def emit_entry(program: Program) -> str:
     names = []
     for number, part in enumerate(parts):
         last = number == len(parts) - 1
-        names.append(_write(program, f"entry.part{number}", part, bound, assignment.copies if last else (), program.profile))
+        names.append(
+            _write(
+                program,
+                f"entry.part{number}",
+                part,
+                bound,
+                assignment.copies if last else (),
+                program.profile,
+            )
+        )
     program.exposed = _exposed(program, order, assignment)
     with program.block_function("entry") as f:
         program.emit_packings()
@@ -57,19 +67,34 @@ def emit_entry(program: Program) -> str:
     return str(assignment)
 
 
-def _exposed(program: Program, order: Sequence[Instruction], assignment: memory.Assignment) -> tuple[int, ...]:
+def _exposed(
+    program: Program, order: Sequence[Instruction], assignment: memory.Assignment
+) -> tuple[int, ...]:
     """Aliased parameters that are overwritten before the last call of the host, or by the step that makes it: when it fails, they are lost."""
     last = max((t for t, x in enumerate(order) if x in program.calling), default=-1)
-    written = {s.index for x in order[: last + 1] for s in leaves(assignment.slots[x]) if s.base == "parameter"}
+    written = {
+        s.index
+        for x in order[: last + 1]
+        for s in leaves(assignment.slots[x])
+        if s.base == "parameter"
+    }
     return tuple(sorted(written.intersection(p for _, p in program.module.aliases)))
 
 
-def emit_computation(program: Program, computation: Computation, arguments: Sequence, result=None) -> str:
+def emit_computation(
+    program: Program, computation: Computation, arguments: Sequence, result=None
+) -> str:
     """See Program.computation."""
     given = [p for a in arguments for p in leaves(a)]
-    wanted = list(leaves(result)) if result is not None else list(leaves(program.allocate_shape(computation.root.shape)))
+    wanted = (
+        list(leaves(result))
+        if result is not None
+        else list(leaves(program.allocate_shape(computation.root.shape)))
+    )
     where = {(p.word, p.offset): i for i, p in enumerate(given)}
-    aliases = [(o, where[p.word, p.offset]) for o, p in enumerate(wanted) if (p.word, p.offset) in where]
+    aliases = [
+        (o, where[p.word, p.offset]) for o, p in enumerate(wanted) if (p.word, p.offset) in where
+    ]
     order = schedule(computation, aliases)
     assignment = memory.assign(computation, order, aliases)
     bound = _Binding(program, assignment, given, wanted)
@@ -81,7 +106,13 @@ def emit_computation(program: Program, computation: Computation, arguments: Sequ
 class _Binding(dict):
     """Places of instructions, made from their slots when asked for."""
 
-    def __init__(self, program: Program, assignment: memory.Assignment, arguments: Sequence[Place], results: Sequence[Place]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        assignment: memory.Assignment,
+        arguments: Sequence[Place],
+        results: Sequence[Place],
+    ) -> None:
         super().__init__()
         self.program, self.slots = program, assignment.slots
         self.bases = {"parameter": arguments, "output": results}
@@ -107,12 +138,24 @@ class _Binding(dict):
 class _Entry(_Binding):
     """The entry's, which knows where in the arena no array lives during a step."""
 
-    def __init__(self, program: Program, order: Sequence[Instruction], assignment: memory.Assignment, arguments: Sequence[Place], results: Sequence[Place]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        order: Sequence[Instruction],
+        assignment: memory.Assignment,
+        arguments: Sequence[Place],
+        results: Sequence[Place],
+    ) -> None:
         super().__init__(program, assignment, arguments, results)
         self._time = {x: t for t, x in enumerate(order)}
-        self._known = isinstance(assignment.arena, int) and not program.target.grid  # a GPU runs several steps at once
+        self._known = (
+            isinstance(assignment.arena, int) and not program.target.grid
+        )  # a GPU runs several steps at once
         lines = [b for b in assignment.lines if b.slot.base == "arena"] if self._known else []
-        self._lives = np.array([(b.start, b.end, b.slot.offset, b.slot.offset + b.slot.nbytes) for b in lines], np.int64).reshape(-1, 4)
+        self._lives = np.array(
+            [(b.start, b.end, b.slot.offset, b.slot.offset + b.slot.nbytes) for b in lines],
+            np.int64,
+        ).reshape(-1, 4)
 
     def gaps(self, x: Instruction) -> list[tuple[int, int]]:
         """(from, to) of the arena's bytes that no array has during the step `x`, in order."""
@@ -123,7 +166,10 @@ class _Entry(_Binding):
         live = (starts <= t) & (ends >= t)
         found, at = [], self.arena.offset
         for low, high in sorted(zip(lows[live].tolist(), highs[live].tolist(), strict=True)):
-            low, high = low + self.arena.offset, -(-high // memory.ALIGNMENT) * memory.ALIGNMENT + self.arena.offset
+            low, high = (
+                low + self.arena.offset,
+                -(-high // memory.ALIGNMENT) * memory.ALIGNMENT + self.arena.offset,
+            )
             if low > at:
                 found.append((at, low))
             at = max(at, high)
@@ -131,12 +177,24 @@ class _Entry(_Binding):
         return [*found, (at, end)] if end > at else found
 
 
-def _write(program: Program, name: str, steps: Sequence[Sequence[Instruction]], bound: _Binding, copies: Sequence[tuple[Slot, Slot]],
-           profile=None) -> str:
+def _write(
+    program: Program,
+    name: str,
+    steps: Sequence[Sequence[Instruction]],
+    bound: _Binding,
+    copies: Sequence[tuple[Slot, Slot]],
+    profile=None,
+) -> str:
     with program.block_function(name, bound) as f:
         for group in steps:
             calls = len(program.host_calls)
-            with batch(program, group) if len(group) > 1 else profile.step(group[0]) if profile is not None else nullcontext():
+            with (
+                batch(program, group)
+                if len(group) > 1
+                else profile.step(group[0])
+                if profile is not None
+                else nullcontext()
+            ):
                 for x in group:
                     program.step(x)
             if len(program.host_calls) > calls:

@@ -1,4 +1,5 @@
 """Control flow, and the steps that only name, order or copy values. Called computations become native functions."""
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.function import Function
@@ -8,7 +9,9 @@ from torch_hlo.compiler.passes.loop_fill import is_unwritten
 from torch_hlo.hlo.dim import Dim
 from torch_hlo.hlo.ir import Computation, Instruction
 
-LARGE = 5 << 19  # bytes of a matrix that come from beyond the second cache in every turn: in the order in which they are read, 6 to 18 % sooner
+LARGE = (
+    5 << 19
+)  # bytes of a matrix that come from beyond the second cache in every turn: in the order in which they are read, 6 to 18 % sooner
 
 
 def copy_places(program, target, source) -> None:
@@ -39,7 +42,9 @@ def while_(program, x: Instruction) -> None:
     f = program.code
     with f.while_() as loop:
         program.call(condition, ["ptr %block"])
-        if len(program.host_calls) > calls:  # one may fail, and the condition may depend on what it did not compute
+        if (
+            len(program.host_calls) > calls
+        ):  # one may fail, and the condition may depend on what it did not compute
             f.break_if(loop, program.failed())
         f.break_if(loop, f.icmp("eq", program.fetch("i8", keep), 0, "i8"))
         program.call(body, ["ptr %block"])
@@ -50,20 +55,47 @@ def _factors(x: Instruction, state) -> list[Place]:
     body = x["body"]
     if body.root.op != "tuple":
         return []
-    kept = [k for k, y in enumerate(body.root.operands) if y.op == "get-tuple-element" and y.operands == body.params and y["index"] == k]
+    kept = [
+        k
+        for k, y in enumerate(body.root.operands)
+        if y.op == "get-tuple-element" and y.operands == body.params and y["index"] == k
+    ]
     shapes = x.shape.elements
-    return [state[k] for k in kept if shapes[k].is_static and shapes[k].rank == 2 and shapes[k].nbytes >= LARGE and _multiplies(body, k)]
+    return [
+        state[k]
+        for k in kept
+        if shapes[k].is_static
+        and shapes[k].rank == 2
+        and shapes[k].nbytes >= LARGE
+        and _multiplies(body, k)
+    ]
 
 
 def _multiplies(c: Computation, k: int) -> bool:
     """Whether element `k` of the state is the right operand of a product of `c`, or of a loop in it."""
     for y in c.instructions():
-        at = [n for n, o in enumerate(y.operands) if o.op == "get-tuple-element" and o.operands == c.params and o["index"] == k]
-        if at and (y.op == "dot" and 1 in at or y.op == "fusion" and any(
-                z.op == "dot" and z.operands[1].op == "parameter" and z.operands[1]["index"] in at for z in y["calls"].instructions())):
+        at = [
+            n
+            for n, o in enumerate(y.operands)
+            if o.op == "get-tuple-element" and o.operands == c.params and o["index"] == k
+        ]
+        if at and (
+            y.op == "dot"
+            and 1 in at
+            or y.op == "fusion"
+            and any(
+                z.op == "dot" and z.operands[1].op == "parameter" and z.operands[1]["index"] in at
+                for z in y["calls"].instructions()
+            )
+        ):
             return True
-        if y.op == "while" and any(o.op == "get-tuple-element" and o.operands == c.params and o["index"] == k and _multiplies(y["body"], j)
-                                   for j, o in enumerate(y.operands[0].operands)):
+        if y.op == "while" and any(
+            o.op == "get-tuple-element"
+            and o.operands == c.params
+            and o["index"] == k
+            and _multiplies(y["body"], j)
+            for j, o in enumerate(y.operands[0].operands)
+        ):
             return True
     return False
 
@@ -75,18 +107,28 @@ def _at_once(program, x: Instruction, state) -> None:
         number = program.scratch(8)
         body = program.computation(x["body"], [(number, *state[1:])], (number, *state[1:]))
     if len(program.host_calls) > calls:
-        raise CodegenError(f"while {x.shape}: its turns are to run at once, but they call the host; leave out `independent`")
+        raise CodegenError(
+            f"while {x.shape}: its turns are to run at once, but they call the host; leave out `independent`"
+        )
     each = nbytes()
-    f = Function(f"turns.{program.number()}", "void", [("i64", "lo"), ("i64", "hi"), ("ptr", "block"), ("ptr", "memory")])
+    f = Function(
+        f"turns.{program.number()}",
+        "void",
+        [("i64", "lo"), ("i64", "hi"), ("ptr", "block"), ("ptr", "memory")],
+    )
     own = f.alloca("i64", program.words, 64)
     with f.loop("%lo", "%hi") as turn:
-        f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {own}, ptr %block, i64 {8 * program.words}, i1 false)")
+        f.do(
+            f"call void @llvm.memcpy.p0.p0.i64(ptr {own}, ptr %block, i64 {8 * program.words}, i1 false)"
+        )
         memory = f.gep("i8", "%memory", f.mul(turn, each))
         f.store("ptr", memory, f.gep("ptr", own, OWN), 8)
         f.store("i64", turn, f.gep("i8", memory, number.offset), 8)
         f.call("void", body, f"ptr {own}")
     memory = program.at(program.scratch(each * turns))
-    program.parallel(program.function(f.name, f.text()), ["ptr %block", f"ptr {memory}"], turns, cost=1e6)
+    program.parallel(
+        program.function(f.name, f.text()), ["ptr %block", f"ptr {memory}"], turns, cost=1e6
+    )
 
 
 @emits_step("conditional")
@@ -95,7 +137,9 @@ def conditional(program, x: Instruction) -> None:
     branches = x["branch_computations"]
     result, f = program.places(x), program.code
     if selector.shape.dtype == "pred":
-        chosen = f.select(f.icmp("ne", program.fetch("i8", program.place(selector)), 0, "i8"), "i64", 0, 1)
+        chosen = f.select(
+            f.icmp("ne", program.fetch("i8", program.place(selector)), 0, "i8"), "i64", 0, 1
+        )
     else:
         index = f.op(f"sext i32 {program.fetch('i32', program.place(selector))} to i64")
         # Out of range selects the last branch; a negative index is a large unsigned one.
@@ -108,7 +152,9 @@ def conditional(program, x: Instruction) -> None:
 
 @emits_step("call")
 def call(program, x: Instruction) -> None:
-    name = program.computation(x["to_apply"], [program.places(o) for o in x.operands], program.places(x))
+    name = program.computation(
+        x["to_apply"], [program.places(o) for o in x.operands], program.places(x)
+    )
     program.call(name, ["ptr %block"])
 
 
@@ -137,7 +183,9 @@ def _forwards(*path: int):
 
 
 # The sizes of a dynamic-reshape are already in its shape.
-emits_step("opt-barrier", "add-dependency", "domain", "async-update", "dynamic-reshape")(_forwards())
+emits_step("opt-barrier", "add-dependency", "domain", "async-update", "dynamic-reshape")(
+    _forwards()
+)
 emits_step("copy-done")(_forwards(0))
 emits_step("async-done")(_forwards(1))
 
@@ -150,7 +198,12 @@ def after_all(program, x: Instruction) -> None:
 @emits_step("get-dimension-size")
 def get_dimension_size(program, x: Instruction) -> None:
     size = x.operands[0].shape.dims[x["dimensions"][0]]
-    program.put(program.code.op(f"trunc i64 {program.size(size)} to i32") if isinstance(size, Dim) else size, program.place(x))
+    program.put(
+        program.code.op(f"trunc i64 {program.size(size)} to i32")
+        if isinstance(size, Dim)
+        else size,
+        program.place(x),
+    )
 
 
 @emits_step("set-dimension-size")
@@ -160,8 +213,13 @@ def set_dimension_size(program, x: Instruction) -> None:
     dimension = x["dimensions"][0]
     current = value.shape.dims[dimension]
     given = size["literal"].numpy().item() if size.op == "constant" else None
-    same_source = size.op == "get-dimension-size" and size.operands[0].shape.dims[size["dimensions"][0]] == current
+    same_source = (
+        size.op == "get-dimension-size"
+        and size.operands[0].shape.dims[size["dimensions"][0]] == current
+    )
     if given != current and not same_source:
-        raise CodegenError(f"set-dimension-size({value.shape}, {size.shape}) of dimension {dimension}: arrays with a bounded size are not supported; "
-                           "use a symbolic size")
+        raise CodegenError(
+            f"set-dimension-size({value.shape}, {size.shape}) of dimension {dimension}: arrays with a bounded size are not supported; "
+            "use a symbolic size"
+        )
     copy_places(program, program.places(x), program.places(value))

@@ -4,6 +4,7 @@ The pass conv_layout has brought most convolutions to the form of a kernel: chan
 orders of dimensions become transposes, a dilated base (gradient of a strided convolution) one dense convolution per phase, element types without a
 kernel conversions.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -16,8 +17,17 @@ from torch_hlo.compiler.codegen.conv_direct import emit_direct, is_direct
 from torch_hlo.compiler.codegen.conv_gradient import emit_gradient, is_gradient
 from torch_hlo.compiler.codegen.conv_planar import emit_planar
 from torch_hlo.compiler.codegen.conv_winograd import emit_winograd, is_winograd
-from torch_hlo.compiler.codegen.conv_winograd_gradient import emit_winograd_gradient, is_winograd_gradient
-from torch_hlo.compiler.codegen.dot import Finish, arguments_of, emit_apart, emit_tree, parts_of_output
+from torch_hlo.compiler.codegen.conv_winograd_gradient import (
+    emit_winograd_gradient,
+    is_winograd_gradient,
+)
+from torch_hlo.compiler.codegen.dot import (
+    Finish,
+    arguments_of,
+    emit_apart,
+    emit_tree,
+    parts_of_output,
+)
 from torch_hlo.compiler.codegen.epilogue import epilogue
 from torch_hlo.compiler.codegen.loop import emit_instruction
 from torch_hlo.compiler.codegen.product import ACCUMULATORS, SOURCES
@@ -42,7 +52,12 @@ class Labels:
         rhs, out = rest.split("->")
         digits = [c for c in lhs if c.isdigit()]
         digits.sort()
-        return Labels(*(tuple(side.index(c) for c in (*names, *digits)) for side, names in ((lhs, "bf"), (rhs, "oi"), (out, "bf"))))
+        return Labels(
+            *(
+                tuple(side.index(c) for c in (*names, *digits))
+                for side, names in ((lhs, "bf"), (rhs, "oi"), (out, "bf"))
+            )
+        )
 
 
 KERNELS = (
@@ -62,14 +77,25 @@ def convolution(program, x: Instruction) -> None:
         return emit_tree(program, build.full(0, x.shape.dtype, x.shape.dims), (), x)
     if is_amx(program, x):
         params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
-        return emit_output(program, x, Computation("sums", params, instr("convolution", params, x.shape, **dict(x.attrs))))
+        return emit_output(
+            program,
+            x,
+            Computation("sums", params, instr("convolution", params, x.shape, **dict(x.attrs))),
+        )
     if is_amx_gradient(program, x):
         return emit_amx_gradient(program, x)
-    if _has_phases(x) and program.target.has("amx-bf16") and all(o.shape.dtype == "bf16" for o in x.operands):
+    if (
+        _has_phases(x)
+        and program.target.has("amx-bf16")
+        and all(o.shape.dtype == "bf16" for o in x.operands)
+    ):
         return _emit_phases(program, x)  # while they are bf16
     rewritten = with_kernel_types(x)
     if rewritten is None and any(o.shape.dtype != x.shape.dtype for o in x.operands):
-        operands = tuple(o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype) for o in x.operands)
+        operands = tuple(
+            o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype)
+            for o in x.operands
+        )
         rewritten = instr("convolution", operands, x.shape, **dict(x.attrs))
     if rewritten is None and not any(fits(x) for fits, _ in KERNELS):
         if _has_phases(x):
@@ -88,14 +114,31 @@ def emit_output(program, x: Instruction, body: Computation) -> None:
         return
     amx = is_amx(program, outer)
     planar = is_planar(outer)  # its matrix: a row for each plane of pixels
-    direct = not program.target.grid and (planar or is_direct(outer)) and with_kernel_types(outer) is None and all(o.shape.size != 0 for o in outer.operands)
-    found = epilogue(program, body, inner, len(outer["window"]) if planar else 1, "f32" if amx else outer.shape.dtype) if amx or direct else None
+    direct = (
+        not program.target.grid
+        and (planar or is_direct(outer))
+        and with_kernel_types(outer) is None
+        and all(o.shape.size != 0 for o in outer.operands)
+    )
+    found = (
+        epilogue(
+            program,
+            body,
+            inner,
+            len(outer["window"]) if planar else 1,
+            "f32" if amx else outer.shape.dtype,
+        )
+        if amx or direct
+        else None
+    )
     if found is None:
         return emit_apart(program, body, inner, outer, operands, results)
     finish = Finish(found, arguments_of(program, found, operands, results), lambda: "null")
     if amx:
         return emit_amx(program, outer, finish)
-    (emit_winograd if is_winograd(outer) else emit_planar if planar else emit_direct)(program, outer, ACCUMULATORS[outer.shape.dtype][0], finish)
+    (emit_winograd if is_winograd(outer) else emit_planar if planar else emit_direct)(
+        program, outer, ACCUMULATORS[outer.shape.dtype][0], finish
+    )
 
 
 def with_kernel_types(x: Instruction) -> Instruction | None:
@@ -109,20 +152,35 @@ def with_kernel_types(x: Instruction) -> Instruction | None:
         def part(a: Instruction, b: Instruction) -> Instruction:
             return instr("convolution", (a, b), x.shape.with_dtype(real), **dict(x.attrs))
 
-        return build.complex_(build.subtract(part(ar, br), part(ai, bi)), build.add(part(ar, bi), part(ai, br)))
-    wide = ACCUMULATORS[dtype][1] if dtype in ACCUMULATORS else "f32" if x.shape.kind == "f" else "s32"
+        return build.complex_(
+            build.subtract(part(ar, br), part(ai, bi)), build.add(part(ar, bi), part(ai, br))
+        )
+    wide = (
+        ACCUMULATORS[dtype][1] if dtype in ACCUMULATORS else "f32" if x.shape.kind == "f" else "s32"
+    )
     if wide != dtype:
         accumulated = instr("convolution", x.operands, x.shape.with_dtype(wide), **dict(x.attrs))
-        return build.compare(accumulated, build.full_like(accumulated, 0), "NE") if dtype == "pred" else build.convert(accumulated, dtype)
+        return (
+            build.compare(accumulated, build.full_like(accumulated, 0), "NE")
+            if dtype == "pred"
+            else build.convert(accumulated, dtype)
+        )
     kind = ACCUMULATORS[dtype][0]
     if any((o.shape.dtype, kind) not in SOURCES for o in x.operands):
-        return instr("convolution", tuple(build.convert(o, dtype) for o in x.operands), x.shape, **dict(x.attrs))
+        return instr(
+            "convolution",
+            tuple(build.convert(o, dtype) for o in x.operands),
+            x.shape,
+            **dict(x.attrs),
+        )
     return None
 
 
 def _remake(x: Instruction, lhs: Instruction, rhs: Instruction, **changes) -> Instruction:
     """The convolution with other operands and attributes, of the same element type."""
-    attrs = {k: x[k] for k in ("window", "dim_labels", "feature_group_count", "batch_group_count")} | changes
+    attrs = {
+        k: x[k] for k in ("window", "dim_labels", "feature_group_count", "batch_group_count")
+    } | changes
     inferred = instr("convolution", (lhs, rhs), **attrs)
     return instr("convolution", (lhs, rhs), inferred.shape.with_dtype(x.shape.dtype), **attrs)
 
@@ -131,21 +189,32 @@ def _prepared(x: Instruction) -> Instruction:
     """The convolution as instructions that have kernels."""
     if not x["window"]:  # a matrix product with a dimension of size 1 added
         lhs, rhs = (build.reshape(o, (*o.shape.dims, 1)) for o in x.operands)
-        label = "->".join("_".join(s + "0" for s in side.split("_")) for side in x["dim_labels"].split("->"))
-        return build.reshape(_remake(x, lhs, rhs, window=(WindowDim(1),), dim_labels=label), x.shape.dims)
+        label = "->".join(
+            "_".join(s + "0" for s in side.split("_")) for side in x["dim_labels"].split("->")
+        )
+        return build.reshape(
+            _remake(x, lhs, rhs, window=(WindowDim(1),), dim_labels=label), x.shape.dims
+        )
     if sides(x) != (want := preferred(x)):
         return relabeled(x, want)
     lhs, rhs, _ = want
     mirrored = [i for i, w in enumerate(x["window"]) if w.reversal and w.size != 1]
     if lhs[0] == "f" and mirrored:
         flipped = build.reverse(x.operands[1], [rhs.index(str(i)) for i in mirrored])
-        return _remake(x, x.operands[0], flipped, window=tuple(replace(w, reversal=False) for w in x["window"]))
+        return _remake(
+            x, x.operands[0], flipped, window=tuple(replace(w, reversal=False) for w in x["window"])
+        )
     if any(w.base_dilation > 1 for w in x["window"]):
         padding = [(0, 0, 0)] * x.operands[0].shape.rank
         for i, w in enumerate(x["window"]):
             padding[lhs.index(str(i))] = (w.pad_low, w.pad_high, w.base_dilation - 1)
         plain = tuple(replace(w, pad_low=0, pad_high=0, base_dilation=1) for w in x["window"])
-        return _remake(x, build.pad(x.operands[0], build.full(0, x.shape.dtype), padding), x.operands[1], window=plain)
+        return _remake(
+            x,
+            build.pad(x.operands[0], build.full(0, x.shape.dtype), padding),
+            x.operands[1],
+            window=plain,
+        )
     # A gradient that its kernel does not take: the other kernel computes it with images as channels.
     digits = "".join(map(str, range(len(x["window"]))))
     return relabeled(x, (f"b{digits}f", rhs, f"b{digits}f"))
@@ -153,8 +222,14 @@ def _prepared(x: Instruction) -> Instruction:
 
 def _has_phases(x: Instruction) -> bool:
     """Whether the base is dilated (gradient of a strided convolution) in a way that splits into convolutions without holes."""
-    return any(w.base_dilation > 1 for w in x["window"]) and x.shape.is_static and all(o.shape.is_static for o in x.operands) and all(
-        w.base_dilation == 1 or w.stride == 1 and w.window_dilation == 1 for w in x["window"])
+    return (
+        any(w.base_dilation > 1 for w in x["window"])
+        and x.shape.is_static
+        and all(o.shape.is_static for o in x.operands)
+        and all(
+            w.base_dilation == 1 or w.stride == 1 and w.window_dilation == 1 for w in x["window"]
+        )
+    )
 
 
 def _emit_phases(program, x: Instruction) -> None:
@@ -165,7 +240,11 @@ def _emit_phases(program, x: Instruction) -> None:
         window, starts, counts = [], [0] * rhs.shape.rank, list(x.shape.dims)
         steps = [1] * rhs.shape.rank
         for s, (w, r) in enumerate(zip(x["window"], phase, strict=True)):
-            d, n, outputs = w.base_dilation, lhs.shape.dims[at.lhs[2 + s]], x.shape.dims[at.out[2 + s]]
+            d, n, outputs = (
+                w.base_dilation,
+                lhs.shape.dims[at.lhs[2 + s]],
+                x.shape.dims[at.out[2 + s]],
+            )
             if d == 1:
                 window.append(w)
                 continue
@@ -181,7 +260,9 @@ def _emit_phases(program, x: Instruction) -> None:
         if any(w.size == 0 for w in window):
             y = build.full(0, x.shape.dtype, counts)
         else:
-            y = _remake(x, lhs, build.slice_(rhs, starts, rhs.shape.dims, steps), window=tuple(window))
+            y = _remake(
+                x, lhs, build.slice_(rhs, starts, rhs.shape.dims, steps), window=tuple(window)
+            )
 
         def place(index, phase=phase) -> ix.Index:
             spread = list(index)

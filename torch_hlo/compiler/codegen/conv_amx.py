@@ -8,9 +8,16 @@ K runs over taps and, within a tap, over channels in steps of 32 (the last one f
                                                          for each panel of features: micro-kernel (gemm_amx.py), sums in scratch memory
         for each row tile: finish (epilogue)
 """
+
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.conv_direct import POINTERS, TABLE_BYTES, geometry, pointer_table, tile_pointers
+from torch_hlo.compiler.codegen.conv_direct import (
+    POINTERS,
+    TABLE_BYTES,
+    geometry,
+    pointer_table,
+    tile_pointers,
+)
 from torch_hlo.compiler.codegen.conv_pack import product
 from torch_hlo.compiler.codegen.conv_winograd import define
 from torch_hlo.compiler.codegen.dot import Finish, emit_tree
@@ -47,7 +54,11 @@ NUMBERS = ("steps", "chunks", "channels", "features", "tiles", "columns_each", "
 
 def gather(name: str) -> Function:
     """void(P, first, count, chunks, channels, to): 16 rows of steps [first, first + count) of K, each 64 bytes, at to + STEP_BYTES * step; row r of tap t begins at P[t][r]."""
-    params = [("ptr", "P"), *(("i64", q) for q in ("first", "count", "chunks", "channels")), ("ptr", "to")]
+    params = [
+        ("ptr", "P"),
+        *(("i64", q) for q in ("first", "count", "chunks", "channels")),
+        ("ptr", "to"),
+    ]
     f = Function(name, "void", params, attrs="noinline #0")
     start = [("i64", f.div("%first", "%chunks")), ("i64", f.rem("%first", "%chunks"))]
     with f.loop(0, "%count", carry=start, known_nonempty=True) as step:
@@ -55,7 +66,9 @@ def gather(name: str) -> Function:
         table = f.gep("ptr", "%P", f.mul(tap, POINTERS))
         channel = f.mul(chunk, BLOCK)
         left = f.sub("%channels", channel)
-        rows = [f.gep("i16", f.load("ptr", f.gep("ptr", table, r), 8), channel) for r in range(POINTERS)]
+        rows = [
+            f.gep("i16", f.load("ptr", f.gep("ptr", table, r), 8), channel) for r in range(POINTERS)
+        ]
         to = f.gep("i8", "%to", f.mul(step.index, STEP_BYTES))
 
         def whole() -> None:
@@ -65,42 +78,73 @@ def gather(name: str) -> Function:
         def part() -> None:
             mask = lane_mask(f, BLOCK, 0, left)
             for r, p in enumerate(rows):
-                f.store("<32 x i16>", masked_load(f, "i16", BLOCK, p, mask, 2), f.gep("i8", to, 64 * r), 64)
+                f.store(
+                    "<32 x i16>",
+                    masked_load(f, "i16", BLOCK, p, mask, 2),
+                    f.gep("i8", to, 64 * r),
+                    64,
+                )
 
         f.choose(f.icmp("sge", left, BLOCK), whole, part)
         wrap = f.icmp("eq", f.add(chunk, 1), "%chunks")
-        step.next = [f.select(wrap, "i64", f.add(tap, 1), tap), f.select(wrap, "i64", 0, f.add(chunk, 1))]
+        step.next = [
+            f.select(wrap, "i64", f.add(tap, 1), tap),
+            f.select(wrap, "i64", 0, f.add(chunk, 1)),
+        ]
     return f
 
 
 def split_taps(name: str, taps: int) -> Function:
     """void(lo, hi, W, to, lanes, step, first, tap_step): to[row * step + first + tap * tap_step + lane] = W[row][lane][tap] for rows [lo, hi), zeros for lanes up
     to whole vectors."""
-    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "W"), ("ptr", "to"), *(("i64", q) for q in ("lanes", "step", "first", "tap_step"))]
+    params = [
+        ("i64", "lo"),
+        ("i64", "hi"),
+        ("ptr", "W"),
+        ("ptr", "to"),
+        *(("i64", q) for q in ("lanes", "step", "first", "tap_step")),
+    ]
     f = Function(name, "void", params)
     n, vector = BLOCK, f"<{BLOCK} x i16>"
     with f.loop("%lo", "%hi") as row, f.loop(0, "%lanes", n) as lane0:
         at = f.gep("i16", "%W", f.mul(f.add(f.mul(row, "%lanes"), lane0), taps))
         left = f.mul(f.sub("%lanes", lane0), taps)
-        loaded = [masked_load(f, "i16", n, f.gep("i16", at, n * v), lane_mask(f, n, n * v, left), 2) for v in range(taps)]
+        loaded = [
+            masked_load(f, "i16", n, f.gep("i16", at, n * v), lane_mask(f, n, n * v, left), 2)
+            for v in range(taps)
+        ]
         to = f.gep("i16", "%to", f.add(f.add(f.mul(row, "%step"), "%first"), lane0))
         for tap in range(taps):
             found = ""
             for v, values in enumerate(loaded):
-                lanes = [(i * taps + tap) % n + n if (i * taps + tap) // n == v else i if found else -1 for i in range(n)]
+                lanes = [
+                    (i * taps + tap) % n + n if (i * taps + tap) // n == v else i if found else -1
+                    for i in range(n)
+                ]
                 if any(lane >= n for lane in lanes):
                     order = ", ".join("i32 poison" if lane < 0 else f"i32 {lane}" for lane in lanes)
-                    found = f.op(f"shufflevector {vector} {found or 'poison'}, {vector} {values}, <{n} x i32> <{order}>")
+                    found = f.op(
+                        f"shufflevector {vector} {found or 'poison'}, {vector} {values}, <{n} x i32> <{order}>"
+                    )
             f.store(vector, found, f.gep("i16", to, f.mul("%tap_step", tap)), 2)
     return f
 
 
 def task(name: str, spatial: int, many: bool, epilogue: Epilogue, program) -> str:
     """Items (group of row tiles, block of columns): void(lo, hi, X, B, zeros, NUMBERS…, geometry…, the epilogue's). `many`: of the taps."""
-    params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in ("X", "B", "zeros")), *(("i64", q) for q in NUMBERS), *geometry(spatial)]
+    params = [
+        ("i64", "lo"),
+        ("i64", "hi"),
+        *(("ptr", q) for q in ("X", "B", "zeros")),
+        *(("i64", q) for q in NUMBERS),
+        *geometry(spatial),
+    ]
     f = Function(name, "void", [*params, *epilogue.parameters])
     find = define(program, tile_pointers, f"tile_pointers_i16_{spatial}", "i16", spatial)
-    pack, kernel = define(program, gather, "conv_amx_gather"), define(program, micro, f"micro_amx_{BF16.name}", BF16)
+    pack, kernel = (
+        define(program, gather, "conv_amx_gather"),
+        define(program, micro, f"micro_amx_{BF16.name}", BF16),
+    )
     configure(f)
     taps = f.div("%steps", "%chunks")
     half = f.mul(taps, POINTERS)
@@ -116,17 +160,44 @@ def task(name: str, spatial: int, many: bool, epilogue: Epilogue, program) -> st
         with f.loop(0, f.mul(tiles, 2)) as i:
             pixel = f.add(f.mul(tile0, BLOCK), f.mul(i, POINTERS))
             pixel = f.min(pixel, f.sub("%pixels", 1))
-            f.call("void", find, "ptr %X", "ptr %zeros", f"i64 {pixel}", f"ptr {f.gep('ptr', P, f.mul(i, half))}", *(f"i64 %{q}" for _, q in geometry(spatial)))
+            f.call(
+                "void",
+                find,
+                "ptr %X",
+                "ptr %zeros",
+                f"i64 {pixel}",
+                f"ptr {f.gep('ptr', P, f.mul(i, half))}",
+                *(f"i64 %{q}" for _, q in geometry(spatial)),
+            )
         with pieces(f, "%steps") as (step, count):
             with f.loop(0, tiles) as i:
                 for side in range(2):
                     pointers = f.gep("ptr", P, f.mul(f.add(f.mul(i, 2), side), half))
-                    f.call("void", pack, f"ptr {pointers}", f"i64 {step}", f"i64 {count}", "i64 %chunks", "i64 %channels", f"ptr {f.gep('i8', A, side * 1024)}")
+                    f.call(
+                        "void",
+                        pack,
+                        f"ptr {pointers}",
+                        f"i64 {step}",
+                        f"i64 {count}",
+                        "i64 %chunks",
+                        "i64 %channels",
+                        f"ptr {f.gep('i8', A, side * 1024)}",
+                    )
                 c = f.gep("float", sums, f.mul(i, BLOCK * LD))
                 with f.loop(n0, n1, BLOCK) as j:
                     b = b_panel(f, "%B", step, count, f.div(j, BLOCK), panels)
-                    f.call("void", kernel, f"ptr {A}", f"ptr {b}", f"i64 {count}", f"ptr {f.gep('float', c, f.sub(j, n0))}", f"i64 {LD}", f"i64 {BLOCK}",
-                           f"i64 {BLOCK}", f"i1 {f.icmp('ne', step, 0)}")
+                    f.call(
+                        "void",
+                        kernel,
+                        f"ptr {A}",
+                        f"ptr {b}",
+                        f"i64 {count}",
+                        f"ptr {f.gep('float', c, f.sub(j, n0))}",
+                        f"i64 {LD}",
+                        f"i64 {BLOCK}",
+                        f"i64 {BLOCK}",
+                        f"i1 {f.icmp('ne', step, 0)}",
+                    )
         with f.loop(0, tiles) as i:
             row = f.mul(f.add(tile0, i), BLOCK)
             c = f.gep("float", sums, f.mul(i, BLOCK * LD))
@@ -158,10 +229,21 @@ def _runs(x: Instruction) -> tuple[Instruction, tuple[WindowDim, ...], int]:
     if channels >= BLOCK or w.size == 1 or w.window_dilation != 1:
         return lhs, window, channels
     padding = [*[(0, 0, 0)] * (lhs.shape.rank - 2), (w.pad_low, w.pad_high, 0), (0, 0, 0)]
-    return build.pad(lhs, build.full(0, lhs.shape.dtype), padding), (*window[:-1], WindowDim(1, w.stride)), w.size * channels
+    return (
+        build.pad(lhs, build.full(0, lhs.shape.dtype), padding),
+        (*window[:-1], WindowDim(1, w.stride)),
+        w.size * channels,
+    )
 
 
-def _emit(program, x: Instruction, lhs: Instruction, window: tuple[WindowDim, ...], channels: int, finish: Finish) -> None:
+def _emit(
+    program,
+    x: Instruction,
+    lhs: Instruction,
+    window: tuple[WindowDim, ...],
+    channels: int,
+    finish: Finish,
+) -> None:
     """The convolution of `lhs`, of whose rows a tap of `window` meets `channels` elements."""
     spatial, features, pixels = len(window), x.shape.dims[-1], product(x.shape.dims[:-1])
     taps, chunks = product(w.size for w in window), ceildiv(channels, BLOCK)
@@ -174,15 +256,34 @@ def _emit(program, x: Instruction, lhs: Instruction, window: tuple[WindowDim, ..
     tiles_each = max(1, min(GROUP, ceildiv(tiles, wanted)))
     groups = ceildiv(tiles, tiles_each)
     strides = row_major_strides(lhs.shape.dims)
-    numbers = [steps, chunks, channels, features, tiles_each, columns_each, blocks_n, pixels, strides[0]]
-    for i, (w, n, out) in enumerate(zip(window, lhs.shape.dims[1:-1], x.shape.dims[1:-1], strict=True)):
+    numbers = [
+        steps,
+        chunks,
+        channels,
+        features,
+        tiles_each,
+        columns_each,
+        blocks_n,
+        pixels,
+        strides[0],
+    ]
+    for i, (w, n, out) in enumerate(
+        zip(window, lhs.shape.dims[1:-1], x.shape.dims[1:-1], strict=True)
+    ):
         numbers += [out, n, w.stride, w.pad_low, w.size, w.window_dilation, strides[1 + i]]
     zeros = program.constant(bytes(2 * BLOCK * chunks))
     key = (spatial, taps * POINTERS * 2 * GROUP * 8 > TABLE_BYTES, finish.epilogue)
-    name = program.once(("conv_amx", *key), lambda: task(f"conv_amx_{spatial}{'m' * key[1]}_{finish.epilogue.name}", *key, program))
+    name = program.once(
+        ("conv_amx", *key),
+        lambda: task(f"conv_amx_{spatial}{'m' * key[1]}_{finish.epilogue.name}", *key, program),
+    )
     pointers = (program.pointer(lhs), packed, program.at(zeros))
-    program.parallel(name, [*(f"ptr {p}" for p in pointers), *(f"i64 {v}" for v in numbers), *finish.arguments], str(groups * blocks_n),
-                     cost=1000 + tiles_each * BLOCK * columns_each * steps * BLOCK / 250)
+    program.parallel(
+        name,
+        [*(f"ptr {p}" for p in pointers), *(f"i64 {v}" for v in numbers), *finish.arguments],
+        str(groups * blocks_n),
+        cost=1000 + tiles_each * BLOCK * columns_each * steps * BLOCK / 250,
+    )
 
 
 def _packed_kernel(program, x: Instruction, taps: int, channels: int, depth: int) -> str:
@@ -190,10 +291,18 @@ def _packed_kernel(program, x: Instruction, taps: int, channels: int, depth: int
     rhs = x.operands[1]
     _, label, _ = sides(x)
     digits = "".join(map(str, range(len(x["window"]))))
-    mirrored = [label.index(str(i)) for i, w in enumerate(x["window"]) if w.reversal and w.size != 1]
+    mirrored = [
+        label.index(str(i)) for i, w in enumerate(x["window"]) if w.reversal and w.size != 1
+    ]
     features, k = x.shape.dims[-1], taps * depth
-    splits = taps <= MOST_SPLIT and channels == rhs.shape.dims[label.index("i")] and len(mirrored) in (0, len(x["window"]))
-    along = label == f"io{digits}" and splits and channels == depth  # in memory [taps, depth, features]: columns of B are contiguous; else [features, taps, depth]
+    splits = (
+        taps <= MOST_SPLIT
+        and channels == rhs.shape.dims[label.index("i")]
+        and len(mirrored) in (0, len(x["window"]))
+    )
+    along = (
+        label == f"io{digits}" and splits and channels == depth
+    )  # in memory [taps, depth, features]: columns of B are contiguous; else [features, taps, depth]
     engine = AmxGemm(BF16, "k", "lane" if along else "k")
     packed = program.at(program.scratch(engine.packed_bytes(features, k)))
     name = engine.prepack(1)
@@ -207,16 +316,45 @@ def _packed_kernel(program, x: Instruction, taps: int, channels: int, depth: int
         elif splits and (along or label == f"oi{digits}" and taps > 1):
             kernel = program.at(program.scratch(wide * k * rhs.shape.itemsize))
             split = define(program, split_taps, f"split_{taps}_taps", taps)
-            rows, lanes, step, tap_step = (channels, features, wide, wide * depth) if along else (features, channels, k, depth)
+            rows, lanes, step, tap_step = (
+                (channels, features, wide, wide * depth)
+                if along
+                else (features, channels, k, depth)
+            )
             first, tap_step = ((taps - 1) * tap_step, -tap_step) if mirrored else (0, tap_step)
-            program.parallel(split, [f"ptr {program.pointer(rhs)}", f"ptr {kernel}", *(f"i64 {v}" for v in (lanes, step, first, tap_step))], str(rows),
-                             cost=0.2 * taps * lanes)
+            program.parallel(
+                split,
+                [
+                    f"ptr {program.pointer(rhs)}",
+                    f"ptr {kernel}",
+                    *(f"i64 {v}" for v in (lanes, step, first, tap_step)),
+                ],
+                str(rows),
+                cost=0.2 * taps * lanes,
+            )
         else:
-            turned = build.reshape(build.transpose(build.reverse(rhs, mirrored), [label.index(c) for c in f"o{digits}i"]), (features, taps, channels))
-            turned = build.pad(turned, build.full(0, rhs.shape.dtype), [(0, 0, 0), (0, 0, 0), (0, depth - channels, 0)])
+            turned = build.reshape(
+                build.transpose(
+                    build.reverse(rhs, mirrored), [label.index(c) for c in f"o{digits}i"]
+                ),
+                (features, taps, channels),
+            )
+            turned = build.pad(
+                turned,
+                build.full(0, rhs.shape.dtype),
+                [(0, 0, 0), (0, 0, 0), (0, depth - channels, 0)],
+            )
             if turned is not rhs:
                 emit_tree(program, turned, (rhs,), turned)
             kernel = program.pointer(turned)
-        program.parallel(name, [f"ptr {kernel}", f"ptr {packed}", *(f"i64 {v}" for v in (features, lane_step, k_step, k))], str(ceildiv(features, BLOCK)),
-                         cost=0.1 * BLOCK * k)
+        program.parallel(
+            name,
+            [
+                f"ptr {kernel}",
+                f"ptr {packed}",
+                *(f"i64 {v}" for v in (features, lane_step, k_step, k)),
+            ],
+            str(ceildiv(features, BLOCK)),
+            cost=0.1 * BLOCK * k,
+        )
     return packed

@@ -6,6 +6,7 @@ For one tap this is a product whose sum runs along rows of pixels, where both op
 padded. The result fb01, which is how PyTorch keeps weights, is turned at the end. A row of pixels that a tap sees is a run (address in X, address in Y, length); a block of rows stays in L2 while all taps and tiles pass.
 Few weights and many pixels are summed in SPLITS pieces, which are added at the end.
 """
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -15,7 +16,15 @@ from torch_hlo.compiler.codegen.conv_direct import register_tile
 from torch_hlo.compiler.codegen.conv_pack import product, usual
 from torch_hlo.compiler.codegen.dot import SPLITS, sum_parts
 from torch_hlo.compiler.codegen.function import Function, Int
-from torch_hlo.compiler.codegen.gemm import Tile, lane_mask, masked_load, masked_store, multiply_add, splat, transposed
+from torch_hlo.compiler.codegen.gemm import (
+    Tile,
+    lane_mask,
+    masked_load,
+    masked_store,
+    multiply_add,
+    splat,
+    transposed,
+)
 from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import row_major_strides
@@ -35,27 +44,56 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
     """C[rows, columns] (+)= sum over runs and their pixels of X[pixel][rows] * Y[pixel][columns]. `cols` columns are valid, all with `whole`.
 
     Without rows (0): C[columns] (+)= sum of X[pixel][columns] * Y[pixel][columns], for groups of one channel."""
-    params = [("ptr noalias", "runs"), ("i64", "count"), ("i64", "a_at"), ("i64", "b_at"), ("i64", "a_step"), ("i64", "b_step"), ("ptr noalias", "C")]
-    f = Function(name, "void", params + [("i64", "ldc"), ("i64", "cols"), ("i1", "more")], attrs="noinline #0")
+    params = [
+        ("ptr noalias", "runs"),
+        ("i64", "count"),
+        ("i64", "a_at"),
+        ("i64", "b_at"),
+        ("i64", "a_step"),
+        ("i64", "b_step"),
+        ("ptr noalias", "C"),
+    ]
+    f = Function(
+        name,
+        "void",
+        params + [("i64", "ldc"), ("i64", "cols"), ("i1", "more")],
+        attrs="noinline #0",
+    )
     masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
-    with f.loop(0, "%count", carry=[(t.vector, "zeroinitializer")] * (max(rows, 1) * t.vectors)) as runs:
+    with f.loop(
+        0, "%count", carry=[(t.vector, "zeroinitializer")] * (max(rows, 1) * t.vectors)
+    ) as runs:
         entry = f.gep("i64", "%runs", f.mul(runs.index, ENTRY))
-        a0, b0 = (f.gep(t.kind, f.load("ptr", f.gep("i64", entry, i), 8), at) for i, at in enumerate(("%a_at", "%b_at")))
+        a0, b0 = (
+            f.gep(t.kind, f.load("ptr", f.gep("i64", entry, i), 8), at)
+            for i, at in enumerate(("%a_at", "%b_at"))
+        )
         carry = [(t.vector, v) for v in runs.vars] + [("ptr", a0), ("ptr", b0)]
-        with f.loop(0, f.load("i64", f.gep("i64", entry, 2), 8), carry=carry, known_nonempty=True) as run:
+        with f.loop(
+            0, f.load("i64", f.gep("i64", entry, 2), 8), carry=carry, known_nonempty=True
+        ) as run:
             *sums, a, b = run.vars
 
             def read(p: str) -> list[str]:
                 places = [f.gep(t.kind, p, j * t.lanes) for j in range(t.vectors)]
                 if whole:
                     return [f.load(t.vector, p, t.itemsize) for p in places]
-                return [masked_load(f, t.kind, t.lanes, p, m, t.itemsize) for p, m in zip(places, masks, strict=True)]
+                return [
+                    masked_load(f, t.kind, t.lanes, p, m, t.itemsize)
+                    for p, m in zip(places, masks, strict=True)
+                ]
 
             y = read(b)
-            run.next = [] if rows else [multiply_add(f, t, *values) for values in zip(read(a), y, sums, strict=True)]
+            run.next = (
+                []
+                if rows
+                else [multiply_add(f, t, *values) for values in zip(read(a), y, sums, strict=True)]
+            )
             for i in range(rows):
                 x = splat(f, t.kind, t.lanes, f.load(t.kind, f.gep(t.kind, a, i), t.itemsize))
-                run.next += [multiply_add(f, t, x, y[j], sums[i * t.vectors + j]) for j in range(t.vectors)]
+                run.next += [
+                    multiply_add(f, t, x, y[j], sums[i * t.vectors + j]) for j in range(t.vectors)
+                ]
             run.next += [f.gep(t.kind, a, "%a_step"), f.gep(t.kind, b, "%b_step")]
         runs.next = run.vars[:-2]
     gemm.store_tile(f, t, max(rows, 1), runs.vars, masks, False)
@@ -66,16 +104,30 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
     """i64(X, Y, runs, row0, row1, tap, image_step, b_step, geometry…): the runs of rows [row0, row1) that `tap` sees, and their number.
 
     A row is (image, window positions but the last); only pixels for which the tap lies on the input belong to its run."""
-    params = [("ptr", "X"), ("ptr", "Y"), ("ptr", "runs"), *(("i64", q) for q in ("row0", "row1", "tap", "image_step", "b_step")), *geometry(spatial)]
+    params = [
+        ("ptr", "X"),
+        ("ptr", "Y"),
+        ("ptr", "runs"),
+        *(("i64", q) for q in ("row0", "row1", "tap", "image_step", "b_step")),
+        *geometry(spatial),
+    ]
     f = Function(name, "i64", params, attrs="noinline #0")
     rest, firsts = "%tap", []
     for i in reversed(range(spatial)):
         at = f.rem(rest, f"%taps{i}") if i else rest
         rest = f.div(rest, f"%taps{i}") if i else rest
-        firsts.insert(0, f.sub(f.mul(at, f"%stride{i}"), f"%low{i}"))  # input position of window position 0
+        firsts.insert(
+            0, f.sub(f.mul(at, f"%stride{i}"), f"%low{i}")
+        )  # input position of window position 0
     i = spatial - 1
     low = f.ceildiv(f.max(f.sub(0, firsts[i]), 0), f"%dilation{i}")
-    high = f.min(f.div(f.max(f.add(f.sub(f.sub(f"%size{i}", 1), firsts[i]), f"%dilation{i}"), 0), f"%dilation{i}"), f"%window{i}")
+    high = f.min(
+        f.div(
+            f.max(f.add(f.sub(f.sub(f"%size{i}", 1), firsts[i]), f"%dilation{i}"), 0),
+            f"%dilation{i}",
+        ),
+        f"%window{i}",
+    )
     start = f.mul(f.add(f.mul(low, f"%dilation{i}"), firsts[i]), f"%step{i}")
     pixels = f.sub(high, low)
     some = f.icmp("sgt", pixels, 0)
@@ -99,7 +151,15 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
 
 def task(name: str, t: Tile, heights: tuple[int, ...], spatial: int, even: bool, program) -> str:
     """Items (split, group, row block, column block): void(lo, hi, X, Y, C, NUMBERS…, geometry…). `even`: columns are whole tiles."""
-    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "X"), ("ptr", "Y"), ("ptr", "C"), *(("i64", q) for q in NUMBERS), *geometry(spatial)]
+    params = [
+        ("i64", "lo"),
+        ("i64", "hi"),
+        ("ptr", "X"),
+        ("ptr", "Y"),
+        ("ptr", "C"),
+        *(("i64", q) for q in NUMBERS),
+        *geometry(spatial),
+    ]
     f = Function(name, "void", params)
     made = find_runs(f"find_runs_{t.kind}_{spatial}", t.kind, spatial)
     find = program.function(made.name, made.text())
@@ -128,19 +188,43 @@ def task(name: str, t: Tile, heights: tuple[int, ...], spatial: int, even: bool,
         x, y = f.gep(t.kind, "%X", f.mul(group, "%m")), f.gep(t.kind, "%Y", f.mul(group, "%n"))
         with f.loop(row0, row1, "%rows_block") as r0, f.loop(0, taps) as tap:
             r1 = f.min(f.add(r0, "%rows_block"), row1)
-            numbers = [r0, r1, tap, "%image_step", "%b_step", *(f"%{q}" for _, q in geometry(spatial))]
-            count = f.call("i64", find, f"ptr {x}", f"ptr {y}", f"ptr {runs}", *(f"i64 {v}" for v in numbers))
+            numbers = [
+                r0,
+                r1,
+                tap,
+                "%image_step",
+                "%b_step",
+                *(f"%{q}" for _, q in geometry(spatial)),
+            ]
+            count = f.call(
+                "i64", find, f"ptr {x}", f"ptr {y}", f"ptr {runs}", *(f"i64 {v}" for v in numbers)
+            )
             c_tap = f.gep(t.kind, c, f.mul(tap, "%tap_step"))
             with f.loop(first, last) as tile:
                 is_tall = None if tall is None else f.icmp("slt", tile, tall)
-                row = f.mul(tile, height) if tall is None else f.add(f.mul(tile, heights[1]), f.min(tile, tall))
+                row = (
+                    f.mul(tile, height)
+                    if tall is None
+                    else f.add(f.mul(tile, heights[1]), f.min(tile, tall))
+                )
 
-                def columns(rows: int, row=row, count=count, c_tap=c_tap, n0=n0, n1=n1, r0=r0, row0=row0) -> None:
+                def columns(
+                    rows: int, row=row, count=count, c_tap=c_tap, n0=n0, n1=n1, r0=r0, row0=row0
+                ) -> None:
                     with f.loop(n0, n1, t.columns) as j:
                         to = f.gep(t.kind, c_tap, f.add(f.mul(row, "%ldc"), j))
                         cols = f.sub(n1, j)
-                        values = [f"i64 {count}", f"i64 {row if rows else j}", f"i64 {j}", "i64 %a_step", "i64 %b_step", f"ptr {to}", "i64 %ldc", f"i64 {cols}",
-                                  f"i1 {f.icmp('ne', r0, row0)}"]
+                        values = [
+                            f"i64 {count}",
+                            f"i64 {row if rows else j}",
+                            f"i64 {j}",
+                            "i64 %a_step",
+                            "i64 %b_step",
+                            f"ptr {to}",
+                            "i64 %ldc",
+                            f"i64 {cols}",
+                            f"i1 {f.icmp('ne', r0, row0)}",
+                        ]
 
                         def call(whole: bool) -> None:
                             f.call("void", kernel(rows, whole), f"ptr {runs}", *values)
@@ -148,7 +232,11 @@ def task(name: str, t: Tile, heights: tuple[int, ...], spatial: int, even: bool,
                         if even:
                             call(True)
                         else:
-                            f.choose(f.icmp("sge", cols, t.columns), lambda: call(True), lambda: call(False))
+                            f.choose(
+                                f.icmp("sge", cols, t.columns),
+                                lambda: call(True),
+                                lambda: call(False),
+                            )
 
                 if is_tall is None:
                     columns(heights[0])
@@ -177,16 +265,33 @@ def turn(name: str, t: Tile) -> Function:
             for _ in range(n):
                 at = f.mul(f.add(f.mul(tap, "%channels"), f.min(c, f.sub("%channels", 1))), "%ldp")
                 wrap = f.icmp("eq", f.add(tap, 1), "%taps")
-                tap, c = f.select(wrap, "i64", 0, f.add(tap, 1)), f.select(wrap, "i64", f.add(c, 1), c)
-                with f.loop(0, "%splits", carry=[(t.vector, "zeroinitializer")], known_nonempty=True) as split:
+                tap, c = (
+                    f.select(wrap, "i64", 0, f.add(tap, 1)),
+                    f.select(wrap, "i64", f.add(c, 1), c),
+                )
+                with f.loop(
+                    0, "%splits", carry=[(t.vector, "zeroinitializer")], known_nonempty=True
+                ) as split:
                     p = f.gep(t.kind, parts, f.add(f.mul(split.index, whole), at))
-                    split.next = [f.op(f"fadd {t.vector} {split.vars[0]}, {masked_load(f, t.kind, n, p, mask, t.itemsize)}")]
+                    split.next = [
+                        f.op(
+                            f"fadd {t.vector} {split.vars[0]}, {masked_load(f, t.kind, n, p, mask, t.itemsize)}"
+                        )
+                    ]
                 block.append(split.vars[0])
             columns = lane_mask(f, n, q0, length)
             for i, v in enumerate(transposed(f, one, block)):
                 inside = f.icmp("slt", i, rows)
                 m = f.op(f"select i1 {inside}, <{n} x i1> {columns}, <{n} x i1> zeroinitializer")
-                masked_store(f, t.kind, n, v, f.gep(t.kind, "%C", f.add(f.mul(f.add(o, i), "%ldc"), q0)), m, t.itemsize)
+                masked_store(
+                    f,
+                    t.kind,
+                    n,
+                    v,
+                    f.gep(t.kind, "%C", f.add(f.mul(f.add(o, i), "%ldc"), q0)),
+                    m,
+                    t.itemsize,
+                )
     return f
 
 
@@ -211,19 +316,33 @@ def emit_gradient(program, x: Instruction, kind: str) -> None:
     if depthwise:
         groups, t = 1, replace(t, vectors=4)
     n = o // groups
-    if groups > 1 and isinstance(n, int) and n <= t.lanes:  # one vector of columns and as many rows as the registers hold
+    if (
+        groups > 1 and isinstance(n, int) and n <= t.lanes
+    ):  # one vector of columns and as many rows as the registers hold
         t = replace(t, rows=2 * t.rows, vectors=1)
     images, channels = lhs.shape.dims[0], lhs.shape.dims[-1]
     steps = row_major_strides(lhs.shape.dims)
     numbers = []
     for i, (w, size, count) in enumerate(zip(window, lhs.shape.dims[1:-1], taps, strict=True)):
-        if i == spatial - 1 and groups == 1 and not depthwise and w.stride == 1 and w.pad_low == 0 and w.pad_high <= 0 and isinstance(count, int):
+        if (
+            i == spatial - 1
+            and groups == 1
+            and not depthwise
+            and w.stride == 1
+            and w.pad_low == 0
+            and w.pad_high <= 0
+            and isinstance(count, int)
+        ):
             # Neighbouring taps of a row meet neighbouring channels: more rows of C.
             m, size, count = m * count, size - count + 1, 1
         numbers += [w.size, size, w.stride, w.pad_low, count, w.window_dilation, steps[1 + i]]
     rows, row_pixels = images * product(w.size for w in window[:-1]), window[-1].size
     weights = product(x.shape.dims)
-    row_bytes = usual(row_pixels, 32) * (usual(channels, 64) * window[-1].window_dilation + usual(o, 64)) * t.itemsize
+    row_bytes = (
+        usual(row_pixels, 32)
+        * (usual(channels, 64) * window[-1].window_dilation + usual(o, 64))
+        * t.itemsize
+    )
     block = max(1, BLOCK_BYTES // row_bytes)
     splits, rows_each = 1, rows
     if isinstance(rows, int):
@@ -240,17 +359,51 @@ def emit_gradient(program, x: Instruction, kind: str) -> None:
     tiles_each = ceildiv(tiles, max(1, min(-(-wanted // usual(blocks_n, 1)), tiles)))
     blocks_m = ceildiv(tiles, tiles_each)
     even = isinstance(n, int) and n % t.columns == 0
-    name = program.once(("conv_gradient", t, heights, spatial, even),
-                        lambda: task(f"conv_gradient_{spatial}_{'_'.join(map(str, heights))}x{t.vectors}{'e' * even}", t, heights, spatial, even, program))
+    name = program.once(
+        ("conv_gradient", t, heights, spatial, even),
+        lambda: task(
+            f"conv_gradient_{spatial}_{'_'.join(map(str, heights))}x{t.vectors}{'e' * even}",
+            t,
+            heights,
+            spatial,
+            even,
+            program,
+        ),
+    )
     target = program.pointer(x)
-    to = program.at(program.scratch(weights * splits * t.itemsize)) if splits > 1 or turned else target
-    arguments = [rows, rows_each, block, m, n, o, m * o, steps[0], channels * window[-1].window_dilation, o, weights, tiles_each, blocks_m, columns_each,
-                 blocks_n, groups, *numbers]
+    to = (
+        program.at(program.scratch(weights * splits * t.itemsize))
+        if splits > 1 or turned
+        else target
+    )
+    arguments = [
+        rows,
+        rows_each,
+        block,
+        m,
+        n,
+        o,
+        m * o,
+        steps[0],
+        channels * window[-1].window_dilation,
+        o,
+        weights,
+        tiles_each,
+        blocks_m,
+        columns_each,
+        blocks_n,
+        groups,
+        *numbers,
+    ]
     pointers = [program.pointer(lhs), program.pointer(rhs), to]
     items = splits * groups * blocks_m * blocks_n
     work = float(usual(rows, 64) * usual(row_pixels, 32)) * usual(weights, 1 << 16)
-    program.parallel(name, [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(v)}" for v in arguments)], program.size(items),
-                     cost=100 + work / max(1, usual(items, 8)) / (1.5 * t.lanes))
+    program.parallel(
+        name,
+        [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(v)}" for v in arguments)],
+        program.size(items),
+        cost=100 + work / max(1, usual(items, 8)) / (1.5 * t.lanes),
+    )
     add_pieces(program, t, to, target, product(taps), features_in, o, splits, turned)
 
 
@@ -259,9 +412,16 @@ def add_pieces(program, t: Tile, parts: str, target: str, taps: Size, channels: 
     """The sum of `count` arrays [tap][channel][feature], also turned to [feature][channel][tap]. One array that is not turned is there already.
     `panel`: one array is in panels of so many features."""
     if turned:
-        name = program.once(("turn", t.kind), lambda: program.function(f"turn_{t.suffix}", turn(f"turn_{t.suffix}", t).text()))
+        name = program.once(
+            ("turn", t.kind),
+            lambda: program.function(f"turn_{t.suffix}", turn(f"turn_{t.suffix}", t).text()),
+        )
         arguments = (taps, channels, features, count, panel or features, taps * channels)
-        program.parallel(name, [f"ptr {parts}", f"ptr {target}", *(f"i64 {program.size(v)}" for v in arguments)], program.size(ceildiv(features, t.lanes)),
-                         cost=0.2 * t.lanes * usual(taps * channels, 512) * count)
+        program.parallel(
+            name,
+            [f"ptr {parts}", f"ptr {target}", *(f"i64 {program.size(v)}" for v in arguments)],
+            program.size(ceildiv(features, t.lanes)),
+            cost=0.2 * t.lanes * usual(taps * channels, 512) * count,
+        )
     elif count > 1:
         sum_parts(program, t, parts, target, taps * channels * features, count)

@@ -1,17 +1,33 @@
 """Kernels of convolutions, packed for kernels that run over vectors of output features: panels [tap][channel][columns]."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Function, Int
-from torch_hlo.compiler.codegen.gemm import KIND_SUFFIX, Source, Tile, converted, lane_mask, masked_load, pack_transpose, splat
+from torch_hlo.compiler.codegen.gemm import (
+    KIND_SUFFIX,
+    Source,
+    Tile,
+    converted,
+    lane_mask,
+    masked_load,
+    pack_transpose,
+    splat,
+)
 from torch_hlo.compiler.codegen.product import SOURCES
 from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import row_major_strides
 
 PACK_DEPTH = 96  # elements of the kernel per output feature that are turned at a time
-PACK_PARAMETERS = (("ptr", "table"), *(("i64", q) for q in ("features", "taps", "depth", "o_step", "c_step", "o_group", "packed_group")))
+PACK_PARAMETERS = (
+    ("ptr", "table"),
+    *(
+        ("i64", q)
+        for q in ("features", "taps", "depth", "o_step", "c_step", "o_group", "packed_group")
+    ),
+)
 
 
 def usual(size: Size, otherwise: int) -> int:
@@ -32,12 +48,24 @@ def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function
     form "copy" (o_step is 1) and "gather": element (o, c, tap) is W[o * o_step + c * c_step + table[tap]].
     form "turn": for one o the (c, tap) are contiguous, in this order; table[tap] is the tap's place in the panel.
     """
-    f = Function(name, "void", [("i64", "lo"), ("i64", "hi"), ("ptr", "W"), ("ptr", "packed"), *PACK_PARAMETERS])
+    f = Function(
+        name,
+        "void",
+        [("i64", "lo"), ("i64", "hi"), ("ptr", "W"), ("ptr", "packed"), *PACK_PARAMETERS],
+    )
     n, kind = t.lanes, source.kind
-    turn = pack_transpose(f"pack_transpose_{t.suffix}_{source.name}", t, source) if form == "turn" else None
+    turn = (
+        pack_transpose(f"pack_transpose_{t.suffix}_{source.name}", t, source)
+        if form == "turn"
+        else None
+    )
     temporary = f.alloca(t.kind, (PACK_DEPTH + n) * n, 64) if turn else ""
     numbers = "<" + ", ".join(f"i64 {i}" for i in range(n)) + ">"
-    steps = f.op(f"mul <{n} x i64> {numbers}, {splat(f, 'i64', n, '%o_step')}") if form == "gather" else ""
+    steps = (
+        f.op(f"mul <{n} x i64> {numbers}, {splat(f, 'i64', n, '%o_step')}")
+        if form == "gather"
+        else ""
+    )
     per_group = f.ceildiv("%features", n)
     with f.loop("%lo", "%hi") as item:
         group, number = f.div(item, per_group), f.rem(item, per_group)
@@ -46,27 +74,63 @@ def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function
         mask = lane_mask(f, n, 0, valid)
         start = f.gep(kind, "%W", f.add(f.mul(group, "%o_group"), f.mul(first, "%o_step")))
         panel = f.mul(f.div(number, t.vectors), t.columns)
-        width = f.min(t.columns, f.sub(f.mul(per_group, n), panel))  # a last panel may be one vector wide
-        to = f.gep(t.kind, "%packed", f.add(f.mul(group, "%packed_group"), f.mul(panel, f.mul("%taps", "%depth"))))
+        width = f.min(
+            t.columns, f.sub(f.mul(per_group, n), panel)
+        )  # a last panel may be one vector wide
+        to = f.gep(
+            t.kind,
+            "%packed",
+            f.add(f.mul(group, "%packed_group"), f.mul(panel, f.mul("%taps", "%depth"))),
+        )
         to = f.gep(t.kind, to, f.sub(first, panel))
 
         def put(v: str, tap: Int, c: Int, width=width, to=to) -> None:
-            f.store(t.vector, v, f.gep(t.kind, to, f.mul(f.add(f.mul(tap, "%depth"), c), width)), t.itemsize)
+            f.store(
+                t.vector,
+                v,
+                f.gep(t.kind, to, f.mul(f.add(f.mul(tap, "%depth"), c), width)),
+                t.itemsize,
+            )
 
         def entry(tap: Int) -> str:
             return f.load("i64", f.gep("i64", "%table", tap), 8)
 
         if turn:
             each = f.max(f.div(PACK_DEPTH, "%taps"), 1)  # channels that are turned at a time
-            with f.loop(0, "%depth", each) as c0, f.loop(0, f.mul(f.min(each, f.sub("%depth", c0)), "%taps"), PACK_DEPTH) as q0:
-                many = f.min(f.sub(f.mul(f.min(each, f.sub("%depth", c0)), "%taps"), q0), PACK_DEPTH)
+            with (
+                f.loop(0, "%depth", each) as c0,
+                f.loop(0, f.mul(f.min(each, f.sub("%depth", c0)), "%taps"), PACK_DEPTH) as q0,
+            ):
+                many = f.min(
+                    f.sub(f.mul(f.min(each, f.sub("%depth", c0)), "%taps"), q0), PACK_DEPTH
+                )
                 src = f.gep(kind, start, f.add(f.mul(c0, "%taps"), q0))
-                f.call("void", turn.name, f"ptr {src}", "i64 %o_step", f"i64 {many}", f"i64 {valid}", f"ptr {temporary}")
-                with f.loop(0, many, carry=[("i64", f.rem(q0, "%taps")), ("i64", f.add(c0, f.div(q0, "%taps")))], known_nonempty=True) as run:
+                f.call(
+                    "void",
+                    turn.name,
+                    f"ptr {src}",
+                    "i64 %o_step",
+                    f"i64 {many}",
+                    f"i64 {valid}",
+                    f"ptr {temporary}",
+                )
+                with f.loop(
+                    0,
+                    many,
+                    carry=[("i64", f.rem(q0, "%taps")), ("i64", f.add(c0, f.div(q0, "%taps")))],
+                    known_nonempty=True,
+                ) as run:
                     tap, c = run.vars
-                    put(f.load(t.vector, f.gep(t.kind, temporary, f.mul(run.index, n)), t.itemsize), entry(tap), c)
+                    put(
+                        f.load(t.vector, f.gep(t.kind, temporary, f.mul(run.index, n)), t.itemsize),
+                        entry(tap),
+                        c,
+                    )
                     wrap = f.icmp("eq", f.add(tap, 1), "%taps")
-                    run.next = [f.select(wrap, "i64", 0, f.add(tap, 1)), f.select(wrap, "i64", f.add(c, 1), c)]
+                    run.next = [
+                        f.select(wrap, "i64", 0, f.add(tap, 1)),
+                        f.select(wrap, "i64", f.add(c, 1), c),
+                    ]
         else:
             with f.loop(0, "%taps") as tap:
                 from_tap = f.gep(kind, start, entry(tap))
@@ -77,7 +141,9 @@ def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function
                     else:
                         at = f.op(f"getelementptr {kind}, ptr {p}, <{n} x i64> {steps}")
                         intrinsic = f"llvm.masked.gather.v{n}{KIND_SUFFIX[kind]}.v{n}p0"
-                        v = f.op(f"call <{n} x {kind}> @{intrinsic}(<{n} x ptr> align {source.itemsize} {at}, <{n} x i1> {mask}, <{n} x {kind}> zeroinitializer)")
+                        v = f.op(
+                            f"call <{n} x {kind}> @{intrinsic}(<{n} x ptr> align {source.itemsize} {at}, <{n} x i1> {mask}, <{n} x {kind}> zeroinitializer)"
+                        )
                     put(converted(f, t, source, v), tap, c)
     return f, turn
 
@@ -97,11 +163,18 @@ class Packing:
     def everything(self, program) -> str:
         """Emit the packing of all of the kernel; the pointer to it."""
         packed = program.at(program.scratch(self.nbytes))
-        program.parallel(self.name, [f"ptr {self.kernel}", f"ptr {packed}", f"ptr {self.table}", *self.numbers], self.items, cost=self.cost)
+        program.parallel(
+            self.name,
+            [f"ptr {self.kernel}", f"ptr {packed}", f"ptr {self.table}", *self.numbers],
+            self.items,
+            cost=self.cost,
+        )
         return packed
 
 
-def packing(program, x: Instruction, t: Tile, groups: int, features: Size, taps: Size, channels: Size) -> Packing:
+def packing(
+    program, x: Instruction, t: Tile, groups: int, features: Size, taps: Size, channels: Size
+) -> Packing:
     """How the kernel of a convolution is packed."""
     rhs, window = x.operands[1], x["window"]
     label = x["dim_labels"].split("_")[1].split("->")[0]
@@ -116,7 +189,10 @@ def packing(program, x: Instruction, t: Tile, groups: int, features: Size, taps:
     start: Size = 0
     for i, (w, flip) in enumerate(zip(window, mirrored, strict=True)):
         if flip:
-            start, tap_steps = start + (w.size - 1) * tap_steps[i], [*tap_steps[:i], tap_steps[i] * -1, *tap_steps[i + 1:]]
+            start, tap_steps = (
+                start + (w.size - 1) * tap_steps[i],
+                [*tap_steps[:i], tap_steps[i] * -1, *tap_steps[i + 1 :]],
+            )
     table = _table(program, [w.size for w in window], tap_steps, start)
     lanes = ceildiv(features, t.lanes)
     source = SOURCES[rhs.shape.dtype, t.kind]
@@ -128,15 +204,32 @@ def packing(program, x: Instruction, t: Tile, groups: int, features: Size, taps:
         return program.function(f.name, f.text())
 
     name = program.once(("conv_pack", form, t, source), write)
-    numbers = (features, taps, channels, o_step, c_step, features * o_step, lanes * t.lanes * taps * channels)
-    return Packing(name, program.pointer(rhs), program.at(table), tuple(f"i64 {program.size(v)}" for v in numbers), program.size(lanes * groups),
-                   lanes * t.lanes * taps * channels * groups * t.itemsize, 0.2 * t.lanes * usual(taps * channels, 512))
+    numbers = (
+        features,
+        taps,
+        channels,
+        o_step,
+        c_step,
+        features * o_step,
+        lanes * t.lanes * taps * channels,
+    )
+    return Packing(
+        name,
+        program.pointer(rhs),
+        program.at(table),
+        tuple(f"i64 {program.size(v)}" for v in numbers),
+        program.size(lanes * groups),
+        lanes * t.lanes * taps * channels * groups * t.itemsize,
+        0.2 * t.lanes * usual(taps * channels, 512),
+    )
 
 
 def _table(program, sizes: list[Size], steps, start: Size):
     """Scratch memory with start + sum of index * step for every index within `sizes`, row-major."""
     place = program.scratch(product(sizes) * 8)
-    name = program.function(f"offset_table_{len(sizes)}", offset_table(f"offset_table_{len(sizes)}", len(sizes)).text())
+    name = program.function(
+        f"offset_table_{len(sizes)}", offset_table(f"offset_table_{len(sizes)}", len(sizes)).text()
+    )
     numbers = [start, *(v for pair in zip(sizes, steps, strict=True) for v in pair)]
     program.call(name, [f"ptr {program.at(place)}", *(f"i64 {program.size(n)}" for n in numbers)])
     return place
@@ -153,7 +246,11 @@ def offset_table(name: str, taps: int) -> Function:
             f.store("i64", offset, f.gep("i64", "%table", number), 8)
             return
         with f.loop(0, f"%size{level}") as i:
-            nest(level + 1, f.add(f.mul(number, f"%size{level}"), i), f.add(offset, f.mul(i, f"%step{level}")))
+            nest(
+                level + 1,
+                f.add(f.mul(number, f"%size{level}"), i),
+                f.add(offset, f.mul(i, f"%step{level}")),
+            )
 
     nest(0, 0, "%start")
     return f

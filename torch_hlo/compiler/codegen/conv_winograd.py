@@ -13,18 +13,33 @@ The matrices hold 0, 1 and 1/2, so sums and halves are all that is added to the 
     for each panel of features: 16 products                            M[16][tile][columns]
                                 transform back, finish (epilogue)      pixels of the result
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch_hlo import config
-from torch_hlo.compiler.codegen.conv_direct import POINTERS, geometry, is_direct, micro, register_tile, tile_pointers
+from torch_hlo.compiler.codegen.conv_direct import (
+    POINTERS,
+    geometry,
+    is_direct,
+    micro,
+    register_tile,
+    tile_pointers,
+)
 from torch_hlo.compiler.codegen.conv_pack import packing, product
 from torch_hlo.compiler.codegen.dot import Finish
 from torch_hlo.compiler.codegen.epilogue import Epilogue
 from torch_hlo.compiler.codegen.function import Function, Int, float_constant
-from torch_hlo.compiler.codegen.gemm import ITEMS_PER_CORE, Tile, lane_mask, masked_load, masked_store, splat
+from torch_hlo.compiler.codegen.gemm import (
+    ITEMS_PER_CORE,
+    Tile,
+    lane_mask,
+    masked_load,
+    masked_store,
+    splat,
+)
 from torch_hlo.hlo.dim import ceildiv
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.shape import row_major_strides
@@ -57,7 +72,20 @@ TILES = 56  # of an item: a panel of the kernel that comes from L3 is used this 
 CHAIN = 256  # products that are added one after the other
 V_BYTES = 1 << 20  # transformed inputs of an item
 FAR = 8 << 20  # bytes of a transformed kernel from which on reading it takes time
-NUMBERS = ("tiles", "tiles_each", "channels", "ldv", "features", "columns_each", "blocks_n", "ldc", "high", "wide", "tiles_high", "tiles_wide")
+NUMBERS = (
+    "tiles",
+    "tiles_each",
+    "channels",
+    "ldv",
+    "features",
+    "columns_each",
+    "blocks_n",
+    "ldc",
+    "high",
+    "wide",
+    "tiles_high",
+    "tiles_wide",
+)
 
 
 def transposed(m: Matrix) -> Matrix:
@@ -73,7 +101,9 @@ def combine(f: Function, t: Tile, m: Matrix, values: Sequence[str]) -> list[str]
             if factor == 0:
                 continue
             if abs(factor) != 1:
-                v = f.op(f"fmul {t.vector} {v}, {splat(f, t.kind, t.lanes, float_constant(abs(factor), t.kind))}")
+                v = f.op(
+                    f"fmul {t.vector} {v}, {splat(f, t.kind, t.lanes, float_constant(abs(factor), t.kind))}"
+                )
             if total:
                 total = f.op(f"{'fadd' if factor > 0 else 'fsub'} {t.vector} {total}, {v}")
             else:
@@ -90,7 +120,14 @@ def transform(f: Function, t: Tile, m: Matrix, square: list[list[str]]) -> list[
 
 def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
     """void(P, count, channels, V, ldv, plane): V[i][tile][c] = (m d m')[i], d[r] of tile number n read at P[r][n] for n < count. Rows of V end in zeros."""
-    params = [("ptr", "P"), ("i64", "count"), ("i64", "channels"), ("ptr", "V"), ("i64", "ldv"), ("i64", "plane")]
+    params = [
+        ("ptr", "P"),
+        ("i64", "count"),
+        ("i64", "channels"),
+        ("ptr", "V"),
+        ("i64", "ldv"),
+        ("i64", "plane"),
+    ]
     f = Function(name, "void", params, attrs="noinline #0")
     n = len(m[0])
     with f.loop(0, "%count", known_nonempty=True) as tile:
@@ -100,7 +137,12 @@ def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
 
         def vectors(c: Int, mask: str | None, pointers=pointers, to=to) -> None:
             places = [f.gep(t.kind, p, c) for p in pointers]
-            values = [masked_load(f, t.kind, t.lanes, p, mask, t.itemsize) if mask else f.load(t.vector, p, t.itemsize) for p in places]
+            values = [
+                masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)
+                if mask
+                else f.load(t.vector, p, t.itemsize)
+                for p in places
+            ]
             made = transform(f, t, m, [values[r * n : r * n + n] for r in range(n)])
             at = f.gep(t.kind, to, c)
             for i, v in enumerate(v for row in made for v in row):
@@ -117,13 +159,21 @@ def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
 def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
     """void(M, plane, count, to, ld, row_step, cols, wide, high): pixel (r, outputs * n + c) at to + r * row_step + (outputs * n + c) * ld is (A' m A)[r][c] of tile
     number n < count, for r < high, outputs * n + c < wide; `cols` columns are valid."""
-    params = [("ptr", "M"), ("i64", "plane"), ("i64", "count"), ("ptr", "to"), *(("i64", q) for q in ("ld", "row_step", "cols", "wide", "high"))]
+    params = [
+        ("ptr", "M"),
+        ("i64", "plane"),
+        ("i64", "count"),
+        ("ptr", "to"),
+        *(("i64", q) for q in ("ld", "row_step", "cols", "wide", "high")),
+    ]
     f = Function(name, "void", params, attrs="noinline #0")
     n = s.inputs
     masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
 
     def only(condition: str, mask: str) -> str:
-        return f.op(f"select i1 {condition}, <{t.lanes} x i1> {mask}, <{t.lanes} x i1> zeroinitializer")
+        return f.op(
+            f"select i1 {condition}, <{t.lanes} x i1> {mask}, <{t.lanes} x i1> zeroinitializer"
+        )
 
     inside = [[only(f.icmp("sgt", "%high", r), m) for m in masks] for r in range(s.outputs)]
     with f.loop(0, "%count", known_nonempty=True) as tile:
@@ -131,18 +181,46 @@ def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
         right = [f.icmp("slt", f.add(first, c), "%wide") for c in range(s.outputs)]
         for j in range(t.vectors):
             at = f.gep(t.kind, "%M", f.add(f.mul(tile, t.columns), j * t.lanes))
-            values = [f.load(t.vector, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize) for i in range(n * n)]
+            values = [
+                f.load(t.vector, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize)
+                for i in range(n * n)
+            ]
             made = transform(f, t, s.A, [values[r * n : r * n + n] for r in range(n)])
             for r, row in enumerate(made):
                 for c, v in enumerate(row):
-                    place = f.gep(t.kind, "%to", f.add(f.mul(f.add(first, c), "%ld"), f.add(f.mul("%row_step", r), j * t.lanes)))
-                    masked_store(f, t.kind, t.lanes, v, place, only(right[c], inside[r][j]) if c else inside[r][j], t.itemsize)
+                    place = f.gep(
+                        t.kind,
+                        "%to",
+                        f.add(
+                            f.mul(f.add(first, c), "%ld"), f.add(f.mul("%row_step", r), j * t.lanes)
+                        ),
+                    )
+                    masked_store(
+                        f,
+                        t.kind,
+                        t.lanes,
+                        v,
+                        place,
+                        only(right[c], inside[r][j]) if c else inside[r][j],
+                        t.itemsize,
+                    )
     return f
 
 
 def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
     """void(lo, hi, packed, U, features, depth): panels [lo, hi) of a packed kernel [panel][tap][channel][columns] -> [panel][point][channel][columns]."""
-    f = Function(name, "void", [("i64", "lo"), ("i64", "hi"), ("ptr", "packed"), ("ptr", "U"), ("i64", "features"), ("i64", "depth")])
+    f = Function(
+        name,
+        "void",
+        [
+            ("i64", "lo"),
+            ("i64", "hi"),
+            ("ptr", "packed"),
+            ("ptr", "U"),
+            ("i64", "features"),
+            ("i64", "depth"),
+        ],
+    )
     lanes = f.mul(f.ceildiv("%features", t.lanes), t.lanes)
     with f.loop("%lo", "%hi") as panel:
         first = f.mul(panel, t.columns)
@@ -151,8 +229,13 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
         source = f.gep(t.kind, "%packed", f.mul(start, s.taps**2))
         target = f.gep(t.kind, "%U", f.mul(start, s.inputs**2))
         with f.loop(0, size, t.lanes) as at:
-            taps = [f.load(t.vector, f.gep(t.kind, source, f.add(f.mul(size, i), at)), t.itemsize) for i in range(s.taps**2)]
-            made = transform(f, t, s.G, [taps[r * s.taps : (r + 1) * s.taps] for r in range(s.taps)])
+            taps = [
+                f.load(t.vector, f.gep(t.kind, source, f.add(f.mul(size, i), at)), t.itemsize)
+                for i in range(s.taps**2)
+            ]
+            made = transform(
+                f, t, s.G, [taps[r * s.taps : (r + 1) * s.taps] for r in range(s.taps)]
+            )
             for i, v in enumerate(v for row in made for v in row):
                 f.store(t.vector, v, f.gep(t.kind, target, f.add(f.mul(size, i), at)), t.itemsize)
     return f
@@ -160,16 +243,28 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
 
 def define(program, make: Callable[..., Function], name: str, *arguments) -> str:
     """The name of the function `make(name, *arguments)`, defined in `program`."""
-    return program.once(("define", name, *arguments), lambda: program.function(name, make(name, *arguments).text()))
+    return program.once(
+        ("define", name, *arguments), lambda: program.function(name, make(name, *arguments).text())
+    )
 
 
-def task(name: str, t: Tile, s: Filtering, height: int, odd: bool, epilogue: Epilogue | None, program) -> str:
+def task(
+    name: str, t: Tile, s: Filtering, height: int, odd: bool, epilogue: Epilogue | None, program
+) -> str:
     """Items (block of tiles, block of columns): void(lo, hi, X, U, C, zeros, NUMBERS…, geometry…, the epilogue's). `odd`: the last panel is one vector
     wide. With an epilogue C is not used. Returns the name, its functions defined in `program`."""
-    params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in ("X", "U", "C", "zeros")), *(("i64", q) for q in NUMBERS), *geometry(2)]
+    params = [
+        ("i64", "lo"),
+        ("i64", "hi"),
+        *(("ptr", q) for q in ("X", "U", "C", "zeros")),
+        *(("i64", q) for q in NUMBERS),
+        *geometry(2),
+    ]
     f = Function(name, "void", params + list(epilogue.parameters if epilogue else ()))
 
-    find, rows_of = (define(program, tile_pointers, f"tile_pointers_{t.kind}_{d}", t.kind, d) for d in (2, 0))
+    find, rows_of = (
+        define(program, tile_pointers, f"tile_pointers_{t.kind}_{d}", t.kind, d) for d in (2, 0)
+    )
     inputs = define(program, transform_inputs, f"winograd_inputs_{t.suffix}", t, s.B)
     outputs = define(program, transform_outputs, f"winograd_outputs_{t.suffix}", t, s)
     points = s.inputs**2
@@ -178,7 +273,9 @@ def task(name: str, t: Tile, s: Filtering, height: int, odd: bool, epilogue: Epi
     V = f.op(f"alloca {t.kind}, i64 {f.mul(plane, points)}, align 64")
     m_plane = f.mul("%tiles_each", t.columns)
     M = f.op(f"alloca {t.kind}, i64 {f.mul(m_plane, points)}, align 64")
-    sums = f.op(f"alloca {t.kind}, i64 {f.mul(m_plane, s.outputs**2)}, align 64") if epilogue else ""
+    sums = (
+        f.op(f"alloca {t.kind}, i64 {f.mul(m_plane, s.outputs**2)}, align 64") if epilogue else ""
+    )
     lanes = f.mul(f.ceildiv("%features", t.lanes), t.lanes)
     with f.loop("%lo", "%hi") as item:
         t0 = f.mul(f.div(item, "%blocks_n"), "%tiles_each")
@@ -187,29 +284,94 @@ def task(name: str, t: Tile, s: Filtering, height: int, odd: bool, epilogue: Epi
         n0 = f.mul(f.rem(item, "%blocks_n"), "%columns_each")
         n1 = f.min(f.add(n0, "%columns_each"), "%features")
         with f.loop(0, count, POINTERS) as i:
-            f.call("void", find, "ptr %X", "ptr %zeros", f"i64 {f.add(t0, i)}", f"ptr {P}", *(f"i64 %{q}" for _, q in geometry(2)))
+            f.call(
+                "void",
+                find,
+                "ptr %X",
+                "ptr %zeros",
+                f"i64 {f.add(t0, i)}",
+                f"ptr {P}",
+                *(f"i64 %{q}" for _, q in geometry(2)),
+            )
             to = f.gep(t.kind, V, f.mul(i, "%ldv"))
-            f.call("void", inputs, f"ptr {P}", f"i64 {f.min(f.sub(count, i), POINTERS)}", "i64 %channels", f"ptr {to}", "i64 %ldv", f"i64 {plane}")
+            f.call(
+                "void",
+                inputs,
+                f"ptr {P}",
+                f"i64 {f.min(f.sub(count, i), POINTERS)}",
+                "i64 %channels",
+                f"ptr {to}",
+                "i64 %ldv",
+                f"i64 {plane}",
+            )
         with f.loop(n0, n1, t.columns) as j:
             cols = f.sub(n1, j)
             size = f.mul(f.min(f.sub(lanes, j), t.columns), "%channels")
             panel = f.gep(t.kind, "%U", f.mul(f.mul(j, "%channels"), points))
-            with f.loop(0, points) as point, f.loop(0, "%channels", CHAIN) as first, f.loop(0, count, height) as row:
+            with (
+                f.loop(0, points) as point,
+                f.loop(0, "%channels", CHAIN) as first,
+                f.loop(0, count, height) as row,
+            ):
                 x = f.gep(t.kind, V, f.add(f.mul(point, plane), first))
-                f.call("void", rows_of, f"ptr {x}", "ptr %zeros", f"i64 {row}", f"ptr {P}", f"i64 {count}", "i64 %ldv")
+                f.call(
+                    "void",
+                    rows_of,
+                    f"ptr {x}",
+                    "ptr %zeros",
+                    f"i64 {row}",
+                    f"ptr {P}",
+                    f"i64 {count}",
+                    "i64 %ldv",
+                )
                 to = f.gep(t.kind, M, f.add(f.mul(point, m_plane), f.mul(row, t.columns)))
                 rest = f.sub(count, row)
 
-                def products(vectors: int, partial: bool, to=to, rest=rest, panel=panel, size=size, point=point, first=first) -> None:
-                    kernel = define(program, micro, f"conv_micro_{t.suffix}_{height}x{vectors}{'p' * partial}", t, height, vectors, partial)
-                    part = f.gep(t.kind, panel, f.add(f.mul(point, size), f.mul(first, vectors * t.lanes)))
+                def products(
+                    vectors: int,
+                    partial: bool,
+                    to=to,
+                    rest=rest,
+                    panel=panel,
+                    size=size,
+                    point=point,
+                    first=first,
+                ) -> None:
+                    kernel = define(
+                        program,
+                        micro,
+                        f"conv_micro_{t.suffix}_{height}x{vectors}{'p' * partial}",
+                        t,
+                        height,
+                        vectors,
+                        partial,
+                    )
+                    part = f.gep(
+                        t.kind, panel, f.add(f.mul(point, size), f.mul(first, vectors * t.lanes))
+                    )
                     depth = f.min(f.sub("%channels", first), CHAIN)
-                    f.call("void", kernel, f"ptr {P}", f"ptr {part}", "i64 1", f"i64 {depth}", "i64 0", f"ptr {to}", f"i64 {t.columns}", f"i64 {vectors * t.lanes}",
-                           f"i1 {f.icmp('ne', first, 0)}", *[f"i64 {rest}"] * partial)
+                    f.call(
+                        "void",
+                        kernel,
+                        f"ptr {P}",
+                        f"ptr {part}",
+                        "i64 1",
+                        f"i64 {depth}",
+                        "i64 0",
+                        f"ptr {to}",
+                        f"i64 {t.columns}",
+                        f"i64 {vectors * t.lanes}",
+                        f"i1 {f.icmp('ne', first, 0)}",
+                        *[f"i64 {rest}"] * partial,
+                    )
 
                 def width(partial: bool, cols=cols, products=products) -> None:
                     if odd:
-                        f.choose(f.icmp("sgt", cols, t.lanes), lambda: products(t.vectors, partial), lambda: products(1, partial))
+                        f.choose(
+                            f.icmp("sgt", cols, t.lanes),
+                            lambda: products(t.vectors, partial),
+                            lambda: products(1, partial),
+                        )
                     else:
                         products(t.vectors, partial)
 
@@ -219,24 +381,59 @@ def task(name: str, t: Tile, s: Filtering, height: int, odd: bool, epilogue: Epi
                 f.break_if(runs, f.icmp("sge", tile, t1))
                 tile_row, left = f.div(tile, "%tiles_wide"), f.rem(tile, "%tiles_wide")
                 run = f.min(f.sub(t1, tile), f.sub("%tiles_wide", left))
-                image, y, x = f.div(tile_row, "%tiles_high"), f.mul(f.rem(tile_row, "%tiles_high"), s.outputs), f.mul(left, s.outputs)
+                image, y, x = (
+                    f.div(tile_row, "%tiles_high"),
+                    f.mul(f.rem(tile_row, "%tiles_high"), s.outputs),
+                    f.mul(left, s.outputs),
+                )
                 high = f.min(f.sub("%high", y), s.outputs)
                 wide = f.min(f.sub("%wide", x), f.mul(run, s.outputs))
                 pixel = f.add(f.mul(f.add(f.mul(image, "%high"), y), "%wide"), x)
                 source = f.gep(t.kind, M, f.mul(f.sub(tile, t0), t.columns))
 
-                def back(to: str, ld: Int, row_step: Int, valid: Int, source=source, run=run, wide=wide, high=high) -> None:
-                    f.call("void", outputs, f"ptr {source}", f"i64 {m_plane}", f"i64 {run}", f"ptr {to}",
-                           *(f"i64 {v}" for v in (ld, row_step, valid, wide, high)))
+                def back(
+                    to: str,
+                    ld: Int,
+                    row_step: Int,
+                    valid: Int,
+                    source=source,
+                    run=run,
+                    wide=wide,
+                    high=high,
+                ) -> None:
+                    f.call(
+                        "void",
+                        outputs,
+                        f"ptr {source}",
+                        f"i64 {m_plane}",
+                        f"i64 {run}",
+                        f"ptr {to}",
+                        *(f"i64 {v}" for v in (ld, row_step, valid, wide, high)),
+                    )
 
                 if epilogue is None:
-                    back(f.gep(t.kind, "%C", f.add(f.mul(pixel, "%ldc"), j)), "%ldc", f.mul("%wide", "%ldc"), cols)
+                    back(
+                        f.gep(t.kind, "%C", f.add(f.mul(pixel, "%ldc"), j)),
+                        "%ldc",
+                        f.mul("%wide", "%ldc"),
+                        cols,
+                    )
                 else:
                     back(sums, t.columns, f.mul(wide, t.columns), t.columns)
-                    each = f.select(f.icmp("eq", wide, "%wide"), "i64", f.mul(high, wide), wide)  # whole rows of an image follow each other
+                    each = f.select(
+                        f.icmp("eq", wide, "%wide"), "i64", f.mul(high, wide), wide
+                    )  # whole rows of an image follow each other
                     with f.loop(0, f.mul(high, wide), each) as done:
                         at = f.add(pixel, f.mul(f.div(done, each), "%wide"))
-                        epilogue.call(f, at, each, j, f.min(cols, t.columns), f.gep(t.kind, sums, f.mul(done, t.columns)), t.columns)
+                        epilogue.call(
+                            f,
+                            at,
+                            each,
+                            j,
+                            f.min(cols, t.columns),
+                            f.gep(t.kind, sums, f.mul(done, t.columns)),
+                            t.columns,
+                        )
                 runs.next = [f.add(tile, run)]
     return program.function(f.name, f.text())
 
@@ -249,7 +446,12 @@ def _tiles(x: Instruction, s: Filtering) -> tuple[int, int, int]:
 
 def applies(x: Instruction) -> bool:
     """Whether element type and sizes allow minimal filtering."""
-    return bool(config.get("WINOGRAD")) and x.shape.dtype == "f32" and x.shape.is_static and all(o.shape.is_static for o in x.operands)
+    return (
+        bool(config.get("WINOGRAD"))
+        and x.shape.dtype == "f32"
+        and x.shape.is_static
+        and all(o.shape.is_static for o in x.operands)
+    )
 
 
 def is_winograd(x: Instruction) -> bool:
@@ -265,7 +467,11 @@ def is_winograd(x: Instruction) -> bool:
     weights = channels * features
     direct = product(x.shape.dims[:-1]) * 9 * weights * 0.0135
     far = weights * 16 * x.shape.itemsize > FAR
-    return weights * (tiles * (16 * 0.015 + far * 0.12) + 12) + tiles * 16 * (channels + features) * 0.2 < direct
+    return (
+        weights * (tiles * (16 * 0.015 + far * 0.12) + 12)
+        + tiles * 16 * (channels + features) * 0.2
+        < direct
+    )
 
 
 def emit_winograd(program, x: Instruction, kind: str, finish: Finish | None = None) -> None:
@@ -276,13 +482,24 @@ def emit_winograd(program, x: Instruction, kind: str, finish: Finish | None = No
     tiles_high, tiles_wide, tiles = _tiles(x, s)
     panels = ceildiv(features, t.columns)
     packed = packing(program, x, t, 1, features, s.taps**2, channels).everything(program)
-    U = program.at(program.scratch(ceildiv(features, t.lanes) * t.lanes * channels * points * t.itemsize))
+    U = program.at(
+        program.scratch(ceildiv(features, t.lanes) * t.lanes * channels * points * t.itemsize)
+    )
     name = define(program, transform_kernel, f"winograd_kernel_{t.suffix}", t, s)
-    program.parallel(name, [f"ptr {packed}", f"ptr {U}", f"i64 {features}", f"i64 {channels}"], str(panels), cost=10.0 * channels * t.columns / t.lanes)
+    program.parallel(
+        name,
+        [f"ptr {packed}", f"ptr {U}", f"i64 {features}", f"i64 {channels}"],
+        str(panels),
+        cost=10.0 * channels * t.columns / t.lanes,
+    )
 
-    ldv = ceildiv(channels, t.lanes) * t.lanes + t.lanes  # rows a power of two apart would share few sets of L1
+    ldv = (
+        ceildiv(channels, t.lanes) * t.lanes + t.lanes
+    )  # rows a power of two apart would share few sets of L1
     most = max(t.rows, min(TILES, V_BYTES // (points * ldv * t.itemsize)))
-    wanted = min(ITEMS_PER_CORE * program.target.cores, max(1, tiles * points * channels * features >> 21))
+    wanted = min(
+        ITEMS_PER_CORE * program.target.cores, max(1, tiles * points * channels * features >> 21)
+    )
     blocks = max(ceildiv(tiles, most), min(wanted, tiles // (2 * t.rows)), 1)
     tiles_each = ceildiv(tiles, blocks)
     blocks = ceildiv(tiles, tiles_each)
@@ -292,13 +509,48 @@ def emit_winograd(program, x: Instruction, kind: str, finish: Finish | None = No
     blocks_n = ceildiv(features, columns_each)
     odd = ceildiv(features, t.lanes) % 2 == 1 and t.vectors == 2
     key = (t, s, height, odd, finish and finish.epilogue)
-    name = program.once(("conv_winograd", *key), lambda: task(f"winograd_{height}{'o' * odd}{'' if not finish else '_' + finish.epilogue.name}", *key, program))
+    name = program.once(
+        ("conv_winograd", *key),
+        lambda: task(
+            f"winograd_{height}{'o' * odd}{'' if not finish else '_' + finish.epilogue.name}",
+            *key,
+            program,
+        ),
+    )
     steps = row_major_strides(lhs.shape.dims)
-    numbers = [tiles, tiles_each, channels, ldv, features, columns_each, blocks_n, features, *x.shape.dims[1:-1], tiles_high, tiles_wide, tiles, steps[0]]
+    numbers = [
+        tiles,
+        tiles_each,
+        channels,
+        ldv,
+        features,
+        columns_each,
+        blocks_n,
+        features,
+        *x.shape.dims[1:-1],
+        tiles_high,
+        tiles_wide,
+        tiles,
+        steps[0],
+    ]
     for i, (w, out) in enumerate(zip(x["window"], (tiles_high, tiles_wide), strict=True)):
         numbers += [out, lhs.shape.dims[1 + i], s.outputs, w.pad_low, s.inputs, 1, steps[1 + i]]
     zeros = program.constant(bytes((channels + t.lanes) * t.itemsize))
-    pointers = [program.pointer(lhs), U, "null" if finish else program.pointer(x), program.at(zeros)]
-    texts = [*(f"ptr {p}" for p in pointers), *(f"i64 {v}" for v in numbers), *(finish.arguments if finish else ())]
+    pointers = [
+        program.pointer(lhs),
+        U,
+        "null" if finish else program.pointer(x),
+        program.at(zeros),
+    ]
+    texts = [
+        *(f"ptr {p}" for p in pointers),
+        *(f"i64 {v}" for v in numbers),
+        *(finish.arguments if finish else ()),
+    ]
     items = blocks * blocks_n
-    program.parallel(name, texts, str(items), cost=100 + tiles * points * channels * features / items / (1.5 * t.lanes))
+    program.parallel(
+        name,
+        texts,
+        str(items),
+        cost=100 + tiles * points * channels * features / items / (1.5 * t.lanes),
+    )

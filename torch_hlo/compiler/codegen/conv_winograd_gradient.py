@@ -6,11 +6,20 @@ An item of work is a piece of the tiles and a block of the weights: the sums of 
 added, and become 9 taps at the end. Pieces are added afterwards, in order. A block that is in one piece is turned to fb01, the order of PyTorch's
 weights, on its way to memory.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.conv_direct import POINTERS, geometry, register_tile, tile_pointers
 from torch_hlo.compiler.codegen.conv_gradient import ENTRY, add_pieces, is_gradient, micro, turn
-from torch_hlo.compiler.codegen.conv_winograd import F23, Filtering, applies, define, transform, transform_inputs, transposed
+from torch_hlo.compiler.codegen.conv_winograd import (
+    F23,
+    Filtering,
+    applies,
+    define,
+    transform,
+    transform_inputs,
+    transposed,
+)
 from torch_hlo.compiler.codegen.dot import SPLITS
 from torch_hlo.compiler.codegen.function import Function
 from torch_hlo.compiler.codegen.gemm import ITEMS_PER_CORE, Tile, lane_mask, masked_store
@@ -20,7 +29,19 @@ from torch_hlo.hlo.shape import row_major_strides
 
 ROWS, COLUMNS = 64, 128  # weights of an item: sums of 512 KB
 TILES = 48  # that are transformed at a time
-NUMBERS = ("tiles", "tiles_each", "channels", "features", "rows", "columns", "blocks_m", "blocks_n", "height", "ldv", "ldz")
+NUMBERS = (
+    "tiles",
+    "tiles_each",
+    "channels",
+    "features",
+    "rows",
+    "columns",
+    "blocks_m",
+    "blocks_n",
+    "height",
+    "ldv",
+    "ldz",
+)
 
 
 def both(what: str) -> list[tuple[str, str]]:
@@ -29,29 +50,52 @@ def both(what: str) -> list[tuple[str, str]]:
 
 def store_taps(name: str, t: Tile, s: Filtering) -> Function:
     """void(M, plane, ldm, rows, cols, C, ldc, tap_step): C[tap][row][column] = (G' m G)[tap], m[i] = M[i][row][column], of `rows` rows and `cols` columns."""
-    params = [("ptr", "M"), ("i64", "plane"), ("i64", "ldm"), ("i64", "rows"), ("i64", "cols"), ("ptr", "C"), ("i64", "ldc"), ("i64", "tap_step")]
+    params = [
+        ("ptr", "M"),
+        ("i64", "plane"),
+        ("i64", "ldm"),
+        ("i64", "rows"),
+        ("i64", "cols"),
+        ("ptr", "C"),
+        ("i64", "ldc"),
+        ("i64", "tap_step"),
+    ]
     f = Function(name, "void", params, attrs="noinline #0")
     n = s.inputs
     with f.loop(0, "%rows") as row, f.loop(0, "%cols", t.lanes) as column:
         mask = lane_mask(f, t.lanes, column, "%cols")
         at = f.gep(t.kind, "%M", f.add(f.mul(row, "%ldm"), column))
-        values = [f.load(t.vector, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize) for i in range(n * n)]
+        values = [
+            f.load(t.vector, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize)
+            for i in range(n * n)
+        ]
         made = transform(f, t, transposed(s.G), [values[r * n : r * n + n] for r in range(n)])
         to = f.gep(t.kind, "%C", f.add(f.mul(row, "%ldc"), column))
         for i, v in enumerate(v for row_of_taps in made for v in row_of_taps):
-            masked_store(f, t.kind, t.lanes, v, f.gep(t.kind, to, f.mul("%tap_step", i)), mask, t.itemsize)
+            masked_store(
+                f, t.kind, t.lanes, v, f.gep(t.kind, to, f.mul("%tap_step", i)), mask, t.itemsize
+            )
     return f
 
 
 def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program) -> str:
     """Items (piece of the tiles, block of rows, block of columns): void(lo, hi, X, Y, C, zeros, NUMBERS…, geometry of X…, geometry of Y…). `turned`:
     C is [feature][channel][tap], else [piece][tap][channel][feature]."""
-    params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in ("X", "Y", "C", "zeros")), *(("i64", q) for q in NUMBERS), *both("x"), *both("y")]
+    params = [
+        ("i64", "lo"),
+        ("i64", "hi"),
+        *(("ptr", q) for q in ("X", "Y", "C", "zeros")),
+        *(("i64", q) for q in NUMBERS),
+        *both("x"),
+        *both("y"),
+    ]
     f = Function(name, "void", params)
     find = define(program, tile_pointers, f"tile_pointers_{t.kind}_2", t.kind, 2)
     of_x = define(program, transform_inputs, f"winograd_inputs_{t.suffix}", t, s.B)
     of_y = define(program, transform_inputs, f"winograd_results_{t.suffix}", t, transposed(s.A))
-    kernel = define(program, micro, f"conv_gradient_{t.suffix}_{height}x{t.vectors}w", t, height, True)
+    kernel = define(
+        program, micro, f"conv_gradient_{t.suffix}_{height}x{t.vectors}w", t, height, True
+    )
     store = define(program, store_taps, f"winograd_taps_{t.suffix}", t, s)
     points = s.inputs**2
     P, run = f.alloca("ptr", points * POINTERS, 64), f.alloca("i64", ENTRY, 64)
@@ -63,13 +107,18 @@ def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program) -
     m_plane = f.mul(f.mul(f.ceildiv("%rows", height), height), ldm)
     M = f.op(f"alloca {t.kind}, i64 {f.mul(m_plane, points)}, align 64")
     taps = s.taps**2
-    here = f.op(f"alloca {t.kind}, i64 {f.mul(f.mul('%rows', ldm), taps)}, align 64") if turned else ""
+    here = (
+        f.op(f"alloca {t.kind}, i64 {f.mul(f.mul('%rows', ldm), taps)}, align 64") if turned else ""
+    )
     turning = define(program, turn, f"turn_{t.suffix}", t) if turned else ""
     weights = f.mul("%channels", "%features")
     with f.loop("%lo", "%hi") as item:
         rest, n0 = f.div(item, "%blocks_n"), f.mul(f.rem(item, "%blocks_n"), "%columns")
         piece, m0 = f.div(rest, "%blocks_m"), f.mul(f.rem(rest, "%blocks_m"), "%rows")
-        rows, cols = f.min(f.sub("%channels", m0), "%rows"), f.min(f.sub("%features", n0), "%columns")
+        rows, cols = (
+            f.min(f.sub("%channels", m0), "%rows"),
+            f.min(f.sub("%features", n0), "%columns"),
+        )
         t0 = f.mul(piece, "%tiles_each")
         t1 = f.min(f.add(t0, "%tiles_each"), "%tiles")
         with f.loop(t0, t1, TILES) as tile:
@@ -78,9 +127,25 @@ def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program) -
             for (what, make, first, many, to, ld), plane in zip(sides, planes, strict=True):
                 source = f.gep(t.kind, f"%{what.upper()}", first)
                 with f.loop(0, count, POINTERS) as i:
-                    f.call("void", find, f"ptr {source}", "ptr %zeros", f"i64 {f.add(tile, i)}", f"ptr {P}", *(f"i64 %{q}" for _, q in both(what)))
-                    f.call("void", make, f"ptr {P}", f"i64 {f.min(f.sub(count, i), POINTERS)}", f"i64 {many}", f"ptr {f.gep(t.kind, to, f.mul(i, ld))}",
-                           f"i64 {ld}", f"i64 {plane}")
+                    f.call(
+                        "void",
+                        find,
+                        f"ptr {source}",
+                        "ptr %zeros",
+                        f"i64 {f.add(tile, i)}",
+                        f"ptr {P}",
+                        *(f"i64 %{q}" for _, q in both(what)),
+                    )
+                    f.call(
+                        "void",
+                        make,
+                        f"ptr {P}",
+                        f"i64 {f.min(f.sub(count, i), POINTERS)}",
+                        f"i64 {many}",
+                        f"ptr {f.gep(t.kind, to, f.mul(i, ld))}",
+                        f"i64 {ld}",
+                        f"i64 {plane}",
+                    )
             f.store("i64", count, f.gep("i64", run, 2), 8)
             more = f.icmp("ne", tile, t0)
             with f.loop(0, points) as point:
@@ -89,16 +154,44 @@ def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program) -
                 m = f.gep(t.kind, M, f.mul(point, m_plane))
                 with f.loop(0, rows, height) as r, f.loop(0, cols, t.columns) as c:
                     to = f.gep(t.kind, m, f.add(f.mul(r, ldm), c))
-                    f.call("void", kernel, f"ptr {run}", "i64 1", f"i64 {r}", f"i64 {c}", "i64 %ldv", "i64 %ldz", f"ptr {to}", f"i64 {ldm}",
-                           f"i64 {t.columns}", f"i1 {more}")
+                    f.call(
+                        "void",
+                        kernel,
+                        f"ptr {run}",
+                        "i64 1",
+                        f"i64 {r}",
+                        f"i64 {c}",
+                        "i64 %ldv",
+                        "i64 %ldz",
+                        f"ptr {to}",
+                        f"i64 {ldm}",
+                        f"i64 {t.columns}",
+                        f"i1 {more}",
+                    )
         sums = [f"ptr {M}", f"i64 {m_plane}", f"i64 {ldm}", f"i64 {rows}", f"i64 {cols}"]
         if turned:
             f.call("void", store, *sums, f"ptr {here}", f"i64 {ldm}", f"i64 {f.mul(rows, ldm)}")
             c = f.gep(t.kind, "%C", f.mul(f.add(f.mul(n0, "%channels"), m0), taps))
-            f.call("void", turning, "i64 0", f"i64 {f.ceildiv(cols, t.lanes)}", f"ptr {here}", f"ptr {c}", f"i64 {taps}", f"i64 {rows}", f"i64 {cols}", "i64 1",
-                   f"i64 {ldm}", f"i64 {f.mul('%channels', taps)}")
+            f.call(
+                "void",
+                turning,
+                "i64 0",
+                f"i64 {f.ceildiv(cols, t.lanes)}",
+                f"ptr {here}",
+                f"ptr {c}",
+                f"i64 {taps}",
+                f"i64 {rows}",
+                f"i64 {cols}",
+                "i64 1",
+                f"i64 {ldm}",
+                f"i64 {f.mul('%channels', taps)}",
+            )
         else:
-            c = f.gep(t.kind, "%C", f.add(f.mul(f.mul(piece, weights), taps), f.add(f.mul(m0, "%features"), n0)))
+            c = f.gep(
+                t.kind,
+                "%C",
+                f.add(f.mul(f.mul(piece, weights), taps), f.add(f.mul(m0, "%features"), n0)),
+            )
             f.call("void", store, *sums, f"ptr {c}", "i64 %features", f"i64 {weights}")
     return program.function(f.name, f.text())
 
@@ -120,7 +213,10 @@ def is_winograd_gradient(x: Instruction) -> bool:
     tiles, weights = _tiles(x)[2], channels * features
     pixels = x.operands[0].shape.dims[0] * x["window"][0].size * x["window"][1].size
     passes = ceildiv(features, COLUMNS) * channels + ceildiv(channels, ROWS) * features
-    return weights * (tiles * 16 * 0.015 + 4) + tiles * 16 * passes * 0.1 < pixels * 9 * weights * 0.0135
+    return (
+        weights * (tiles * 16 * 0.015 + 4) + tiles * 16 * passes * 0.1
+        < pixels * 9 * weights * 0.0135
+    )
 
 
 def emit_winograd_gradient(program, x: Instruction, kind: str) -> None:
@@ -139,8 +235,22 @@ def emit_winograd_gradient(program, x: Instruction, kind: str) -> None:
     tiles_each = ceildiv(ceildiv(tiles, pieces), TILES) * TILES
     pieces = ceildiv(tiles, tiles_each)
     lds = [ceildiv(n, t.columns) * t.columns + t.lanes for n in (rows, columns)]
-    numbers = [tiles, tiles_each, channels, features, rows, columns, blocks_m, blocks_n, height, *lds]
-    for o, stride, taps, pads in ((lhs, s.outputs, s.inputs, [w.pad_low for w in x["window"]]), (rhs, s.outputs, s.outputs, (0, 0))):
+    numbers = [
+        tiles,
+        tiles_each,
+        channels,
+        features,
+        rows,
+        columns,
+        blocks_m,
+        blocks_n,
+        height,
+        *lds,
+    ]
+    for o, stride, taps, pads in (
+        (lhs, s.outputs, s.inputs, [w.pad_low for w in x["window"]]),
+        (rhs, s.outputs, s.outputs, (0, 0)),
+    ):
         steps = row_major_strides(o.shape.dims)
         numbers += [tiles, steps[0]]
         for i, (out, pad) in enumerate(zip((tiles_high, tiles_wide), pads, strict=True)):
@@ -152,10 +262,17 @@ def emit_winograd_gradient(program, x: Instruction, kind: str) -> None:
     to = program.at(program.scratch(weights * pieces * t.itemsize)) if pieces > 1 else target
     zeros = program.constant(bytes((max(channels, features) + t.lanes) * t.itemsize))
     key = (t, s, height, inside)
-    name = program.once(("winograd_gradient", *key), lambda: task(f"winograd_gradient_{t.suffix}_{height}{'t' * inside}", *key, program))
+    name = program.once(
+        ("winograd_gradient", *key),
+        lambda: task(f"winograd_gradient_{t.suffix}_{height}{'t' * inside}", *key, program),
+    )
     items = pieces * blocks_m * blocks_n
     pointers = [program.pointer(lhs), program.pointer(rhs), to, program.at(zeros)]
-    program.parallel(name, [*(f"ptr {p}" for p in pointers), *(f"i64 {v}" for v in numbers)], str(items),
-                     cost=100 + tiles * 16 * channels * features / items / (1.5 * t.lanes))
+    program.parallel(
+        name,
+        [*(f"ptr {p}" for p in pointers), *(f"i64 {v}" for v in numbers)],
+        str(items),
+        cost=100 + tiles * 16 * channels * features / items / (1.5 * t.lanes),
+    )
     if not inside:
         add_pieces(program, t, to, target, s.taps**2, channels, features, pieces, turned)

@@ -6,6 +6,7 @@
 
 Literals are written per use (`splat (float 0x…)`), so constants cost no instruction.
 """
+
 from __future__ import annotations
 
 import math
@@ -20,7 +21,17 @@ _ALIGN_IS_ATTRIBUTE = llvm.llvm_version_info[0] >= 22
 
 INT_OF = {"float": "i32", "double": "i64", "half": "i16", "bfloat": "i16"}
 _SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}
-BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "half": 16, "bfloat": 16, "float": 32, "double": 64}
+BITS = {
+    "i1": 1,
+    "i8": 8,
+    "i16": 16,
+    "i32": 32,
+    "i64": 64,
+    "half": 16,
+    "bfloat": 16,
+    "float": 32,
+    "double": 64,
+}
 
 
 def literal(kind: str, value) -> str:
@@ -42,7 +53,9 @@ def literal(kind: str, value) -> str:
     return str(value - (1 << bits) if value >> (bits - 1) else value)
 
 
-def transposed(op: Callable[[str], str], kind: str, lanes: int, block: Sequence[str], group: int = 1) -> list[str]:
+def transposed(
+    op: Callable[[str], str], kind: str, lanes: int, block: Sequence[str], group: int = 1
+) -> list[str]:
     """Transpose of `lanes` vectors of `lanes` elements, by log2(lanes) rounds of two-vector shuffles; with a `group`, of as many vectors as a vector
     has groups of so many elements. `op(expression)` writes an instruction and returns its name.
 
@@ -52,20 +65,40 @@ def transposed(op: Callable[[str], str], kind: str, lanes: int, block: Sequence[
     n, vector = lanes // group, f"<{lanes} x {kind}>"
     piece = min(128 // (BITS[kind] * group), n)
     block = list(block)
-    holds = [[(row, column) for column in range(n)] for row in range(n)]  # which element each lane now has
+    holds = [
+        [(row, column) for column in range(n)] for row in range(n)
+    ]  # which element each lane now has
     distance = 1
     while distance < n:
         if distance < piece:
-            half = [[lane + base + k for lane in range(0, n, piece) for g in range(0, piece // 2, distance) for base in (g + h, g + h + n)
-                     for k in range(distance)] for h in (0, piece // 2)]
+            half = [
+                [
+                    lane + base + k
+                    for lane in range(0, n, piece)
+                    for g in range(0, piece // 2, distance)
+                    for base in (g + h, g + h + n)
+                    for k in range(distance)
+                ]
+                for h in (0, piece // 2)
+            ]
         else:
-            half = [[lane + base + k for base in (0, n) for lane in range(h, n, 2 * piece) for k in range(piece)] for h in (0, piece)]
+            half = [
+                [
+                    lane + base + k
+                    for base in (0, n)
+                    for lane in range(h, n, 2 * piece)
+                    for k in range(piece)
+                ]
+                for h in (0, piece)
+            ]
         for i in range(n):
             if not i & distance:
                 a, b, held = block[i], block[i + distance], holds[i] + holds[i + distance]
                 for at, order in zip((i, i + distance), half, strict=True):
                     text = ", ".join(f"i32 {m * group + g}" for m in order for g in range(group))
-                    block[at] = op(f"shufflevector {vector} {a}, {vector} {b}, <{lanes} x i32> <{text}>")
+                    block[at] = op(
+                        f"shufflevector {vector} {a}, {vector} {b}, <{lanes} x i32> <{text}>"
+                    )
                     holds[at] = [held[m] for m in order]
         distance *= 2
         if distance == 4 < n:
@@ -82,7 +115,9 @@ def _opaque(op: Callable[[str], str], kind: str, lanes: int, value: str) -> str:
     fence = f"call <{floats} x float> @llvm.arithmetic.fence.v{floats}f32(<{floats} x float> "
     if kind == "float":
         return op(f"{fence}{value})")
-    return op(f"bitcast <{floats} x float> {op(fence + op(f'bitcast {own} {value} to <{floats} x float>') + ')')} to {own}")
+    return op(
+        f"bitcast <{floats} x float> {op(fence + op(f'bitcast {own} {value} to <{floats} x float>') + ')')} to {own}"
+    )
 
 
 class Unit:
@@ -153,15 +188,25 @@ class Emit:
             return f"splat ({kind} {value})"
         v = self.type(kind)
         first = self.op(f"insertelement {v} poison, {kind} {value}, i64 0")
-        return self.op(f"shufflevector {v} {first}, {v} poison, <{self.lanes} x i32> zeroinitializer")
+        return self.op(
+            f"shufflevector {v} {first}, {v} poison, <{self.lanes} x i32> zeroinitializer"
+        )
 
     def iota(self, kind: str, step: int = 1) -> str:
         """<0, step, 2*step, …>."""
-        return "<" + ", ".join(f"{kind} {literal(kind, i * step)}" for i in range(self.lanes)) + ">" if self.lanes > 1 else "0"
+        return (
+            "<" + ", ".join(f"{kind} {literal(kind, i * step)}" for i in range(self.lanes)) + ">"
+            if self.lanes > 1
+            else "0"
+        )
 
     def cast(self, how: str, value: str, source: str, target: str) -> str:
         """`zext`, `fptrunc`, `bitcast`… from one scalar kind to another."""
-        return value if source == target else self.op(f"{how} {self.type(source)} {value} to {self.type(target)}")
+        return (
+            value
+            if source == target
+            else self.op(f"{how} {self.type(source)} {value} to {self.type(target)}")
+        )
 
     def any(self, lanes: str) -> str:
         """Whether some lane of an i1 vector is set."""
@@ -170,7 +215,9 @@ class Emit:
     def shuffle(self, kind: str, a: str, b: str, lanes: int, order: Sequence[int]) -> str:
         """shufflevector of two vectors of `lanes` elements."""
         text = ", ".join(f"i32 {i}" for i in order)
-        return self.op(f"shufflevector <{lanes} x {kind}> {a}, <{lanes} x {kind}> {b}, <{len(order)} x i32> <{text}>")
+        return self.op(
+            f"shufflevector <{lanes} x {kind}> {a}, <{lanes} x {kind}> {b}, <{len(order)} x i32> <{text}>"
+        )
 
 
 class Typed:
@@ -213,7 +260,9 @@ class Typed:
     def call(self, name: str, *arguments: str) -> str:
         """LLVM intrinsic `llvm.<name>.<type>` whose arguments and result all have this type."""
         t = self.type
-        return self.e.op(f"call {t} @llvm.{name}.{self.suffix}({', '.join(f'{t} {a}' for a in arguments)})")
+        return self.e.op(
+            f"call {t} @llvm.{name}.{self.suffix}({', '.join(f'{t} {a}' for a in arguments)})"
+        )
 
     def abs(self, a: str) -> str:
         if self.is_float:
@@ -239,7 +288,9 @@ class Typed:
         return self.e.op(f"or {self.e.type('i1')} {a}, {b}")
 
     def select(self, condition: str, a: str, b: str) -> str:
-        return self.e.op(f"select {self.e.type('i1')} {condition}, {self.type} {a}, {self.type} {b}")
+        return self.e.op(
+            f"select {self.e.type('i1')} {condition}, {self.type} {a}, {self.type} {b}"
+        )
 
     def poly(self, x: str, coefficients: Sequence[float]) -> str:
         """Horner's rule, highest degree first."""
@@ -280,35 +331,63 @@ class Typed:
             return self.e.op(f"load {t}, ptr {pointer}, align {align}")
         m = self.e.type("i1")
         where = _aligned(pointer, align)
-        return self.e.op(f"call {t} @llvm.masked.load.{self.suffix}.p0({where}, {m} {mask}, {t} zeroinitializer)")
+        return self.e.op(
+            f"call {t} @llvm.masked.load.{self.suffix}.p0({where}, {m} {mask}, {t} zeroinitializer)"
+        )
 
-    def store(self, value: str, pointer: str, align: int, mask: str | None = None, nontemporal: bool = False) -> None:
+    def store(
+        self,
+        value: str,
+        pointer: str,
+        align: int,
+        mask: str | None = None,
+        nontemporal: bool = False,
+    ) -> None:
         t = self.type
         if mask is None:
-            self.e.do(f"store {t} {value}, ptr {pointer}, align {align}" + (", !nontemporal !0" if nontemporal else ""))
+            self.e.do(
+                f"store {t} {value}, ptr {pointer}, align {align}"
+                + (", !nontemporal !0" if nontemporal else "")
+            )
         elif mask == _first_lane(self.e.lanes):
             # LLVM 22 makes a scalar store of this as well, but one of the type that the value had before it was truncated.
             first = self.e.op(f"extractelement {t} {value}, i64 0")
             self.e.do(f"store {self.kind} {first}, ptr {pointer}, align {align}")
         else:
             where = _aligned(pointer, align)
-            self.e.do(f"call void @llvm.masked.store.{self.suffix}.p0({t} {value}, {where}, {self.e.type('i1')} {mask})")
+            self.e.do(
+                f"call void @llvm.masked.store.{self.suffix}.p0({t} {value}, {where}, {self.e.type('i1')} {mask})"
+            )
 
-    def gather(self, pointer: str, offsets: str, offset_kind: str, align: int, mask: str | None = None) -> str:
+    def gather(
+        self, pointer: str, offsets: str, offset_kind: str, align: int, mask: str | None = None
+    ) -> str:
         """Elements at pointer[offsets]."""
         n, t = self.e.lanes, self.type
         at = self.e.op(f"getelementptr {self.kind}, ptr {pointer}, <{n} x {offset_kind}> {offsets}")
         m = mask or "splat (i1 true)"
         where = _aligned(at, align, f"<{n} x ptr>")
-        return self.e.op(f"call {t} @llvm.masked.gather.{self.suffix}.v{n}p0({where}, <{n} x i1> {m}, {t} zeroinitializer)")
+        return self.e.op(
+            f"call {t} @llvm.masked.gather.{self.suffix}.v{n}p0({where}, <{n} x i1> {m}, {t} zeroinitializer)"
+        )
 
-    def scatter(self, value: str, pointer: str, offsets: str, offset_kind: str, align: int, mask: str | None = None) -> None:
+    def scatter(
+        self,
+        value: str,
+        pointer: str,
+        offsets: str,
+        offset_kind: str,
+        align: int,
+        mask: str | None = None,
+    ) -> None:
         """pointer[offsets] = value."""
         n, t = self.e.lanes, self.type
         at = self.e.op(f"getelementptr {self.kind}, ptr {pointer}, <{n} x {offset_kind}> {offsets}")
         m = mask or "splat (i1 true)"
         where = _aligned(at, align, f"<{n} x ptr>")
-        self.e.do(f"call void @llvm.masked.scatter.{self.suffix}.v{n}p0({t} {value}, {where}, <{n} x i1> {m})")
+        self.e.do(
+            f"call void @llvm.masked.scatter.{self.suffix}.v{n}p0({t} {value}, {where}, <{n} x i1> {m})"
+        )
 
 
 @lru_cache(16)
@@ -317,4 +396,8 @@ def _first_lane(lanes: int) -> str:
 
 
 def _aligned(pointer: str, align: int, kind: str = "ptr") -> str:
-    return f"{kind} align {align} {pointer}" if _ALIGN_IS_ATTRIBUTE else f"{kind} {pointer}, i32 {align}"
+    return (
+        f"{kind} align {align} {pointer}"
+        if _ALIGN_IS_ATTRIBUTE
+        else f"{kind} {pointer}, i32 {align}"
+    )

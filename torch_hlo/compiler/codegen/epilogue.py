@@ -7,6 +7,7 @@ The product's result is seen as a matrix: [batch and free dimensions of the left
 accumulators of the tile that starts at (row, column), its rows `ld` elements apart; leaves and results are whole arrays. Every element of a
 result is written once, after what the expression reads of it, so a result may be a leaf's memory; it may also be `sums`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,7 +23,9 @@ from torch_hlo.hlo import build
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Computation, Instruction, instr, postorder, rewrite_bottom_up
 
-_EXPENSIVE = 40  # vector instructions of an expression from which on it is written once, always masked
+_EXPENSIVE = (
+    40  # vector instructions of an expression from which on it is written once, always masked
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,22 @@ class Epilogue:
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
         """What an engine that calls the function has to be given."""
-        return (*(("ptr", f"e{i}") for i in range(len(self.leaves) + self.results)), *(("i64", f"es{i}") for i in range(len(self.sizes))))
+        return (
+            *(("ptr", f"e{i}") for i in range(len(self.leaves) + self.results)),
+            *(("i64", f"es{i}") for i in range(len(self.sizes))),
+        )
 
-    def call(self, f: Function, row: Int, rows: Int, column: Int, columns: Int, sums: str, ld: Int) -> None:
-        tile = [f"i64 {row}", f"i64 {rows}", f"i64 {column}", f"i64 {columns}", f"ptr {sums}", f"i64 {ld}"]
+    def call(
+        self, f: Function, row: Int, rows: Int, column: Int, columns: Int, sums: str, ld: Int
+    ) -> None:
+        tile = [
+            f"i64 {row}",
+            f"i64 {rows}",
+            f"i64 {column}",
+            f"i64 {columns}",
+            f"ptr {sums}",
+            f"i64 {ld}",
+        ]
         f.call("void", self.name, *tile, *(f"{kind} %{name}" for kind, name in self.parameters))
 
 
@@ -49,7 +64,11 @@ def on_sums(body: Computation, product: Instruction, dtype: str) -> tuple[Comput
     """(`body` with the product replaced by one more parameter: its accumulators of type `dtype`, that parameter)."""
     sums = instr("parameter", (), product.shape.with_dtype(dtype), index=len(body.params))
     value = sums if dtype == product.shape.dtype else build.convert(sums, product.shape.dtype)
-    root = rewrite_bottom_up(body.root, lambda x: value if x is product else x) if body.root is not product else value
+    root = (
+        rewrite_bottom_up(body.root, lambda x: value if x is product else x)
+        if body.root is not product
+        else value
+    )
     return Computation(body.name, (*body.params, sums), root), sums
 
 
@@ -73,37 +92,54 @@ class Expression:
 
     def values(self, k: Planner | Kernel, row: Index, column: Index, store: Callable) -> None:
         """`store(number of the result, result, index of its element in memory, value)` for all results at (row, column)."""
-        index, dims = (*ix.delinear(row, self.outer), *ix.delinear(column, self.inner)), self.sums.shape.dims
+        index, dims = (
+            (*ix.delinear(row, self.outer), *ix.delinear(column, self.inner)),
+            self.sums.shape.dims,
+        )
         own = [ix.regroup(index, dims, x.shape.dims) for x in self.results]
         computed = [k.value(x, at) for x, at in zip(self.results, own, strict=True)]
         for number, (x, at, value) in enumerate(zip(self.results, own, computed, strict=True)):
             store(number, x, ix.linear(at, x.shape.dims) if at else ix.ZERO, value)
 
 
-def expression(body: Computation, product: Instruction, columns: int, dtype: str) -> Expression | None:
+def expression(
+    body: Computation, product: Instruction, columns: int, dtype: str
+) -> Expression | None:
     """The expression of `body`, whose product has `columns` trailing dimensions that are columns and sums of type `dtype`; None when it does not go
     along rows (an operand would be gathered), or rows have one element."""
     rest, sums = on_sums(body, product, dtype)
     dims = sums.shape.dims
-    outer, inner = dims[: len(dims) - columns], dims[len(dims) - columns:]
+    outer, inner = dims[: len(dims) - columns], dims[len(dims) - columns :]
     if ix.product(inner) == 1:
         return None
     read = set(postorder((rest.root,)))
     leaves = tuple(p for p in rest.params if p in read and p is not sums)
     planner = Planner([*leaves, sums])
-    row, column = (ix.variable("loop", (f"planned{n}",), ix.product(part), n + 1) for n, part in enumerate((outer, inner)))
+    row, column = (
+        ix.variable("loop", (f"planned{n}",), ix.product(part), n + 1)
+        for n, part in enumerate((outer, inner))
+    )
     planned = Expression(sums, leaves, results_of(rest), outer, inner, 0, 0)
-    planned.values(planner, ix.of(row), ix.of(column), lambda n, x, element, value: planner.note(element))
+    planned.values(
+        planner, ix.of(row), ix.of(column), lambda n, x, element, value: planner.note(element)
+    )
     for index in planner.accesses:
         steps = dict(index.terms)
-        if steps.get(column, 0) not in (0, 1) or any(v.depth == 2 and v is not column for v in steps):
+        if steps.get(column, 0) not in (0, 1) or any(
+            v.depth == 2 and v is not column for v in steps
+        ):
             return None
     return replace(planned, cost=planner.cost, bits=widest_bits(planner.dtypes))
 
 
-def epilogue(program, body: Computation, product: Instruction, columns: int, dtype: str) -> Epilogue | None:
+def epilogue(
+    program, body: Computation, product: Instruction, columns: int, dtype: str
+) -> Epilogue | None:
     """The function of an `expression`, if there is one."""
-    return program.once(("epilogue", body, product, columns, dtype), lambda: _build(program, body, expression(body, product, columns, dtype)))
+    return program.once(
+        ("epilogue", body, product, columns, dtype),
+        lambda: _build(program, body, expression(body, product, columns, dtype)),
+    )
 
 
 def _build(program, body: Computation, e: Expression | None) -> Epilogue | None:
@@ -114,12 +150,29 @@ def _build(program, body: Computation, e: Expression | None) -> Epilogue | None:
 
         def body_of(lane: Index, carried) -> None:
             kernel.lane = lane
-            e.values(kernel, r, lane, lambda n, x, element, value: kernel.store(kernel.outputs[n], x.shape.dtype, element, value))
+            e.values(
+                kernel,
+                r,
+                lane,
+                lambda n, x, element, value: kernel.store(
+                    kernel.outputs[n], x.shape.dtype, element, value
+                ),
+            )
 
-        kernel.columns(r, ix.product(e.inner), body_of, unroll=2 if e.cost <= _EXPENSIVE else 1, compact=e.cost > _EXPENSIVE)
+        kernel.columns(
+            r,
+            ix.product(e.inner),
+            body_of,
+            unroll=2 if e.cost <= _EXPENSIVE else 1,
+            compact=e.cost > _EXPENSIVE,
+        )
     numbers = {p: n for n, p in enumerate(body.params)}
-    name = kernel.define(program, "epilogue_" + "_".join(dict.fromkeys(x.op.replace("-", "_") for x in e.results)))
-    return Epilogue(name, tuple(numbers[p] for p in e.leaves), len(e.results), tuple(kernel.sizes), e.cost)
+    name = kernel.define(
+        program, "epilogue_" + "_".join(dict.fromkeys(x.op.replace("-", "_") for x in e.results))
+    )
+    return Epilogue(
+        name, tuple(numbers[p] for p in e.leaves), len(e.results), tuple(kernel.sizes), e.cost
+    )
 
 
 class _TileKernel(Kernel):
@@ -138,15 +191,29 @@ class _TileKernel(Kernel):
         op = self.level.scalar.op
         skipped = op(f"mul i64 {op(f'sub i64 {self.scalar(row)}, %row')}, %ld")
         start = op(f"sub i64 {skipped}, %column")
-        self.row = op(f"getelementptr {STORAGE[self.sums.shape.dtype].memory}, ptr %sums, i64 {start}")
-        self.lane_loop("%column", op("add i64 %column, %columns"), extent, body, unroll, compact=compact)
+        self.row = op(
+            f"getelementptr {STORAGE[self.sums.shape.dtype].memory}, ptr %sums, i64 {start}"
+        )
+        self.lane_loop(
+            "%column", op("add i64 %column, %columns"), extent, body, unroll, compact=compact
+        )
 
     def _compute(self, x: Instruction, index: tuple[Index, ...]) -> Value:
-        if x is self.sums:  # whatever the shape it is read through, it is the element at this row and lane
+        if (
+            x is self.sums
+        ):  # whatever the shape it is read through, it is the element at this row and lane
             return self.load(self.row, x.shape.dtype, self.lane)
         return super()._compute(x, index)
 
     def text(self, name: str) -> str:
         tile = ["i64 %row", "i64 %rows", "i64 %column", "i64 %columns", "ptr %sums", "i64 %ld"]
-        params = [*tile, *(f"ptr {p}" for p in (*self.leaves.values(), *self.outputs)), *(f"i64 {n}" for n in self.sizes.values())]
-        return f"define void @{name}({', '.join(params)}) #0 {{\nentry:\n" + "\n".join(self.levels[0].lines) + "\n  ret void\n}\n"
+        params = [
+            *tile,
+            *(f"ptr {p}" for p in (*self.leaves.values(), *self.outputs)),
+            *(f"i64 {n}" for n in self.sizes.values()),
+        ]
+        return (
+            f"define void @{name}({', '.join(params)}) #0 {{\nentry:\n"
+            + "\n".join(self.levels[0].lines)
+            + "\n  ret void\n}\n"
+        )

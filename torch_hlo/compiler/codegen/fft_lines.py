@@ -4,6 +4,7 @@ A number is a pair of vectors, real and imaginary parts of one point of every li
 contiguous), one after the other (`rows_in` and `rows_out` transpose), or in scratch memory (`Block`). Inverse transforms exchange real and
 imaginary parts where they read and where they write; nothing else differs.
 """
+
 from __future__ import annotations
 
 import math
@@ -47,7 +48,12 @@ class Lines:
 
     def scalar(self, pointer: str, index: Int) -> str:
         """An element in all lanes."""
-        return splat(self.f, self.kind, self.lanes, self.f.load(self.kind, self.at(pointer, index), self.itemsize))
+        return splat(
+            self.f,
+            self.kind,
+            self.lanes,
+            self.f.load(self.kind, self.at(pointer, index), self.itemsize),
+        )
 
     def shuffle(self, a: str, b: str, order: list[int]) -> str:
         return self.f.emit(self.lanes).shuffle(self.kind, a, b, self.lanes, order)
@@ -61,7 +67,7 @@ class Lines:
         """The inverse of `parted`."""
         lane = {c: i for i, c in enumerate(lane_order(self.lanes, self.itemsize))}
         order = [lane[c] + part * self.lanes for c in range(self.lanes) for part in (0, 1)]
-        return self.shuffle(*value, order[: self.lanes]), self.shuffle(*value, order[self.lanes:])
+        return self.shuffle(*value, order[: self.lanes]), self.shuffle(*value, order[self.lanes :])
 
     def product(self, a: Pair, w: Pair) -> Pair:
         t = self.t
@@ -83,7 +89,9 @@ class Block:
     def get(self, i: Int) -> Pair:
         c = self.lines
         at = c.f.mul(i, 2 * c.lanes)
-        return tuple(c.t.load(c.at(self.pointer, c.f.add(at, d)), c.lanes * c.itemsize) for d in (0, c.lanes))
+        return tuple(
+            c.t.load(c.at(self.pointer, c.f.add(at, d)), c.lanes * c.itemsize) for d in (0, c.lanes)
+        )
 
     def put(self, i: Int, value: Pair) -> None:
         c = self.lines
@@ -93,7 +101,9 @@ class Block:
 
     def part(self, i: Int) -> Block:
         """From point i on."""
-        return Block(self.lines, self.lines.at(self.pointer, self.lines.f.mul(i, 2 * self.lines.lanes)))
+        return Block(
+            self.lines, self.lines.at(self.pointer, self.lines.f.mul(i, 2 * self.lines.lanes))
+        )
 
 
 @dataclass
@@ -112,14 +122,17 @@ class Columns:
     def get(self, i: Int) -> Pair:
         c = self.lines
         at = c.at(self.pointer, c.f.mul(i, self.stride))
-        low, high = (c.t.load(c.at(at, d), c.itemsize, m) for d, m in zip((0, c.lanes), self.masks or (None, None), strict=True))
-        return c.parted(low, high)[::-1 if self.swap else 1]
+        low, high = (
+            c.t.load(c.at(at, d), c.itemsize, m)
+            for d, m in zip((0, c.lanes), self.masks or (None, None), strict=True)
+        )
+        return c.parted(low, high)[:: -1 if self.swap else 1]
 
     def put(self, i: Int, value: Pair) -> None:
         c = self.lines
         if self.factor:
             value = c.product(value, self.factor(i))
-        value = scaled(c, value, self.scale)[::-1 if self.swap else 1]
+        value = scaled(c, value, self.scale)[:: -1 if self.swap else 1]
         at = c.at(self.pointer, c.f.mul(i, self.stride))
         for d, v, m in zip((0, c.lanes), c.joined(value), self.masks or (None, None), strict=True):
             c.t.store(v, c.at(at, d), c.itemsize, m)
@@ -151,7 +164,9 @@ class RealColumns:
         order = lane_order(c.lanes, c.itemsize)
         value = scaled(c, value, self.scale)[:: -1 if self.swap else 1]
         for p, v in zip(self._places(i), value, strict=True):
-            c.t.store(c.shuffle(v, v, [order.index(k) for k in range(c.lanes)]), p, c.itemsize, self.mask)
+            c.t.store(
+                c.shuffle(v, v, [order.index(k) for k in range(c.lanes)]), p, c.itemsize, self.mask
+            )
 
 
 def scaled(c: Lines, value: Pair, scale: float) -> Pair:
@@ -163,14 +178,39 @@ def column_masks(c: Lines, left: Int) -> Pair:
     return tuple(lane_mask(c.f, c.lanes, d, c.f.mul(left, 2)) for d in (0, c.lanes))
 
 
-def rows_in(c: Lines, source: str, stride: Int, left: Int, points: int, block: Block, swap: bool) -> None:
+def rows_in(
+    c: Lines, source: str, stride: Int, left: Int, points: int, block: Block, swap: bool
+) -> None:
     """Bring `points` points of `lanes` lines that are `stride` elements apart to `block`. Of `left` lines that are there, the last stands for the missing."""
-    _transpose(c, source, stride, left, points, lambda t, addresses, masks: _read(c, t, addresses, masks, block, swap))
+    _transpose(
+        c,
+        source,
+        stride,
+        left,
+        points,
+        lambda t, addresses, masks: _read(c, t, addresses, masks, block, swap),
+    )
 
 
-def rows_out(c: Lines, target: str, stride: Int, left: Int, points: int, block: Block, swap: bool, scale: float = 1.0) -> None:
+def rows_out(
+    c: Lines,
+    target: str,
+    stride: Int,
+    left: Int,
+    points: int,
+    block: Block,
+    swap: bool,
+    scale: float = 1.0,
+) -> None:
     """The other way. Missing lines hold what the last one does, so it is written more than once."""
-    _transpose(c, target, stride, left, points, lambda t, addresses, masks: _write(c, t, addresses, masks, block, swap, scale))
+    _transpose(
+        c,
+        target,
+        stride,
+        left,
+        points,
+        lambda t, addresses, masks: _write(c, t, addresses, masks, block, swap, scale),
+    )
 
 
 def _transpose(c: Lines, pointer: str, stride: Int, left: Int, points: int, move: Callable) -> None:
@@ -183,7 +223,11 @@ def _transpose(c: Lines, pointer: str, stride: Int, left: Int, points: int, move
         with f.loop(0, whole, step, known_nonempty=True) as i:
             move(i, [c.at(p, f.mul(i, 2)) for p in lines], None)
     if points > whole:
-        move(whole, [c.at(p, 2 * whole) for p in lines], lane_mask(f, c.lanes, 0, 2 * (points - whole)))
+        move(
+            whole,
+            [c.at(p, 2 * whole) for p in lines],
+            lane_mask(f, c.lanes, 0, 2 * (points - whole)),
+        )
 
 
 def _turned(c: Lines, vectors: list[str]) -> list[str]:
@@ -191,17 +235,23 @@ def _turned(c: Lines, vectors: list[str]) -> list[str]:
     return transposed(c.f, c.tile, vectors, group=2)
 
 
-def _read(c: Lines, i: Int, addresses: list[str], mask: str | None, block: Block, swap: bool) -> None:
+def _read(
+    c: Lines, i: Int, addresses: list[str], mask: str | None, block: Block, swap: bool
+) -> None:
     half = c.lanes // 2
     vectors = [c.t.load(p, c.itemsize, mask) for p in addresses]
     part = block.part(i)
-    for k, (low, high) in enumerate(zip(_turned(c, vectors[:half]), _turned(c, vectors[half:]), strict=True)):
-        part.put(k, c.parted(low, high)[::-1 if swap else 1])
+    for k, (low, high) in enumerate(
+        zip(_turned(c, vectors[:half]), _turned(c, vectors[half:]), strict=True)
+    ):
+        part.put(k, c.parted(low, high)[:: -1 if swap else 1])
 
 
-def _write(c: Lines, i: Int, addresses: list[str], mask: str | None, block: Block, swap: bool, scale: float) -> None:
+def _write(
+    c: Lines, i: Int, addresses: list[str], mask: str | None, block: Block, swap: bool, scale: float
+) -> None:
     half, part = c.lanes // 2, block.part(i)
-    pairs = [c.joined(scaled(c, part.get(k), scale)[::-1 if swap else 1]) for k in range(half)]
+    pairs = [c.joined(scaled(c, part.get(k), scale)[:: -1 if swap else 1]) for k in range(half)]
     vectors = [v for side in zip(*pairs, strict=True) for v in _turned(c, list(side))]
     for p, v in zip(addresses, vectors, strict=True):
         c.t.store(v, p, c.itemsize, mask)
@@ -214,23 +264,40 @@ def fma(t: Typed, a: str, b: str, c: str) -> str:
 
 def butterfly(t: Typed, x: list[Pair]) -> list[Pair]:
     """The transform of len(x) numbers, 2, 4, 8 or odd."""
-    add, sub = (lambda a, b: (t.add(a[0], b[0]), t.add(a[1], b[1]))), (lambda a, b: (t.sub(a[0], b[0]), t.sub(a[1], b[1])))
+    add, sub = (
+        (lambda a, b: (t.add(a[0], b[0]), t.add(a[1], b[1]))),
+        (lambda a, b: (t.sub(a[0], b[0]), t.sub(a[1], b[1]))),
+    )
     if len(x) == 1:
         return x
     if len(x) == 2:
         return [add(*x), sub(*x)]
     if len(x) == 4:
         a, b, c, d = add(x[0], x[2]), sub(x[0], x[2]), add(x[1], x[3]), sub(x[1], x[3])
-        return [add(a, c), (t.add(b[0], d[1]), t.sub(b[1], d[0])), sub(a, c), (t.sub(b[0], d[1]), t.add(b[1], d[0]))]
+        return [
+            add(a, c),
+            (t.add(b[0], d[1]), t.sub(b[1], d[0])),
+            sub(a, c),
+            (t.sub(b[0], d[1]), t.add(b[1], d[0])),
+        ]
     if len(x) == 8:
         even, odd = butterfly(t, x[::2]), butterfly(t, x[1::2])
         up, down = t.const(math.sqrt(0.5)), t.const(-math.sqrt(0.5))
         # odd[1] (1 - i) / sqrt(2) and odd[3] (-1 - i) / sqrt(2) are multiplied as they are added
-        a, b = (t.add(*odd[1]), t.sub(odd[1][1], odd[1][0])), (t.sub(odd[3][1], odd[3][0]), t.neg(t.add(*odd[3])))
+        a, b = (
+            (t.add(*odd[1]), t.sub(odd[1][1], odd[1][0])),
+            (t.sub(odd[3][1], odd[3][0]), t.neg(t.add(*odd[3]))),
+        )
         fused = [None, a, None, b]
         odd[2] = (odd[2][1], t.neg(odd[2][0]))
-        low = [add(e, o) if v is None else tuple(fma(t, up, p, q) for p, q in zip(v, e, strict=True)) for e, o, v in zip(even, odd, fused, strict=True)]
-        high = [sub(e, o) if v is None else tuple(fma(t, down, p, q) for p, q in zip(v, e, strict=True)) for e, o, v in zip(even, odd, fused, strict=True)]
+        low = [
+            add(e, o) if v is None else tuple(fma(t, up, p, q) for p, q in zip(v, e, strict=True))
+            for e, o, v in zip(even, odd, fused, strict=True)
+        ]
+        high = [
+            sub(e, o) if v is None else tuple(fma(t, down, p, q) for p, q in zip(v, e, strict=True))
+            for e, o, v in zip(even, odd, fused, strict=True)
+        ]
         return low + high
     return _odd(t, x, add, sub)
 
@@ -248,7 +315,9 @@ def _odd(t: Typed, x: list[Pair], add: Callable, sub: Callable) -> list[Pair]:
         for k, (s, d) in enumerate(zip(sums, differences, strict=True), 1):
             cos, sin = (t.const(fn(2 * math.pi * (j * k % r) / r)) for fn in (math.cos, math.sin))
             real = tuple(fma(t, cos, v, q) for v, q in zip(s, real, strict=True))
-            turn = tuple(t.mul(sin, v) if turn is None else fma(t, sin, v, turn[i]) for i, v in enumerate(d))
+            turn = tuple(
+                t.mul(sin, v) if turn is None else fma(t, sin, v, turn[i]) for i, v in enumerate(d)
+            )
         low.append((t.add(real[0], turn[1]), t.sub(real[1], turn[0])))
         high.append((t.sub(real[0], turn[1]), t.add(real[1], turn[0])))
     return [total, *low, *reversed(high)]
@@ -258,19 +327,31 @@ def transform(c: Lines, n: int, source, target, spare: tuple[Block, Block], twid
     """target[k] = sum over i of source[i] exp(-2 pi i k / n). Passes between first and last use the `spare` blocks, of which `source` and `target` may
     be one each; `twiddles`: pointer to `pass_twiddles(n)`. With one pass source and target may be the same memory."""
     f, rs = c.f, radices(n)
-    length, run, table = n, 1, 0  # of the transforms that are left; points that are done, one after the other
+    length, run, table = (
+        n,
+        1,
+        0,
+    )  # of the transforms that are left; points that are done, one after the other
     for number, r in enumerate(rs or (1,)):
         free = spare[0] if getattr(source, "pointer", None) != spare[0].pointer else spare[1]
         to = target if number + 1 >= len(rs) else free
         m = length // r
         first = m * (r - 1)
 
-        def butterflies(p: Int, q: Int, source=source, to=to, r=r, m=m, run=run, table=table) -> None:
+        def butterflies(
+            p: Int, q: Int, source=source, to=to, r=r, m=m, run=run, table=table
+        ) -> None:
             at = f.add(q, f.mul(p, run))
             values = butterfly(c.t, [source.get(f.add(at, run * m * k)) for k in range(r)])
             if m > 1:
                 w = f.mul(p, r - 1)
-                values = [values[0], *(c.product(v, c.root(twiddles, f.add(f.add(w, table), k))) for k, v in enumerate(values[1:]))]
+                values = [
+                    values[0],
+                    *(
+                        c.product(v, c.root(twiddles, f.add(f.add(w, table), k)))
+                        for k, v in enumerate(values[1:])
+                    ),
+                ]
             at = f.add(q, f.mul(p, run * r))
             for k, v in enumerate(values):
                 to.put(f.add(at, run * k), v)
@@ -298,7 +379,10 @@ def _halves(c: Lines, a: Pair, b: Pair, w: Pair, inverse: bool) -> tuple[Pair, P
     else:  # w (a - conj b) / 2i
         even, odd = scaled(c, even, 0.5), scaled(c, odd, 0.5)
         turn = c.product((odd[1], t.neg(odd[0])), w)
-    return (t.add(even[0], turn[0]), t.add(even[1], turn[1])), (t.sub(even[0], turn[0]), t.sub(turn[1], even[1]))
+    return (t.add(even[0], turn[0]), t.add(even[1], turn[1])), (
+        t.sub(even[0], turn[0]),
+        t.sub(turn[1], even[1]),
+    )
 
 
 def untangle(c: Lines, n: int, source, target, roots: str) -> None:
@@ -326,7 +410,9 @@ def tangle(c: Lines, n: int, source, target, roots: str) -> None:
     target.put(0, (t.sub(first, last), t.add(first, last)))
 
 
-def mirror_line(c: Lines, n: int, source: str, target: str, roots: str, blocks: tuple[Int, Int], inverse: bool) -> None:
+def mirror_line(
+    c: Lines, n: int, source: str, target: str, roots: str, blocks: tuple[Int, Int], inverse: bool
+) -> None:
     """`untangle` (or `tangle`) one line, points along the lanes: vectors `blocks` of the points 1 to n / 2 and what mirrors them. `roots`: `mirror_roots`."""
     f, lanes = c.f, c.lanes
     lane = lane_order(lanes, c.itemsize)
@@ -335,7 +421,9 @@ def mirror_line(c: Lines, n: int, source: str, target: str, roots: str, blocks: 
     order = [held[i] + part * lanes for i in range(lanes) for part in (0, 1)]
     with f.loop(*blocks) as block:
         k = f.add(f.mul(block, lanes), 1)
-        low, high = (Columns(c, c.at(pointer, f.mul(k, 2)), 0, None, False) for pointer in (source, target))
+        low, high = (
+            Columns(c, c.at(pointer, f.mul(k, 2)), 0, None, False) for pointer in (source, target)
+        )
         mirrored = f.mul(f.sub(n - lanes + 1, k), 2)
         vectors = [c.t.load(c.at(source, f.add(mirrored, d)), c.itemsize) for d in (0, lanes)]
         other = c.shuffle(*vectors, back), c.shuffle(*vectors, [i + 1 for i in back])
@@ -349,7 +437,9 @@ def mirror_line(c: Lines, n: int, source: str, target: str, roots: str, blocks: 
 def mirror_ends(c: Lines, n: int, source: str, target: str, inverse: bool) -> None:
     """Points 0 and n of `mirror_line`."""
     f, t = c.f, c.f.emit().typed(c.kind)
-    a, b = (f.load(c.kind, c.at(source, i), c.itemsize) for i in ((0, 2 * n) if inverse else (0, 1)))
+    a, b = (
+        f.load(c.kind, c.at(source, i), c.itemsize) for i in ((0, 2 * n) if inverse else (0, 1))
+    )
     plus, minus, zero = t.add(a, b), t.sub(a, b), t.const(0.0)
     found = {0: minus, 1: plus} if inverse else {0: plus, 1: zero, 2 * n: minus, 2 * n + 1: zero}
     for i, v in found.items():

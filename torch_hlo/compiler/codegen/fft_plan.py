@@ -4,6 +4,7 @@ A line of n points is transformed in passes of small radices (Stockham 1966: res
 lanes. A long line, or one of few, is a matrix of rows x columns instead (Bailey 1990, "four-step"): its columns are transformed, multiplied by
 twiddle factors, and its rows transformed; either way lanes are lines.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -32,14 +33,14 @@ def radices(n: int) -> tuple[int, ...] | None:
     eights, left = divmod(twos, 3)
     if left == 1 and eights:
         return (*[8] * (eights - 1), 4, 4, *reversed(odd))
-    return (*[8] * eights, *([2 ** left] if left else ()), *reversed(odd))
+    return (*[8] * eights, *([2**left] if left else ()), *reversed(odd))
 
 
 @lru_cache(1024)
 def split(n: int) -> tuple[int, int] | None:
     """(rows, columns), the factors of n that are nearest to each other, both at least 4; None when there are none."""
     best = None
-    for rows in range(4, int(n ** 0.5) + 1):
+    for rows in range(4, int(n**0.5) + 1):
         if n % rows == 0:
             best = (rows, n // rows)
     return best
@@ -66,7 +67,14 @@ def plan(n: int, lines: int | None, lanes: int) -> Plan | None:
     parts = split(n)
     if parts and max(parts) <= MOST:
         r, c = parts
-        found.append(Plan(n, r, c, many * (30 + 1.5 * (-(-c // lanes) * _vector(r) + -(-r // lanes) * _vector(c)))))
+        found.append(
+            Plan(
+                n,
+                r,
+                c,
+                many * (30 + 1.5 * (-(-c // lanes) * _vector(r) + -(-r // lanes) * _vector(c))),
+            )
+        )
     return min(found, key=lambda p: p.ns, default=None)
 
 
@@ -95,7 +103,16 @@ def lane_order(lanes: int, itemsize: int) -> list[int]:
     """Which of `lanes` neighbouring complex numbers each lane holds after even and odd parts were taken out of their two vectors within 16 bytes."""
     piece = min(16 // itemsize, lanes)  # numbers in 16 bytes
     half = max(piece // 2, 1)
-    return [h * (lanes // 2) + p * half + k for p in range(lanes // piece) for h in (0, 1) for k in range(half)] if lanes > 1 else [0]
+    return (
+        [
+            h * (lanes // 2) + p * half + k
+            for p in range(lanes // piece)
+            for h in (0, 1)
+            for k in range(half)
+        ]
+        if lanes > 1
+        else [0]
+    )
 
 
 def in_lanes(values: np.ndarray, lanes: int, itemsize: int) -> np.ndarray:
@@ -124,4 +141,10 @@ def real_roots(n: int) -> np.ndarray:
 def mirror_roots(n: int, lanes: int, itemsize: int) -> np.ndarray:
     """The same from point 1 on, in whole vectors. What is past the middle is exactly what mirrors it: both ways to compute a point give the same bits."""
     known, k = real_roots(n), np.arange(1, -(-(n // 2) // lanes) * lanes + 1)
-    return in_lanes(np.where(k <= n // 2, known[np.minimum(k, n // 2)], -known[np.clip(n - k, 0, n // 2)].conj()), lanes, itemsize)
+    return in_lanes(
+        np.where(
+            k <= n // 2, known[np.minimum(k, n // 2)], -known[np.clip(n - k, 0, n // 2)].conj()
+        ),
+        lanes,
+        itemsize,
+    )

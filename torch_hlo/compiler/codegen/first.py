@@ -5,12 +5,21 @@ other way round) is sorted after all. Equal elements stay in the order of their 
 
 One element further back (a median) is found by its bytes, the highest first: those that share what is known of it are counted and kept.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.indexing import Sizes
 from torch_hlo.compiler.codegen.inline import Writer, move, store
-from torch_hlo.compiler.codegen.sort import SLOTS, digit, key_of, radix_sort, row_offset, sort_key, unsigned_key
+from torch_hlo.compiler.codegen.sort import (
+    SLOTS,
+    digit,
+    key_of,
+    radix_sort,
+    row_offset,
+    sort_key,
+    unsigned_key,
+)
 from torch_hlo.compiler.passes.partial_sort import selection_of
 from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Instruction
@@ -24,7 +33,9 @@ def emit_selection(program, x: Instruction) -> None:
     results = x["calls"].root.operands
     part = results[0].operands[0]
     sort = part.operands[0] if part.op == "get-tuple-element" else part
-    numbers = [r.operands[0]["index"] if r.operands[0].op == "get-tuple-element" else 0 for r in results]
+    numbers = [
+        r.operands[0]["index"] if r.operands[0].op == "get-tuple-element" else 0 for r in results
+    ]
     shape, axis, (what, k) = sort.operands[0].shape, sort["dimensions"][0], selection_of(x)
     n = shape.dims[axis]
     rows: Size = 1
@@ -34,11 +45,24 @@ def emit_selection(program, x: Instruction) -> None:
     scratch = program.scratch(n * 32 * slots)
     types = [o.shape.dtype for o in sort.operands]
     key = sort_key(sort["to_apply"], types)
-    sources = {i: o["index"] for i, o in enumerate(sort.operands) if o.op == "parameter"}  # the others are positions
-    f = Writer(program, what, [("i64", "lo"), ("i64", "hi"), ("ptr", "scratch"), *(("ptr", f"from{i}") for i in sources),
-                                   *(("ptr", f"to{j}") for j in range(len(numbers)))])
+    sources = {
+        i: o["index"] for i, o in enumerate(sort.operands) if o.op == "parameter"
+    }  # the others are positions
+    f = Writer(
+        program,
+        what,
+        [
+            ("i64", "lo"),
+            ("i64", "hi"),
+            ("ptr", "scratch"),
+            *(("ptr", f"from{i}") for i in sources),
+            *(("ptr", f"to{j}") for j in range(len(numbers))),
+        ],
+    )
     size = Sizes(f)
-    row = _FINDERS[what](f, key, types[key[0]], n, k, row_major_strides(shape.dims)[axis], program.target)
+    row = _FINDERS[what](
+        f, key, types[key[0]], n, k, row_major_strides(shape.dims)[axis], program.target
+    )
     with f.loop("%lo", "%hi") as slot:
         first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))
         memory = f.gep("i8", "%scratch", f.mul(slot, n * 32))
@@ -52,14 +76,33 @@ def emit_selection(program, x: Instruction) -> None:
                 for j, m in enumerate(numbers):
                     at = f.add(to, f.mul(i, size(stride)))
                     if m in sources:
-                        move(f, types[m], f"%to{j}", at, f"%from{m}", f.add(base, f.mul(source, size(row.stride))))
+                        move(
+                            f,
+                            types[m],
+                            f"%to{j}",
+                            at,
+                            f"%from{m}",
+                            f.add(base, f.mul(source, size(row.stride))),
+                        )
                     else:
                         bits = DTYPES[types[m]].itemsize * 8
-                        store(f, types[m], source if bits == 64 else f.op(f"trunc i64 {source} to i{bits}"), f"%to{j}", at)
+                        store(
+                            f,
+                            types[m],
+                            source if bits == 64 else f.op(f"trunc i64 {source} to i{bits}"),
+                            f"%to{j}",
+                            at,
+                        )
     name = f.define()
-    pointers = [program.at(scratch), *(program.pointer(x.operands[p]) for p in sources.values()), *(program.at(program.place(x, j)) for j in range(len(numbers)))]
+    pointers = [
+        program.at(scratch),
+        *(program.pointer(x.operands[p]) for p in sources.values()),
+        *(program.at(program.place(x, j)) for j in range(len(numbers))),
+    ]
     cost = n * row.element_ns * (rows if isinstance(rows, int) else 64) / slots
-    program.parallel(name, [f"ptr {p}" for p in pointers] + size.arguments(program), slots, cost=cost)
+    program.parallel(
+        name, [f"ptr {p}" for p in pointers] + size.arguments(program), slots, cost=cost
+    )
 
 
 class _First:
@@ -98,7 +141,12 @@ class _First:
                 self.offer(base, i)
             return [self.places]
 
-        return f.choose(done, rest, lambda: [radix_sort(f, self.key, self.dtype, base, self.stride, n, memory)], ["ptr"])[0]
+        return f.choose(
+            done,
+            rest,
+            lambda: [radix_sort(f, self.key, self.dtype, base, self.stride, n, memory)],
+            ["ptr"],
+        )[0]
 
     def element(self, base: Int, at: Int) -> str:
         """The key at position `at` as i64."""
@@ -135,7 +183,12 @@ class _First:
         e = f.emit(self.lanes)
         t = e.typed(kind)
         operand = self.key[0]
-        found = unsigned_key(t, t.load(f.gep(kind, f"%from{operand}", f.add(base, at)), self.bits // 8), self.key, self.dtype)
+        found = unsigned_key(
+            t,
+            t.load(f.gep(kind, f"%from{operand}", f.add(base, at)), self.bits // 8),
+            self.key,
+            self.dtype,
+        )
         last = f.load("i64", f.gep("i64", self.keys, self.k - 1))
         last = last if self.bits == 64 else f.op(f"trunc i64 {last} to {kind}")
         return e.any(t.cmp("ult", found, e.splat(kind, last)))

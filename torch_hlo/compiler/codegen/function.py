@@ -10,6 +10,7 @@
 A value is its IR name (`%v12`) or a Python int; integer arithmetic on two Python ints is done in Python, so the same
 kernel code serves static and symbolic sizes. No IR pass runs afterwards: what is written here is what is compiled.
 """
+
 from __future__ import annotations
 
 import struct
@@ -32,8 +33,21 @@ class Loop:
 class Function:
     """An LLVM function under construction. `params` are (type, name) pairs, available as `%name`."""
 
-    def __init__(self, name: str, result: str = "void", params: Sequence[tuple[str, str]] = (), linkage: str = "", attrs: str = "#0"):
-        self.name, self.result, self.params, self.linkage, self.attrs = name, result, params, linkage, attrs
+    def __init__(
+        self,
+        name: str,
+        result: str = "void",
+        params: Sequence[tuple[str, str]] = (),
+        linkage: str = "",
+        attrs: str = "#0",
+    ):
+        self.name, self.result, self.params, self.linkage, self.attrs = (
+            name,
+            result,
+            params,
+            linkage,
+            attrs,
+        )
         self.lines: list[str] = []
         self.entry_allocas: list[str] = []
         self.endings: list[str] = []  # what a void function does before it returns
@@ -78,20 +92,29 @@ class Function:
 
     # -- integers (i64 unless said otherwise) ---------------------------------------------------------------------
     def _arith(self, name: str, fold: Callable[[int, int], int], a: Int, b: Int) -> Int:
-        return fold(a, b) if isinstance(a, int) and isinstance(b, int) else self.op(f"{name} i64 {a}, {b}")
+        return (
+            fold(a, b)
+            if isinstance(a, int) and isinstance(b, int)
+            else self.op(f"{name} i64 {a}, {b}")
+        )
 
     def add(self, a: Int, b: Int) -> Int:
-        if a == 0: return b
-        if b == 0: return a
+        if a == 0:
+            return b
+        if b == 0:
+            return a
         return self._arith("add", lambda x, y: x + y, a, b)
 
     def sub(self, a: Int, b: Int) -> Int:
         return a if b == 0 else self._arith("sub", lambda x, y: x - y, a, b)
 
     def mul(self, a: Int, b: Int) -> Int:
-        if a == 0 or b == 0: return 0
-        if a == 1: return b
-        if b == 1: return a
+        if a == 0 or b == 0:
+            return 0
+        if a == 1:
+            return b
+        if b == 1:
+            return a
         if isinstance(a, int) and not isinstance(b, int):
             a, b = b, a
         if isinstance(b, int) and b > 1 and b & (b - 1) == 0 and not isinstance(a, int):
@@ -100,13 +123,15 @@ class Function:
 
     def div(self, a: Int, b: Int) -> Int:
         """Quotient of non-negative numbers."""
-        if b == 1: return a
+        if b == 1:
+            return a
         if isinstance(b, int) and b & (b - 1) == 0 and not isinstance(a, int):
             return self.op(f"lshr i64 {a}, {b.bit_length() - 1}")
         return self._arith("udiv", lambda x, y: x // y, a, b)
 
     def rem(self, a: Int, b: Int) -> Int:
-        if b == 1: return 0
+        if b == 1:
+            return 0
         if isinstance(b, int) and b & (b - 1) == 0 and not isinstance(a, int):
             return self.op(f"and i64 {a}, {b - 1}")
         return self._arith("urem", lambda x, y: x % y, a, b)
@@ -115,11 +140,13 @@ class Function:
         return a if b == 1 else self.div(self.add(a, self.sub(b, 1)), b)
 
     def min(self, a: Int, b: Int) -> Int:
-        if isinstance(a, int) and isinstance(b, int): return min(a, b)
+        if isinstance(a, int) and isinstance(b, int):
+            return min(a, b)
         return self.op(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
 
     def max(self, a: Int, b: Int) -> Int:
-        if isinstance(a, int) and isinstance(b, int): return max(a, b)
+        if isinstance(a, int) and isinstance(b, int):
+            return max(a, b)
         return self.op(f"call i64 @llvm.smax.i64(i64 {a}, i64 {b})")
 
     def icmp(self, predicate: str, a: Int, b: Int, kind: str = "i64") -> str:
@@ -130,7 +157,8 @@ class Function:
 
     # -- memory ---------------------------------------------------------------------------------------------------
     def gep(self, element: str, pointer: str, index: Int) -> str:
-        if index == 0: return pointer
+        if index == 0:
+            return pointer
         return self.op(f"getelementptr inbounds {element}, ptr {pointer}, i64 {index}")
 
     def load(self, kind: str, pointer: str, align: int = 0) -> str:
@@ -142,12 +170,21 @@ class Function:
     def alloca(self, kind: str, count: int = 1, align: int = 0) -> str:
         """A stack slot, made once per call of the function."""
         name = self.fresh("s")
-        self.entry_allocas.append(f"  {name} = alloca [{count} x {kind}]" + (f", align {align}" if align else ""))
+        self.entry_allocas.append(
+            f"  {name} = alloca [{count} x {kind}]" + (f", align {align}" if align else "")
+        )
         return name
 
     # -- control flow ---------------------------------------------------------------------------------------------
     @contextmanager
-    def loop(self, low: Int, high: Int, step: Int = 1, carry: Sequence[tuple[str, str]] = (), known_nonempty: bool = False) -> Iterator:
+    def loop(
+        self,
+        low: Int,
+        high: Int,
+        step: Int = 1,
+        carry: Sequence[tuple[str, str]] = (),
+        known_nonempty: bool = False,
+    ) -> Iterator:
         """`for index in range(low, high, step)`. Without `carry` yields the index; with it (a list of (type, initial
         value)) yields a Loop whose `next` the body must set, and whose `vars` hold the final values after the loop.
 
@@ -176,8 +213,12 @@ class Function:
         else:
             self.jump(header)
         phis = [f"  {index} = phi i64 [{low}, %{before}], [{step_name}, %{from_block}]"]
-        for (kind, initial), name, following in zip(carry, state.vars, state.next or (), strict=True):
-            phis.append(f"  {name} = phi {kind} [{initial}, %{before}], [{following}, %{from_block}]")
+        for (kind, initial), name, following in zip(
+            carry, state.vars, state.next or (), strict=True
+        ):
+            phis.append(
+                f"  {name} = phi {kind} [{initial}, %{before}], [{following}, %{from_block}]"
+            )
         self.lines[at:at] = phis
         self.start(end)
         if known_nonempty and carry:
@@ -196,8 +237,12 @@ class Function:
         self.start(header)
         at = len(self.lines)
         yield state
-        phis = [f"  {name} = phi {kind} [{initial}, %{before}], [{following}, %{self.block}]"
-                for (kind, initial), name, following in zip(carry, state.vars, state.next or (), strict=True)]
+        phis = [
+            f"  {name} = phi {kind} [{initial}, %{before}], [{following}, %{self.block}]"
+            for (kind, initial), name, following in zip(
+                carry, state.vars, state.next or (), strict=True
+            )
+        ]
         self.jump(header)
         self.lines[at:at] = phis
         self.start(end)
@@ -218,7 +263,13 @@ class Function:
         self.jump(end)
         self.start(end)
 
-    def choose(self, condition: str, then: Callable[[], object], other: Callable[[], object], kinds: Sequence[str] = ()) -> list[str]:
+    def choose(
+        self,
+        condition: str,
+        then: Callable[[], object],
+        other: Callable[[], object],
+        kinds: Sequence[str] = (),
+    ) -> list[str]:
         """`if condition: then() else: other()`; each returns one value per type in `kinds` (a list), merged by phis."""
         yes, no, end = self.label("then"), self.label("else"), self.label("fi")
         self.branch(condition, yes, no)
@@ -231,7 +282,10 @@ class Function:
         from_no = self.block
         self.jump(end)
         self.start(end)
-        return [self.op(f"phi {kind} [{x}, %{from_yes}], [{y}, %{from_no}]") for kind, x, y in zip(kinds, a or (), b or (), strict=True)]
+        return [
+            self.op(f"phi {kind} [{x}, %{from_yes}], [{y}, %{from_no}]")
+            for kind, x, y in zip(kinds, a or (), b or (), strict=True)
+        ]
 
     def ret(self, value: str = "void") -> None:
         self.do(f"ret {value}")

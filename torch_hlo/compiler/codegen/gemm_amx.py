@@ -11,6 +11,7 @@ next one are asked for.
 A product whose right operand is contiguous along K (a layer's weights) may be computed transposed: then packing the weights, the larger
 operand, only copies, and nothing of them goes back to memory. It pays while the other operand stays in L2.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -18,7 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.function import Function, Int
-from torch_hlo.compiler.codegen.gemm import BLOCK_PARAMETERS, Tile, lane_mask, masked_load, masked_store, transposed
+from torch_hlo.compiler.codegen.gemm import (
+    BLOCK_PARAMETERS,
+    Tile,
+    lane_mask,
+    masked_load,
+    masked_store,
+    transposed,
+)
 from torch_hlo.hlo.dim import Size, ceildiv
 
 BLOCK = 32  # rows and columns of a micro-kernel
@@ -67,14 +75,23 @@ def pack(name: str, side: str, form: str, e: Element) -> Function:
 
     `form` says what is contiguous: "k", "lane" or "none". Lanes from `valid` on repeat others; K is padded with zeros.
     """
-    params = [("ptr", "src"), ("i64", "lane_stride"), ("i64", "k_stride"), ("i64", "depth"), ("i64", "valid"), ("ptr", "dst")]
+    params = [
+        ("ptr", "src"),
+        ("i64", "lane_stride"),
+        ("i64", "k_stride"),
+        ("i64", "depth"),
+        ("i64", "valid"),
+        ("ptr", "dst"),
+    ]
     f = Function(name, "void", params, attrs="noinline #0")
     whole = f.op(f"and i64 %depth, {-e.depth}")
     if (side, form) == ("a", "k"):
         _copy_rows(f, e, whole)
         return f
     read = {"k": _rows_along_k, "lane": _rows_along_lanes, "none": _rows_of_elements}[form](f, e)
-    by_groups = form == "lane"  # vectors are [group of k][lane][group], as tiles of B are; else [lane][k], as tiles of A are
+    by_groups = (
+        form == "lane"
+    )  # vectors are [group of k][lane][group], as tiles of B are; else [lane][k], as tiles of A are
 
     def block(k: Int, tail: bool) -> None:
         vectors = read(k, tail)
@@ -96,7 +113,10 @@ def _copy_rows(f: Function, e: Element, whole: Int) -> None:
     last, vector = f.sub("%valid", 1), f"<{e.depth} x {e.kind}>"
     rest = lane_mask(f, e.depth, whole, "%depth")
     with f.loop(0, 16) as lane:
-        row, to = f.gep(e.kind, "%src", f.mul(f.min(lane, last), "%lane_stride")), f.gep("i8", "%dst", f.mul(lane, 64))
+        row, to = (
+            f.gep(e.kind, "%src", f.mul(f.min(lane, last), "%lane_stride")),
+            f.gep("i8", "%dst", f.mul(lane, 64)),
+        )
         with f.loop(0, whole, e.depth) as k:
             v = f.load(vector, f.gep(e.kind, row, k), e.itemsize)
             f.store(vector, v, f.gep("i8", to, f.mul(f.div(k, e.depth), STEP_BYTES)), 4)
@@ -107,12 +127,17 @@ def _copy_rows(f: Function, e: Element, whole: Int) -> None:
 
 def _rows_along_k(f: Function, e: Element):
     last, vector = f.sub("%valid", 1), f"<{e.depth} x {e.kind}>"
-    rows = [f.gep(e.kind, "%src", f.mul(f.min(i, last) if i else 0, "%lane_stride")) for i in range(16)]
+    rows = [
+        f.gep(e.kind, "%src", f.mul(f.min(i, last) if i else 0, "%lane_stride")) for i in range(16)
+    ]
 
     def read(k: Int, tail: bool) -> list[str]:
         if tail:
             mask = lane_mask(f, e.depth, k, "%depth")
-            loaded = [masked_load(f, e.kind, e.depth, f.gep(e.kind, row, k), mask, e.itemsize) for row in rows]
+            loaded = [
+                masked_load(f, e.kind, e.depth, f.gep(e.kind, row, k), mask, e.itemsize)
+                for row in rows
+            ]
         else:
             loaded = [f.load(vector, f.gep(e.kind, row, k), e.itemsize) for row in rows]
         return [f.op(f"bitcast {vector} {v} to <16 x i32>") for v in loaded]
@@ -126,10 +151,14 @@ def _rows_along_lanes(f: Function, e: Element):
     def row(k: Int, tail: bool) -> str:
         mask = lanes
         if tail:
-            mask = f.op(f"select i1 {f.icmp('slt', k, '%depth')}, <16 x i1> {lanes}, <16 x i1> zeroinitializer")
+            mask = f.op(
+                f"select i1 {f.icmp('slt', k, '%depth')}, <16 x i1> {lanes}, <16 x i1> zeroinitializer"
+            )
         p = f.gep(e.kind, "%src", f.mul(k, "%k_stride"))
         if not tail:
-            f.do(f"call void @llvm.prefetch.p0(ptr {f.gep('i8', p, LANES_AHEAD)}, i32 0, i32 2, i32 1)")
+            f.do(
+                f"call void @llvm.prefetch.p0(ptr {f.gep('i8', p, LANES_AHEAD)}, i32 0, i32 2, i32 1)"
+            )
         return masked_load(f, e.kind, 16, p, mask, e.itemsize)
 
     def mixed(kind: str, a: str, b: str) -> str:
@@ -139,9 +168,15 @@ def _rows_along_lanes(f: Function, e: Element):
     def read(k: Int, tail: bool) -> list[str]:
         found = []
         for g in range(16):
-            parts, bits = [row(f.add(k, e.group * g + i), tail) for i in range(e.group)], 8 * e.itemsize
+            parts, bits = (
+                [row(f.add(k, e.group * g + i), tail) for i in range(e.group)],
+                8 * e.itemsize,
+            )
             while len(parts) > 1:
-                parts = [f.op(f"bitcast <32 x i{bits}> {mixed(f'i{bits}', a, b)} to <16 x i{2 * bits}>") for a, b in zip(parts[::2], parts[1::2], strict=True)]
+                parts = [
+                    f.op(f"bitcast <32 x i{bits}> {mixed(f'i{bits}', a, b)} to <16 x i{2 * bits}>")
+                    for a, b in zip(parts[::2], parts[1::2], strict=True)
+                ]
                 bits *= 2
             found += parts
         return found
@@ -157,8 +192,13 @@ def _rows_of_elements(f: Function, e: Element):
         with f.loop(0, 16) as lane, f.loop(0, e.depth) as i:
             at = f.add(k, i)
             inside = f.icmp("slt", at, "%depth")
-            source = f.add(f.mul(f.min(lane, last), "%lane_stride"), f.mul(f.select(inside, "i64", at, 0), "%k_stride"))
-            v = f.select(inside, e.kind, f.load(e.kind, f.gep(e.kind, "%src", source), e.itemsize), 0)
+            source = f.add(
+                f.mul(f.min(lane, last), "%lane_stride"),
+                f.mul(f.select(inside, "i64", at, 0), "%k_stride"),
+            )
+            v = f.select(
+                inside, e.kind, f.load(e.kind, f.gep(e.kind, "%src", source), e.itemsize), 0
+            )
             f.store(e.kind, v, f.gep(e.kind, block, f.add(f.mul(lane, e.depth), i)), e.itemsize)
         return [f.load("<16 x i32>", f.gep("i8", block, 64 * lane), 64) for lane in range(16)]
 
@@ -171,7 +211,16 @@ def micro(name: str, e: Element, ahead: bool = False, strided: bool = False) -> 
     With `ahead`, every step asks for a cache line of each of ROWS_AHEAD rows that begin at `%ahead`, `%ahead_row` bytes apart.
     `strided`: A is not packed, it has rows along K that are `%a_row` bytes apart.
     """
-    params = [("ptr", "A"), ("ptr", "B"), ("i64", "steps"), ("ptr", "C"), ("i64", "ldc"), ("i64", "rows"), ("i64", "cols"), ("i1", "more")]
+    params = [
+        ("ptr", "A"),
+        ("ptr", "B"),
+        ("i64", "steps"),
+        ("ptr", "C"),
+        ("i64", "ldc"),
+        ("i64", "rows"),
+        ("i64", "cols"),
+        ("i1", "more"),
+    ]
     params += [("ptr", "ahead"), ("i64", "ahead_row")] * ahead + [("i64", "a_row")] * strided
     f = Function(name, "void", params, attrs="noinline #0")
     whole = f.op(f"and i1 {f.icmp('sge', '%rows', BLOCK)}, {f.icmp('sge', '%cols', BLOCK)}")
@@ -195,10 +244,20 @@ def micro(name: str, e: Element, ahead: bool = False, strided: bool = False) -> 
 
     f.choose(f.op(f"and i1 {whole}, %more"), load, zero)
     with f.loop(0, "%steps", known_nonempty=True) as s:
-        a, b = f.gep("i8", "%A", f.mul(s, 64 if strided else STEP_BYTES)), f.gep("i8", "%B", f.mul(s, STEP_BYTES))
+        a, b = (
+            f.gep("i8", "%A", f.mul(s, 64 if strided else STEP_BYTES)),
+            f.gep("i8", "%B", f.mul(s, STEP_BYTES)),
+        )
         a_row = "%a_row" if strided else 64
-        for t, p in ((6, b), (4, a), (7, f.gep("i8", b, 1024)), (5, f.gep("i8", a, f.mul(a_row, 16)))):
-            f.do(f"call void @llvm.x86.tileload{'dt1' if t > 5 else 'd'}64(i8 {t}, ptr {p}, i64 {64 if t > 5 else a_row})")
+        for t, p in (
+            (6, b),
+            (4, a),
+            (7, f.gep("i8", b, 1024)),
+            (5, f.gep("i8", a, f.mul(a_row, 16))),
+        ):
+            f.do(
+                f"call void @llvm.x86.tileload{'dt1' if t > 5 else 'd'}64(i8 {t}, ptr {p}, i64 {64 if t > 5 else a_row})"
+            )
         for row in range(ROWS_AHEAD * ahead):
             line = f.gep("i8", "%ahead", f.add(f.mul("%ahead_row", row), f.mul(s, 64)))
             f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
@@ -225,15 +284,33 @@ def _store_rows(f: Function, e: Element, temporary: str) -> None:
             v = f.load(vector, f.gep(e.sums, temporary, f.add(f.mul(r, BLOCK), 16 * j)), 64)
             to = f.gep(e.sums, "%C", f.add(f.mul(r, "%ldc"), 16 * j))
             keep = f.op(f"select i1 %more, <16 x i1> {mask}, <16 x i1> zeroinitializer")
-            masked_store(f, e.sums, 16, f.op(f"{plus} {vector} {v}, {masked_load(f, e.sums, 16, to, keep, 4)}"), to, mask, 4)
+            masked_store(
+                f,
+                e.sums,
+                16,
+                f.op(f"{plus} {vector} {v}, {masked_load(f, e.sums, 16, to, keep, 4)}"),
+                to,
+                mask,
+                4,
+            )
 
 
 def turn(name: str, masked: bool) -> Function:
     """void(src, dst, ld, rows, cols): dst[j, i] = src[i, j] of a block of 32 x 32 4-byte elements; with `masked` only for i < rows and j < cols."""
-    f = Function(name, "void", [("ptr", "src"), ("ptr", "dst"), ("i64", "ld"), ("i64", "rows"), ("i64", "cols")], attrs="noinline #0")
-    with f.loop(0, BLOCK, 16, known_nonempty=True) as j, f.loop(0, BLOCK, 16, known_nonempty=True) as i:
+    f = Function(
+        name,
+        "void",
+        [("ptr", "src"), ("ptr", "dst"), ("i64", "ld"), ("i64", "rows"), ("i64", "cols")],
+        attrs="noinline #0",
+    )
+    with (
+        f.loop(0, BLOCK, 16, known_nonempty=True) as j,
+        f.loop(0, BLOCK, 16, known_nonempty=True) as i,
+    ):
         corner = f.gep("i32", "%src", f.add(f.mul(i, BLOCK), j))
-        block = transposed(f, WORDS, [f.load("<16 x i32>", f.gep("i32", corner, BLOCK * r), 64) for r in range(16)])
+        block = transposed(
+            f, WORDS, [f.load("<16 x i32>", f.gep("i32", corner, BLOCK * r), 64) for r in range(16)]
+        )
         to = f.gep("i32", "%dst", f.add(f.mul(j, "%ld"), i))
         valid = lane_mask(f, 16, i, "%rows") if masked else None
         for r, v in enumerate(block):
@@ -242,7 +319,15 @@ def turn(name: str, masked: bool) -> Function:
                 f.store("<16 x i32>", v, p, 4)
                 continue
             inside = f.icmp("slt", f.add(j, r), "%cols")
-            masked_store(f, "i32", 16, v, p, f.op(f"select i1 {inside}, <16 x i1> {valid}, <16 x i1> zeroinitializer"), 4)
+            masked_store(
+                f,
+                "i32",
+                16,
+                v,
+                p,
+                f.op(f"select i1 {inside}, <16 x i1> {valid}, <16 x i1> zeroinitializer"),
+                4,
+            )
     return f
 
 
@@ -251,7 +336,9 @@ def fetch(name: str) -> Function:
     f = Function(name, "void", [("ptr", "from"), ("i64", "nbytes")], attrs="noinline #0")
     with f.loop(0, "%nbytes", 256, known_nonempty=True) as at:
         for line in range(0, 256, 64):
-            f.do(f"call void @llvm.prefetch.p0(ptr {f.gep('i8', '%from', f.add(at, line))}, i32 0, i32 2, i32 1)")
+            f.do(
+                f"call void @llvm.prefetch.p0(ptr {f.gep('i8', '%from', f.add(at, line))}, i32 0, i32 2, i32 1)"
+            )
     return f
 
 
@@ -299,7 +386,12 @@ class AmxGemm:
 
     def __init__(self, element: Element, form_a: str, form_b: str, packed: tuple[bool, bool] = (False, False), transposed: bool = False, epilogue=None,
                  adding: bool = False, in_rows: bool = False) -> None:  # fmt: skip
-        self.element, self.forms, self.packed, self.transposed = element, (form_a, form_b), packed, transposed
+        self.element, self.forms, self.packed, self.transposed = (
+            element,
+            (form_a, form_b),
+            packed,
+            transposed,
+        )
         self.epilogue, self.adding, self.in_rows = epilogue, adding, in_rows
         self.functions: dict[str, str] = {}
         kinds = ("packed" if p else form for p, form in zip(packed, self.forms, strict=True))
@@ -322,24 +414,66 @@ class AmxGemm:
             self.functions[name] = make(name, *args).text()
         return name
 
-    def _pack(self, f: Function, side: int, src: str, free: str, k: str, depth: Int, valid: Int, to: str) -> None:
+    def _pack(
+        self, f: Function, side: int, src: str, free: str, k: str, depth: Int, valid: Int, to: str
+    ) -> None:
         """Both groups of 16 lanes of a panel; an empty second group is left as it is."""
         e = self.element
-        name = self._function(pack, f"pack_amx_{e.kind}_{'ab'[side]}_{self.forms[side]}", "ab"[side], self.forms[side], e)
-        f.call("void", name, f"ptr {src}", f"i64 {free}", f"i64 {k}", f"i64 {depth}", f"i64 {f.min(valid, 16)}", f"ptr {to}")
+        name = self._function(
+            pack,
+            f"pack_amx_{e.kind}_{'ab'[side]}_{self.forms[side]}",
+            "ab"[side],
+            self.forms[side],
+            e,
+        )
+        f.call(
+            "void",
+            name,
+            f"ptr {src}",
+            f"i64 {free}",
+            f"i64 {k}",
+            f"i64 {depth}",
+            f"i64 {f.min(valid, 16)}",
+            f"ptr {to}",
+        )
         with f.when(f.icmp("sgt", valid, 16)):
             second = f.gep(e.kind, src, f.mul(free, 16))
             rest = f.min(f.sub(valid, 16), 16)
-            f.call("void", name, f"ptr {second}", f"i64 {free}", f"i64 {k}", f"i64 {depth}", f"i64 {rest}", f"ptr {f.gep('i8', to, 1024)}")
+            f.call(
+                "void",
+                name,
+                f"ptr {second}",
+                f"i64 {free}",
+                f"i64 {k}",
+                f"i64 {depth}",
+                f"i64 {rest}",
+                f"ptr {f.gep('i8', to, 1024)}",
+            )
 
     def block(self) -> str:
         """See Gemm.block; a tile is 32 rows. To be called within `tiles`."""
         f = Function(self.name, "void", [*BLOCK_PARAMETERS, *self.extra], attrs="noinline #0")
-        (self._transposed_blocks if self.transposed else self._packed_blocks if self.packed[1] else self._blocks)(f)
+        (
+            self._transposed_blocks
+            if self.transposed
+            else self._packed_blocks
+            if self.packed[1]
+            else self._blocks
+        )(f)
         self.functions[self.name] = f.text()
         return self.name
 
-    def _row_tile(self, f: Function, i: Int, first_k: Int, depth: Int, b: tuple[str, Int, Int], j0: Int, j1: Int, more: str) -> None:
+    def _row_tile(
+        self,
+        f: Function,
+        i: Int,
+        first_k: Int,
+        depth: Int,
+        b: tuple[str, Int, Int],
+        j0: Int,
+        j1: Int,
+        more: str,
+    ) -> None:
         """Row tile `i` times the columns [j0, j1) of the block of K into C or through the epilogue; `b`: (packed B, number of the first panel, panels)."""
         e, row = self.element, f.mul(i, BLOCK)
         if self.epilogue is None:
@@ -349,7 +483,15 @@ class AmxGemm:
 
         def finish(first: Int, last: Int) -> None:
             sums = f.gep(e.sums, c, f.sub(first, j0))
-            self.epilogue.call(f, f.add("%first_row", row), f.min(f.sub("%m", row), BLOCK), first, f.sub(last, first), sums, ldc)
+            self.epilogue.call(
+                f,
+                f.add("%first_row", row),
+                f.min(f.sub("%m", row), BLOCK),
+                first,
+                f.sub(last, first),
+                sums,
+                ldc,
+            )
 
         self._panels(f, i, first_k, depth, b, j0, j1, c, ldc, more, BLOCK, finish)
 
@@ -360,40 +502,87 @@ class AmxGemm:
         e, row = self.element, f.mul(i, BLOCK)
         b_base, first, panels = b
         reads_rows = self.forms[0] == "k" and not self.packed[0]
-        kernel = self._function(micro, f"micro_amx_{e.name}{'_ahead' * reads_rows}{'_rows' * self.in_rows}", e, reads_rows, self.in_rows)
+        kernel = self._function(
+            micro,
+            f"micro_amx_{e.name}{'_ahead' * reads_rows}{'_rows' * self.in_rows}",
+            e,
+            reads_rows,
+            self.in_rows,
+        )
         steps, rows = f.ceildiv(depth, e.depth), f.sub("%m", row)
         with pieces(f, steps) as (s, count):
             if self.packed[0]:
                 a = f.gep("i8", "%A", f.mul(f.add(f.mul(i, steps), s), STEP_BYTES))
             else:
                 a, k = f.gep("i8", "%scratch", 0), f.mul(s, e.depth)
-                src = f.gep(e.kind, "%A", f.add(f.mul(row, "%a_free"), f.mul(f.add(first_k, k), "%a_k")))
+                src = f.gep(
+                    e.kind, "%A", f.add(f.mul(row, "%a_free"), f.mul(f.add(first_k, k), "%a_k"))
+                )
                 if self.in_rows:
                     a = src
                 else:
-                    self._pack(f, 0, src, "%a_free", "%a_k", f.min(f.mul(count, e.depth), f.sub(depth, k)), rows, a)
+                    self._pack(
+                        f,
+                        0,
+                        src,
+                        "%a_free",
+                        "%a_k",
+                        f.min(f.mul(count, e.depth), f.sub(depth, k)),
+                        rows,
+                        a,
+                    )
             more_here = f.op(f"or i1 {more}, {f.icmp('ne', s, 0)}")
-            if reads_rows:  # what is packed next: more of the same rows, or the next ones from the start
+            if (
+                reads_rows
+            ):  # what is packed next: more of the same rows, or the next ones from the start
                 last = f.icmp("sge", f.add(s, count), steps)
                 next_k = f.add(first_k, f.select(last, "i64", 0, f.mul(f.add(s, count), e.depth)))
-                coming = f.gep(e.kind, "%A", f.add(f.mul(f.add(row, f.select(last, "i64", BLOCK, 0)), "%a_free"), f.mul(next_k, "%a_k")))
+                coming = f.gep(
+                    e.kind,
+                    "%A",
+                    f.add(
+                        f.mul(f.add(row, f.select(last, "i64", BLOCK, 0)), "%a_free"),
+                        f.mul(next_k, "%a_k"),
+                    ),
+                )
                 row_bytes = f.mul("%a_free", e.itemsize)
 
             def multiply(j: Int, s=s, count=count, a=a, more_here=more_here) -> None:
                 number = f.div(f.sub(j, j0), BLOCK)
                 panel_of_b = b_panel(f, b_base, s, count, f.add(number, first), panels)
-                if self.packed[1]:  # the first row tile reads B from memory, where no prefetcher follows tiles: ask for the next panel
+                if self.packed[
+                    1
+                ]:  # the first row tile reads B from memory, where no prefetcher follows tiles: ask for the next panel
                     with f.when(f.icmp("eq", i, "%tile0")):
                         nbytes = f.mul(count, STEP_BYTES)
-                        f.call("void", self._function(fetch, "fetch_amx"), f"ptr {f.gep('i8', panel_of_b, nbytes)}", f"i64 {nbytes}")
+                        f.call(
+                            "void",
+                            self._function(fetch, "fetch_amx"),
+                            f"ptr {f.gep('i8', panel_of_b, nbytes)}",
+                            f"i64 {nbytes}",
+                        )
                 valid = ["i64 32", "i64 32"] if room else [f"i64 {rows}", f"i64 {f.sub(j1, j)}"]
                 ahead = []
                 if reads_rows:
-                    ahead = [f"ptr {f.gep('i8', coming, f.mul(f.rem(f.mul(number, ROWS_AHEAD), BLOCK), row_bytes))}", f"i64 {row_bytes}"]
+                    ahead = [
+                        f"ptr {f.gep('i8', coming, f.mul(f.rem(f.mul(number, ROWS_AHEAD), BLOCK), row_bytes))}",
+                        f"i64 {row_bytes}",
+                    ]
                 if self.in_rows:
                     ahead.append(f"i64 {row_bytes}")
                 to = f.gep(e.sums, c, f.mul(number, room or BLOCK))
-                f.call("void", kernel, f"ptr {a}", f"ptr {panel_of_b}", f"i64 {count}", f"ptr {to}", f"i64 {ldc}", *valid, f"i1 {more_here}", *ahead)
+                f.call(
+                    "void",
+                    kernel,
+                    f"ptr {a}",
+                    f"ptr {panel_of_b}",
+                    f"i64 {count}",
+                    f"ptr {to}",
+                    f"i64 {ldc}",
+                    *valid,
+                    f"i1 {more_here}",
+                    *ahead,
+                )
 
             with f.loop(j0, j1, FINISHED) as group:
                 end = f.min(f.add(group, FINISHED), j1)
@@ -403,7 +592,18 @@ class AmxGemm:
                     with f.when(f.icmp("sge", f.add(s, count), steps)):
                         finish(group, end)
 
-    def _pack_b(self, f: Function, src: str, free: str, k: str, depth: Int, valid: Int, base: str, numbers: tuple[Int, Int], panels: Int) -> None:
+    def _pack_b(
+        self,
+        f: Function,
+        src: str,
+        free: str,
+        k: str,
+        depth: Int,
+        valid: Int,
+        base: str,
+        numbers: tuple[Int, Int],
+        panels: Int,
+    ) -> None:
         """Pack the panels of 32 columns with the given numbers (first, end) of `panels` at `base`; `src` is the first one's, `valid` counts columns from there.
 
         Where columns are contiguous, a step of all panels comes before the next step: rows are read in long pieces, each page once.
@@ -414,8 +614,14 @@ class AmxGemm:
             """Elements [first, first + most) of K of panel `j`, part of the piece of `count` steps from step `s` on."""
             lane = f.mul(f.sub(j, begin), BLOCK)
             here = f.gep(e.kind, src, f.add(f.mul(first, k), f.mul(lane, free)))
-            to = f.gep("i8", b_panel(f, base, s, count, j, panels), f.mul(f.sub(f.div(first, e.depth), s), STEP_BYTES))
-            self._pack(f, 1, here, free, k, f.min(most, f.sub(depth, first)), f.sub(valid, lane), to)
+            to = f.gep(
+                "i8",
+                b_panel(f, base, s, count, j, panels),
+                f.mul(f.sub(f.div(first, e.depth), s), STEP_BYTES),
+            )
+            self._pack(
+                f, 1, here, free, k, f.min(most, f.sub(depth, first)), f.sub(valid, lane), to
+            )
 
         with pieces(f, f.ceildiv(depth, e.depth)) as (s, count):
             if self.forms[1] == "lane":
@@ -450,14 +656,31 @@ class AmxGemm:
     def _finish(self, f: Function, start: Int, count: Int, j0: Int, j1: Int) -> None:
         """Turn the sums of `count` rows from `start` on, in blocks of 32 x 32, into C or through the epilogue."""
         e, sums = self.element, f.gep("i8", "%scratch", self._sums_at)
-        name, ld = self._function(turn, f"turn_amx{'_masked' * (self.epilogue is None)}", self.epilogue is None), BLOCK * TOGETHER + GAP
+        name, ld = (
+            self._function(
+                turn, f"turn_amx{'_masked' * (self.epilogue is None)}", self.epilogue is None
+            ),
+            BLOCK * TOGETHER + GAP,
+        )
         turned = f.gep("i8", "%scratch", self._turned_at)
         with f.loop(j0, j1, BLOCK) as j:
             columns = f.min(f.sub(j1, j), BLOCK)
             with f.loop(0, count, BLOCK) as i:
                 block = f.gep(e.sums, sums, f.add(f.mul(i, TURNED), f.mul(f.sub(j, j0), BLOCK)))
-                to, ld_to = (f.gep(e.sums, "%C", f.add(f.mul(j, "%ldc"), f.add(start, i))), "%ldc") if self.epilogue is None else (f.gep(e.sums, turned, i), ld)
-                f.call("void", name, f"ptr {block}", f"ptr {to}", f"i64 {ld_to}", f"i64 {f.min(f.sub(count, i), BLOCK)}", f"i64 {columns}")
+                to, ld_to = (
+                    (f.gep(e.sums, "%C", f.add(f.mul(j, "%ldc"), f.add(start, i))), "%ldc")
+                    if self.epilogue is None
+                    else (f.gep(e.sums, turned, i), ld)
+                )
+                f.call(
+                    "void",
+                    name,
+                    f"ptr {block}",
+                    f"ptr {to}",
+                    f"i64 {ld_to}",
+                    f"i64 {f.min(f.sub(count, i), BLOCK)}",
+                    f"i64 {columns}",
+                )
             if self.epilogue is not None:
                 self.epilogue.call(f, f.add("%first_row", j), columns, start, count, turned, ld)
 
@@ -480,26 +703,59 @@ class AmxGemm:
                 depth = f.min(depth_each, f.sub("%k", k0))
                 panels = f.ceildiv(f.sub(j1, j0), BLOCK)
                 src = f.gep(e.kind, "%B", f.add(f.mul(j0, "%b_free"), f.mul(k0, "%b_k")))
-                self._pack_b(f, src, "%b_free", "%b_k", depth, f.sub(j1, j0), b_base, (0, panels), panels)
+                self._pack_b(
+                    f, src, "%b_free", "%b_k", depth, f.sub(j1, j0), b_base, (0, panels), panels
+                )
                 with f.loop("%tile0", "%tile1") as i:
-                    self._row_tile(f, i, k0, depth, (b_base, 0, panels), j0, j1, "true" if self.adding else f.icmp("ne", k0, 0))
+                    self._row_tile(
+                        f,
+                        i,
+                        k0,
+                        depth,
+                        (b_base, 0, panels),
+                        j0,
+                        j1,
+                        "true" if self.adding else f.icmp("ne", k0, 0),
+                    )
 
     def prepack(self, side: int) -> str:
         """Define void(lo, hi, src, packed, lanes, lane_stride, k_stride, k): panels [lo, hi) of 32 lanes of an operand."""
         e = self.element
         name = f"prepack_amx_{e.kind}_{'ab'[side]}_{self.forms[side]}"
-        params = [("i64", "lo"), ("i64", "hi"), ("ptr", "src"), ("ptr", "packed"), *(("i64", q) for q in ("lanes", "lane_stride", "k_stride", "k"))]
+        params = [
+            ("i64", "lo"),
+            ("i64", "hi"),
+            ("ptr", "src"),
+            ("ptr", "packed"),
+            *(("i64", q) for q in ("lanes", "lane_stride", "k_stride", "k")),
+        ]
         f = Function(name, "void", params)
+
         def operand(i: Int) -> tuple:
             first = f.mul(i, BLOCK)
-            return f.gep(e.kind, "%src", f.mul(first, "%lane_stride")), "%lane_stride", "%k_stride", "%k", f.sub("%lanes", first)
+            return (
+                f.gep(e.kind, "%src", f.mul(first, "%lane_stride")),
+                "%lane_stride",
+                "%k_stride",
+                "%k",
+                f.sub("%lanes", first),
+            )
 
         with f.when(f.icmp("sgt", "%k", 0)):
             if side == 0:
                 with f.loop("%lo", "%hi") as i:
-                    self._pack(f, 0, *operand(i), f.gep("i8", "%packed", f.mul(f.mul(i, f.ceildiv("%k", e.depth)), STEP_BYTES)))
+                    self._pack(
+                        f,
+                        0,
+                        *operand(i),
+                        f.gep(
+                            "i8", "%packed", f.mul(f.mul(i, f.ceildiv("%k", e.depth)), STEP_BYTES)
+                        ),
+                    )
             else:
-                self._pack_b(f, *operand("%lo"), "%packed", ("%lo", "%hi"), f.ceildiv("%lanes", BLOCK))
+                self._pack_b(
+                    f, *operand("%lo"), "%packed", ("%lo", "%hi"), f.ceildiv("%lanes", BLOCK)
+                )
         self.functions[name] = f.text()
         return name
 

@@ -1,8 +1,9 @@
 """Products with few rows: no packing, the large operand streams through once.
 
-    rows:      y[m, n] = sum_k x[m, k] w[n, k]        m = 1..ROWS, both contiguous along K
-    columns:   y[m, n] = sum_k x[m, k] w[k, n]        m = 1 or 2, w contiguous along n
+rows:      y[m, n] = sum_k x[m, k] w[n, k]        m = 1..ROWS, both contiguous along K
+columns:   y[m, n] = sum_k x[m, k] w[k, n]        m = 1 or 2, w contiguous along n
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.function import Function
@@ -24,8 +25,18 @@ ROWS = 12  # two rows of w at a time leave registers for as many sums of each
 
 def gemv_rows(name: str, t: Tile, sources: tuple[Source, Source], rows: int) -> Function:
     """void(x, x_m, w, w_n, y, y_m, y_n, n0, n1, k): columns [n0, n1) of `rows` rows. Strides in elements."""
-    params = [("ptr", "x"), ("i64", "x_m"), ("ptr", "w"), ("i64", "w_n"), ("ptr", "y"), ("i64", "y_m"), ("i64", "y_n"), ("i64", "n0"), ("i64", "n1"),
-              ("i64", "k")]
+    params = [
+        ("ptr", "x"),
+        ("i64", "x_m"),
+        ("ptr", "w"),
+        ("i64", "w_n"),
+        ("ptr", "y"),
+        ("i64", "y_m"),
+        ("i64", "y_n"),
+        ("i64", "n0"),
+        ("i64", "n1"),
+        ("i64", "k"),
+    ]
     f = Function(name, "void", params, attrs="noinline #0")
     at_once = max(1, min(8, 24 // rows))
     while at_once & (at_once - 1):
@@ -48,8 +59,12 @@ def _strip(f: Function, t: Tile, sources: tuple[Source, Source], rows: int, coun
         def read(source: Source, row: str) -> str:
             p = f.gep(source.kind, row, k)
             if mask:
-                return converted(f, t, source, masked_load(f, source.kind, t.lanes, p, mask, source.itemsize))
-            return converted(f, t, source, f.load(f"<{t.lanes} x {source.kind}>", p, source.itemsize))
+                return converted(
+                    f, t, source, masked_load(f, source.kind, t.lanes, p, mask, source.itemsize)
+                )
+            return converted(
+                f, t, source, f.load(f"<{t.lanes} x {source.kind}>", p, source.itemsize)
+            )
 
         if not mask:
             for row in w_rows:
@@ -67,11 +82,23 @@ def _strip(f: Function, t: Tile, sources: tuple[Source, Source], rows: int, coun
         loop.next = step(loop.index, loop.vars, None)
     sums = loop.vars
     left = f.icmp("slt", whole, "%k")
-    sums = f.choose(left, lambda: step(whole, sums, lane_mask(f, t.lanes, whole, "%k")), lambda: sums, [t.vector] * len(sums))
+    sums = f.choose(
+        left,
+        lambda: step(whole, sums, lane_mask(f, t.lanes, whole, "%k")),
+        lambda: sums,
+        [t.vector] * len(sums),
+    )
     for j in range(count):
         for i in range(rows):
-            total = f.op(f"call reassoc {t.kind} @llvm.vector.reduce.fadd.v{t.lanes}{KIND_SUFFIX[t.kind]}({t.kind} -0.0, {t.vector} {sums[j * rows + i]})")
-            f.store(t.kind, total, f.gep(t.kind, "%y", f.add(f.mul("%y_m", i), f.mul("%y_n", f.add(n, j)))), t.itemsize)
+            total = f.op(
+                f"call reassoc {t.kind} @llvm.vector.reduce.fadd.v{t.lanes}{KIND_SUFFIX[t.kind]}({t.kind} -0.0, {t.vector} {sums[j * rows + i]})"
+            )
+            f.store(
+                t.kind,
+                total,
+                f.gep(t.kind, "%y", f.add(f.mul("%y_m", i), f.mul("%y_n", f.add(n, j)))),
+                t.itemsize,
+            )
 
 
 STRIP = 2048  # columns whose sums stay in L1 while K runs: rows of w are read in pieces of a page or two, which the prefetcher follows
@@ -82,7 +109,18 @@ def gemv_columns(name: str, t: Tile, sources: tuple[Source, Source], rows: int) 
 
     A few rows of w at a time are added to a strip of y, so that memory is read in long pieces.
     """
-    params = [("ptr", "x"), ("i64", "x_m"), ("i64", "x_k"), ("ptr", "w"), ("i64", "w_k"), ("ptr", "y"), ("i64", "y_m"), ("i64", "n0"), ("i64", "n1"), ("i64", "k")]
+    params = [
+        ("ptr", "x"),
+        ("i64", "x_m"),
+        ("i64", "x_k"),
+        ("ptr", "w"),
+        ("i64", "w_k"),
+        ("ptr", "y"),
+        ("i64", "y_m"),
+        ("i64", "n0"),
+        ("i64", "n1"),
+        ("i64", "k"),
+    ]
     f = Function(name, "void", params, attrs="noinline #0")
     at_once = 8 // rows
     whole = f.mul(f.div("%k", at_once), at_once)
@@ -90,26 +128,59 @@ def gemv_columns(name: str, t: Tile, sources: tuple[Source, Source], rows: int) 
         count = f.min(f.sub("%n1", n), STRIP)
         y_rows = [f.gep(t.kind, "%y", f.add(n, f.mul("%y_m", i))) for i in range(rows)]
         for y in y_rows:
-            f.do(f"call void @llvm.memset.p0.i64(ptr {y}, i8 0, i64 {f.mul(count, t.itemsize)}, i1 false)")
+            f.do(
+                f"call void @llvm.memset.p0.i64(ptr {y}, i8 0, i64 {f.mul(count, t.itemsize)}, i1 false)"
+            )
         for first, last, step in ((0, whole, at_once), (whole, "%k", 1)):
             with f.loop(first, last, step) as k:
                 _add_rows(f, t, sources, rows, step, n, count, k, y_rows)
     return f
 
 
-def _add_rows(f: Function, t: Tile, sources: tuple[Source, Source], rows: int, at_once: int, n, count, k, y_rows: list[str]) -> None:
+def _add_rows(
+    f: Function,
+    t: Tile,
+    sources: tuple[Source, Source],
+    rows: int,
+    at_once: int,
+    n,
+    count,
+    k,
+    y_rows: list[str],
+) -> None:
     """y[:, strip] += x[:, k : k + at_once] w[k : k + at_once, strip]."""
     one = Tile(t.kind, t.itemsize, 1, 1, 1)
     factors = []
     for i in range(rows):
         for j in range(at_once):
             p = f.gep(sources[0].kind, "%x", f.add(f.mul("%x_m", i), f.mul("%x_k", f.add(k, j))))
-            v = converted(f, one, sources[0], f.load(f"<1 x {sources[0].kind}>", p, sources[0].itemsize))
-            factors.append(splat(f, t.kind, t.lanes, f.op(f"extractelement <1 x {t.kind}> {v}, i64 0")))
-    w_rows = [f.gep(sources[1].kind, "%w", f.add(n, f.mul("%w_k", f.add(k, j)))) for j in range(at_once)]
+            v = converted(
+                f, one, sources[0], f.load(f"<1 x {sources[0].kind}>", p, sources[0].itemsize)
+            )
+            factors.append(
+                splat(f, t.kind, t.lanes, f.op(f"extractelement <1 x {t.kind}> {v}, i64 0"))
+            )
+    w_rows = [
+        f.gep(sources[1].kind, "%w", f.add(n, f.mul("%w_k", f.add(k, j)))) for j in range(at_once)
+    ]
     with f.loop(0, count, t.lanes) as c:
         mask = lane_mask(f, t.lanes, c, count)
-        ws = [converted(f, t, sources[1], masked_load(f, sources[1].kind, t.lanes, f.gep(sources[1].kind, w, c), mask, sources[1].itemsize)) for w in w_rows]
+        ws = [
+            converted(
+                f,
+                t,
+                sources[1],
+                masked_load(
+                    f,
+                    sources[1].kind,
+                    t.lanes,
+                    f.gep(sources[1].kind, w, c),
+                    mask,
+                    sources[1].itemsize,
+                ),
+            )
+            for w in w_rows
+        ]
         for i, y in enumerate(y_rows):
             p = f.gep(t.kind, y, c)
             total = masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)

@@ -1,8 +1,9 @@
 """Steps that run in Python on NumPy arrays: some fft and custom calls. The interpreter lock is taken for their duration.
 
-    @host_call("my_target")
-    def my_target(outputs, inputs, **attrs): outputs[0][...] = ...
+@host_call("my_target")
+def my_target(outputs, inputs, **attrs): outputs[0][...] = ...
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -18,7 +19,14 @@ from torch_hlo.hlo.shape import Shape
 
 _FFT = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn}
 # Custom calls that pass their operand through: annotations of other compilers.
-_IDENTITIES = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "MoveToHost", "MoveToDevice")
+_IDENTITIES = (
+    "Sharding",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "LayoutConstraint",
+    "MoveToHost",
+    "MoveToDevice",
+)
 
 
 def fft(program, x: Instruction) -> None:
@@ -26,13 +34,21 @@ def fft(program, x: Instruction) -> None:
     operand = x.operands[0]
     lengths = [n if isinstance(n, int) else None for n in x["fft_length"]]
     if None in lengths and x["fft_type"] == "IRFFT":
-        raise CodegenError(f"fft({operand.shape}) of type IRFFT and symbolic length {x['fft_length']}: give a static length")
-    program.host_call("fft", [(program.place(x), x.shape)], [(program.place(operand), operand.shape)], kind=x["fft_type"], lengths=lengths)
+        raise CodegenError(
+            f"fft({operand.shape}) of type IRFFT and symbolic length {x['fft_length']}: give a static length"
+        )
+    program.host_call(
+        "fft",
+        [(program.place(x), x.shape)],
+        [(program.place(operand), operand.shape)],
+        kind=x["fft_type"],
+        lengths=lengths,
+    )
 
 
 @host_call("fft")
 def _fft(outputs, inputs, kind: str, lengths: list) -> None:
-    value, = inputs
+    (value,) = inputs
     axes = tuple(range(value.ndim - len(lengths), value.ndim))
     sizes = [value.shape[a] if n is None else n for a, n in zip(axes, lengths, strict=True)]
     outputs[0][...] = _FFT[kind](value, sizes, axes)
@@ -48,14 +64,20 @@ def custom_call(program, x: Instruction) -> None:
         return copy_places(program, program.places(x), program.places(x.operands[0]))
     library = lapack.routine(target) in lapack.ROUTINES
     if target not in HOST_CALLS and not library:
-        raise CodegenError(f"custom-call target {target!r} ({', '.join(str(o.shape) for o in x.operands)}) -> {x.shape} is not registered: "
-                           "register it with torch_hlo.compiler.codegen.registry.host_call")
+        raise CodegenError(
+            f"custom-call target {target!r} ({', '.join(str(o.shape) for o in x.operands)}) -> {x.shape} is not registered: "
+            "register it with torch_hlo.compiler.codegen.registry.host_call"
+        )
     outputs = list(_flat(program.places(x), x.shape))
     inputs = [pair for o in x.operands for pair in _flat(program.places(o), o.shape)]
     if library:
-        return program.host_call("lapack", outputs, inputs, target=target, config=x.get("backend_config"))
+        return program.host_call(
+            "lapack", outputs, inputs, target=target, config=x.get("backend_config")
+        )
     attrs = {} if x.get("opaque") is None else {"opaque": x["opaque"]}
-    if not native.call(program, x, lambda: program.host_call(target, outputs, inputs, rare=True, **attrs)):
+    if not native.call(
+        program, x, lambda: program.host_call(target, outputs, inputs, rare=True, **attrs)
+    ):
         program.host_call(target, outputs, inputs, **attrs)
 
 

@@ -5,6 +5,7 @@ where ranges allow it, so a reshape of a broadcast of a transpose stays an affin
 opaque `Var` (quotient, remainder, or a value loaded at run time), and `d*(x/d) + x%d` folds back into x.
 Everything is interned: equal indices are the same object.
 """
+
 from __future__ import annotations
 
 import math
@@ -47,7 +48,11 @@ class Index:
         return combine(((self, 1), (other, 1)))
 
     def __sub__(self, other: Index | Size) -> Index:
-        return combine(((self, 1), (other, -1))) if isinstance(other, Index) else _index(self.terms, self.const - other)
+        return (
+            combine(((self, 1), (other, -1)))
+            if isinstance(other, Index)
+            else _index(self.terms, self.const - other)
+        )
 
     def __mul__(self, factor: Size) -> Index:
         return combine(((self, factor),))
@@ -105,7 +110,13 @@ def variable(kind: str, payload: tuple, extent: Size, depth: int) -> Var:
     found = _VARS.get(key)
     if found is None:
         found = object.__new__(Var)
-        found.kind, found.payload, found.extent, found.depth, found.serial = kind, payload, extent, depth, len(_VARS)
+        found.kind, found.payload, found.extent, found.depth, found.serial = (
+            kind,
+            payload,
+            extent,
+            depth,
+            len(_VARS),
+        )
         _VARS[key] = found
     return found
 
@@ -173,7 +184,11 @@ def below(a: Size, b: Size) -> bool:
     if isinstance(difference, int):
         return difference > 0
     # symbols are at least 1 here: a sum of non-negative monomials is at least its value at 1
-    return all(c > 0 for m, c in difference.terms if m) and sum(c for _, c in difference.terms) > 0 and _plain(difference)
+    return (
+        all(c > 0 for m, c in difference.terms if m)
+        and sum(c for _, c in difference.terms) > 0
+        and _plain(difference)
+    )
 
 
 def _plain(size: Dim) -> bool:
@@ -226,9 +241,17 @@ def _opaque(rest: Index, d: Size) -> tuple[Index, Index]:
             if g == 1:
                 break
             high = [(v, c) for v, c in rest.terms if c % g == 0]
-            low = _index(tuple((v, c) for v, c in rest.terms if c % g), rest.const % g if isinstance(rest.const, int) else rest.const)
+            low = _index(
+                tuple((v, c) for v, c in rest.terms if c % g),
+                rest.const % g if isinstance(rest.const, int) else rest.const,
+            )
             least, most = low.bounds()
-            if isinstance(least, int) and isinstance(rest.const, int) and least >= 0 and below(most, g):
+            if (
+                isinstance(least, int)
+                and isinstance(rest.const, int)
+                and least >= 0
+                and below(most, g)
+            ):
                 scaled = _index(tuple((v, c // g) for v, c in high), rest.const // g)
                 q, r = divide(scaled, d // g)
                 return q, combine(((r, g), (low, 1)))
@@ -259,7 +282,9 @@ def delinear(index: Index, dims: Sequence[Size]) -> tuple[Index, ...]:
     return tuple(reversed(result))
 
 
-def regroup(index: Sequence[Index], source: Sequence[Size], target: Sequence[Size]) -> tuple[Index, ...]:
+def regroup(
+    index: Sequence[Index], source: Sequence[Size], target: Sequence[Size]
+) -> tuple[Index, ...]:
     """Index into dims `target` of the element at `index` of dims `source` (equal sizes). Runs of dimensions with equal products are
     handled on their own, so that a dimension that both have keeps its index, whatever its bounds say."""
     result: list[Index] = []
@@ -282,7 +307,11 @@ def regroup(index: Sequence[Index], source: Sequence[Size], target: Sequence[Siz
                 b, j = b * target[j], j + 1
             elif i < len(source) and exact(b, a) is not None:
                 a, i = a * source[i], i + 1
-            elif isinstance(a, int) and isinstance(b, int) and (j < len(target) if a > b else i < len(source)):
+            elif (
+                isinstance(a, int)
+                and isinstance(b, int)
+                and (j < len(target) if a > b else i < len(source))
+            ):
                 if a > b:
                     b, j = b * target[j], j + 1
                 else:
@@ -301,7 +330,13 @@ def variables(indices: Iterable[Index]) -> set[Var]:
         v = stack.pop()
         if v not in found:
             found.add(v)
-            inner = (v.payload[0],) if v.kind in ("div", "mod") else v.payload[1] if v.kind == "value" else ()
+            inner = (
+                (v.payload[0],)
+                if v.kind in ("div", "mod")
+                else v.payload[1]
+                if v.kind == "value"
+                else ()
+            )
             stack.extend(w for i in inner for w, _ in i.terms)
     return found
 

@@ -3,6 +3,7 @@
 gather clamps start indices so that the slice fits; scatter drops windows that do not fit, and applies updates in index
 order whatever the number of threads: threads split batch dimensions or the window, never the updates of one element.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -68,19 +69,35 @@ class Sizes:
         return [f"i64 {program.size(s)}" for s in self.names]
 
 
-INDEX_KIND = {"s8": "i8", "s16": "i16", "s32": "i32", "s64": "i64", "u8": "i8", "u16": "i16", "u32": "i32", "u64": "i64"}
+INDEX_KIND = {
+    "s8": "i8",
+    "s16": "i16",
+    "s32": "i32",
+    "s64": "i64",
+    "u8": "i8",
+    "u16": "i16",
+    "u32": "i32",
+    "u64": "i64",
+}
 
 
 def load_index(f: Writer, shape: Shape, pointer: str, at: Int) -> str:
     """An element of an integer array as i64 (huge unsigned values stay out of every range: they become negative)."""
     kind = INDEX_KIND[shape.dtype]
     raw = f.load(kind, f.gep(kind, pointer, at), shape.itemsize)
-    return raw if kind == "i64" else f.op(f"{'sext' if shape.kind == 's' else 'zext'} {kind} {raw} to i64")
+    return (
+        raw
+        if kind == "i64"
+        else f.op(f"{'sext' if shape.kind == 's' else 'zext'} {kind} {raw} to i64")
+    )
 
 
 def loop_nest(f: Writer, stack: ExitStack, ranges: list[tuple[Int, Int]]) -> list[Int]:
     """Nested loops entered on `stack`; ranges of one known iteration make no loop."""
-    return [low if low == 0 and high == 1 else stack.enter_context(f.loop(low, high)) for low, high in ranges]
+    return [
+        low if low == 0 and high == 1 else stack.enter_context(f.loop(low, high))
+        for low, high in ranges
+    ]
 
 
 def dot_product(f: Writer, values: list[Int], strides: list[Int]) -> Int:
@@ -105,7 +122,9 @@ def scatter(program, x: Instruction) -> None:
     places = program.places(x) if x.shape.is_tuple else (program.places(x),)
     for place, operand in zip(places, x.operands[:count], strict=True):
         copy_places(program, place, program.places(operand))
-    _scatter_into(program, x, places, [program.place(o) for o in x.operands[count:]], x.operands[count + 1:])
+    _scatter_into(
+        program, x, places, [program.place(o) for o in x.operands[count:]], x.operands[count + 1 :]
+    )
 
 
 def emit_fused_scatter(program, x: Instruction) -> None:
@@ -117,20 +136,35 @@ def emit_fused_scatter(program, x: Instruction) -> None:
     else:
         run_loop(program, [Store(start)], [], [], [place], key=("fill", start))
     leaves = [y for y in postorder((updates,)) if y.op == "parameter"]
-    _scatter_into(program, inner, (place,), [program.place(x.operands[p["index"]]) for p in (indices, *leaves)], leaves)
+    _scatter_into(
+        program,
+        inner,
+        (place,),
+        [program.place(x.operands[p["index"]]) for p in (indices, *leaves)],
+        leaves,
+    )
 
 
 def _scatter_into(program, x: Instruction, places, sources, leaves: Sequence[Instruction]) -> None:
     """Apply the updates of a scatter to its results, which hold the operands already. `leaves`: what the updates are computed from, or the updates;
     `sources`: places of the indices and of the leaves."""
     count = len(x.operands) // 2
-    operands, indices, updates = x.operands[:count], x.operands[count], x.operands[count + 1:]
+    operands, indices, updates = x.operands[:count], x.operands[count], x.operands[count + 1 :]
     if updates[0].shape.size == 0 or operands[0].shape.size == 0:
         return
 
     def build() -> tuple:
-        f = Writer(program, "scatter", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"to{i}") for i in range(count)), ("ptr", "indices"),
-                                         *(("ptr", f"by{i}") for i in range(len(leaves)))])
+        f = Writer(
+            program,
+            "scatter",
+            [
+                ("i64", "lo"),
+                ("i64", "hi"),
+                *(("ptr", f"to{i}") for i in range(count)),
+                ("ptr", "indices"),
+                *(("ptr", f"by{i}") for i in range(len(leaves))),
+            ],
+        )
         writer = Scatter(f, x, operands, indices, updates, program.target.strip, leaves)
         items, grain, cost = writer.write()
         return f.define(), tuple(writer.size.names), items, grain, cost
@@ -138,33 +172,66 @@ def _scatter_into(program, x: Instruction, places, sources, leaves: Sequence[Ins
     computed = updates if tuple(leaves) != tuple(updates) else ()
     key = ("scatter", tuple(o.shape for o in x.operands), x.attrs, computed)
     name, sizes, items, grain, cost = program.once(key, build)
-    arguments = [f"ptr {program.at(p)}" for p in (*places, *sources)] + [f"i64 {program.size(s)}" for s in sizes]
+    arguments = [f"ptr {program.at(p)}" for p in (*places, *sources)] + [
+        f"i64 {program.size(s)}" for s in sizes
+    ]
     program.parallel(name, arguments, program.size(items), grain, cost)
 
 
 class Scatter:
     """Writes `void scatter(lo, hi, results…, indices, updates…)`; [lo, hi) is a range of the dimension that threads split."""
 
-    def __init__(self, f: Writer, x: Instruction, operands, indices: Instruction, updates, lanes: int, leaves=None) -> None:
+    def __init__(
+        self,
+        f: Writer,
+        x: Instruction,
+        operands,
+        indices: Instruction,
+        updates,
+        lanes: int,
+        leaves=None,
+    ) -> None:
         self.f, self.x, self.operands, self.indices, self.updates = f, x, operands, indices, updates
         # Updates that are computed on the way: what from, and where that is. None: they are in memory.
-        self.leaves = None if leaves is None or tuple(leaves) == tuple(updates) else {p: f"%by{i}" for i, p in enumerate(leaves)}
+        self.leaves = (
+            None
+            if leaves is None or tuple(leaves) == tuple(updates)
+            else {p: f"%by{i}" for i, p in enumerate(leaves)}
+        )
         self.size = Sizes(f)
         self.vector_dim = x["index_vector_dim"]
         dims, update_dims = operands[0].shape.dims, updates[0].shape.dims
         batching = tuple(x.get("input_batching_dims", ()))
         dropped = {*x.get("inserted_window_dims", ()), *batching}
-        self.window_dims = [d for d in range(len(dims)) if d not in dropped]  # operand dimension of each window dimension
+        self.window_dims = [
+            d for d in range(len(dims)) if d not in dropped
+        ]  # operand dimension of each window dimension
         self.window_positions = list(x["update_window_dims"])
-        self.scatter_positions = [d for d in range(len(update_dims)) if d not in self.window_positions]
+        self.scatter_positions = [
+            d for d in range(len(update_dims)) if d not in self.window_positions
+        ]
         self.window_sizes = [update_dims[d] for d in self.window_positions]
         self.dims, self.update_dims = dims, update_dims
         self.strides, self.update_strides = row_major_strides(dims), row_major_strides(update_dims)
-        indices_batching = [d - (d > self.vector_dim) for d in x.get("scatter_indices_batching_dims", ())]
-        self.batching = dict(zip(indices_batching, batching, strict=True))  # position among scatter dimensions -> operand dimension
-        contiguous = bool(self.window_dims) and self.window_dims[-1] == len(dims) - 1 and self.window_positions[-1:] == [len(update_dims) - 1]
+        indices_batching = [
+            d - (d > self.vector_dim) for d in x.get("scatter_indices_batching_dims", ())
+        ]
+        self.batching = dict(
+            zip(indices_batching, batching, strict=True)
+        )  # position among scatter dimensions -> operand dimension
+        contiguous = (
+            bool(self.window_dims)
+            and self.window_dims[-1] == len(dims) - 1
+            and self.window_positions[-1:] == [len(update_dims) - 1]
+        )
         real = all(o.shape.kind != "c" for o in operands)
-        self.lanes = lanes if contiguous and real and (isinstance(self.window_sizes[-1], Dim) or self.window_sizes[-1] >= 8) else 1
+        self.lanes = (
+            lanes
+            if contiguous
+            and real
+            and (isinstance(self.window_sizes[-1], Dim) or self.window_sizes[-1] >= 8)
+            else 1
+        )
 
     def write(self) -> tuple[Size, int, float]:
         """Write the body; returns (items, grain, nanoseconds per item)."""
@@ -174,22 +241,35 @@ class Scatter:
             total *= d if isinstance(d, int) else 256
         f = self.f
         with ExitStack() as stack:
-            ranges = [("%lo", "%hi") if split == ("scatter", i) else (0, self.size(self.update_dims[d])) for i, d in enumerate(self.scatter_positions)]
+            ranges = [
+                ("%lo", "%hi") if split == ("scatter", i) else (0, self.size(self.update_dims[d]))
+                for i, d in enumerate(self.scatter_positions)
+            ]
             batch = loop_nest(f, stack, ranges)
             start, fits = self.starts(batch)
             with f.when(fits) if fits else ExitStack():
                 self._window(batch, start, split)
         items_hint = items if isinstance(items, int) else 256
-        return items, grain, max(1.0, total / max(1, items_hint) * (0.15 if self.lanes > 1 else 2.0))
+        return (
+            items,
+            grain,
+            max(1.0, total / max(1, items_hint) * (0.15 if self.lanes > 1 else 2.0)),
+        )
 
     def _split(self) -> tuple[tuple[str, int], Size, int]:
         """Which dimension threads share: a batching dimension, else the window's last or largest, else none."""
         if self.batching:
-            i = max(self.batching, key=lambda i: _rough(self.update_dims[self.scatter_positions[i]]))
+            i = max(
+                self.batching, key=lambda i: _rough(self.update_dims[self.scatter_positions[i]])
+            )
             return ("scatter", i), self.update_dims[self.scatter_positions[i]], 1
         if self.lanes > 1 and _rough(self.window_sizes[-1]) >= 4 * self.lanes:
             return ("window", len(self.window_sizes) - 1), self.window_sizes[-1], 2 * self.lanes
-        wide = [i for i, n in enumerate(self.window_sizes[: -1 if self.lanes > 1 else None]) if _rough(n) > 1]
+        wide = [
+            i
+            for i, n in enumerate(self.window_sizes[: -1 if self.lanes > 1 else None])
+            if _rough(n) > 1
+        ]
         if wide:
             i = max(wide, key=lambda i: _rough(self.window_sizes[i]))
             return ("window", i), self.window_sizes[i], 1
@@ -199,14 +279,27 @@ class Scatter:
         """(element offset of the window's start in the operand, condition that the window fits)."""
         f, x = self.f, self.x
         index_strides = list(row_major_strides(self.indices.shape.dims))
-        component_stride = index_strides.pop(self.vector_dim) if self.vector_dim < self.indices.shape.rank else 0
+        component_stride = (
+            index_strides.pop(self.vector_dim) if self.vector_dim < self.indices.shape.rank else 0
+        )
         base = dot_product(f, batch, [self.size(s) for s in index_strides])
         offset: Int = 0
         fits = None
         for component, d in enumerate(x["scatter_dims_to_operand_dims"]):
-            i = load_index(f, self.indices.shape, "%indices", f.add(base, f.mul(component, self.size(component_stride))))
-            room = self.dims[d] - (self.window_sizes[self.window_dims.index(d)] if d in self.window_dims else 1)
-            inside = f.icmp("ult", i, self.size(room + 1)) if not isinstance(room, int) or room >= 0 else "false"
+            i = load_index(
+                f,
+                self.indices.shape,
+                "%indices",
+                f.add(base, f.mul(component, self.size(component_stride))),
+            )
+            room = self.dims[d] - (
+                self.window_sizes[self.window_dims.index(d)] if d in self.window_dims else 1
+            )
+            inside = (
+                f.icmp("ult", i, self.size(room + 1))
+                if not isinstance(room, int) or room >= 0
+                else "false"
+            )
             fits = inside if fits is None else f.op(f"and i1 {fits}, {inside}")
             offset = f.add(offset, f.mul(i, self.size(self.strides[d])))
         for position, d in self.batching.items():
@@ -215,22 +308,60 @@ class Scatter:
 
     def _window(self, batch: list[Int], start: Int, split: tuple[str, int]) -> None:
         f = self.f
-        read = dot_product(f, batch, [self.size(self.update_strides[d]) for d in self.scatter_positions])
+        read = dot_product(
+            f, batch, [self.size(self.update_strides[d]) for d in self.scatter_positions]
+        )
         values = None
         if self.leaves is not None:
-            values = Values(f, self.leaves, self.updates[0], self._update_index(batch, [None] * len(self.window_positions)))
-        ranges = [("%lo", "%hi") if split == ("window", i) else (0, self.size(n)) for i, n in enumerate(self.window_sizes)]
+            values = Values(
+                f,
+                self.leaves,
+                self.updates[0],
+                self._update_index(batch, [None] * len(self.window_positions)),
+            )
+        ranges = [
+            ("%lo", "%hi") if split == ("window", i) else (0, self.size(n))
+            for i, n in enumerate(self.window_sizes)
+        ]
         with ExitStack() as stack:
             outer = ranges if self.lanes == 1 else ranges[:-1]
             window = loop_nest(f, stack, outer)
-            to = f.add(start, dot_product(f, window, [self.size(self.strides[d]) for d in self.window_dims[: len(outer)]]))
-            by = f.add(read, dot_product(f, window, [self.size(self.update_strides[d]) for d in self.window_positions[: len(outer)]]))
-            def combine(at: Int, lanes: int, mask: str | None = None, last: tuple[Int, ...] = ()) -> None:
+            to = f.add(
+                start,
+                dot_product(
+                    f, window, [self.size(self.strides[d]) for d in self.window_dims[: len(outer)]]
+                ),
+            )
+            by = f.add(
+                read,
+                dot_product(
+                    f,
+                    window,
+                    [
+                        self.size(self.update_strides[d])
+                        for d in self.window_positions[: len(outer)]
+                    ],
+                ),
+            )
+
+            def combine(
+                at: Int, lanes: int, mask: str | None = None, last: tuple[Int, ...] = ()
+            ) -> None:
                 types = [u.shape.dtype for u in self.updates]
                 if values is None:
-                    new = [load(f, t, f"%by{i}", f.add(by, at), lanes, mask) for i, t in enumerate(types)]
+                    new = [
+                        load(f, t, f"%by{i}", f.add(by, at), lanes, mask)
+                        for i, t in enumerate(types)
+                    ]
                 else:
-                    new = [values.element(self.updates[0], self._update_index(batch, [*window, *last]), lanes, mask)]
+                    new = [
+                        values.element(
+                            self.updates[0],
+                            self._update_index(batch, [*window, *last]),
+                            lanes,
+                            mask,
+                        )
+                    ]
                 self._combine(f.add(to, at), new, lanes, mask)
 
             if self.lanes == 1:
@@ -248,7 +379,9 @@ class Scatter:
     def _update_index(self, batch: Sequence, window: Sequence) -> list:
         """The index of an update, from its parts along scatter and window dimensions."""
         index = [None] * len(self.update_dims)
-        for d, i in zip((*self.scatter_positions, *self.window_positions), (*batch, *window), strict=True):
+        for d, i in zip(
+            (*self.scatter_positions, *self.window_positions), (*batch, *window), strict=True
+        ):
             index[d] = i
         return index
 
@@ -260,7 +393,9 @@ class Scatter:
             store(f, types[0], new[0], "%to0", to, lanes, mask)
             return
         old = [load(f, t, f"%to{i}", to, lanes, mask) for i, t in enumerate(types)]
-        for i, (t, v) in enumerate(zip(types, apply(f, self.x["to_apply"], [*old, *new], lanes), strict=True)):
+        for i, (t, v) in enumerate(
+            zip(types, apply(f, self.x["to_apply"], [*old, *new], lanes), strict=True)
+        ):
             store(f, t, v, f"%to{i}", to, lanes, mask)
 
 

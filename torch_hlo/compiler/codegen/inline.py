@@ -1,9 +1,10 @@
 """Functions whose loops are written by hand and whose element arithmetic comes from the scalar tables.
 
-    f = Writer(program, "count", [("i64", "lo"), ("i64", "hi"), ("ptr", "x")])
-    less, = apply(f, x["to_apply"], [a, b])        # a scalar computation on register operands, one element or W lanes at a time
-    name = f.define()
+f = Writer(program, "count", [("i64", "lo"), ("i64", "hi"), ("ptr", "x")])
+less, = apply(f, x["to_apply"], [a, b])        # a scalar computation on register operands, one element or W lanes at a time
+name = f.define()
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,14 @@ class Writer(Function):
         self.program = program
         self.unit = _SharedUnit(program.target, self)
 
-    def loop(self, low: Int, high: Int, step: Int = 1, carry: Sequence[tuple[str, str]] = (), known_nonempty: bool = False):
+    def loop(
+        self,
+        low: Int,
+        high: Int,
+        step: Int = 1,
+        carry: Sequence[tuple[str, str]] = (),
+        known_nonempty: bool = False,
+    ):
         if self.program.target.grid and (low, high) == ("%lo", "%hi"):
             return nullcontext("%lo")  # a thread has one item: see gpu/program.py
         return super().loop(low, high, step, carry, known_nonempty)
@@ -60,7 +68,9 @@ class Writer(Function):
         return self.program.function(self.name, self.text())
 
 
-def apply(f: Writer, computation: Computation, values: Sequence[Value], lanes: int = 1) -> list[Value]:
+def apply(
+    f: Writer, computation: Computation, values: Sequence[Value], lanes: int = 1
+) -> list[Value]:
     """The results of a computation on scalars, applied to `values` (register operands, `lanes` wide)."""
     kernel = Kernel(f.program.target, lanes, [], outputs=0)
     kernel.unit = f.unit
@@ -76,7 +86,6 @@ def apply(f: Writer, computation: Computation, values: Sequence[Value], lanes: i
     return results
 
 
-
 class Values:
     """Elements of instructions that are computed from arrays in memory, at indices that a Writer's loops give.
 
@@ -86,11 +95,21 @@ class Values:
     `leaves`: pointer of each instruction in memory. All sizes are numbers.
     """
 
-    def __init__(self, f: Writer, leaves: Mapping[Instruction, str], x: Instruction, outer: Sequence[Int | None]) -> None:
+    def __init__(
+        self,
+        f: Writer,
+        leaves: Mapping[Instruction, str],
+        x: Instruction,
+        outer: Sequence[Int | None],
+    ) -> None:
         self.f, self.leaves = f, leaves
         kernel = self._kernel({}, 1)
-        index = [ix.of(ix.variable("loop", (f"inner{d}",), n, 1)) if i is None else self._index(kernel, i, n) for d, (i, n) in
-                 enumerate(zip(outer, x.shape.dims, strict=True))]
+        index = [
+            ix.of(ix.variable("loop", (f"inner{d}",), n, 1))
+            if i is None
+            else self._index(kernel, i, n)
+            for d, (i, n) in enumerate(zip(outer, x.shape.dims, strict=True))
+        ]
         planner = Planner(list(leaves))
         planner.value(x, tuple(index))
         for v in ix.variables(planner.accesses):  # addresses that are read from memory
@@ -98,10 +117,15 @@ class Values:
                 kernel.scalar(ix.of(v))
         self.cache = kernel.levels[0].cache
 
-    def element(self, x: Instruction, index: Sequence[Int], lanes: int = 1, mask: str | None = None) -> Value:
+    def element(
+        self, x: Instruction, index: Sequence[Int], lanes: int = 1, mask: str | None = None
+    ) -> Value:
         """The element at `index`, or `lanes` neighbours along the last dimension, those in `mask`."""
         kernel = self._kernel(self.cache, lanes, mask)
-        at = [self._index(kernel, i, n) for i, n in zip(index[:len(index) - (lanes > 1)], x.shape.dims)]
+        at = [
+            self._index(kernel, i, n)
+            for i, n in zip(index[: len(index) - (lanes > 1)], x.shape.dims)
+        ]
         if lanes > 1:
             kernel.lane_var = ix.variable("loop", (index[-1],), x.shape.dims[-1], 1)
             kernel._names[kernel.lane_var] = index[-1]
@@ -113,7 +137,9 @@ class Values:
         kernel = Kernel(f.program.target, lanes, [], outputs=0)
         kernel.unit, kernel.leaves, kernel.ragged = f.unit, dict(self.leaves), True
         kernel.levels = [Level(0, f.lines, f.block, 1, f.unit)]
-        kernel.levels[0].cache = dict(cache)  # what is written from here on may be within a loop, and unknown after it
+        kernel.levels[0].cache = dict(
+            cache
+        )  # what is written from here on may be within a loop, and unknown after it
         if lanes > 1:
             kernel.levels.append(Level(1, f.lines, f.block, lanes, f.unit, mask))
         kernel.level = kernel.levels[-1]
@@ -128,30 +154,68 @@ class Values:
         return ix.of(var)
 
 
-def load(f: Writer, dtype: str, pointer: str, index: Int, lanes: int = 1, mask: str | None = None, align: int = 0) -> Value:
+def load(
+    f: Writer,
+    dtype: str,
+    pointer: str,
+    index: Int,
+    lanes: int = 1,
+    mask: str | None = None,
+    align: int = 0,
+) -> Value:
     """Element `index` (and the following lanes) of an array of `dtype`, as register operands. `align`: of the first, when more than an element's."""
     storage, e = STORAGE[dtype], f.emit(lanes)
     t = e.typed(storage.memory)
     if storage.parts == 2:
         assert lanes == 1, "complex elements are handled one at a time"
-        raw = [t.load(f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)), storage.bytes) for i in range(2)]
+        raw = [
+            t.load(f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)), storage.bytes)
+            for i in range(2)
+        ]
         return tuple(scalar.decode(e, dtype, r) for r in raw)
-    return scalar.decode(e, dtype, t.load(f.gep(storage.memory, pointer, index), align or storage.bytes, mask))
+    return scalar.decode(
+        e, dtype, t.load(f.gep(storage.memory, pointer, index), align or storage.bytes, mask)
+    )
 
 
-def store(f: Writer, dtype: str, value: Value, pointer: str, index: Int, lanes: int = 1, mask: str | None = None, align: int = 0) -> None:
+def store(
+    f: Writer,
+    dtype: str,
+    value: Value,
+    pointer: str,
+    index: Int,
+    lanes: int = 1,
+    mask: str | None = None,
+    align: int = 0,
+) -> None:
     """Write register operands to element `index` (and the following lanes). `align`: as for load."""
     storage, e = STORAGE[dtype], f.emit(lanes)
     t = e.typed(storage.memory)
     if storage.parts == 2:
         for i, v in enumerate(value):
-            t.store(scalar.encode(e, dtype, v), f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)), storage.bytes)
+            t.store(
+                scalar.encode(e, dtype, v),
+                f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)),
+                storage.bytes,
+            )
     else:
-        t.store(scalar.encode(e, dtype, value), f.gep(storage.memory, pointer, index), align or storage.bytes, mask)
+        t.store(
+            scalar.encode(e, dtype, value),
+            f.gep(storage.memory, pointer, index),
+            align or storage.bytes,
+            mask,
+        )
 
 
-def move(f: Function, dtype: str, target: str, target_index: Int, source: str, source_index: Int) -> None:
+def move(
+    f: Function, dtype: str, target: str, target_index: Int, source: str, source_index: Int
+) -> None:
     """Copy one element without decoding it."""
     storage = STORAGE[dtype]
     kind = f"i{storage.bytes * 8 * storage.parts}"
-    f.store(kind, f.load(kind, f.gep(kind, source, source_index), storage.bytes), f.gep(kind, target, target_index), storage.bytes)
+    f.store(
+        kind,
+        f.load(kind, f.gep(kind, source, source_index), storage.bytes),
+        f.gep(kind, target, target_index),
+        storage.bytes,
+    )

@@ -9,6 +9,7 @@
 depend on the lane loop is one scalar outside of it, what does is a vector of `lanes`. Leaves are loaded; every other
 instruction goes through VALUES. Indices are symbolic (index.py), so an address becomes a contiguous load, a splat or a gather.
 """
+
 from __future__ import annotations
 
 import math
@@ -17,7 +18,16 @@ from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen import scalar
 from torch_hlo.compiler.codegen.emit import Emit, Unit, literal, transposed
-from torch_hlo.compiler.codegen.index import Index, Var, below, combine, constant, linear, of, variable
+from torch_hlo.compiler.codegen.index import (
+    Index,
+    Var,
+    below,
+    combine,
+    constant,
+    linear,
+    of,
+    variable,
+)
 from torch_hlo.compiler.codegen.program import CodegenError
 from torch_hlo.compiler.codegen.registry import VALUES
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
@@ -36,7 +46,15 @@ class Level:
 
     __slots__ = ("depth", "lines", "label", "scalar", "emit", "cache", "tail")
 
-    def __init__(self, depth: int, lines: list[str], label: str, lanes: int, unit: Unit, tail: str | None = None) -> None:
+    def __init__(
+        self,
+        depth: int,
+        lines: list[str],
+        label: str,
+        lanes: int,
+        unit: Unit,
+        tail: str | None = None,
+    ) -> None:
         self.depth, self.lines, self.label, self.tail = depth, lines, label, tail
         self.scalar = Emit(1, lines, unit)
         self.emit = Emit(lanes, lines, unit) if lanes > 1 else self.scalar
@@ -60,13 +78,17 @@ class Kernel:
         self.guards: list[Condition] = []
         self.nontemporal: set[str] = set()
         self.ahead = 0  # bytes: when a vector of an operand is loaded, the line that far behind it is asked for
-        self.ragged = False  # a lane loop may start at any element, not only at a multiple of `lanes`
+        self.ragged = (
+            False  # a lane loop may start at any element, not only at a multiple of `lanes`
+        )
         self.lane_var: Var | None = None
         self.body_lines = 0  # lines of the innermost body per copy: for the cost estimate
         self._names: dict[Var, str] = {}
         self._splats: set[str] = set()
         self._pending: list[Callable[[], None]] | None = None
-        self._tile: tuple[Var, int, dict] | None = None  # row variable, row number and loaded blocks of a tile
+        self._tile: tuple[Var, int, dict] | None = (
+            None  # row variable, row number and loaded blocks of a tile
+        )
 
     # -- values ---------------------------------------------------------------------------------------------------
     def value(self, x: Instruction, index: tuple[Index, ...]) -> Value:
@@ -84,12 +106,16 @@ class Kernel:
     def _compute(self, x: Instruction, index: tuple[Index, ...]) -> Value:
         leaf = self.leaves.get(x)
         if leaf is not None:
-            return self.load(leaf, x.shape.dtype, linear(index, x.shape.dims) if index else constant(0))
+            return self.load(
+                leaf, x.shape.dtype, linear(index, x.shape.dims) if index else constant(0)
+            )
         if x.op == "constant" and x.shape.size == 1:
             return scalar.literal_value(self.e, x["literal"])
         emitter = VALUES.get(x.op)
         if emitter is None:
-            raise CodegenError(f"{x.op} {x.shape} cannot be computed inside a kernel: it needs a step of its own")
+            raise CodegenError(
+                f"{x.op} {x.shape} cannot be computed inside a kernel: it needs a step of its own"
+            )
         return emitter(self, x, index)
 
     def splat(self, value: Value, dtype: str) -> Value:
@@ -118,7 +144,11 @@ class Kernel:
         if index.depth < len(self.levels) - 1 or self.e.lanes == 1:
             return self.widen(self._resize(self.scalar(index), index.depth, kind), kind)
         vector, have = self.vector(index)
-        return vector if have == kind else self.e.cast("trunc" if have == "i64" else "sext", vector, have, kind)
+        return (
+            vector
+            if have == kind
+            else self.e.cast("trunc" if have == "i64" else "sext", vector, have, kind)
+        )
 
     def _resize(self, value: str, depth: int, kind: str) -> str:
         if kind == "i64":
@@ -146,7 +176,7 @@ class Kernel:
             yield
         finally:
             if needed:
-                del self.guards[-len(needed):]
+                del self.guards[-len(needed) :]
 
     def condition(self, conditions: Sequence[Condition]) -> str | None:
         """i1 operand at the current width: whether all conditions hold. None when they always do."""
@@ -234,7 +264,11 @@ class Kernel:
         inner, d = var.payload
         a = self.scalar(inner)
         if isinstance(d, int) and d & (d - 1) == 0:
-            return op(f"lshr i64 {a}, {d.bit_length() - 1}" if var.kind == "div" else f"and i64 {a}, {d - 1}")
+            return op(
+                f"lshr i64 {a}, {d.bit_length() - 1}"
+                if var.kind == "div"
+                else f"and i64 {a}, {d - 1}"
+            )
         return op(f"{'udiv' if var.kind == 'div' else 'urem'} i64 {a}, {self.size(d)}")
 
     def _loaded(self, var: Var, e: Emit, level: Level) -> str:
@@ -248,7 +282,11 @@ class Kernel:
         t = e.typed("i64")
         wide = e.cast("sext" if x.shape.kind == "s" else "zext", raw, storage.register, "i64")
         last = e.splat("i64", self.size(var.extent - 1))
-        return t.call("smin", t.call("smax", wide, t.const(0)), last) if x.shape.kind == "s" else t.call("umin", wide, last)
+        return (
+            t.call("smin", t.call("smax", wide, t.const(0)), last)
+            if x.shape.kind == "s"
+            else t.call("umin", wide, last)
+        )
 
     def lane_stride(self, index: Index) -> Size | None:
         """Distance between neighbouring lanes, None when it is not the same everywhere."""
@@ -273,25 +311,40 @@ class Kernel:
         e = self.level.emit
         t = e.typed(kind)
         depth = len(self.levels) - 1
-        flat = combine((of(v), c) for v, c in index.terms if v.depth < depth or v is self.lane_var) + index.const
+        flat = (
+            combine((of(v), c) for v, c in index.terms if v.depth < depth or v is self.lane_var)
+            + index.const
+        )
         total = ""
         if flat.terms or flat.const != 0:
             base = self.scalar(flat)
             total = e.splat(kind, self._resize(base, flat.depth, kind))
             stride = self.lane_stride(flat)
             if stride != 0:
-                steps = e.iota(kind, stride) if isinstance(stride, int) else t.mul(e.iota(kind), e.splat(kind, self.size(stride)))
+                steps = (
+                    e.iota(kind, stride)
+                    if isinstance(stride, int)
+                    else t.mul(e.iota(kind), e.splat(kind, self.size(stride)))
+                )
                 total = steps if base == "0" else t.add(total, steps)
         for v, c in index.terms:
             if v.depth < depth or v is self.lane_var:
                 continue
             if v.kind == "value":
-                part = e.cast("trunc", self._loaded(v, e, self.level), "i64", kind) if kind != "i64" else self._loaded(v, e, self.level)
+                part = (
+                    e.cast("trunc", self._loaded(v, e, self.level), "i64", kind)
+                    if kind != "i64"
+                    else self._loaded(v, e, self.level)
+                )
             else:
                 inner, d = v.payload
                 a, inner_kind = self.vector(inner, "i64" if kind == "i64" else "")
                 it = e.typed(inner_kind)
-                part = it.bin("udiv" if v.kind == "div" else "urem", a, e.splat(inner_kind, self._resize(self.size(d), 0, inner_kind)))
+                part = it.bin(
+                    "udiv" if v.kind == "div" else "urem",
+                    a,
+                    e.splat(inner_kind, self._resize(self.size(d), 0, inner_kind)),
+                )
                 part = e.cast("trunc", part, inner_kind, kind)
             if c != 1:
                 part = t.mul(part, e.splat(kind, self._resize(self.size(c), 0, kind)))
@@ -307,19 +360,31 @@ class Kernel:
         found = level.cache.get(key)
         if found is None:
             if index.const != 0:
-                base, offset = self.address(pointer, kind, index - index.const), self.size(index.const)
+                base, offset = (
+                    self.address(pointer, kind, index - index.const),
+                    self.size(index.const),
+                )
             else:
                 inner = combine((of(v), c) for v, c in index.terms if v.depth == index.depth)
-                base = self.address(pointer, kind, combine((of(v), c) for v, c in index.terms if v.depth < index.depth))
+                base = self.address(
+                    pointer,
+                    kind,
+                    combine((of(v), c) for v, c in index.terms if v.depth < index.depth),
+                )
                 offset = self.scalar(inner)
-            found = level.cache[key] = level.scalar.op(f"getelementptr {kind}, ptr {base}, i64 {offset}")
+            found = level.cache[key] = level.scalar.op(
+                f"getelementptr {kind}, ptr {base}, i64 {offset}"
+            )
         return found
 
     # -- memory ---------------------------------------------------------------------------------------------------
     def load(self, pointer: str, dtype: str, index: Index) -> Value:
         """Element `index` (row-major element number) of the array at `pointer`."""
         storage = STORAGE[dtype]
-        raw = [self._load(pointer, storage, combine(((index, storage.parts),)) + part) for part in range(storage.parts)]
+        raw = [
+            self._load(pointer, storage, combine(((index, storage.parts),)) + part)
+            for part in range(storage.parts)
+        ]
         values = tuple(scalar.decode(self.e, dtype, r) for r in raw)
         return values if storage.parts == 2 else values[0]
 
@@ -334,16 +399,28 @@ class Kernel:
                 p = e.op(f"select i1 {mask}, ptr {p}, ptr {pointer if self.grid else ZEROS}")
             return t.load(p, align)
         stride = self.lane_stride(index)
-        if stride == 1 and not (self.grid and mask is not None):  # a GPU has no masked vectors: they are gathered
+        if stride == 1 and not (
+            self.grid and mask is not None
+        ):  # a GPU has no masked vectors: they are gathered
             if self.ahead and mask is None and pointer in self.leaves.values():
                 self.prefetch(pointer, kind, index + self.ahead // align)
             return t.load(self.address(pointer, kind, index), self.alignment(index, align), mask)
         if stride == -1 and mask is None:
             raw = t.load(self.address(pointer, kind, index - (e.lanes - 1)), align)
             return e.shuffle(kind, raw, "poison", e.lanes, range(e.lanes - 1, -1, -1))
-        if self._tile is not None and mask is None and stride is not None and dict(index.terms).get(self._tile[0]) == 1:
+        if (
+            self._tile is not None
+            and mask is None
+            and stride is not None
+            and dict(index.terms).get(self._tile[0]) == 1
+        ):
             return self._tile_row(pointer, storage, index, stride)
-        if mask is None and not self.grid and isinstance(stride, int) and 2 <= stride <= min(_NEAR, e.lanes):
+        if (
+            mask is None
+            and not self.grid
+            and isinstance(stride, int)
+            and 2 <= stride <= min(_NEAR, e.lanes)
+        ):
             return self._every(pointer, storage, index, stride)
         if stride is None and not self.grid and self._tile is None:
             found = self._periodic(pointer, storage, index, mask)
@@ -355,12 +432,18 @@ class Kernel:
     def look_ahead(self) -> None:
         """Ask for operands before their turn, if they are large: the processor's own prefetcher stops at every page and follows few streams, and an
         AdamW step reads four. Worth it for data that no cache holds, see Program.cold."""
-        if not self.grid and sum(x.shape.nbytes for x in self.leaves if isinstance(x.shape.size, int)) >= STREAMED:
+        if (
+            not self.grid
+            and sum(x.shape.nbytes for x in self.leaves if isinstance(x.shape.size, int))
+            >= STREAMED
+        ):
             self.ahead = AHEAD
 
     def prefetch(self, pointer: str, kind: str, index: Index) -> None:
         """Ask for the line of element `index`, which need not exist, to be brought to the second cache."""
-        self.e.do(f"call void @llvm.prefetch.p0(ptr {self.address(pointer, kind, index)}, i32 0, i32 2, i32 1)")
+        self.e.do(
+            f"call void @llvm.prefetch.p0(ptr {self.address(pointer, kind, index)}, i32 0, i32 2, i32 1)"
+        )
 
     def _periodic(self, pointer: str, storage, index: Index, mask: str | None) -> str | None:
         """A load at base + i mod d or base + i div d, i counting lanes and d or the vector a multiple of the other: contiguous elements
@@ -374,11 +457,17 @@ class Kernel:
         inner, d = var.payload
         lane = [(v, c) for v, c in inner.terms if v.depth == len(self.levels) - 1]
         steps = [c for v, c in inner.terms if v.depth < len(self.levels) - 1] + [inner.const]
-        if [c for v, c in lane if v is self.lane_var] != [1] or len(lane) != 1 or not all(isinstance(n, int) for n in (d, *steps)):
+        if (
+            [c for v, c in lane if v is self.lane_var] != [1]
+            or len(lane) != 1
+            or not all(isinstance(n, int) for n in (d, *steps))
+        ):
             return None
         lanes, kind, align = self.e.lanes, storage.memory, storage.bytes
         span = min(d, lanes)
-        if max(d, lanes) % span or math.gcd(*steps) % span or d == 1:  # the first lane is a multiple of `lanes`
+        if (
+            max(d, lanes) % span or math.gcd(*steps) % span or d == 1
+        ):  # the first lane is a multiple of `lanes`
             return None
         t, address = self.e.typed(kind), self.address(pointer, kind, index)
         if var.kind == "mod" and d >= lanes:
@@ -389,7 +478,13 @@ class Kernel:
         if count == 1:
             return self.e.splat(kind, self.level.scalar.typed(kind).load(address, align))
         few = self.e.op(f"load <{count} x {kind}>, ptr {address}, align {align}")
-        return self.e.shuffle(kind, few, "poison", count, [i % count if var.kind == "mod" else i // span for i in range(lanes)])
+        return self.e.shuffle(
+            kind,
+            few,
+            "poison",
+            count,
+            [i % count if var.kind == "mod" else i // span for i in range(lanes)],
+        )
 
     def alignment(self, index: Index, itemsize: int) -> int:
         """Bytes that the address of the first of `lanes` consecutive elements is known to be a multiple of. It only matters on a grid,
@@ -406,13 +501,22 @@ class Kernel:
         """Every `stride`-th element: contiguous loads, the last one ending at the last element, from which shuffles pick."""
         t, lanes = self.e.typed(storage.memory), self.lanes
         starts = [*range(0, (stride - 1) * lanes, lanes), (lanes - 1) * stride - lanes + 1]
-        blocks = [t.load(self.address(pointer, storage.memory, index + start), storage.bytes) for start in starts]
+        blocks = [
+            t.load(self.address(pointer, storage.memory, index + start), storage.bytes)
+            for start in starts
+        ]
         owner = [min(lane * stride // lanes, stride - 1) for lane in range(lanes)]
         picked = blocks[0]
         for number, (block, start) in enumerate(zip(blocks, starts)):
             if number:
-                order = [lanes + lane * stride - start if owner[lane] == number else lane if number > 1 or owner[lane] > number else lane * stride
-                         for lane in range(lanes)]
+                order = [
+                    lanes + lane * stride - start
+                    if owner[lane] == number
+                    else lane
+                    if number > 1 or owner[lane] > number
+                    else lane * stride
+                    for lane in range(lanes)
+                ]
                 picked = self.e.shuffle(storage.memory, picked, block, lanes, order)
         return picked
 
@@ -423,17 +527,26 @@ class Kernel:
         found = blocks.get((pointer, start))
         if found is None:
             t = self.e.typed(storage.memory)
-            columns = [t.load(self.address(pointer, storage.memory, start + stride * lane), storage.bytes) for lane in range(self.lanes)]
-            found = blocks[pointer, start] = transposed(self.e.op, storage.memory, self.lanes, columns)
+            columns = [
+                t.load(self.address(pointer, storage.memory, start + stride * lane), storage.bytes)
+                for lane in range(self.lanes)
+            ]
+            found = blocks[pointer, start] = transposed(
+                self.e.op, storage.memory, self.lanes, columns
+            )
         return found[number]
 
-    def _offsets(self, pointer: str, kind: str, index: Index, stride: Size | None) -> tuple[str, str, str]:
+    def _offsets(
+        self, pointer: str, kind: str, index: Index, stride: Size | None
+    ) -> tuple[str, str, str]:
         """Scalar base pointer and per-lane offsets of a strided or irregular access."""
         if isinstance(stride, int) and abs(stride) * self.lanes < 1 << 31:
             return self.address(pointer, kind, index), self.e.iota("i32", stride), "i32"
         depth = len(self.levels) - 1
         outer = combine((of(v), c) for v, c in index.terms if v.depth < depth) + index.const
-        offsets, offset_kind = self.vector(combine((of(v), c) for v, c in index.terms if v.depth == depth))
+        offsets, offset_kind = self.vector(
+            combine((of(v), c) for v, c in index.terms if v.depth == depth)
+        )
         return self.address(pointer, kind, outer), offsets, offset_kind
 
     def store(self, pointer: str, dtype: str, index: Index, value: Value) -> None:
@@ -444,9 +557,15 @@ class Kernel:
         encoded = [scalar.encode(e, dtype, v) for v in values]
         if storage.parts == 2 and e.lanes > 1 and mask is None and self.lane_stride(index) == 1:
             n = e.lanes
-            pair = e.shuffle(storage.memory, *encoded, n, [i // 2 + i % 2 * n for i in range(2 * n)])
+            pair = e.shuffle(
+                storage.memory, *encoded, n, [i // 2 + i % 2 * n for i in range(2 * n)]
+            )
             address = self.address(pointer, storage.memory, combine(((index, 2),)))
-            self._later(lambda: e.do(f"store <{2 * n} x {storage.memory}> {pair}, ptr {address}, align {storage.bytes}"))
+            self._later(
+                lambda: e.do(
+                    f"store <{2 * n} x {storage.memory}> {pair}, ptr {address}, align {storage.bytes}"
+                )
+            )
             return
         for part, v in enumerate(encoded):
             self._store(pointer, storage, combine(((index, storage.parts),)) + part, v, mask)
@@ -461,7 +580,13 @@ class Kernel:
                 # A scalar store under a condition only happens in kernels that are one lane wide.
                 raise CodegenError("a guarded scalar store needs a branch")
             nontemporal = pointer in self.nontemporal and mask is None and e.lanes > 1
-            align = align * e.lanes if nontemporal else self.alignment(index, align) if e.lanes > 1 else align
+            align = (
+                align * e.lanes
+                if nontemporal
+                else self.alignment(index, align)
+                if e.lanes > 1
+                else align
+            )
             self._later(lambda: t.store(value, at, align, mask, nontemporal))
         elif stride == -1 and mask is None:
             reversed_ = e.shuffle(kind, value, "poison", e.lanes, range(e.lanes - 1, -1, -1))
@@ -479,10 +604,15 @@ class Kernel:
 
     # -- loops ----------------------------------------------------------------------------------------------------
     @contextmanager
-    def loop(self, low: str | int, high: str | int, extent: Size, step: int = 1, nonempty: bool = True):
+    def loop(
+        self, low: str | int, high: str | int, extent: Size, step: int = 1, nonempty: bool = True
+    ):
         """Scalar loop over [low, high); yields its Index, whose values are in [0, extent). `nonempty`: low < high is known."""
         parent = self.levels[-1]
-        if self.grid and (low, high) == ("%lo", "%hi"):  # a thread, or a group, has one item: see gpu/program.py
+        if self.grid and (low, high) == (
+            "%lo",
+            "%hi",
+        ):  # a thread, or a group, has one item: see gpu/program.py
             var = variable("loop", ("%lo",), extent, 0)
             self._names[var] = "%lo"
             yield of(var)
@@ -506,8 +636,12 @@ class Kernel:
             lines.append(f"  br label %{label}")
         lines += [f"{label}:", f"  {name} = phi i64 [{low}, %{before}], [{name}n, %{level.label}]"]
         lines += level.lines
-        lines += [f"  {name}n = add nuw nsw i64 {name}, {step}", f"  {name}c = icmp slt i64 {name}n, {high}",
-                  f"  br i1 {name}c, label %{label}, label %{end}", f"{end}:"]
+        lines += [
+            f"  {name}n = add nuw nsw i64 {name}, {step}",
+            f"  {name}c = icmp slt i64 {name}n, {high}",
+            f"  br i1 {name}c, label %{label}, label %{end}",
+            f"{end}:",
+        ]
         parent.label = end
 
     def lane_loop(
@@ -532,7 +666,10 @@ class Kernel:
         parent = self.levels[-1]
         name = f"%i{self.unit.number()}"
         var = variable("loop", (name,), extent, parent.depth + 1)
-        state = [[parent_splat(parent, self.lanes, kind, value) for kind, value in carry] for _ in range(unroll)]
+        state = [
+            [parent_splat(parent, self.lanes, kind, value) for kind, value in carry]
+            for _ in range(unroll)
+        ]
         kinds = [f"<{self.lanes} x {kind}>" if self.lanes > 1 else kind for kind, _ in carry]
         saved, self.lane_var = self.lane_var, var
         try:
@@ -542,7 +679,17 @@ class Kernel:
                     return self._static_lanes(var, low, high, body, unroll, kinds, state)
             if aligned or compact:
                 masked = compact and not aligned and self.lanes > 1
-                return self._vector_loop(var, str(low), str(high), body, unroll, kinds, state, nonempty=False, tail=masked)
+                return self._vector_loop(
+                    var,
+                    str(low),
+                    str(high),
+                    body,
+                    unroll,
+                    kinds,
+                    state,
+                    nonempty=False,
+                    tail=masked,
+                )
             return self._dynamic_lanes(var, low, high, body, unroll, kinds, state)
         finally:
             self.lane_var = saved
@@ -590,23 +737,35 @@ class Kernel:
         start = self.scalar(tile * self.lanes)
         level = self.levels[tile.depth]
         if extent % self.lanes:
-            start = level.scalar.op(f"call i64 @llvm.umin.i64(i64 {start}, i64 {extent - self.lanes})")
+            start = level.scalar.op(
+                f"call i64 @llvm.umin.i64(i64 {start}, i64 {extent - self.lanes})"
+            )
         var = variable("loop", (f"%t{self.unit.number()}",), extent, tile.depth)
         self._names[var] = start
         return var
 
-    def _static_lanes(self, var: Var, low: int, high: int, body, unroll: int, kinds, state) -> list[list[str]]:
+    def _static_lanes(
+        self, var: Var, low: int, high: int, body, unroll: int, kinds, state
+    ) -> list[list[str]]:
         step = self.lanes * unroll
         main_end = low + (high - low) // step * step
         if main_end - low == step:
             main_end = low  # a single iteration is straight-line code
         parent = self.levels[-1]
         if main_end > low:
-            state = self._vector_loop(var, str(low), str(main_end), body, unroll, kinds, state, nonempty=True)
+            state = self._vector_loop(
+                var, str(low), str(main_end), body, unroll, kinds, state, nonempty=True
+            )
         copies = []
         for copy, at in enumerate(range(main_end, high, self.lanes)):
             left = high - at
-            tail = None if left >= self.lanes else "<" + ", ".join(f"i1 {'true' if i < left else 'false'}" for i in range(self.lanes)) + ">"
+            tail = (
+                None
+                if left >= self.lanes
+                else "<"
+                + ", ".join(f"i1 {'true' if i < left else 'false'}" for i in range(self.lanes))
+                + ">"
+            )
             copies.append((copy % unroll, at, tail))
         lines: list[str] = []
         pending: list[Callable[[], None]] = []
@@ -626,19 +785,49 @@ class Kernel:
         parent.lines += lines
         return state
 
-    def _dynamic_lanes(self, var: Var, low, high, body, unroll: int, kinds, state) -> list[list[str]]:
+    def _dynamic_lanes(
+        self, var: Var, low, high, body, unroll: int, kinds, state
+    ) -> list[list[str]]:
         parent = self.levels[-1]
         step = self.lanes * unroll
         op = parent.scalar.op
         count = op(f"sub i64 {high}, {low}") if low != 0 and low != "0" else high
-        whole = op(f"and i64 {count}, {-step}") if step & (step - 1) == 0 else op(f"sub i64 {count}, {op(f'urem i64 {count}, {step}')}")
+        whole = (
+            op(f"and i64 {count}, {-step}")
+            if step & (step - 1) == 0
+            else op(f"sub i64 {count}, {op(f'urem i64 {count}, {step}')}")
+        )
         main_end = op(f"add i64 {low}, {whole}") if low != 0 and low != "0" else whole
-        state = self._vector_loop(var, str(low), main_end, body, unroll, kinds, state, nonempty=False)
+        state = self._vector_loop(
+            var, str(low), main_end, body, unroll, kinds, state, nonempty=False
+        )
         if step > 1:
-            state[:1] = self._vector_loop(var, main_end, str(high), body, 1, kinds, state[:1], nonempty=False, tail=self.lanes > 1)
+            state[:1] = self._vector_loop(
+                var,
+                main_end,
+                str(high),
+                body,
+                1,
+                kinds,
+                state[:1],
+                nonempty=False,
+                tail=self.lanes > 1,
+            )
         return state
 
-    def _vector_loop(self, var: Var, low: str, high: str, body, unroll: int, kinds, state, nonempty: bool, tail: bool = False, step: int = 0):
+    def _vector_loop(
+        self,
+        var: Var,
+        low: str,
+        high: str,
+        body,
+        unroll: int,
+        kinds,
+        state,
+        nonempty: bool,
+        tail: bool = False,
+        step: int = 0,
+    ):
         parent = self.levels[-1]
         label, end = self._label("lanes"), self._label("end")
         name = f"%i{self.unit.number()}"
@@ -647,7 +836,9 @@ class Kernel:
         if tail:
             e = Emit(self.lanes, lines, self.unit)
             left = Emit(1, lines, self.unit).op(f"sub i64 {high}, {name}")
-            capped = Emit(1, lines, self.unit).op(f"call i64 @llvm.umin.i64(i64 {left}, i64 {self.lanes})")
+            capped = Emit(1, lines, self.unit).op(
+                f"call i64 @llvm.umin.i64(i64 {left}, i64 {self.lanes})"
+            )
             small = Emit(1, lines, self.unit).op(f"trunc i64 {capped} to i32")
             mask = e.typed("i32").cmp("ult", e.iota("i32"), e.splat("i32", small))
         phis = [[f"%c{self.unit.number()}" for _ in kinds] for _ in range(unroll)]
@@ -674,18 +865,30 @@ class Kernel:
             out.append(f"  br i1 {test}, label %{label}, label %{end}")
         out += [f"{label}:", f"  {name} = phi i64 [{low}, %{before}], [{name}n, %{label}]"]
         for copy in range(unroll):
-            out += [f"  {p} = phi {kind} [{first}, %{before}], [{following}, %{label}]"
-                    for p, kind, first, following in zip(phis[copy], kinds, state[copy], results[copy], strict=True)]
+            out += [
+                f"  {p} = phi {kind} [{first}, %{before}], [{following}, %{label}]"
+                for p, kind, first, following in zip(
+                    phis[copy], kinds, state[copy], results[copy], strict=True
+                )
+            ]
         out += lines
-        out += [f"  {name}n = add nuw nsw i64 {name}, {step or self.lanes * unroll}", f"  {name}c = icmp slt i64 {name}n, {high}",
-                f"  br i1 {name}c, label %{label}, label %{end}", f"{end}:"]
+        out += [
+            f"  {name}n = add nuw nsw i64 {name}, {step or self.lanes * unroll}",
+            f"  {name}c = icmp slt i64 {name}n, {high}",
+            f"  br i1 {name}c, label %{label}, label %{end}",
+            f"{end}:",
+        ]
         parent.label = end
         if nonempty:
             return results
         merged = []
         for copy in range(unroll):
-            merged.append([parent.scalar.op(f"phi {kind} [{first}, %{before}], [{last}, %{label}]")
-                           for kind, first, last in zip(kinds, state[copy], results[copy], strict=True)])
+            merged.append(
+                [
+                    parent.scalar.op(f"phi {kind} [{first}, %{before}], [{last}, %{label}]")
+                    for kind, first, last in zip(kinds, state[copy], results[copy], strict=True)
+                ]
+            )
         return merged
 
     # -- groups of threads that work on one item together (gpu/group.py) ------------------------------------------------
@@ -729,8 +932,14 @@ class Kernel:
     def text(self, name: str) -> str:
         """The function's definition: `void name(i64 lo, i64 hi, ptr p0, …, i64 n0, …)`."""
         pointers = [f"ptr {p}" for p in (*self.leaves.values(), *self.outputs)]
-        params = ", ".join(["i64 %lo", "i64 %hi", *pointers, *(f"i64 {n}" for n in self.sizes.values())])
-        return f"define void @{name}({params}) #0 {{\nentry:\n" + "\n".join(self.levels[0].lines) + "\n  ret void\n}\n"
+        params = ", ".join(
+            ["i64 %lo", "i64 %hi", *pointers, *(f"i64 {n}" for n in self.sizes.values())]
+        )
+        return (
+            f"define void @{name}({params}) #0 {{\nentry:\n"
+            + "\n".join(self.levels[0].lines)
+            + "\n  ret void\n}\n"
+        )
 
 
 def parent_splat(level: Level, lanes: int, kind: str, value: str) -> str:

@@ -3,6 +3,7 @@
 lowering/lapack.py names the routine in a call's attributes where the process has it: "lapack": [name, *options]. The arithmetic is PyTorch's: the same routines on
 the same matrices, column by column. A routine that fails (no convergence, values that are no numbers) leaves the call to PyTorch, which raises.
 """
+
 from __future__ import annotations
 
 import json
@@ -40,17 +41,25 @@ def call(program: Program, x: Instruction, host: Callable[[], None]) -> bool:
 class _Routine(Function):
     """i64 name(ptr a, results…, i64 batch, i64 sizes…): 1 when LAPACK says that something went wrong."""
 
-    def __init__(self, program: Program, name: str, dtype: str, pointers: Sequence[str], sizes: Sequence[str]) -> None:
+    def __init__(
+        self, program: Program, name: str, dtype: str, pointers: Sequence[str], sizes: Sequence[str]
+    ) -> None:
         self.letter, self.kind, self.bytes = _KIND[dtype]
         self.failed = ""
-        super().__init__(f"{self.letter}{name}", "i64", [*(("ptr", p) for p in pointers), ("i64", "batch"), *(("i64", s) for s in sizes)])
+        super().__init__(
+            f"{self.letter}{name}",
+            "i64",
+            [*(("ptr", p) for p in pointers), ("i64", "batch"), *(("i64", s) for s in sizes)],
+        )
         self.program = program
         self.info = self.integer(0)
 
     def integer(self, value: Int) -> str:
         """A pointer to a number as Fortran has them."""
         at = self.alloca("i32")
-        self.store("i32", value if isinstance(value, int) else self.op(f"trunc i64 {value} to i32"), at)
+        self.store(
+            "i32", value if isinstance(value, int) else self.op(f"trunc i64 {value} to i32"), at
+        )
         return at
 
     def letter_of(self, value: str) -> str:
@@ -63,8 +72,14 @@ class _Routine(Function):
         offsets, total = [], 0
         for n in counts:
             offsets.append(total)
-            total = self.add(total, self.mul(self.div(self.add(self.mul(n, self.bytes), 63), 64), 64))
-        whole = self.call("ptr", self.program.symbol("malloc", "declare ptr @malloc(i64)"), f"i64 {self.max(total, 64)}")
+            total = self.add(
+                total, self.mul(self.div(self.add(self.mul(n, self.bytes), 63), 64), 64)
+            )
+        whole = self.call(
+            "ptr",
+            self.program.symbol("malloc", "declare ptr @malloc(i64)"),
+            f"i64 {self.max(total, 64)}",
+        )
         return whole, [self.gep("i8", whole, o) for o in offsets]
 
     def free(self, pointer: str) -> None:
@@ -72,7 +87,9 @@ class _Routine(Function):
 
     def fortran(self, name: str, *arguments: str) -> None:
         symbol = f"{self.letter}{name}_"
-        self.program.symbol(symbol, f"declare void @{symbol}({', '.join(['ptr'] * len(arguments))})")
+        self.program.symbol(
+            symbol, f"declare void @{symbol}({', '.join(['ptr'] * len(arguments))})"
+        )
         self.call("void", symbol, *(f"ptr {a}" for a in arguments))
 
     def answer(self, pointer: str) -> Int:
@@ -84,9 +101,16 @@ class _Routine(Function):
         with self.loop(0, columns, _LINE) as first:
             end = self.min(columns, self.add(first, _LINE))
             with self.loop(0, rows) as i:
-                row, column = self.gep(self.kind, source, self.mul(i, columns)), self.gep(self.kind, target, i)
+                row, column = (
+                    self.gep(self.kind, source, self.mul(i, columns)),
+                    self.gep(self.kind, target, i),
+                )
                 with self.loop(first, end) as j:
-                    self.store(self.kind, self.load(self.kind, self.gep(self.kind, row, j)), self.gep(self.kind, column, self.mul(j, rows)))
+                    self.store(
+                        self.kind,
+                        self.load(self.kind, self.gep(self.kind, row, j)),
+                        self.gep(self.kind, column, self.mul(j, rows)),
+                    )
 
     @contextmanager
     def matrices(self, target: str, rows: Int, columns: Int) -> Iterator[str]:
@@ -95,13 +119,20 @@ class _Routine(Function):
         set_threads = self.program.symbol(THREADS, f"declare i32 @{THREADS}(i32)")
         self.failed = self.alloca("i64")
         self.store("i64", 0, self.failed)
-        size, before = self.mul(rows, columns), self.call("i32", set_threads, f"i32 {self.program.target.cores}")
+        size, before = (
+            self.mul(rows, columns),
+            self.call("i32", set_threads, f"i32 {self.program.target.cores}"),
+        )
         with self.loop(0, "%batch") as item:
             source = self.gep(self.kind, "%a", self.mul(item, size))
             self.turn(source, target, rows, columns)
             with self.loop(0, size, carry=[(self.kind, "0.0")]) as i:
                 value = self.load(self.kind, self.gep(self.kind, source, i.index))
-                i.next = [self.op(f"fadd {self.kind} {i.vars[0]}, {self.op(f'fsub {self.kind} {value}, {value}')}")]
+                i.next = [
+                    self.op(
+                        f"fadd {self.kind} {i.vars[0]}, {self.op(f'fsub {self.kind} {value}, {value}')}"
+                    )
+                ]
             self.store("i32", 1, self.info)
             with self.when(self.op(f"fcmp oeq {self.kind} {i.vars[0]}, 0.0")):
                 yield item
@@ -124,7 +155,10 @@ def _batch(shape: Shape, rank: int):
 def _arguments(program: Program, x: Instruction, *sizes) -> list[str]:
     a = x.operands[0]
     pointers = [program.at(p) for p in (program.place(a), *program.places(x))]
-    return [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(n)}" for n in (_batch(a.shape, 2), *sizes))]
+    return [
+        *(f"ptr {p}" for p in pointers),
+        *(f"i64 {program.size(n)}" for n in (_batch(a.shape, 2), *sizes)),
+    ]
 
 
 def _syevd(program: Program, x: Instruction, side: str, vectors: bool) -> tuple[str, list[str]]:
@@ -139,7 +173,20 @@ def _syevd(program: Program, x: Instruction, side: str, vectors: bool) -> tuple[
     whole, (m, work, numbers) = f.memory(square, length, whole_length)
     lwork, liwork = f.integer(length), f.integer(whole_length)
     with f.matrices(m, "%n", "%n") as item:
-        f.fortran("syevd", job, uplo, n, m, n, f.gep(f.kind, "%w", f.mul(item, "%n")), work, lwork, numbers, liwork, f.info)
+        f.fortran(
+            "syevd",
+            job,
+            uplo,
+            n,
+            m,
+            n,
+            f.gep(f.kind, "%w", f.mul(item, "%n")),
+            work,
+            lwork,
+            numbers,
+            liwork,
+            f.info,
+        )
         if vectors:
             f.turn(m, f.gep(f.kind, "%v", f.mul(item, square)), "%n", "%n")
     f.free(whole)
@@ -156,10 +203,14 @@ def _gesdd(program: Program, x: Instruction, full: bool, vectors: bool) -> tuple
     columns, rows = ("%m", "%n") if mode == "A" else (least_side, least_side)  # of u, of vh
     job, m, n, high = f.letter_of(mode), f.integer("%m"), f.integer("%n"), f.integer(rows)
     query, least = f.integer(-1), f.alloca(f.kind)
-    f.fortran("gesdd", job, m, n, least, m, least, least, m, least, high, least, query, least, f.info)
+    f.fortran(
+        "gesdd", job, m, n, least, m, least, least, m, least, high, least, query, least, f.info
+    )
     length = f.answer(least)
     u_size, v_size = (f.mul("%m", columns), f.mul(rows, "%n")) if vectors else (1, 1)
-    whole, (matrix, u, v, work, numbers) = f.memory(f.mul("%m", "%n"), u_size, v_size, length, f.mul(8, least_side))
+    whole, (matrix, u, v, work, numbers) = f.memory(
+        f.mul("%m", "%n"), u_size, v_size, length, f.mul(8, least_side)
+    )
     lwork = f.integer(length)
     with f.matrices(matrix, "%m", "%n") as item:
         s = f.gep(f.kind, "%s", f.mul(item, least_side))
@@ -176,10 +227,23 @@ def _geev(program: Program, x: Instruction) -> tuple[str, list[str]]:
     real and imaginary part of the first, as columns."""
     dtype, wanted = x.operands[0].shape.dtype, len(x.shape.elements) > 1
     vectors = wanted and 1 in used_results(x)
-    f = _Routine(program, f"geev_{'V' if vectors else 'N'}{len(x.shape.elements)}", dtype, ("a", "w", "v") if wanted else ("a", "w"), ("n",))
-    no, job, n, one = f.letter_of("N"), f.letter_of("V" if vectors else "N"), f.integer("%n"), f.integer(1)
+    f = _Routine(
+        program,
+        f"geev_{'V' if vectors else 'N'}{len(x.shape.elements)}",
+        dtype,
+        ("a", "w", "v") if wanted else ("a", "w"),
+        ("n",),
+    )
+    no, job, n, one = (
+        f.letter_of("N"),
+        f.letter_of("V" if vectors else "N"),
+        f.integer("%n"),
+        f.integer(1),
+    )
     query, least = f.integer(-1), f.alloca(f.kind)
-    f.fortran("geev", no, job, n, least, n, least, least, least, one, least, n, least, query, f.info)
+    f.fortran(
+        "geev", no, job, n, least, n, least, least, least, one, least, n, least, query, f.info
+    )
     length, square = f.answer(least), f.mul("%n", "%n")
     whole, (m, v, re, im, work) = f.memory(square, square if vectors else 1, "%n", "%n", length)
     lwork = f.integer(length)
@@ -191,19 +255,39 @@ def _geev(program: Program, x: Instruction) -> tuple[str, list[str]]:
     with f.matrices(m, "%n", "%n") as item:
         f.fortran("geev", no, job, n, m, n, re, im, m, one, v, n, work, lwork, f.info)
         with f.loop(0, "%n") as j:
-            write("%w", f.add(f.mul(item, "%n"), j), f.load(f.kind, f.gep(f.kind, re, j)), f.load(f.kind, f.gep(f.kind, im, j)))
+            write(
+                "%w",
+                f.add(f.mul(item, "%n"), j),
+                f.load(f.kind, f.gep(f.kind, re, j)),
+                f.load(f.kind, f.gep(f.kind, im, j)),
+            )
         if vectors:
             first = f.mul(item, square)
             with f.loop(0, "%n") as j:
                 size = f.load(f.kind, f.gep(f.kind, im, j))
-                upper, lower = f.op(f"fcmp ogt {f.kind} {size}, 0.0"), f.op(f"fcmp olt {f.kind} {size}, 0.0")
-                own = f.sub(j, f.op(f"zext i1 {lower} to i64"))  # the column of the real part, and that of the imaginary
+                upper, lower = (
+                    f.op(f"fcmp ogt {f.kind} {size}, 0.0"),
+                    f.op(f"fcmp olt {f.kind} {size}, 0.0"),
+                )
+                own = f.sub(
+                    j, f.op(f"zext i1 {lower} to i64")
+                )  # the column of the real part, and that of the imaginary
                 other = f.add(j, f.op(f"zext i1 {upper} to i64"))
                 is_real = f.op(f"fcmp oeq {f.kind} {size}, 0.0")
                 with f.loop(0, "%n") as i:
-                    real, imaginary = (f.load(f.kind, f.gep(f.kind, v, f.add(f.mul(c, "%n"), i))) for c in (own, other))
-                    imaginary = f.select(lower, f.kind, f.op(f"fneg {f.kind} {imaginary}"), imaginary)
-                    write("%v", f.add(first, f.add(f.mul(i, "%n"), j)), real, f.select(is_real, f.kind, "0.0", imaginary))
+                    real, imaginary = (
+                        f.load(f.kind, f.gep(f.kind, v, f.add(f.mul(c, "%n"), i)))
+                        for c in (own, other)
+                    )
+                    imaginary = f.select(
+                        lower, f.kind, f.op(f"fneg {f.kind} {imaginary}"), imaginary
+                    )
+                    write(
+                        "%v",
+                        f.add(first, f.add(f.mul(i, "%n"), j)),
+                        real,
+                        f.select(is_real, f.kind, "0.0", imaginary),
+                    )
     f.free(whole)
     return f.define(), _arguments(program, x, x.operands[0].shape.dims[-1])
 

@@ -1,5 +1,6 @@
 """cholesky and triangular-solve, one matrix of the batch per thread at a time: in blocks (linalg_blocked.py), or for complex numbers and on GPUs by
 textbook loops."""
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.control import copy_places
@@ -39,14 +40,18 @@ class _Number:
         return (a[0], self.f.op(f"fneg {self.kind} {a[1]}")) if self.complex else a
 
     def sub(self, a, b):
-        return self.whole([self._op("fsub", p, q) for p, q in zip(self.parts(a), self.parts(b), strict=True)])
+        return self.whole(
+            [self._op("fsub", p, q) for p, q in zip(self.parts(a), self.parts(b), strict=True)]
+        )
 
     def mul(self, a, b):
         if not self.complex:
             return self._op("fmul", a, b)
         (ar, ai), (br, bi) = a, b
         m = self._op
-        return m("fsub", m("fmul", ar, br), m("fmul", ai, bi)), m("fadd", m("fmul", ar, bi), m("fmul", ai, br))
+        return m("fsub", m("fmul", ar, br), m("fmul", ai, bi)), m(
+            "fadd", m("fmul", ar, bi), m("fmul", ai, br)
+        )
 
     def div(self, a, b):
         if not self.complex:
@@ -57,7 +62,12 @@ class _Number:
         return m("fdiv", real, size), m("fdiv", imag, size)
 
     def select(self, condition: str, a, b):
-        return self.whole([self.f.select(condition, self.kind, p, q) for p, q in zip(self.parts(a), self.parts(b), strict=True)])
+        return self.whole(
+            [
+                self.f.select(condition, self.kind, p, q)
+                for p, q in zip(self.parts(a), self.parts(b), strict=True)
+            ]
+        )
 
 
 def _batch(dims: tuple[Size, ...]) -> Size:
@@ -73,14 +83,24 @@ def _hint(size: Size) -> int:
 
 def _check(x: Instruction) -> None:
     if x.shape.dtype not in REAL_KIND:
-        raise CodegenError(f"{x.op}({', '.join(str(o.shape) for o in x.operands)}): only f32, f64, c64 and c128; convert first")
+        raise CodegenError(
+            f"{x.op}({', '.join(str(o.shape) for o in x.operands)}): only f32, f64, c64 and c128; convert first"
+        )
 
 
 @emits_step("cholesky")
 def cholesky(program, x: Instruction) -> None:
     """The factor of each matrix; a matrix that is not positive definite gives NaNs."""
     if x.shape.dtype in ("f16", "bf16"):
-        return emit_tree(program, build.convert(instr("cholesky", (build.convert(x.operands[0], "f32"),), **dict(x.attrs)), x.shape.dtype), x.operands, x)
+        return emit_tree(
+            program,
+            build.convert(
+                instr("cholesky", (build.convert(x.operands[0], "f32"),), **dict(x.attrs)),
+                x.shape.dtype,
+            ),
+            x.operands,
+            x,
+        )
     _check(x)
     n, dtype = x.shape.dims[-1], x.shape.dtype
     if x.shape.size == 0:
@@ -97,7 +117,11 @@ def cholesky(program, x: Instruction) -> None:
             _cholesky_by_elements(f, _Number(f, dtype), base, rows, lower)
     batch = _batch(x.shape.dims[:-2])
     name = f.define()
-    arguments = [f"ptr {program.pointer(x.operands[0])}", f"ptr {program.pointer(x)}", *size.arguments(program)]
+    arguments = [
+        f"ptr {program.pointer(x.operands[0])}",
+        f"ptr {program.pointer(x)}",
+        *size.arguments(program),
+    ]
     program.parallel(name, arguments, program.size(batch), cost=0.1 * _hint(n) ** 3 + 50)
 
 
@@ -106,7 +130,9 @@ def _cholesky_in_blocks(f: Writer, dtype: str, base: Int, rows: Int, lower: bool
     if lower:
         kernel.mirror(Matrix("%a", base, rows), x, rows, lower=False)
     else:
-        kernel.map_rows(lambda own, v: [v], f.mul(rows, rows), Matrix("%l", base, 1), Matrix("%a", base, 1))
+        kernel.map_rows(
+            lambda own, v: [v], f.mul(rows, rows), Matrix("%l", base, 1), Matrix("%a", base, 1)
+        )
     kernel.cholesky(x, rows)
     last = kernel.get(x, f.sub(rows, 1), f.sub(rows, 1))
     bad = f.op(f"fcmp uno {kernel.kind} {last}, {last}")  # one bad pivot makes the whole factor NaN
@@ -134,9 +160,13 @@ def _cholesky_by_elements(f: Writer, number: _Number, base: Int, rows: Int, lowe
             with f.when(f.op(f"xor i1 {above}, true")):
                 start = load(f, dtype, "%a", at(i, j))
                 start = start if lower else number.conj(start)
-                with f.loop(0, j, carry=list(zip(number.types, number.parts(start), strict=True))) as k:
+                with f.loop(
+                    0, j, carry=list(zip(number.types, number.parts(start), strict=True))
+                ) as k:
                     left, right = (load(f, dtype, "%l", at(r, k.index)) for r in (i, j))
-                    left, right = (left, number.conj(right)) if lower else (number.conj(left), right)
+                    left, right = (
+                        (left, number.conj(right)) if lower else (number.conj(left), right)
+                    )
                     k.next = number.parts(number.sub(number.whole(k.vars), number.mul(left, right)))
                 value = number.whole(k.vars)
                 diagonal = f.icmp("eq", i, j)
@@ -144,9 +174,15 @@ def _cholesky_by_elements(f: Writer, number: _Number, base: Int, rows: Int, lowe
                 root = f.emit().typed(number.kind).sqrt(real)
                 # sqrt(0) would divide by zero: XLA's answer for a singular matrix is nan too
                 valid = f.op(f"fcmp ogt {number.kind} {real}, 0.0")
-                root = f.select(valid, number.kind, root, f.emit().typed(number.kind).const(float("nan")))
+                root = f.select(
+                    valid, number.kind, root, f.emit().typed(number.kind).const(float("nan"))
+                )
                 pivot = load(f, dtype, "%l", at(j, j))
-                value = number.select(diagonal, number.whole([root] + ["0.0"] * number.complex), number.div(value, pivot))
+                value = number.select(
+                    diagonal,
+                    number.whole([root] + ["0.0"] * number.complex),
+                    number.div(value, pivot),
+                )
                 store(f, dtype, value if lower else number.conj(value), "%l", at(i, j))
     # One bad pivot makes the whole factor NaN.
     last = number.parts(load(f, dtype, "%l", at(f.sub(rows, 1), f.sub(rows, 1))))[0]
@@ -164,22 +200,34 @@ def triangular_solve(program, x: Instruction) -> None:
     if x.shape.size == 0:
         return
     if x.shape.dtype in ("f16", "bf16"):
-        wide = instr("triangular-solve", (build.convert(a, "f32"), build.convert(b, "f32")), **attrs)
+        wide = instr(
+            "triangular-solve", (build.convert(a, "f32"), build.convert(b, "f32")), **attrs
+        )
         return emit_tree(program, build.convert(wide, x.shape.dtype), x.operands, x)
     _check(x)
     if not attrs["left_side"]:
         swap = (*range(x.shape.rank - 2), x.shape.rank - 1, x.shape.rank - 2)
-        flipped = {"NO_TRANSPOSE": "TRANSPOSE", "TRANSPOSE": "NO_TRANSPOSE", "ADJOINT": "NO_TRANSPOSE"}[attrs["transpose_a"]]
+        flipped = {
+            "NO_TRANSPOSE": "TRANSPOSE",
+            "TRANSPOSE": "NO_TRANSPOSE",
+            "ADJOINT": "NO_TRANSPOSE",
+        }[attrs["transpose_a"]]
         if attrs["transpose_a"] == "ADJOINT" and x.shape.kind == "c":
             a = build.complex_(build.real(a), build.negate(build.imag(a)))
-        solved = instr("triangular-solve", (a, build.transpose(b, swap)), **{**attrs, "left_side": True, "transpose_a": flipped})
+        solved = instr(
+            "triangular-solve",
+            (a, build.transpose(b, swap)),
+            **{**attrs, "left_side": True, "transpose_a": flipped},
+        )
         return emit_tree(program, build.transpose(solved, swap), x.operands, x)
     copy_places(program, program.places(x), program.places(b))
     n, columns = x.shape.dims[-2:]
     dtype = x.shape.dtype
     transposed = attrs["transpose_a"] != "NO_TRANSPOSE"
     lower = attrs["lower"] != transposed
-    f = Writer(program, "triangular_solve", [("i64", "lo"), ("i64", "hi"), ("ptr", "a"), ("ptr", "x")])
+    f = Writer(
+        program, "triangular_solve", [("i64", "lo"), ("i64", "hi"), ("ptr", "a"), ("ptr", "x")]
+    )
     size = Sizes(f)
     rows, width = size(n), size(columns)
     with f.loop("%lo", "%hi") as item:
@@ -187,16 +235,38 @@ def triangular_solve(program, x: Instruction) -> None:
         coefficients = coefficients.turned if transposed else coefficients
         solution = Matrix("%x", f.mul(item, f.mul(rows, width)), width)
         if dtype in KINDS and not program.target.grid:
-            Kernel(f, dtype).substitute(coefficients, solution, rows, width, lower, attrs["unit_diagonal"])
+            Kernel(f, dtype).substitute(
+                coefficients, solution, rows, width, lower, attrs["unit_diagonal"]
+            )
         else:
-            _substitute(f, _Number(f, dtype), coefficients, solution, rows, width, lower, attrs["unit_diagonal"], attrs["transpose_a"] == "ADJOINT")
+            _substitute(
+                f,
+                _Number(f, dtype),
+                coefficients,
+                solution,
+                rows,
+                width,
+                lower,
+                attrs["unit_diagonal"],
+                attrs["transpose_a"] == "ADJOINT",
+            )
     name = f.define()
     arguments = [f"ptr {program.pointer(a)}", f"ptr {program.pointer(x)}", *size.arguments(program)]
     cost = 50 + 0.1 * _hint(n) ** 2 * (columns if not isinstance(columns, Dim) else 64)
     program.parallel(name, arguments, program.size(_batch(x.shape.dims[:-2])), cost=cost)
 
 
-def _substitute(f: Writer, number: _Number, a: Matrix, x: Matrix, rows: Int, width: Int, lower: bool, unit: bool, conjugate: bool) -> None:
+def _substitute(
+    f: Writer,
+    number: _Number,
+    a: Matrix,
+    x: Matrix,
+    rows: Int,
+    width: Int,
+    lower: bool,
+    unit: bool,
+    conjugate: bool,
+) -> None:
     dtype = number.dtype
 
     def coefficient(i: Int, j: Int):

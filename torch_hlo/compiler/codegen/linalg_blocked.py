@@ -3,6 +3,7 @@
 Everything is row-major and in place in the result. `subtract_product` keeps a tile of C in registers; its left operand is read an element at a
 time, so that either of its strides may be long.
 """
+
 from __future__ import annotations
 
 import math
@@ -46,10 +47,17 @@ class Kernel:
     """What is done to rows, `lanes` elements at a time."""
 
     def __init__(self, f: Writer, dtype: str) -> None:
-        self.f, self.dtype, self.kind, self.lanes = f, dtype, KINDS[dtype], f.program.target.lanes(BITS[KINDS[dtype]])
+        self.f, self.dtype, self.kind, self.lanes = (
+            f,
+            dtype,
+            KINDS[dtype],
+            f.program.target.lanes(BITS[KINDS[dtype]]),
+        )
         self.vector = f"<{self.lanes} x {self.kind}>"
         self.t = f.emit().typed(self.kind)
-        self.tile_rows = 8 if f.program.target.vector_bytes == 64 else 4  # sums of two vectors per row in registers; a block is a number of such rows
+        self.tile_rows = (
+            8 if f.program.target.vector_bytes == 64 else 4
+        )  # sums of two vectors per row in registers; a block is a number of such rows
 
     def get(self, m: Matrix, i: Int, j: Int) -> str:
         return load(self.f, self.dtype, m.pointer, m.at(self.f, i, j))
@@ -68,17 +76,26 @@ class Kernel:
         f = self.f
         with self.strips(columns) as (c, mask):
             at = [f.add(m.base, c) for m in rows]
-            values = [load(f, self.dtype, m.pointer, i, self.lanes, mask) for m, i in zip(rows, at, strict=True)]
+            values = [
+                load(f, self.dtype, m.pointer, i, self.lanes, mask)
+                for m, i in zip(rows, at, strict=True)
+            ]
             for v, m, i in zip(fn(*values), rows, at, strict=False):
                 store(f, self.dtype, v, m.pointer, i, self.lanes, mask)
 
-    def subtract_product(self, c: Matrix, a: Matrix, b: Matrix, rows: Int, columns: Int, depth: Int) -> None:
+    def subtract_product(
+        self, c: Matrix, a: Matrix, b: Matrix, rows: Int, columns: Int, depth: Int
+    ) -> None:
         """c -= a b; rows of b and c are contiguous."""
         for width, strip in self.column_strips(columns):
             with strip as j, self.f.loop(0, rows, self.tile_rows) as i:
                 numbers = self._numbers(i, self.f.sub(self.f.sub(rows, i), 1))
-                sums = self._sums(a, b.part(self.f, 0, j), numbers, depth, self._masks(width, j, columns))
-                self._subtracted(c.part(self.f, 0, j), sums, numbers, self._masks(width, j, columns))
+                sums = self._sums(
+                    a, b.part(self.f, 0, j), numbers, depth, self._masks(width, j, columns)
+                )
+                self._subtracted(
+                    c.part(self.f, 0, j), sums, numbers, self._masks(width, j, columns)
+                )
 
     def column_strips(self, columns: Int) -> list:
         """(vectors, loop over first columns) of strips: as many wide ones as fit, then vectors, of which the last may have fewer columns."""
@@ -93,39 +110,74 @@ class Kernel:
         """`tile_rows` rows from `first` on, or as many as there are up to `last` rows further, which is repeated: as results are stored last rows first, those of
         the repetitions are overwritten."""
         f = self.f
-        return [f.add(first, f.mul(f.min(r, last), step)) if r else first for r in range(self.tile_rows)]
+        return [
+            f.add(first, f.mul(f.min(r, last), step)) if r else first for r in range(self.tile_rows)
+        ]
 
-    def _sums(self, a: Matrix, b: Matrix, numbers: list[Int], depth: Int, masks: list) -> list[list[str]]:
+    def _sums(
+        self, a: Matrix, b: Matrix, numbers: list[Int], depth: Int, masks: list
+    ) -> list[list[str]]:
         """Vectors of the rows `numbers` of a b: one list per row."""
         f, v, n = self.f, self.vector, len(masks)
         suffix = f"v{self.lanes}{KIND_SUFFIX[self.kind]}"
         rows = [a.part(f, i, 0) for i in numbers]
         with f.loop(0, depth, carry=[(v, "zeroinitializer")] * (len(rows) * n)) as k:
-            right = [load(f, self.dtype, b.pointer, b.at(f, k.index, s * self.lanes), self.lanes, mask) for s, mask in enumerate(masks)]
+            right = [
+                load(f, self.dtype, b.pointer, b.at(f, k.index, s * self.lanes), self.lanes, mask)
+                for s, mask in enumerate(masks)
+            ]
             k.next = []
             for i, row in enumerate(rows):
                 left = splat(f, self.kind, self.lanes, self.get(row, 0, k.index))
-                k.next += [f.op(f"call {v} @llvm.fma.{suffix}({v} {left}, {v} {x}, {v} {k.vars[i * n + s]})") for s, x in enumerate(right)]
+                k.next += [
+                    f.op(
+                        f"call {v} @llvm.fma.{suffix}({v} {left}, {v} {x}, {v} {k.vars[i * n + s]})"
+                    )
+                    for s, x in enumerate(right)
+                ]
         return [k.vars[i * n : (i + 1) * n] for i in range(len(rows))]
 
-    def _subtracted(self, c: Matrix, sums: list[list[str]], numbers: list[Int], masks: list, after: Callable = lambda rows: rows) -> None:
+    def _subtracted(
+        self,
+        c: Matrix,
+        sums: list[list[str]],
+        numbers: list[Int],
+        masks: list,
+        after: Callable = lambda rows: rows,
+    ) -> None:
         """Rows of c, less the sums, become what `after` makes of them."""
         f = self.f
         places = [[c.at(f, i, s * self.lanes) for s in range(len(masks))] for i in numbers]
-        rows = [[f.op(f"fsub {self.vector} {load(f, self.dtype, c.pointer, at, self.lanes, mask)}, {x}") for at, x, mask in zip(spots, row, masks, strict=True)]
-                for spots, row in zip(places, sums, strict=True)]
+        rows = [
+            [
+                f.op(
+                    f"fsub {self.vector} {load(f, self.dtype, c.pointer, at, self.lanes, mask)}, {x}"
+                )
+                for at, x, mask in zip(spots, row, masks, strict=True)
+            ]
+            for spots, row in zip(places, sums, strict=True)
+        ]
         for spots, row in reversed(list(zip(places, after(rows), strict=True))):
             for at, x, mask in zip(spots, row, masks, strict=True):
                 store(f, self.dtype, x, c.pointer, at, self.lanes, mask)
 
-    def substitute(self, a: Matrix, x: Matrix, rows: Int, columns: Int, lower: bool, unit: bool) -> None:
+    def substitute(
+        self, a: Matrix, x: Matrix, rows: Int, columns: Int, lower: bool, unit: bool
+    ) -> None:
         """x := a^-1 x, a triangular: forward when it is lower, else from the last row on. What the rows of a tile owe each other is settled in registers."""
         f = self.f
         with f.loop(0, rows, self.tile_rows) as many:
             left = f.sub(f.sub(rows, many), 1)
             numbers = self._numbers(many, left) if lower else self._numbers(left, left, -1)
             solved = 0 if lower else f.sub(rows, many)
-            inverses = [] if unit else [f.op(f"fdiv {self.kind} {self.t.const(1.0)}, {self.get(a, i, i)}") for i in numbers]
+            inverses = (
+                []
+                if unit
+                else [
+                    f.op(f"fdiv {self.kind} {self.t.const(1.0)}, {self.get(a, i, i)}")
+                    for i in numbers
+                ]
+            )
 
             def settle(tile: list[list[str]]) -> list[list[str]]:
                 for s, i in enumerate(numbers):
@@ -133,19 +185,30 @@ class Kernel:
                         by = splat(f, self.kind, self.lanes, inverses[s])
                         tile[s] = [f.op(f"fmul {self.vector} {x}, {by}") for x in tile[s]]
                     for t in range(s + 1, len(numbers)):
-                        minus = splat(f, self.kind, self.lanes, f.op(f"fneg {self.kind} {self.get(a, numbers[t], i)}"))
-                        tile[t] = [self.fma(minus, p, q) for p, q in zip(tile[s], tile[t], strict=True)]
+                        minus = splat(
+                            f,
+                            self.kind,
+                            self.lanes,
+                            f.op(f"fneg {self.kind} {self.get(a, numbers[t], i)}"),
+                        )
+                        tile[t] = [
+                            self.fma(minus, p, q) for p, q in zip(tile[s], tile[t], strict=True)
+                        ]
                 return tile
 
             for width, strip in self.column_strips(columns):
                 with strip as j:
                     masks = self._masks(width, j, columns)
-                    sums = self._sums(a.part(f, 0, solved), x.part(f, solved, j), numbers, many, masks)
+                    sums = self._sums(
+                        a.part(f, 0, solved), x.part(f, solved, j), numbers, many, masks
+                    )
                     self._subtracted(x.part(f, 0, j), sums, numbers, masks, settle)
 
     def fma(self, a: str, b: str, c: str) -> str:
         v = self.vector
-        return self.f.op(f"call {v} @llvm.fma.v{self.lanes}{KIND_SUFFIX[self.kind]}({v} {a}, {v} {b}, {v} {c})")
+        return self.f.op(
+            f"call {v} @llvm.fma.v{self.lanes}{KIND_SUFFIX[self.kind]}({v} {a}, {v} {b}, {v} {c})"
+        )
 
     def cholesky(self, x: Matrix, n: Int) -> None:
         """The upper triangle of x := U with U^T U = x, of which the upper triangle is read; anything may be left in the blocks of the diagonal below it."""
@@ -158,31 +221,61 @@ class Kernel:
                 # sqrt(0) would divide by zero: XLA's answer for a singular matrix is nan too
                 valid = f.op(f"fcmp ogt {self.kind} {square}, 0.0")
                 pivot = f.select(valid, self.kind, self.t.sqrt(square), self.t.const(float("nan")))
-                inverse = splat(f, self.kind, self.lanes, f.op(f"fdiv {self.kind} {self.t.const(1.0)}, {pivot}"))
-                self.map_rows(lambda v: [f.op(f"fmul {self.vector} {v}, {inverse}")], count, diagonal.part(f, k, 0))  # noqa: B023
+                inverse = splat(
+                    f, self.kind, self.lanes, f.op(f"fdiv {self.kind} {self.t.const(1.0)}, {pivot}")
+                )
+                self.map_rows(
+                    lambda v: [f.op(f"fmul {self.vector} {v}, {inverse}")],
+                    count,
+                    diagonal.part(f, k, 0),
+                )  # noqa: B023
                 self.put(pivot, diagonal, k, k)
                 with f.loop(f.add(k, 1), count) as i:
                     self._eliminate(diagonal, i, k, count, self.get(diagonal, k, i))
-            self.substitute(diagonal.turned, x.part(f, start, end), count, f.sub(n, end), True, False)
-            with f.loop(end, n, BLOCK) as i:  # no further left than the block that holds the diagonal
+            self.substitute(
+                diagonal.turned, x.part(f, start, end), count, f.sub(n, end), True, False
+            )
+            with f.loop(
+                end, n, BLOCK
+            ) as i:  # no further left than the block that holds the diagonal
                 above = x.part(f, start, i)
-                self.subtract_product(x.part(f, i, i), above.turned, above, f.min(BLOCK, f.sub(n, i)), f.sub(n, i), count)
+                self.subtract_product(
+                    x.part(f, i, i),
+                    above.turned,
+                    above,
+                    f.min(BLOCK, f.sub(n, i)),
+                    f.sub(n, i),
+                    count,
+                )
 
     def _eliminate(self, x: Matrix, i: Int, k: Int, end: Int, factor: str) -> None:
         """Row i, from column k + 1 to `end`, loses `factor` times row k."""
         minus = splat(self.f, self.kind, self.lanes, f"{self.f.op(f'fneg {self.kind} {factor}')}")
         first = self.f.add(k, 1)
-        self.map_rows(lambda own, by: [self.fma(minus, by, own)], self.f.sub(end, first), x.part(self.f, i, first), x.part(self.f, k, first))
+        self.map_rows(
+            lambda own, by: [self.fma(minus, by, own)],
+            self.f.sub(end, first),
+            x.part(self.f, i, first),
+            x.part(self.f, k, first),
+        )
 
     def mirror(self, source: Matrix, target: Matrix, n: Int, lower: bool) -> None:
         """The lower (upper) triangle of target := the other one of source, turned, and as much as the blocks of the diagonal hold besides."""
         f, width = self.f, self.lanes
         with f.loop(0, n, width) as i, f.loop(0, f.add(i, 1), width) as j:
             first, other = (j, i) if lower else (i, j)  # of the block's rows in source
-            rows, columns = ([f.add(b, f.min(r, f.sub(f.sub(n, b), 1))) for r in range(width)] for b in (first, other))
+            rows, columns = (
+                [f.add(b, f.min(r, f.sub(f.sub(n, b), 1))) for r in range(width)]
+                for b in (first, other)
+            )
             masks = [lane_mask(f, width, b, n) for b in (other, first)]
-            block = [load(f, self.dtype, source.pointer, source.at(f, r, other), width, masks[0]) for r in rows]
-            for r, value in reversed(list(zip(columns, transposed(f.op, self.kind, width, block), strict=True))):
+            block = [
+                load(f, self.dtype, source.pointer, source.at(f, r, other), width, masks[0])
+                for r in rows
+            ]
+            for r, value in reversed(
+                list(zip(columns, transposed(f.op, self.kind, width, block), strict=True))
+            ):
                 store(f, self.dtype, value, target.pointer, target.at(f, r, first), width, masks[1])
 
     def lu(self, x: Matrix, m: Int, n: Int, steps: Int, pivots: str, order: str) -> None:
@@ -202,7 +295,9 @@ class Kernel:
                     for q, value in zip(at, reversed(values), strict=True):
                         f.store("i64", value, q)
                 pivot = self.get(x, k, k)
-                divisor = f.select(f.op(f"fcmp oeq {self.kind} {pivot}, 0.0"), self.kind, self.t.const(1.0), pivot)
+                divisor = f.select(
+                    f.op(f"fcmp oeq {self.kind} {pivot}, 0.0"), self.kind, self.t.const(1.0), pivot
+                )
                 with f.loop(f.add(k, 1), m) as i:
                     factor = f.op(f"fdiv {self.kind} {self.get(x, i, k)}, {divisor}")
                     self.put(factor, x, i, k)
@@ -210,17 +305,29 @@ class Kernel:
             right = f.sub(n, end)
             above = x.part(f, start, end)
             self.substitute(x.part(f, start, start), above, f.sub(end, start), right, True, True)
-            self.subtract_product(x.part(f, end, end), x.part(f, end, start), above, f.sub(m, end), right, f.sub(end, start))
+            self.subtract_product(
+                x.part(f, end, end),
+                x.part(f, end, start),
+                above,
+                f.sub(m, end),
+                right,
+                f.sub(end, start),
+            )
 
     def _pivot(self, x: Matrix, k: Int, m: Int) -> str:
         """The row, from k on, with the largest element in column k; the first NaN is larger than any number."""
         f = self.f
-        with f.loop(f.add(k, 1), m, carry=[(self.kind, self.t.abs(self.get(x, k, k))), ("i64", k)]) as i:
+        with f.loop(
+            f.add(k, 1), m, carry=[(self.kind, self.t.abs(self.get(x, k, k))), ("i64", k)]
+        ) as i:
             best, row = i.vars
             size = self.t.abs(self.get(x, i.index, k))
             ordered = f.op(f"fcmp ord {self.kind} {best}, {best}")
             larger = f.op(f"and i1 {f.op(f'fcmp ugt {self.kind} {size}, {best}')}, {ordered}")
-            i.next = [f.select(larger, self.kind, size, best), f.select(larger, "i64", i.index, row)]
+            i.next = [
+                f.select(larger, self.kind, size, best),
+                f.select(larger, "i64", i.index, row),
+            ]
         return i.vars[1]
 
 
@@ -228,15 +335,33 @@ def emit_lu(program, x: Instruction) -> None:
     """(packed factors, pivots from 0, permutation) of each matrix of a batch, a matrix per item."""
     a = x.operands[0]
     *batch, m, n = a.shape.dims
-    f = Writer(program, "lu", [("i64", "lo"), ("i64", "hi"), ("ptr", "a"), ("ptr", "x"), ("ptr", "pivots"), ("ptr", "order")])
+    f = Writer(
+        program,
+        "lu",
+        [
+            ("i64", "lo"),
+            ("i64", "hi"),
+            ("ptr", "a"),
+            ("ptr", "x"),
+            ("ptr", "pivots"),
+            ("ptr", "order"),
+        ],
+    )
     kernel, size = Kernel(f, a.shape.dtype), Sizes(f)
     rows, columns = size(m), size(n)
     steps, elements = f.min(rows, columns), f.mul(rows, columns)
     with f.loop("%lo", "%hi") as item:
         base = f.mul(item, elements)
         kernel.map_rows(lambda own, v: [v], elements, Matrix("%x", base, 1), Matrix("%a", base, 1))
-        pivots, order = (f.gep("i64", p, f.mul(item, k)) for p, k in (("%pivots", steps), ("%order", rows)))
+        pivots, order = (
+            f.gep("i64", p, f.mul(item, k)) for p, k in (("%pivots", steps), ("%order", rows))
+        )
         kernel.lu(Matrix("%x", base, columns), rows, columns, steps, pivots, order)
     usual = [d if isinstance(d, int) else 64 for d in (m, n)]
     pointers = [program.pointer(a), *(program.at(program.place(x, i)) for i in range(3))]
-    program.parallel(f.define(), [f"ptr {p}" for p in pointers] + size.arguments(program), program.size(math.prod(batch)), cost=100 + 0.1 * usual[0] * usual[1] * min(usual))
+    program.parallel(
+        f.define(),
+        [f"ptr {p}" for p in pointers] + size.arguments(program),
+        program.size(math.prod(batch)),
+        cost=100 + 0.1 * usual[0] * usual[1] * min(usual),
+    )

@@ -5,6 +5,7 @@
 with T upper triangular (Schreiber and Van Loan 1989, LAPACK's geqrt). A block's rows are vectors, so that one pass over them gives a column's norm and its
 products with all columns of the block: of those before it T is made, of those behind it they lose their part. T is kept turned, S = T^T, by rows.
 """
+
 from __future__ import annotations
 
 import functools
@@ -30,14 +31,21 @@ class _Panel(Kernel):
         self.parts = BLOCK // self.lanes
         self.whole: list = [None] * self.parts  # masks of a panel's rows
         pointers = [f.alloca(self.kind, size, 64) for size in (BLOCK * CHUNK, BLOCK * CHUNK, BLOCK)]
-        self.w, self.u, self.row = (Matrix(p, 0, width) for p, width in zip(pointers, (CHUNK, CHUNK, BLOCK), strict=True))
+        self.w, self.u, self.row = (
+            Matrix(p, 0, width) for p, width in zip(pointers, (CHUNK, CHUNK, BLOCK), strict=True)
+        )
 
     def vectors(self, m: Matrix, i: Int, masks: list) -> list[str]:
-        return [load(self.f, self.dtype, m.pointer, m.at(self.f, i, p * self.lanes), self.lanes, mask) for p, mask in enumerate(masks)]
+        return [
+            load(self.f, self.dtype, m.pointer, m.at(self.f, i, p * self.lanes), self.lanes, mask)
+            for p, mask in enumerate(masks)
+        ]
 
     def write(self, values: list[str], m: Matrix, i: Int, masks: list) -> None:
         for p, (v, mask) in enumerate(zip(values, masks, strict=True)):
-            store(self.f, self.dtype, v, m.pointer, m.at(self.f, i, p * self.lanes), self.lanes, mask)
+            store(
+                self.f, self.dtype, v, m.pointer, m.at(self.f, i, p * self.lanes), self.lanes, mask
+            )
 
     def all(self, value: str) -> str:
         return splat(self.f, self.kind, self.lanes, value)
@@ -72,8 +80,14 @@ class _Panel(Kernel):
             with f.loop(below, rows, AT_ONCE, carry=zeros * AT_ONCE) as i:
                 tile = self.rows_of(x, i.index)
                 by = [self.all(self.get(x, f.add(i.index, r), k)) for r in range(AT_ONCE)]
-                i.next = [self.fma(by[n // self.parts], tile[n // self.parts][n % self.parts], total) for n, total in enumerate(i.vars)]
-            sums = [functools.reduce(lambda a, b: self.op("fadd", a, b), i.vars[p :: self.parts]) for p in range(self.parts)]
+                i.next = [
+                    self.fma(by[n // self.parts], tile[n // self.parts][n % self.parts], total)
+                    for n, total in enumerate(i.vars)
+                ]
+            sums = [
+                functools.reduce(lambda a, b: self.op("fadd", a, b), i.vars[p :: self.parts])
+                for p in range(self.parts)
+            ]
             self.write(sums, self.row, 0, whole)
             tail, head = self.get(self.row, 0, k), self.get(x, k, k)
             norm = self.t.sqrt(self.t.fma(head, head, tail))
@@ -82,28 +96,54 @@ class _Panel(Kernel):
             nothing = f.op(f"fcmp oeq {kind} {tail}, 0.0")  # the column is done
             beta = f.select(nothing, kind, head, turned)
             apart = f.op(f"fsub {kind} {head}, {turned}")
-            scale = f.select(nothing, kind, "0.0", f.op(f"fdiv {kind} {self.t.const(1.0)}, {apart}"))
-            tau = f.select(nothing, kind, "0.0", f.op(f"fneg {kind} {f.op(f'fdiv {kind} {apart}, {turned}')}"))
+            scale = f.select(
+                nothing, kind, "0.0", f.op(f"fdiv {kind} {self.t.const(1.0)}, {apart}")
+            )
+            tau = f.select(
+                nothing, kind, "0.0", f.op(f"fneg {kind} {f.op(f'fdiv {kind} {apart}, {turned}')}")
+            )
             own = self.vectors(x, k, whole)
             scales, minus = self.all(scale), self.all(f.op(f"fneg {kind} {tau}"))
-            products = [self.fma(scales, total, row) for total, row in zip(sums, own, strict=True)]  # of v_k with every column; before k, with v_j
+            products = [
+                self.fma(scales, total, row) for total, row in zip(sums, own, strict=True)
+            ]  # of v_k with every column; before k, with v_j
             self.write(products, self.row, 0, whole)
             with f.loop(0, k, carry=zeros) as j:
                 by = self.all(self.get(self.row, 0, j.index))
-                j.next = [self.fma(by, row, total) for row, total in zip(self.vectors(s, j.index, whole), j.vars, strict=True)]
+                j.next = [
+                    self.fma(by, row, total)
+                    for row, total in zip(self.vectors(s, j.index, whole), j.vars, strict=True)
+                ]
             self.write([self.op("fmul", minus, total) for total in j.vars], s, k, whole)
             self.put(tau, s, k, k)
-            before, done = ([lane_mask(f, self.lanes, p * self.lanes, end) for p in range(self.parts)] for end in (k, below))
-            less = [self.choose(d, "zeroinitializer", self.op("fmul", minus, p)) for d, p in zip(done, products, strict=True)]
+            before, done = (
+                [lane_mask(f, self.lanes, p * self.lanes, end) for p in range(self.parts)]
+                for end in (k, below)
+            )
+            less = [
+                self.choose(d, "zeroinitializer", self.op("fmul", minus, p))
+                for d, p in zip(done, products, strict=True)
+            ]
             self.write([self.op("fadd", a, b) for a, b in zip(own, less, strict=True)], x, k, whole)
             self.put(beta, x, k, k)
             ones = self.all(self.t.const(1.0))
-            factor = [self.choose(b, ones, self.choose(d, scales, ones)) for b, d in zip(before, done, strict=True)]  # column k becomes v_k
+            factor = [
+                self.choose(b, ones, self.choose(d, scales, ones))
+                for b, d in zip(before, done, strict=True)
+            ]  # column k becomes v_k
             less = [self.op("fmul", scales, p) for p in less]
             with f.loop(below, rows, AT_ONCE) as i:
                 by = [self.all(self.get(x, f.add(i, r), k)) for r in range(AT_ONCE)]
                 for r, row in enumerate(self.rows_of(x, i)):
-                    self.write([self.fma(by[r], p, self.op("fmul", a, m)) for a, m, p in zip(row, factor, less, strict=True)], x, f.add(i, r), whole)
+                    self.write(
+                        [
+                            self.fma(by[r], p, self.op("fmul", a, m))
+                            for a, m, p in zip(row, factor, less, strict=True)
+                        ],
+                        x,
+                        f.add(i, r),
+                        whole,
+                    )
 
     def finish(self, v: Matrix, x: Matrix, rows: Int, columns: Int) -> None:
         """x := the panel v."""
@@ -115,7 +155,10 @@ class _Panel(Kernel):
         """v := V of the reflections below its diagonal."""
         f = self.f
         with f.loop(0, f.min(BLOCK, rows)) as i:
-            kept = [lane_mask(f, self.lanes, p * self.lanes, f.min(i, columns)) for p in range(self.parts)]
+            kept = [
+                lane_mask(f, self.lanes, p * self.lanes, f.min(i, columns))
+                for p in range(self.parts)
+            ]
             self.write(self.vectors(v, i, kept), v, i, self.whole)
         with f.loop(0, f.min(columns, rows)) as i:
             self.put(self.t.const(1.0), v, i, i)
@@ -125,8 +168,13 @@ class _Panel(Kernel):
         f = self.f
         with f.loop(0, columns, CHUNK) as j:
             width = f.min(CHUNK, f.sub(columns, j))
-            for target, left, right, depth in ((self.w, v.turned, c.part(f, 0, j), rows), (self.u, s, self.w, BLOCK)):
-                f.do(f"call void @llvm.memset.p0.i64(ptr {target.pointer}, i8 0, i64 {BLOCK * CHUNK * BITS[self.kind] // 8}, i1 false)")
+            for target, left, right, depth in (
+                (self.w, v.turned, c.part(f, 0, j), rows),
+                (self.u, s, self.w, BLOCK),
+            ):
+                f.do(
+                    f"call void @llvm.memset.p0.i64(ptr {target.pointer}, i8 0, i64 {BLOCK * CHUNK * BITS[self.kind] // 8}, i1 false)"
+                )
                 self.subtract_product(target, left, right, BLOCK, width, depth)
             self.subtract_product(c.part(f, 0, j), v, self.u, rows, width, BLOCK)
 
@@ -135,7 +183,11 @@ def emit_qr(program, x: Instruction) -> None:
     """(Q, R on and above the diagonal of a matrix, workspace) of each matrix of a batch, a matrix per item."""
     a = x.operands[0]
     *batch, m, n = a.shape.dims
-    f = Writer(program, "qr", [("i64", "lo"), ("i64", "hi"), ("ptr", "a"), ("ptr", "q"), ("ptr", "x"), ("ptr", "work")])
+    f = Writer(
+        program,
+        "qr",
+        [("i64", "lo"), ("i64", "hi"), ("ptr", "a"), ("ptr", "q"), ("ptr", "x"), ("ptr", "work")],
+    )
     kernel, size = _Panel(f, a.shape.dtype), Sizes(f)
     rows, columns, width = size(m), size(n), size(x.shape.elements[0].dims[-1])
     steps, elements = f.min(rows, columns), f.mul(rows, columns)
@@ -143,10 +195,16 @@ def emit_qr(program, x: Instruction) -> None:
     with f.loop("%lo", "%hi") as item:
         base = f.mul(item, elements)
         kernel.map_rows(lambda own, v: [v], elements, Matrix("%x", base, 1), Matrix("%a", base, 1))
-        packed, q = Matrix("%x", base, columns), Matrix("%q", f.mul(item, f.mul(rows, width)), width)
+        packed, q = (
+            Matrix("%x", base, columns),
+            Matrix("%q", f.mul(item, f.mul(rows, width)), width),
+        )
         high = f.add(rows, AT_ONCE - 1)
         work = f.mul(item, f.mul(f.add(high, f.mul(count, BLOCK)), BLOCK))
-        v, kept = Matrix("%work", work, BLOCK), Matrix("%work", f.add(work, f.mul(high, BLOCK)), BLOCK)
+        v, kept = (
+            Matrix("%work", work, BLOCK),
+            Matrix("%work", f.add(work, f.mul(high, BLOCK)), BLOCK),
+        )
         with f.loop(0, steps, BLOCK) as start:
             wide = f.min(BLOCK, f.sub(columns, start))
             high, s = f.sub(rows, start), kept.part(f, start, 0)
@@ -156,7 +214,9 @@ def emit_qr(program, x: Instruction) -> None:
             kernel.finish(v, block, high, wide)
             kernel.unpack(v, high, wide)
             kernel.apply(v, s, packed.part(f, start, after), high, f.sub(columns, after))
-        kernel.map_rows(lambda own: ["zeroinitializer"], f.mul(rows, width), Matrix("%q", q.base, 1))
+        kernel.map_rows(
+            lambda own: ["zeroinitializer"], f.mul(rows, width), Matrix("%q", q.base, 1)
+        )
         with f.loop(0, f.min(rows, width)) as i:
             kernel.put(kernel.t.const(1.0), q, i, i)
         with f.loop(0, count) as back:
@@ -164,7 +224,14 @@ def emit_qr(program, x: Instruction) -> None:
             high, wide = f.sub(rows, start), f.min(BLOCK, f.sub(columns, start))
             kernel.begin(packed.part(f, start, start), v, high, wide)
             kernel.unpack(v, high, wide)
-            kernel.apply(v, kept.part(f, start, 0).turned, q.part(f, start, start), high, f.sub(width, start))
+            kernel.apply(
+                v, kept.part(f, start, 0).turned, q.part(f, start, start), high, f.sub(width, start)
+            )
     usual = [d if isinstance(d, int) else 64 for d in (m, n)]
     pointers = [program.pointer(a), *(program.at(program.place(x, i)) for i in range(3))]
-    program.parallel(f.define(), [f"ptr {p}" for p in pointers] + size.arguments(program), program.size(math.prod(batch)), cost=300 + 0.1 * usual[0] * usual[1] * min(usual))
+    program.parallel(
+        f.define(),
+        [f"ptr {p}" for p in pointers] + size.arguments(program),
+        program.size(math.prod(batch)),
+        cost=300 + 0.1 * usual[0] * usual[1] * min(usual),
+    )

@@ -5,6 +5,7 @@
 The index space is the first store's shape. Loops are chosen by plan.py: everything that can be is one flat loop; otherwise rows (split over
 threads) times a vector loop along the innermost dimension.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -50,29 +51,43 @@ class LoopKernel:
     cost: float
 
 
-def run_loop(program, stores: Sequence[Store], leaves: Sequence[Instruction], sources: Sequence[Place], targets: Sequence[Place], key=None) -> None:
+def run_loop(
+    program,
+    stores: Sequence[Store],
+    leaves: Sequence[Instruction],
+    sources: Sequence[Place],
+    targets: Sequence[Place],
+    key=None,
+) -> None:
     """Write and call a loop kernel. `sources` are the leaves' places. `key`: identifies stores and leaves, so that equal loops are
     written once; None: never remembered."""
     space = stores[0].value.shape
     if space.size == 0:
         return
     in_place = any((s.word, s.offset) == (t.word, t.offset) for s in sources for t in targets)
+
     def build() -> LoopKernel:
         return _build(program, stores, leaves, in_place)
 
     kernel = build() if key is None else program.once((key, in_place), build)
-    arguments = [f"ptr {program.at(p)}" for p in (*sources, *targets)] + [f"i64 {program.size(n)}" for n in kernel.sizes]
+    arguments = [f"ptr {program.at(p)}" for p in (*sources, *targets)] + [
+        f"i64 {program.size(n)}" for n in kernel.sizes
+    ]
     program.parallel(kernel.name, arguments, program.size(kernel.items), kernel.grain, kernel.cost)
 
 
-def _element(store: Store, index: tuple[Index, ...], dims: tuple[Size, ...]) -> tuple[tuple[Index, ...], Index]:
+def _element(
+    store: Store, index: tuple[Index, ...], dims: tuple[Size, ...]
+) -> tuple[tuple[Index, ...], Index]:
     """Index of the value and element number of its target."""
     shape = store.value.shape
     own = index if shape.dims == dims else ix.regroup(index, dims, shape.dims)
     return own, store.at(own) if store.at else ix.linear(own, shape.dims) if own else ix.ZERO
 
 
-def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_place: bool) -> LoopKernel:
+def _build(
+    program, stores: Sequence[Store], leaves: Sequence[Instruction], in_place: bool
+) -> LoopKernel:
     dims = stores[0].value.shape.dims
 
     def walk(planner: Planner, index: tuple[Index, ...]) -> None:
@@ -88,15 +103,33 @@ def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_p
     stored = loops.moved | {s.value.shape.dtype for s in stores}
     lanes = target.lanes(stored_bits(stored) if target.grid else widest_bits(dtypes))
     extents = loops.extents
-    if not target.grid and len(extents) > 1 and isinstance(extents[-1], int) and extents[-1] * 4 <= lanes:
+    if (
+        not target.grid
+        and len(extents) > 1
+        and isinstance(extents[-1], int)
+        and extents[-1] * 4 <= lanes
+    ):
         # The innermost loop is too short for vectors: run over all elements, with gathers.
-        extents, index_of = (ix.product(extents),), lambda parts: loops.index(ix.delinear(parts[0], loops.extents))
+        extents, index_of = (
+            (ix.product(extents),),
+            lambda parts: loops.index(ix.delinear(parts[0], loops.extents)),
+        )
     else:
         index_of = loops.index
     turns = target.grid and tile.fits(loops, lanes, in_place)
     kernel = (tile.TileKernel if turns else Kernel)(target, lanes, leaves, outputs=len(stores))
-    nbytes = sum(s.value.shape.size * s.value.shape.itemsize for s in stores if isinstance(s.value.shape.size, int))
-    if not target.grid and not in_place and nbytes >= STREAM_BYTES and all(s.at is None for s in stores) and _aligned(extents, stores, target):
+    nbytes = sum(
+        s.value.shape.size * s.value.shape.itemsize
+        for s in stores
+        if isinstance(s.value.shape.size, int)
+    )
+    if (
+        not target.grid
+        and not in_place
+        and nbytes >= STREAM_BYTES
+        and all(s.at is None for s in stores)
+        and _aligned(extents, stores, target)
+    ):
         kernel.nontemporal.update(kernel.outputs)
     if program.cold:
         kernel.look_ahead()
@@ -128,7 +161,9 @@ def _build(program, stores: Sequence[Store], leaves: Sequence[Instruction], in_p
     return LoopKernel(name, tuple(kernel.sizes), items, grain, cost)
 
 
-def _nest(kernel: Kernel, extents: tuple[Size, ...], body, unroll: int, compact: bool) -> tuple[Size, int, float]:
+def _nest(
+    kernel: Kernel, extents: tuple[Size, ...], body, unroll: int, compact: bool
+) -> tuple[Size, int, float]:
     """Write the loops. Returns the number of items, the grain, and elements per item."""
     lanes = kernel.lanes
     if not extents:
@@ -151,7 +186,15 @@ def _nest(kernel: Kernel, extents: tuple[Size, ...], body, unroll: int, compact:
             start = kernel.scalar(block * BLOCK)
             op = kernel.level.scalar.op
             end = op(f"call i64 @llvm.umin.i64(i64 {op(f'add i64 {start}, {BLOCK}')}, i64 {last})")
-            kernel.lane_loop(start, end, last, body(ix.delinear(row, outer)), unroll, aligned=even, compact=compact)
+            kernel.lane_loop(
+                start,
+                end,
+                last,
+                body(ix.delinear(row, outer)),
+                unroll,
+                aligned=even,
+                compact=compact,
+            )
         return rows * blocks, 1, BLOCK
     with kernel.loop("%lo", "%hi", rows) as row:
         high = last if isinstance(last, int) else kernel.size(last)
@@ -173,10 +216,17 @@ def _grid_nest(kernel: Kernel, extents: tuple[Size, ...], body) -> tuple[Size, i
 
 def _tiles(loops: Loops, extents: tuple[Size, ...], lanes: int, in_place: bool) -> bool:
     """Whether the loop goes through square tiles, transposing what is contiguous along another loop in registers."""
-    if loops.across is None or extents != loops.extents or not 4 <= lanes <= 16 or loops.cost > _TILE_COST:
+    if (
+        loops.across is None
+        or extents != loops.extents
+        or not 4 <= lanes <= 16
+        or loops.cost > _TILE_COST
+    ):
         return False
     rows, columns = extents[loops.across], extents[-1]
-    if not (isinstance(rows, int) and isinstance(columns, int) and rows >= lanes and columns >= lanes):
+    if not (
+        isinstance(rows, int) and isinstance(columns, int) and rows >= lanes and columns >= lanes
+    ):
         return False
     return not in_place or rows % lanes == columns % lanes == 0
 
@@ -214,7 +264,11 @@ def _aligned(extents: tuple[Size, ...], stores: Sequence[Store], target) -> bool
     """Whether every row of every target starts at a multiple of the vector size."""
     if len(extents) == 1:
         return True
-    return all(isinstance(extents[-1], int) and extents[-1] * STORAGE[s.value.shape.dtype].bytes % target.vector_bytes == 0 for s in stores)
+    return all(
+        isinstance(extents[-1], int)
+        and extents[-1] * STORAGE[s.value.shape.dtype].bytes % target.vector_bytes == 0
+        for s in stores
+    )
 
 
 def _name(stores: Sequence[Store]) -> str:
@@ -239,7 +293,18 @@ def emit_instruction(program, x: Instruction, target: Place, at=None, key=()) ->
     run_loop(program, [Store(y, at)], params, sources, [target], key=("step", y, key))
 
 
-@emits_step(*POINTWISE, "broadcast", "iota", "transpose", "slice", "reverse", "pad", "dynamic-slice", "copy", "gather")
+@emits_step(
+    *POINTWISE,
+    "broadcast",
+    "iota",
+    "transpose",
+    "slice",
+    "reverse",
+    "pad",
+    "dynamic-slice",
+    "copy",
+    "gather",
+)
 def elementwise(program, x: Instruction) -> None:
     emit_instruction(program, x, program.place(x))
 
@@ -264,7 +329,9 @@ def reshape(program, x: Instruction) -> None:
 def bitcast_convert(program, x: Instruction) -> None:
     """Row-major little-endian bytes are the same on both sides, also when the number of elements changes."""
     if x.shape.itemsize * x.shape.size != x.operands[0].shape.nbytes:
-        raise CodegenError(f"bitcast-convert {x.operands[0].shape} -> {x.shape}: types narrower than a byte are stored one per byte; convert them")
+        raise CodegenError(
+            f"bitcast-convert {x.operands[0].shape} -> {x.shape}: types narrower than a byte are stored one per byte; convert them"
+        )
     program.copy(program.place(x), program.place(x.operands[0]))
 
 
@@ -273,10 +340,13 @@ def concatenate(program, x: Instruction) -> None:
     d = x["dimensions"][0]
     start: Size = 0
     for o in x.operands:
-        def at(index: tuple[Index, ...], start: Size = start) -> Index:
-            return ix.linear((*index[:d], index[d] + start, *index[d + 1:]), x.shape.dims)
 
-        emit_instruction(program, instr("copy", (o,), o.shape), program.place(x), at, key=(x.shape, d, start))
+        def at(index: tuple[Index, ...], start: Size = start) -> Index:
+            return ix.linear((*index[:d], index[d] + start, *index[d + 1 :]), x.shape.dims)
+
+        emit_instruction(
+            program, instr("copy", (o,), o.shape), program.place(x), at, key=(x.shape, d, start)
+        )
         start = start + o.shape.dims[d]
 
 
@@ -284,15 +354,28 @@ def concatenate(program, x: Instruction) -> None:
 def dynamic_update_slice(program, x: Instruction) -> None:
     source, update, *starts = x.operands
     program.copy(program.place(x), program.place(source))
-    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate((update, *starts)))
+    params = tuple(
+        instr("parameter", (), o.shape, index=i) for i, o in enumerate((update, *starts))
+    )
     offsets = dynamic_starts(params[1:], x.shape.dims, update.shape.dims)
 
     def at(index: tuple[Index, ...]) -> Index:
-        return ix.linear([i + o for i, o in zip(index, offsets, strict=True)], x.shape.dims) if index else ix.ZERO
+        return (
+            ix.linear([i + o for i, o in zip(index, offsets, strict=True)], x.shape.dims)
+            if index
+            else ix.ZERO
+        )
 
     y = instr("copy", params[:1], update.shape)
     key = ("dynamic-update-slice", x.shape, params)
-    run_loop(program, [Store(y, at)], params, [program.place(o) for o in (update, *starts)], [program.place(x)], key)
+    run_loop(
+        program,
+        [Store(y, at)],
+        params,
+        [program.place(o) for o in (update, *starts)],
+        [program.place(x)],
+        key,
+    )
 
 
 def emit_fusion_loops(program, x: Instruction) -> None:
@@ -300,25 +383,49 @@ def emit_fusion_loops(program, x: Instruction) -> None:
     computation, operands = x["calls"], x.operands
     root = computation.root
     results = root.operands if root.op == "tuple" else (root,)
-    places = [program.place(x, i) for i in range(len(results))] if root.op == "tuple" else [program.place(x)]
-    whole = {r.shape.size for r in results if not pieces(r)}  # a concatenation beside results of its size is written element by element
+    places = (
+        [program.place(x, i) for i in range(len(results))]
+        if root.op == "tuple"
+        else [program.place(x)]
+    )
+    whole = {
+        r.shape.size for r in results if not pieces(r)
+    }  # a concatenation beside results of its size is written element by element
     loops: dict[Size, list[int]] = {}
     for n, r in enumerate(results):
-        loops.setdefault(r.shape.size if r.op == "concatenate" and r.shape.size in whole else parts(r)[0].shape.size, []).append(n)
+        loops.setdefault(
+            r.shape.size
+            if r.op == "concatenate" and r.shape.size in whole
+            else parts(r)[0].shape.size,
+            [],
+        ).append(n)
     numbers = {p: i for i, p in enumerate(computation.params)}
     for size, chosen in loops.items():
         stores, targets, starts = [], [], []
         for n in chosen:
             r = results[n]
             if r.op == "dynamic-update-slice":
-                program.copy(places[n], program.place(operands[numbers[behind_reshapes(r.operands[0])]]))
+                program.copy(
+                    places[n], program.place(operands[numbers[behind_reshapes(r.operands[0])]])
+                )
                 starts += r.operands[2:]
-            written = [Store(r)] if r.shape.size == size and r.op != "dynamic-update-slice" else _stores(r, lambda i, dims=r.shape.dims: ix.linear(i, dims) if i else ix.ZERO)
+            written = (
+                [Store(r)]
+                if r.shape.size == size and r.op != "dynamic-update-slice"
+                else _stores(r, lambda i, dims=r.shape.dims: ix.linear(i, dims) if i else ix.ZERO)
+            )
             stores += written
             targets += [places[n]] * len(written)
         read = set(postorder((*(s.value for s in stores), *starts)))
         used = [p for p in computation.params if p in read]
-        run_loop(program, stores, used, [program.place(operands[numbers[p]]) for p in used], targets, key=("fusion", computation, tuple(chosen)))
+        run_loop(
+            program,
+            stores,
+            used,
+            [program.place(operands[numbers[p]]) for p in used],
+            targets,
+            key=("fusion", computation, tuple(chosen)),
+        )
 
 
 def _stores(x: Instruction, at: Callable[[tuple[Index, ...]], Index]) -> list[Store]:
@@ -337,5 +444,10 @@ def _stores(x: Instruction, at: Callable[[tuple[Index, ...]], Index]) -> list[St
         if inner is None:
             found.append(Store(o, place))
         else:
-            found += _stores(inner, lambda index, o=o, place=place: place(ix.regroup(index, inner.shape.dims, o.shape.dims)))
+            found += _stores(
+                inner,
+                lambda index, o=o, place=place: place(
+                    ix.regroup(index, inner.shape.dims, o.shape.dims)
+                ),
+            )
     return found

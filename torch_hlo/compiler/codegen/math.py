@@ -4,6 +4,7 @@ Every function takes a `Typed` (float or double) and operands: `tanh(t, x)`. Sin
 where speed matters (error below 1.4 ulp); the rarer functions run in double and are rounded once.
 Coefficients: Cephes and fdlibm. The error function and its relatives: math_error.py.
 """
+
 from __future__ import annotations
 
 import math
@@ -32,7 +33,14 @@ def _wide(fn: Callable) -> Callable:
 
 # -- exponential and logarithm -------------------------------------------------------------------------------------------
 LOG2E = 1.44269504088896341
-_EXP32 = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+_EXP32 = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
 # (exp(r) - 1 - r) / r^2 for |r| up to 1/2
 _EXP64 = (
     2.0955762289494408e-09, 2.5162744626460177e-08, 2.755712159501279e-07, 2.755704244819296e-06, 2.480158751780227e-05, 0.00019841270144086635,
@@ -64,8 +72,12 @@ def scale(t: Typed, y: str, n: str) -> str:
     if _scales_in_hardware(t):
         v = t.type
         if t.kind == "double":
-            return e.op(f"call {v} @llvm.x86.avx512.mask.scalef.pd.512({v} {y}, {v} {n}, {v} {y}, i8 -1, i32 4)")
-        return e.op(f"call {v} @llvm.x86.avx512.mask.scalef.ps.512({v} {y}, {v} {n}, {v} {y}, i16 -1, i32 4)")
+            return e.op(
+                f"call {v} @llvm.x86.avx512.mask.scalef.pd.512({v} {y}, {v} {n}, {v} {y}, i8 -1, i32 4)"
+            )
+        return e.op(
+            f"call {v} @llvm.x86.avx512.mask.scalef.ps.512({v} {y}, {v} {n}, {v} {y}, i16 -1, i32 4)"
+        )
     # In two steps, because 2^128 and 2^-140 are no normal numbers.
     i = t.ints()
     mantissa, bias = (23, 127) if t.kind == "float" else (52, 1023)
@@ -81,7 +93,10 @@ def _expm1_near(t: Typed, r: str) -> str:
     return t.fma(t.poly(r, _EXP32 if t.kind == "float" else _EXP64), t.mul(r, r), r)
 
 
-_LOG2_PARTS = {"float": (-0.693359375, 2.12194440e-4), "double": (-6.93145751953125e-1, -1.42860682030941723212e-6)}
+_LOG2_PARTS = {
+    "float": (-0.693359375, 2.12194440e-4),
+    "double": (-6.93145751953125e-1, -1.42860682030941723212e-6),
+}
 
 
 def _in_powers_of_two(t: Typed, x: str, near: float = 0.0) -> tuple[str, str]:
@@ -96,7 +111,9 @@ def _in_powers_of_two(t: Typed, x: str, near: float = 0.0) -> tuple[str, str]:
 
 
 def exp(t: Typed, x: str) -> str:
-    low, high, overflow = (-87.33, 88.8, 88.722839) if t.kind == "float" else (-708.39, 709.8, 709.782712893384)
+    low, high, overflow = (
+        (-87.33, 88.8, 88.722839) if t.kind == "float" else (-708.39, 709.8, 709.782712893384)
+    )
     hardware = _scales_in_hardware(t)
     v = x
     if not hardware:
@@ -111,7 +128,14 @@ def exp(t: Typed, x: str) -> str:
     return y if hardware else t.select(t.cmp("uno", x, x), x, y)
 
 
-_EXP2_32 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1, 6.931472028550421e-1)
+_EXP2_32 = (
+    1.535336188319500e-4,
+    1.339887440266574e-3,
+    9.618437357674640e-3,
+    5.550332471162809e-2,
+    2.402264791363012e-1,
+    6.931472028550421e-1,
+)
 
 
 def exp2(t: Typed, x: str) -> str:
@@ -135,9 +159,21 @@ _LOG64 = (1.479819860511658591e-01, 1.531383769920937332e-01, 1.8183572161618050
 def log(t: Typed, x: str) -> str:
     e, i = t.e, t.ints()
     if t.kind == "float":
-        smallest, boost, boost_bits, root_half, shift = 1.17549435e-38, 2.0**23, 23.0, 0x3F3504F3, 23
+        smallest, boost, boost_bits, root_half, shift = (
+            1.17549435e-38,
+            2.0**23,
+            23.0,
+            0x3F3504F3,
+            23,
+        )
     else:
-        smallest, boost, boost_bits, root_half, shift = 2.2250738585072014e-308, 2.0**52, 52.0, 0x3FE6A09E667F3BCD, 52
+        smallest, boost, boost_bits, root_half, shift = (
+            2.2250738585072014e-308,
+            2.0**52,
+            52.0,
+            0x3FE6A09E667F3BCD,
+            52,
+        )
     tiny = t.cmp("olt", x, t.const(smallest))
     bits = t.bits(t.select(tiny, t.mul(x, t.const(boost)), x))
     exponent = i.bin("ashr", i.sub(bits, i.const(root_half)), i.const(shift))
@@ -163,15 +199,27 @@ def log(t: Typed, x: str) -> str:
     return t.select(t.cmp("uge", x, t.const(0.0)), t.select(t.cmp("uno", x, x), x, r), t.const(NAN))
 
 
-_EXPM1_RANGE = {"float": (-20.0, 88.8, 88.722839), "double": (-40.0, 709.8, 709.782712893384)}  # -1 below, infinite above the last
-_EXPM1_NEAR = {"float": 0.34, "double": 0.5}  # up to here _expm1_near is exact enough by itself, and better than n = 1
+_EXPM1_RANGE = {
+    "float": (-20.0, 88.8, 88.722839),
+    "double": (-40.0, 709.8, 709.782712893384),
+}  # -1 below, infinite above the last
+_EXPM1_NEAR = {
+    "float": 0.34,
+    "double": 0.5,
+}  # up to here _expm1_near is exact enough by itself, and better than n = 1
 
 
 def _times_power(t: Typed, p: str, n: str, less: int) -> str:
     """2^(n - less) (p + 1) - 2^-less for a whole number n (as a float) that is no power's by itself."""
     i = t.ints()
     mantissa, bias = (23, 127) if t.kind == "float" else (52, 1023)
-    power = t.from_bits(i.bin("shl", i.add(t.e.op(f"fptosi {t.type} {n} to {i.type}"), i.const(bias - less)), i.const(mantissa)))
+    power = t.from_bits(
+        i.bin(
+            "shl",
+            i.add(t.e.op(f"fptosi {t.type} {n} to {i.type}"), i.const(bias - less)),
+            i.const(mantissa),
+        )
+    )
     return t.fma(power, p, t.sub(power, t.const(0.5**less)))
 
 
@@ -186,7 +234,11 @@ def expm1(t: Typed, x: str) -> str:
     y = t.add(y, y)
     y = t.select(t.cmp("ogt", x, t.const(overflow)), t.const(INF), y)
     # small: the polynomial itself, which also keeps -0.0
-    return t.select(t.cmp("olt", t.abs(x), t.const(near)), t.select(t.cmp("oeq", x, t.const(0.0)), x, p), t.select(t.cmp("uno", x, x), x, y))
+    return t.select(
+        t.cmp("olt", t.abs(x), t.const(near)),
+        t.select(t.cmp("oeq", x, t.const(0.0)), x, p),
+        t.select(t.cmp("uno", x, x), x, y),
+    )
 
 
 def log1p(t: Typed, x: str) -> str:
@@ -204,7 +256,13 @@ def logistic(t: Typed, x: str) -> str:
 
 
 # -- hyperbolic ----------------------------------------------------------------------------------------------------------
-_TANH32 = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+_TANH32 = (
+    -5.70498872745e-3,
+    2.06390887954e-2,
+    -5.37397155531e-2,
+    1.33314422036e-1,
+    -3.33332819422e-1,
+)
 _TANH64_P = (-9.64399179425052238628e-1, -9.92877231001918586564e1, -1.61468768441708447952e3)
 _TANH64_Q = (1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305325125486048e3)
 
@@ -214,10 +272,16 @@ def tanh(t: Typed, x: str) -> str:
     if t.kind == "double":  # from 20 on it is 1
         a = t.select(t.cmp("ogt", a, t.const(20.0)), t.const(20.0), a)
         z = t.mul(a, a)
-    p = t.poly(z, _TANH32) if t.kind == "float" else quotient(t, t.poly(z, _TANH64_P), t.poly(z, _TANH64_Q))
+    p = (
+        t.poly(z, _TANH32)
+        if t.kind == "float"
+        else quotient(t, t.poly(z, _TANH64_P), t.poly(z, _TANH64_Q))
+    )
     small = t.fma(t.mul(p, z), x, x)
     big = t.sub(t.const(1.0), quotient(t, t.const(2.0), t.add(exp(t, t.add(a, a)), t.const(1.0))))
-    return t.copysign(t.select(t.cmp("olt", a, t.const(0.625)), small, big), x)  # of small too: -0 + 0 * -0 is 0
+    return t.copysign(
+        t.select(t.cmp("olt", a, t.const(0.625)), small, big), x
+    )  # of small too: -0 + 0 * -0 is 0
 
 
 _HALF_EXP_OVERFLOW = {"float": 89.4159863, "double": 710.4758600739439}
@@ -239,13 +303,19 @@ def sinh(t: Typed, x: str) -> str:
     a = t.abs(x)
     h = _half_expm1(t, a)
     r = t.add(h, t.div(h, t.add(t.add(h, h), t.const(1.0))))
-    return t.copysign(t.select(t.cmp("ogt", a, t.const(_HALF_EXP_OVERFLOW[t.kind])), t.const(INF), r), x)
+    return t.copysign(
+        t.select(t.cmp("ogt", a, t.const(_HALF_EXP_OVERFLOW[t.kind])), t.const(INF), r), x
+    )
 
 
 def cosh(t: Typed, x: str) -> str:
     a = t.abs(x)
     h = t.add(_half_expm1(t, a), t.const(0.5))
-    return t.select(t.cmp("ogt", a, t.const(_HALF_EXP_OVERFLOW[t.kind])), t.const(INF), t.add(h, t.div(t.const(0.25), h)))
+    return t.select(
+        t.cmp("ogt", a, t.const(_HALF_EXP_OVERFLOW[t.kind])),
+        t.const(INF),
+        t.add(h, t.div(t.const(0.25), h)),
+    )
 
 
 def asinh(t: Typed, x: str) -> str:
@@ -276,7 +346,11 @@ _SIN = (1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.7557313707070
 _COS = (-1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.75573143513906633035e-07, 2.48015872894767294178e-05,
         -1.38888888888741095749e-03, 4.16666666666666019037e-02)  # fmt: skip
 _HALF_PI = (1.57079632679489655800e00, 6.12323399573676603587e-17, -1.4973849048591833e-33)
-_HALF_PI_SHORT = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)  # the first two have 33 bits
+_HALF_PI_SHORT = (
+    1.5707963267341256,
+    6.077100506303966e-11,
+    2.0222662487959506e-21,
+)  # the first two have 33 bits
 
 
 def _half_pi(t: Typed) -> tuple[float, ...]:
@@ -359,7 +433,9 @@ def _function(name: str, body: Callable) -> Callable:
         outer.e.unit.externals.update(e.unit.externals)
         outer.e.unit.functions.update(e.unit.functions)
         parameters = ", ".join(f"{outer.type} {x}" for x in ("%x", "%y")[:arity])
-        return "\n".join([f"define internal {outer.type} @{function}({parameters}) #0 {{", *lines, "}", ""])
+        return "\n".join(
+            [f"define internal {outer.type} @{function}({parameters}) #0 {{", *lines, "}", ""]
+        )
 
     run.__name__ = name
     return run
@@ -401,10 +477,20 @@ _ACCURATE, _ACCURATE_SHORT = 1e12, 1e6  # up to here the parts of pi/2 are enoug
 @falls_back
 def _any_size(t: Typed, x: str) -> str:
     size = t.abs(x)
-    return t.bin_and(t.cmp("oge", size, t.const(_ACCURATE if t.e.unit.fuses else _ACCURATE_SHORT)), t.cmp("olt", size, t.const(INF)))
+    return t.bin_and(
+        t.cmp("oge", size, t.const(_ACCURATE if t.e.unit.fuses else _ACCURATE_SHORT)),
+        t.cmp("olt", size, t.const(INF)),
+    )
 
 
-_TAN32 = (9.38540185543e-3, 3.11992232697e-3, 2.44301354525e-2, 5.34112807005e-2, 1.33387994085e-1, 3.33331568548e-1)
+_TAN32 = (
+    9.38540185543e-3,
+    3.11992232697e-3,
+    2.44301354525e-2,
+    5.34112807005e-2,
+    1.33387994085e-1,
+    3.33331568548e-1,
+)
 
 
 def _tan_of(t: Typed, x: str, sine: str, cosine: str, quadrant: str) -> str:
@@ -422,7 +508,11 @@ def _tan32(t: Typed, x: str, reduced: tuple[str, str]) -> str:
 
 
 def _sin(t: Typed, x: str) -> str:
-    return t.select(t.cmp("oeq", x, t.const(0.0)), x, _circular32(t, x, 0, _reduced32(t, x)) if t.kind == "float" else _circular(t, x, 0))
+    return t.select(
+        t.cmp("oeq", x, t.const(0.0)),
+        x,
+        _circular32(t, x, 0, _reduced32(t, x)) if t.kind == "float" else _circular(t, x, 0),
+    )
 
 
 def _cos(t: Typed, x: str) -> str:
@@ -457,11 +547,19 @@ def _circular_function(name: str, near32: Callable, middle: Callable) -> Callabl
         return run
 
     wide = _any_size(named(middle, name))
-    by_floats = falls_back(lambda t, x: t.cmp("uge", t.abs(x), t.const(_NEAR32)), wide)(named(near32, name + ".near"))
+    by_floats = falls_back(lambda t, x: t.cmp("uge", t.abs(x), t.const(_NEAR32)), wide)(
+        named(near32, name + ".near")
+    )
     return lambda t, x: by_floats(t, x) if t.kind == "float" and t.e.unit.fuses else wide(t, x)
 
 
-sin = _circular_function("sin", lambda t, x: t.select(t.cmp("oeq", x, t.const(0.0)), x, _circular32(t, x, 0, _reduced_near32(t, x))), _sin)
+sin = _circular_function(
+    "sin",
+    lambda t, x: t.select(
+        t.cmp("oeq", x, t.const(0.0)), x, _circular32(t, x, 0, _reduced_near32(t, x))
+    ),
+    _sin,
+)
 cos = _circular_function("cos", lambda t, x: _circular32(t, x, 1, _reduced_near32(t, x)), _cos)
 tan = _circular_function("tan", lambda t, x: _tan32(t, x, _reduced_near32(t, x)), _tan)
 
@@ -486,8 +584,14 @@ def _atan64(t: Typed, x: str) -> str:
     v = quotient(t, over, under)
     z = t.mul(v, v)
     r = t.fma(v, t.mul(z, quotient(t, t.poly(z, _ATAN_P), t.poly(z, _ATAN_Q))), v)
-    angle = t.select(steep, t.const(math.pi / 2), t.select(middle, t.const(math.pi / 4), t.const(0.0)))
-    rest = t.select(steep, t.const(6.123233995736766e-17), t.select(middle, t.const(3.061616997868383e-17), t.const(0.0)))
+    angle = t.select(
+        steep, t.const(math.pi / 2), t.select(middle, t.const(math.pi / 4), t.const(0.0))
+    )
+    rest = t.select(
+        steep,
+        t.const(6.123233995736766e-17),
+        t.select(middle, t.const(3.061616997868383e-17), t.const(0.0)),
+    )
     return t.copysign(t.add(angle, t.add(r, rest)), x)
 
 
@@ -505,7 +609,10 @@ def _atan2(t: Typed, y: str, x: str) -> str:
     low, high = t.select(steep, b, a), t.select(steep, a, b)
     huge = t.cmp("ogt", high, t.const(1e38 if narrow else 1e308))  # low + high is not to overflow
     low, high = (t.select(huge, t.mul(v, t.const(0.5)), v) for v in (low, high))
-    big = t.bin_or(t.cmp("ogt", low, t.mul(high, t.const(0.4142135623730950 if narrow else 0.66))), t.cmp("oeq", low, t.const(INF)))
+    big = t.bin_or(
+        t.cmp("ogt", low, t.mul(high, t.const(0.4142135623730950 if narrow else 0.66))),
+        t.cmp("oeq", low, t.const(INF)),
+    )
     v = t.div(t.select(big, t.sub(low, high), low), t.select(big, t.add(low, high), high))
     v = t.select(t.cmp("oeq", low, high), t.const(0.0), v)  # inf / inf; 0 / 0 is not big
     z = t.mul(v, v)
@@ -513,10 +620,18 @@ def _atan2(t: Typed, y: str, x: str) -> str:
     r = t.fma(v, t.mul(z, p), v)
     i = t.ints()
     left = i.cmp("slt", t.bits(x), i.const(0))
-    for condition, sign, angle in ((big, 1, math.pi / 4), (steep, -1, math.pi / 2), (left, -1, math.pi)):
+    for condition, sign, angle in (
+        (big, 1, math.pi / 4),
+        (steep, -1, math.pi / 2),
+        (left, -1, math.pi),
+    ):
         whole = struct.unpack("f", struct.pack("f", angle))[0] if narrow else angle
         rest = angle - whole if narrow else angle / math.pi * 1.2246467991473532e-16
-        turned = t.add(t.const(whole), t.add(r, t.const(rest))) if sign > 0 else t.add(t.sub(t.const(whole), r), t.const(rest))
+        turned = (
+            t.add(t.const(whole), t.add(r, t.const(rest)))
+            if sign > 0
+            else t.add(t.sub(t.const(whole), r), t.const(rest))
+        )
         r = t.select(condition, turned, r)
     r = t.copysign(r, y)
     return t.select(t.cmp("uno", x, y), t.add(x, y), r)
@@ -529,7 +644,10 @@ _ASIN = {  # (asin(v) - v) / v^3 in powers of v^2 up to 1/4; of doubles interpol
         0.017352392720869973, 0.02237217294214989, 0.030381944138531247, 0.04464285714635543, 0.07499999999998433, 0.16666666666666669,
     ),
 }  # fmt: skip
-_PI_REST = {"float": 0.0, "double": 1.2246467991473532e-16}  # of pi as a double; a float's polynomial is no better than pi as a float
+_PI_REST = {
+    "float": 0.0,
+    "double": 1.2246467991473532e-16,
+}  # of pi as a double; a float's polynomial is no better than pi as a float
 
 
 def _asin(t: Typed, x: str) -> tuple[str, str]:
@@ -574,7 +692,10 @@ def cbrt(t: Typed, x: str) -> str:
     return t.copysign(t.select(plain, r, a), x)
 
 
-_WHOLE = {"float": 2.0**23, "double": 2.0**52}  # quotients below this are rounded to a multiple of at most a half
+_WHOLE = {
+    "float": 2.0**23,
+    "double": 2.0**52,
+}  # quotients below this are rounded to a multiple of at most a half
 
 
 def _long_quotient(t: Typed, x: str, y: str) -> str:
@@ -631,7 +752,10 @@ def _log_in_parts(t: Typed, a: str) -> tuple[str, str]:
     r_rest = t.add(t.add(t.sub(s, r), q), t.add(s_rest, q_rest))
     high, double = t.mul(k, t.const(6.93147180369123816490e-01)), t.add(r, r)
     total = t.add(high, double)
-    rest = t.add(t.add(t.sub(high, total), double), t.fma(k, t.const(1.90821492927058770002e-10), t.add(r_rest, r_rest)))
+    rest = t.add(
+        t.add(t.sub(high, total), double),
+        t.fma(k, t.const(1.90821492927058770002e-10), t.add(r_rest, r_rest)),
+    )
     whole = t.add(total, rest)
     return whole, t.add(t.sub(total, whole), rest)
 
@@ -656,11 +780,21 @@ def _pow64(t: Typed, x: str, y: str) -> str:
     log_a, log_rest = _log_in_parts(t, safe)
     p = t.mul(y, log_a)
     p_rest = t.fma(y, log_rest, t.fma(y, log_a, t.neg(p)))
-    near = t.bin_and(t.cmp("oge", safe, t.const(2.2250738585072014e-308)), t.cmp("olt", safe, t.const(INF)))
+    near = t.bin_and(
+        t.cmp("oge", safe, t.const(2.2250738585072014e-308)), t.cmp("olt", safe, t.const(INF))
+    )
     near = t.bin_and(near, t.cmp("olt", t.abs(p), t.const(_POWER_RANGE)))
     ones = t.e.typed("i1")
     _unless(t, ones.bin("xor", near, ones.const(1)), lambda: t.external("pow", x, y))
-    r = t.select(zero, t.select(t.cmp("olt", y, t.const(0.0)), t.const(INF), t.select(t.cmp("oeq", y, t.const(0.0)), t.const(1.0), t.const(0.0))), _exp_of_parts(t, p, p_rest))
+    r = t.select(
+        zero,
+        t.select(
+            t.cmp("olt", y, t.const(0.0)),
+            t.const(INF),
+            t.select(t.cmp("oeq", y, t.const(0.0)), t.const(1.0), t.const(0.0)),
+        ),
+        _exp_of_parts(t, p, p_rest),
+    )
     return _signed_power(t, x, y, r)
 
 
@@ -685,7 +819,11 @@ def power(t: Typed, x: str, y: str) -> str:
     x, y = (e.cast("fpext", v, "float", "double") for v in (x, y))
     a = d.abs(x)
     r = _signed_power(d, x, y, exp(d, d.mul(y, log(d, a))))
-    r = d.select(d.bin_and(d.cmp("oeq", a, d.const(1.0)), d.cmp("oeq", d.abs(y), d.const(INF))), d.const(1.0), r)
+    r = d.select(
+        d.bin_and(d.cmp("oeq", a, d.const(1.0)), d.cmp("oeq", d.abs(y), d.const(INF))),
+        d.const(1.0),
+        r,
+    )
     r = d.select(d.cmp("oeq", x, d.const(1.0)), d.const(1.0), r)
     r = d.select(d.cmp("oeq", y, d.const(0.0)), d.const(1.0), r)
     return e.cast("fptrunc", r, "double", "float")

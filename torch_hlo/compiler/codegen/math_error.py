@@ -1,4 +1,5 @@
 """The error function, its complement and its inverse on vectors, as in math.py. Coefficients of erf: N. Juffa, and Eigen's for narrow types."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -6,7 +7,14 @@ from collections.abc import Callable
 from torch_hlo.compiler.codegen.emit import Typed
 from torch_hlo.compiler.codegen.math import INF, exp, falls_back, log, quotient
 
-_ERF_SMALL = (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
+_ERF_SMALL = (
+    -5.96761703e-4,
+    4.99119423e-3,
+    -2.67681349e-2,
+    1.12819925e-1,
+    -3.76125336e-1,
+    1.28379166e-1,
+)
 
 
 # erf(x) / x in powers of x^2 up to x = 0.51, and (1 + 2 x) exp(x^2) erfc(x) in powers of (x - 4) / (x + 4) up to x = 28, of floats 11 (M. Shepherd and
@@ -54,7 +62,11 @@ def erfc(t: Typed, x: str) -> str:
     a = t.select(t.cmp("ogt", a, last), last, a)
     tail = _erfc_of_large(t, a, True)
     z = t.mul(a, a)
-    near = t.fma(t.poly(z, _ERF_SMALL), x, x) if t.kind == "float" else t.mul(x, t.poly(z, _ERF64_SMALL))
+    near = (
+        t.fma(t.poly(z, _ERF_SMALL), x, x)
+        if t.kind == "float"
+        else t.mul(x, t.poly(z, _ERF64_SMALL))
+    )
     big = t.select(t.cmp("olt", x, t.const(0.0)), t.sub(t.const(2.0), tail), tail)
     return t.select(t.cmp("ogt", a, t.const(0.5)), big, t.sub(t.const(1.0), near))
 
@@ -107,7 +119,10 @@ def _erf_inv(t: Typed, x: str, ranges: int) -> str:
     return t.mul(r, x)
 
 
-@falls_back(lambda t, x: t.cmp("ogt", t.abs(x), t.const(0.996 if t.kind == "float" else 0.999)), lambda t, x: _erf_inv(t, x, 3))
+@falls_back(
+    lambda t, x: t.cmp("ogt", t.abs(x), t.const(0.996 if t.kind == "float" else 0.999)),
+    lambda t, x: _erf_inv(t, x, 3),
+)
 def erf_inv(t: Typed, x: str) -> str:
     """NaN beyond -1 and 1. All lanes are mostly in the first range."""
     return _erf_inv(t, x, 1)
@@ -129,8 +144,22 @@ def erf(t: Typed, x: str) -> str:
 
 
 _ERF_END = 3.832506856900711
-_ERF_OVER = (2.2905065861350646e-4, 3.4082910107109506e-3, 5.0955695062380861e-2, 1.8520832239976145e-1, 1.128379143519084)
-_ERF_UNDER = (-1.1791602954361697e-7, 2.3547966471313185e-5, 1.0179625278914885e-3, 1.4070470171167667e-2, 1.1098505178285362e-1, 4.9746925110067538e-1, 1.0)
+_ERF_OVER = (
+    2.2905065861350646e-4,
+    3.4082910107109506e-3,
+    5.0955695062380861e-2,
+    1.8520832239976145e-1,
+    1.128379143519084,
+)
+_ERF_UNDER = (
+    -1.1791602954361697e-7,
+    2.3547966471313185e-5,
+    1.0179625278914885e-3,
+    1.4070470171167667e-2,
+    1.1098505178285362e-1,
+    4.9746925110067538e-1,
+    1.0,
+)
 
 
 def erf_narrow(t: Typed, x: str) -> str:

@@ -3,6 +3,7 @@
 `plan_loops` walks the expressions once with symbolic indices and looks at the addresses that come out. Neighbouring dimensions through which
 every address steps evenly become one loop; a dimension that a reshape cuts is split where the reshape cuts it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,9 @@ class Planner:
         self.e = Emit(1, [], Unit())
         self.cost = 0
         self.dtypes: set[str] = set()  # of the values that are vectors
-        self.moved: set[str] = set()  # element types of the arrays that are read, without those that only give addresses
+        self.moved: set[str] = (
+            set()
+        )  # element types of the arrays that are read, without those that only give addresses
         self._settling = False
         self._seen: set[tuple[Instruction, tuple[Index, ...]]] = set()
 
@@ -59,7 +62,9 @@ class Planner:
             elif x.op != "constant" or x.shape.size != 1:
                 emitter = VALUES.get(x.op)
                 if emitter is None:
-                    raise CodegenError(f"{x.op} {x.shape} cannot be computed inside a kernel: it needs a step of its own")
+                    raise CodegenError(
+                        f"{x.op} {x.shape} cannot be computed inside a kernel: it needs a step of its own"
+                    )
                 self.cost += WEIGHT.get(x.op, 0)
                 emitter(self, x, index)
         return dummy
@@ -106,22 +111,40 @@ class Loops:
     cost: int
     dtypes: frozenset[str]
     moved: frozenset[str]  # of the arrays that are read element by element
-    across: int | None = None  # a loop along which some array is contiguous that is strided along the innermost loop
+    across: int | None = (
+        None  # a loop along which some array is contiguous that is strided along the innermost loop
+    )
 
     def index(self, loops: Sequence[Index]) -> tuple[Index, ...]:
         """The multi-index over the planned dimensions, from one Index per loop."""
-        factors = [f for i, group in zip(loops, self.groups, strict=True) for f in ix.delinear(i, group)]
+        factors = [
+            f for i, group in zip(loops, self.groups, strict=True) for f in ix.delinear(i, group)
+        ]
         pending = iter(factors)
-        return tuple(ix.linear([next(pending) if f != 1 else ix.ZERO for f in parts], parts) if parts else ix.ZERO for parts in self.split)
+        return tuple(
+            ix.linear([next(pending) if f != 1 else ix.ZERO for f in parts], parts)
+            if parts
+            else ix.ZERO
+            for parts in self.split
+        )
 
 
-def plan_loops(walk: Callable[[Planner, tuple[Index, ...]], None], dims: Sequence[Size], leaves: Sequence[Instruction]) -> Loops:
+def plan_loops(
+    walk: Callable[[Planner, tuple[Index, ...]], None],
+    dims: Sequence[Size],
+    leaves: Sequence[Instruction],
+) -> Loops:
     """Loops over `dims` for the values that `walk(planner, index)` asks for."""
     split = [[d] for d in dims]
     for _ in range(_MAX_SPLITS):
-        variables = [[ix.variable("loop", (f"d{d}.{j}",), f, 1) for j, f in enumerate(parts)] for d, parts in enumerate(split)]
+        variables = [
+            [ix.variable("loop", (f"d{d}.{j}",), f, 1) for j, f in enumerate(parts)]
+            for d, parts in enumerate(split)
+        ]
         index = tuple(
-            ix.linear([ix.of(v) if f != 1 else ix.ZERO for v, f in zip(vs, parts, strict=True)], parts)
+            ix.linear(
+                [ix.of(v) if f != 1 else ix.ZERO for v, f in zip(vs, parts, strict=True)], parts
+            )
             for vs, parts in zip(variables, split, strict=True)
         )
         planner = Planner(leaves)
@@ -129,12 +152,25 @@ def plan_loops(walk: Callable[[Planner, tuple[Index, ...]], None], dims: Sequenc
         planner.settle()
         if not _refine(planner.accesses, variables, split):
             break
-    order = [v for vs, parts in zip(variables, split, strict=True) for v, f in zip(vs, parts, strict=True) if f != 1]
+    order = [
+        v
+        for vs, parts in zip(variables, split, strict=True)
+        for v, f in zip(vs, parts, strict=True)
+        if f != 1
+    ]
     groups = _merge(order, list(planner.accesses))
     extents = tuple(ix.product(v.extent for v in g) for g in groups)
     factors = tuple(tuple(v.extent for v in g) for g in groups)
     across = _across(groups, planner.accesses)
-    return Loops(extents, tuple(map(tuple, split)), factors, planner.cost, frozenset(planner.dtypes), frozenset(planner.moved), across)
+    return Loops(
+        extents,
+        tuple(map(tuple, split)),
+        factors,
+        planner.cost,
+        frozenset(planner.dtypes),
+        frozenset(planner.moved),
+        across,
+    )
 
 
 def _refine(accesses, variables: list[list[Var]], split: list[list[Size]]) -> bool:
@@ -143,7 +179,12 @@ def _refine(accesses, variables: list[list[Var]], split: list[list[Size]]) -> bo
         if v.kind not in ("div", "mod"):
             continue
         inner, d = v.payload
-        if len(inner.terms) != 1 or inner.const != 0 or inner.terms[0][1] != 1 or inner.terms[0][0].kind != "loop":
+        if (
+            len(inner.terms) != 1
+            or inner.const != 0
+            or inner.terms[0][1] != 1
+            or inner.terms[0][0].kind != "loop"
+        ):
             continue
         var = inner.terms[0][0]
         outer = ix.exact(var.extent, d)
@@ -152,7 +193,7 @@ def _refine(accesses, variables: list[list[Var]], split: list[list[Size]]) -> bo
         for vs, parts in zip(variables, split, strict=True):
             if var in vs:
                 at = vs.index(var)
-                parts[at:at + 1] = [outer, d]
+                parts[at : at + 1] = [outer, d]
                 return True
     return False
 
@@ -160,11 +201,21 @@ def _refine(accesses, variables: list[list[Var]], split: list[list[Size]]) -> bo
 def _merge(order: list[Var], accesses: list[Index]) -> list[list[Var]]:
     """Group neighbouring loop variables that every address treats as one."""
     steps = [dict(i.terms) for i in accesses]
-    opaque = {w for v in ix.variables(accesses) if v.kind in ("div", "mod") for w in ix.variables((v.payload[0],))}
+    opaque = {
+        w
+        for v in ix.variables(accesses)
+        if v.kind in ("div", "mod")
+        for w in ix.variables((v.payload[0],))
+    }
     groups: list[list[Var]] = []
     for v in order:
         last = groups[-1][-1] if groups else None
-        if last is not None and last not in opaque and v not in opaque and all(s.get(last, 0) == s.get(v, 0) * v.extent for s in steps):
+        if (
+            last is not None
+            and last not in opaque
+            and v not in opaque
+            and all(s.get(last, 0) == s.get(v, 0) * v.extent for s in steps)
+        ):
             groups[-1].append(v)
         else:
             groups.append([v])

@@ -13,6 +13,7 @@ processor already, while a worker would have to be woken up: often onto the one 
 `torch_hlo_pool_call(entry, block, threads)` runs a program with the threads of the OpenMP library that the process has, PyTorch's, as workers until the
 program ends. After each parallel loop of PyTorch's those spin for milliseconds, waiting for the next: workers beside them would share their cores.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen import system

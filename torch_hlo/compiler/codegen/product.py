@@ -6,6 +6,7 @@
 Dimensions that do not merge into one stride become batch dimensions when that costs nothing, else the operand is transposed. Complex products, f8
 and 4-bit types are rewritten to HLO on types that have kernels.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -30,12 +31,21 @@ SOURCES: dict[tuple[str, str], Source] = {
     ("f16", "double"): Source("f16", "half", 2, ("fpext {s} {v} to {d}",)),
 }
 for _to in ("float", "double"):
-    SOURCES["s8", _to], SOURCES["u8", _to] = Source("s8", "i8", 1, ("sitofp {s} {v} to {d}",)), Source("u8", "i8", 1, ("uitofp {s} {v} to {d}",))
+    SOURCES["s8", _to], SOURCES["u8", _to] = (
+        Source("s8", "i8", 1, ("sitofp {s} {v} to {d}",)),
+        Source("u8", "i8", 1, ("uitofp {s} {v} to {d}",)),
+    )
 for _bits in (8, 16, 32, 64):
     for _kind, _sign, _extend in (("s", "s", "sext"), ("u", "u", "zext")):
         for _to, _width in (("i32", 32), ("i64", 64)):
-            _step = () if _bits == _width else ((f"{_extend if _bits < _width else 'trunc'} {{s}} {{v}} to {{d}}"),)
-            SOURCES[f"{_sign}{_bits}", _to] = Source(f"{_sign}{_bits}", f"i{_bits}", _bits // 8, _step)
+            _step = (
+                ()
+                if _bits == _width
+                else ((f"{_extend if _bits < _width else 'trunc'} {{s}} {{v}} to {{d}}"),)
+            )
+            SOURCES[f"{_sign}{_bits}", _to] = Source(
+                f"{_sign}{_bits}", f"i{_bits}", _bits // 8, _step
+            )
 for _to in ("i32", "i64"):
     SOURCES["pred", _to] = Source("pred", "i8", 1, ("zext {s} {v} to {d}",))
 
@@ -79,7 +89,10 @@ def merged(dims: list[tuple[Size, Size]]) -> tuple[Size, Size] | None:
 def _contracted(pairs: list[tuple[Size, Size, Size]]) -> tuple[Size, Size, Size] | None:
     """One (size, stride of A, stride of B) for the contracting dimensions in any order, or None."""
     # Outermost first as A has them; the order is free, but must be the same on both sides.
-    pairs = sorted((p for p in pairs if p[0] != 1), key=lambda p: -p[1] if isinstance(p[1], int) else float("-inf"))
+    pairs = sorted(
+        (p for p in pairs if p[0] != 1),
+        key=lambda p: -p[1] if isinstance(p[1], int) else float("-inf"),
+    )
     a, b = merged([(n, s) for n, s, _ in pairs]), merged([(n, s) for n, _, s in pairs])
     return None if a is None or b is None else (a[0], a[1], b[1])
 
@@ -89,11 +102,22 @@ def product(x: Instruction) -> Product | None:
     lhs, result = x.operands[0], row_major_strides(x.shape.dims)
     strides = [row_major_strides(o.shape.dims) for o in x.operands]
     batch_dims, contract_dims, free_dims = roles(x)
-    batch = [(lhs.shape.dims[i], strides[0][i], strides[1][j], result[p]) for p, (i, j) in enumerate(zip(*batch_dims, strict=True))]
-    k = _contracted([(lhs.shape.dims[i], strides[0][i], strides[1][j]) for i, j in zip(*contract_dims, strict=True)])
+    batch = [
+        (lhs.shape.dims[i], strides[0][i], strides[1][j], result[p])
+        for p, (i, j) in enumerate(zip(*batch_dims, strict=True))
+    ]
+    k = _contracted(
+        [
+            (lhs.shape.dims[i], strides[0][i], strides[1][j])
+            for i, j in zip(*contract_dims, strict=True)
+        ]
+    )
     if k is None:
         return None
-    free = [[(o.shape.dims[d], s[d]) for d in dims] for o, s, dims in zip(x.operands, strides, free_dims, strict=True)]
+    free = [
+        [(o.shape.dims[d], s[d]) for d in dims]
+        for o, s, dims in zip(x.operands, strides, free_dims, strict=True)
+    ]
     at = len(batch)
     # Outer dimensions of the left operand that do not merge with the inner ones become batch dimensions.
     rows = free[0]
@@ -113,16 +137,23 @@ def roles(x: Instruction) -> tuple[list, list, list]:
     """([lhs batch, rhs batch], [lhs contracting, …], [lhs free, …]) dimension numbers of a dot."""
     batch = [tuple(x.get(f"{side}_batch_dims", ())) for side in ("lhs", "rhs")]
     contract = [tuple(x.get(f"{side}_contracting_dims", ())) for side in ("lhs", "rhs")]
-    free = [[d for d in range(o.shape.rank) if d not in b and d not in c] for o, b, c in zip(x.operands, batch, contract, strict=True)]
+    free = [
+        [d for d in range(o.shape.rank) if d not in b and d not in c]
+        for o, b, c in zip(x.operands, batch, contract, strict=True)
+    ]
     return batch, contract, free
 
 
-def _merge_batch(batch: list[tuple[Size, Size, Size, Size]]) -> tuple[tuple[Size, Size, Size, Size], ...]:
+def _merge_batch(
+    batch: list[tuple[Size, Size, Size, Size]],
+) -> tuple[tuple[Size, Size, Size, Size], ...]:
     kept: list[tuple[Size, Size, Size, Size]] = []
     for d in batch:
         if d[0] == 1:
             continue
-        if kept and all(outer == d[0] * inner for outer, inner in zip(kept[-1][1:], d[1:], strict=True)):
+        if kept and all(
+            outer == d[0] * inner for outer, inner in zip(kept[-1][1:], d[1:], strict=True)
+        ):
             kept[-1] = (kept[-1][0] * d[0], *d[1:])
         else:
             kept.append(d)
@@ -141,7 +172,9 @@ def canonical(x: Instruction) -> Instruction:
         found = _with_transposed(x, sides, batch, ordered, free)
         if product(found) is not None:
             return found
-    raise CodegenError(f"dot({x.operands[0].shape}, {x.operands[1].shape}) -> {x.shape}: no form with two strides per operand")
+    raise CodegenError(
+        f"dot({x.operands[0].shape}, {x.operands[1].shape}) -> {x.shape}: no form with two strides per operand"
+    )
 
 
 def _with_transposed(x: Instruction, sides: list[int], batch, contract, free) -> Instruction:
@@ -150,7 +183,11 @@ def _with_transposed(x: Instruction, sides: list[int], batch, contract, free) ->
     for side, name in enumerate(("lhs", "rhs")):
         groups = [batch[side], contract[side]]
         if side in sides:
-            order = (*batch[side], *free[side], *contract[side]) if side == 0 else (*batch[side], *contract[side], *free[side])
+            order = (
+                (*batch[side], *free[side], *contract[side])
+                if side == 0
+                else (*batch[side], *contract[side], *free[side])
+            )
             operands[side] = build.transpose(operands[side], order)
             groups = [tuple(order.index(d) for d in g) for g in groups]
         attrs[f"{name}_batch_dims"], attrs[f"{name}_contracting_dims"] = groups
@@ -159,7 +196,9 @@ def _with_transposed(x: Instruction, sides: list[int], batch, contract, free) ->
 
 def swapped(p: Product) -> Product:
     """The operands in the other order. (C is not turned: `c_m` is then the distance of its columns.)"""
-    return replace(p, m=p.n, n=p.m, a=p.b, b=p.a, batch=tuple((size, b, a, c) for size, a, b, c in p.batch))
+    return replace(
+        p, m=p.n, n=p.m, a=p.b, b=p.a, batch=tuple((size, b, a, c) for size, a, b, c in p.batch)
+    )
 
 
 def _zeros(x: Instruction) -> Instruction:
@@ -173,9 +212,14 @@ def retyped(x: Instruction, dtype: str, operands: list[Instruction]) -> Instruct
 def _complex(x: Instruction) -> Instruction:
     """A complex dot as four real ones."""
     real = {"c64": "f32", "c128": "f64"}[x.shape.dtype]
-    wanted = [o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype) for o in x.operands]
+    wanted = [
+        o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype) for o in x.operands
+    ]
     (ar, ai), (br, bi) = ((build.real(o), build.imag(o)) for o in wanted)
-    dots = {n: retyped(x, real, [p, q]) for n, p, q in (("rr", ar, br), ("ii", ai, bi), ("ri", ar, bi), ("ir", ai, br))}
+    dots = {
+        n: retyped(x, real, [p, q])
+        for n, p, q in (("rr", ar, br), ("ii", ai, bi), ("ri", ar, bi), ("ir", ai, br))
+    }
     return build.complex_(build.subtract(dots["rr"], dots["ii"]), build.add(dots["ri"], dots["ir"]))
 
 
@@ -189,8 +233,14 @@ def rewritten(x: Instruction) -> Instruction | None:
     if x.shape.kind == "c":
         return _complex(x)
     if dtype not in ACCUMULATORS:
-        return build.convert(retyped(x, "f32" if x.shape.kind == "f" else "s32", list(x.operands)), dtype)
+        return build.convert(
+            retyped(x, "f32" if x.shape.kind == "f" else "s32", list(x.operands)), dtype
+        )
     kind, wide = ACCUMULATORS[dtype]
     if any((o.shape.dtype, kind) not in SOURCES for o in x.operands):
-        return retyped(x, dtype, [o if (o.shape.dtype, kind) in SOURCES else build.convert(o, wide) for o in x.operands])
+        return retyped(
+            x,
+            dtype,
+            [o if (o.shape.dtype, kind) in SOURCES else build.convert(o, wide) for o in x.operands],
+        )
     return _zeros(x) if product(x).k == 0 else None

@@ -7,6 +7,7 @@
 
 The counters live behind the program's constants. On the CPU the steps of loops and branches are timed as well; a loop's own time includes theirs.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -23,7 +24,19 @@ from torch_hlo.hlo.shape import Shape
 
 CLOCKS = {"wall": 1, "thread": 3}  # CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
 _MARK = b"torch_hlo profile counters"
-_NO_ARITHMETIC = {"parameter", "constant", "iota", "broadcast", "reshape", "bitcast", "transpose", "slice", "tuple", "get-tuple-element", "copy"}
+_NO_ARITHMETIC = {
+    "parameter",
+    "constant",
+    "iota",
+    "broadcast",
+    "reshape",
+    "bitcast",
+    "transpose",
+    "slice",
+    "tuple",
+    "get-tuple-element",
+    "copy",
+}
 _PICKS = {"slice", "dynamic-slice", "gather"}
 
 
@@ -72,8 +85,13 @@ class Profile:
         yield
         self.depth -= 1
         base = program._base(1)
-        counter = program.code.op(f"getelementptr inbounds i8, ptr {base}, i64 {self.offset + 24 * number}")
-        program.call(program.function("profile_count", _COUNT), [f"i32 {self.clock}", f"i64 {before}", f"ptr {counter}"])
+        counter = program.code.op(
+            f"getelementptr inbounds i8, ptr {base}, i64 {self.offset + 24 * number}"
+        )
+        program.call(
+            program.function("profile_count", _COUNT),
+            [f"i32 {self.clock}", f"i64 {before}", f"ptr {counter}"],
+        )
 
     # -- afterwards -----------------------------------------------------------------------------------------------
     def read(self, constants: np.ndarray) -> list[tuple[int, int, int]]:
@@ -100,20 +118,37 @@ def describe(x: Instruction, number: int = 0, depth: int = 0) -> Step:
     meta = META.get(x)
     name = (meta.op_name if meta and meta.op_name else "") or f"step {number}"
     operands = ", ".join(dict.fromkeys(str(o.shape) for o in x.operands))
-    return Step(name, x.op, f"{_content(x, inside)}({operands}) -> {x.shape}", traffic(x), flops, matrix, depth)
+    return Step(
+        name,
+        x.op,
+        f"{_content(x, inside)}({operands}) -> {x.shape}",
+        traffic(x),
+        flops,
+        matrix,
+        depth,
+    )
 
 
 def _content(x: Instruction, inside: Counter[str]) -> str:
     if x.op != "fusion":
         return x.op
-    shown = [op for op, _ in inside.most_common() if op not in ("parameter", "constant", "tuple", "get-tuple-element")]
+    shown = [
+        op
+        for op, _ in inside.most_common()
+        if op not in ("parameter", "constant", "tuple", "get-tuple-element")
+    ]
     return f"fusion[{' '.join(shown[:9])}{' …' if len(shown) > 9 else ''}]"
 
 
 def _inner(x: Instruction) -> list[Instruction]:
     """The instructions whose arithmetic `x` does; of loops, one iteration."""
     if x.op in ("fusion", "while", "conditional", "call"):
-        return [i for c in called(x) for y in c.instructions() for i in ([y] if y.op != "fusion" else _inner(y))]
+        return [
+            i
+            for c in called(x)
+            for y in c.instructions()
+            for i in ([y] if y.op != "fusion" else _inner(y))
+        ]
     return [x]
 
 
@@ -151,13 +186,17 @@ def traffic(x: Instruction) -> Size:
                 readers.setdefault(o, []).append(i)
         total = sum((_read(p, readers.get(p, [])) for p in body.params), start=0)
         return total + sum((_written(r) for r in _roots(body.root)), start=0)
-    return sum((o.shape.nbytes for o in dict.fromkeys(x.operands) if not _is_tuple(o.shape)), start=0) + _shape_bytes(x.shape)
+    return sum(
+        (o.shape.nbytes for o in dict.fromkeys(x.operands) if not _is_tuple(o.shape)), start=0
+    ) + _shape_bytes(x.shape)
 
 
 def _read(p: Instruction, readers: list[Instruction]) -> Size:
     if readers and all(r.op in _PICKS and r.operands[0] is p for r in readers):
         return sum((r.shape.nbytes for r in readers), start=0)
-    if readers and all(r.op in ("dynamic-update-slice", "scatter") and r.operands[0] is p for r in readers):
+    if readers and all(
+        r.op in ("dynamic-update-slice", "scatter") and r.operands[0] is p for r in readers
+    ):
         return 0
     return _shape_bytes(p.shape)
 

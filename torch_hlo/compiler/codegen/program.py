@@ -15,6 +15,7 @@ Put sizes and pointers in the arguments and not in the text: equal text is compi
 Code runs in order: what is called first is complete before the next call starts. `program.code` is the Function being
 written (the entry, or the body of a loop…), for emitters that need control flow of their own.
 """
+
 from __future__ import annotations
 
 import functools
@@ -32,7 +33,14 @@ from torch_hlo.hlo.dim import Dim, Size, dim_max, substitute, symbol
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, outputs
 from torch_hlo.hlo.shape import Literal, Shape
 
-ARENA, CONSTANTS, HOST, FAILED, OWN, FIXED_WORDS = 0, 1, 2, 3, 4, 5  # words of the block before the sizes; OWN: see `apart`
+ARENA, CONSTANTS, HOST, FAILED, OWN, FIXED_WORDS = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+)  # words of the block before the sizes; OWN: see `apart`
 ALIGNMENT = 64
 PACKED_HEAD = 64  # bytes
 PACKED_SLACK = 1 << 17  # bytes that kernels may read past a packed copy, at most
@@ -108,7 +116,9 @@ class Program:
     def __init__(self, module: Module, target, profile=None) -> None:
         self.module, self.target, self.profile = module, target, profile
         self.functions: dict[str, str] = {}  # name -> text of the definition
-        self.written: Callable[[str, str], None] = lambda name, text: None  # called with every function that runs on the host
+        self.written: Callable[[str, str], None] = lambda name, text: (
+            None
+        )  # called with every function that runs on the host
         self.declarations: dict[str, str] = {}  # external symbol -> declare line
         self.host_calls: list[HostCall] = []
         self.calling: set[Instruction] = set()  # steps that call the host
@@ -122,20 +132,36 @@ class Program:
         self._first_parameter = FIXED_WORDS + len(module.symbols)
         self.first_output = self._first_parameter + len(module.entry.params)
         self.words = self.first_output + len(outputs(module))
-        self._same = {self.first_output + o: self._first_parameter + p for o, p in module.aliases}  # words that hold the same address
-        touched = sum(x.shape.nbytes for x in (*module.entry.params, *outputs(module)) if isinstance(x.shape.nbytes, int))
-        self.cold = touched >= COLD_BYTES  # operands come from memory, not from a cache that an earlier run filled
-        self.packings: dict[Packing, tuple[Place, Callable[[str, str], None]]] = {}  # what to make a copy of, and what writes it
+        self._same = {
+            self.first_output + o: self._first_parameter + p for o, p in module.aliases
+        }  # words that hold the same address
+        touched = sum(
+            x.shape.nbytes
+            for x in (*module.entry.params, *outputs(module))
+            if isinstance(x.shape.nbytes, int)
+        )
+        self.cold = (
+            touched >= COLD_BYTES
+        )  # operands come from memory, not from a cache that an earlier run filled
+        self.packings: dict[
+            Packing, tuple[Place, Callable[[str, str], None]]
+        ] = {}  # what to make a copy of, and what writes it
         self.kept: dict[Place, Kept] = {}  # what the loops around do not change
         self.rows: list[Row] | None = None  # where parallel calls are collected, see batch.py
         self._memory = ARENA  # word of the memory that is given out
         self._top: Size = 0  # its first free byte
         self._arena: Size = 0  # the largest value of that
-        self._step_gaps: Callable[[], list[tuple[int, int]]] = list  # (from, to): bytes of the arena in which no array lives during the current step
-        self._gaps: list[tuple[int, int]] | None = None  # what is left of them, once they were asked for
+        self._step_gaps: Callable[[], list[tuple[int, int]]] = (
+            list  # (from, to): bytes of the arena in which no array lives during the current step
+        )
+        self._gaps: list[tuple[int, int]] | None = (
+            None  # what is left of them, once they were asked for
+        )
         self._places: list[dict[Instruction, object]] = [{}]
         self.code: Function = None  # type: ignore[assignment]
-        self._locals: dict[str, tuple[Place, Size]] = {}  # sizes that the program computes: where they are, their limits
+        self._locals: dict[
+            str, tuple[Place, Size]
+        ] = {}  # sizes that the program computes: where they are, their limits
         self._sizes: dict[Size, str] = {}
         self._bases: dict[int, str] = {}
         self._arguments = 0
@@ -193,7 +219,11 @@ class Program:
             for p in places:
                 yield from self.spans(p)
         elif places.word != CONSTANTS:
-            yield Span(self._same.get(places.word, places.word), places.offset, places.offset + places.nbytes)
+            yield Span(
+                self._same.get(places.word, places.word),
+                places.offset,
+                places.offset + places.nbytes,
+            )
 
     def scratch(self, nbytes: Size, align: int = ALIGNMENT) -> Place:
         """Arena memory that is valid until the end of the current step (also inside computations that the step calls): of what holds no array meanwhile, if
@@ -208,7 +238,12 @@ class Program:
     def apart(self) -> Iterator[Callable[[], Size]]:
         """For computations that run several times at once, a thread each: in the `with` block memory comes from where word OWN of the block points to,
         and no calls are parallel. Yields what says how many bytes were needed."""
-        saved, self._memory, self._top, self._arena = (self._memory, self._top, self._arena), OWN, 0, 0
+        saved, self._memory, self._top, self._arena = (
+            (self._memory, self._top, self._arena),
+            OWN,
+            0,
+            0,
+        )
         needed: Size = 0
         try:
             yield lambda: needed
@@ -224,7 +259,9 @@ class Program:
             self._constant_bytes += -(-len(data) // ALIGNMENT) * ALIGNMENT
         return Place(CONSTANTS, offset, len(data))
 
-    def packed(self, source: Place, nbytes: int, layout: str, write: Callable[[str, str], None]) -> str | None:
+    def packed(
+        self, source: Place, nbytes: int, layout: str, write: Callable[[str, str], None]
+    ) -> str | None:
         """Address of the packed copy of a constant of the program, null where this run has none, or of what the loops around keep; None when `source` is
         neither. `write(source, target)` emits what fills the copy: at the program's start, if this run is the copy's first, or before the loop.
         `layout` names everything that decides what is written."""
@@ -247,7 +284,11 @@ class Program:
     @contextmanager
     def keeping(self, sources: Sequence[Place]) -> Iterator[None]:
         """Around the emission of a loop's body, before that of the loop: packed copies of the `sources` that products ask for are made here."""
-        found = {s: Kept(self.scratch(2 * s.nbytes + PACKED_SLACK)) for s in sources if s not in self.kept}
+        found = {
+            s: Kept(self.scratch(2 * s.nbytes + PACKED_SLACK))
+            for s in sources
+            if s not in self.kept
+        }
         self.kept.update(found)
         yield
         for source, kept in found.items():
@@ -260,7 +301,10 @@ class Program:
         f = self.code
         for number, (source, write) in enumerate(self.packings.values()):
             copy = self._base(self.words + number)
-            with f.when(f.icmp("ne", copy, "null", "ptr")), f.when(f.icmp("eq", f.load("i64", copy), 0)):
+            with (
+                f.when(f.icmp("ne", copy, "null", "ptr")),
+                f.when(f.icmp("eq", f.load("i64", copy), 0)),
+            ):
                 write(self.at(source), f.gep("i8", copy, PACKED_HEAD))
                 f.store("i64", 1, copy)
 
@@ -306,10 +350,14 @@ class Program:
     def _symbol(self, name: str) -> str:
         if name in self._locals:
             place = self._locals[name][0]
-            address = self._prologue(f"getelementptr i8, ptr {self._base(place.word)}, i64 {self.size(place.offset)}")
+            address = self._prologue(
+                f"getelementptr i8, ptr {self._base(place.word)}, i64 {self.size(place.offset)}"
+            )
             return self._prologue(f"load i64, ptr {address}")
         if name not in self._symbols:
-            raise CodegenError(f"size symbol {name} is used in {self.module.name} but no parameter defines it (module.symbols)")
+            raise CodegenError(
+                f"size symbol {name} is used in {self.module.name} but no parameter defines it (module.symbols)"
+            )
         address = self._prologue(f"getelementptr i64, ptr %block, i64 {self._symbols[name]}")
         return self._prologue(f"load i64, ptr {address}")
 
@@ -354,7 +402,14 @@ class Program:
         """Call a function once; arguments are "type value". Returns the result's SSA name ("" for void)."""
         return self.code.call(result, function, *arguments)
 
-    def parallel(self, function: str, arguments: Sequence[str], items: str | int, grain: int = 1, cost: float = 0.0) -> None:
+    def parallel(
+        self,
+        function: str,
+        arguments: Sequence[str],
+        items: str | int,
+        grain: int = 1,
+        cost: float = 0.0,
+    ) -> None:
         """Call `function(i64 lo, i64 hi, arguments…)` on ranges that together cover [0, items), on the thread pool when the
         estimated time is worth it. Ranges start at multiples of `grain`. `cost` is nanoseconds per item on one thread.
 
@@ -366,7 +421,9 @@ class Program:
         picoseconds = max(1, int(cost * 1000))
         if not self.target.threads or self.is_apart:
             known = str(items).isdigit()
-            with nullcontext() if known else self.code.when(self.code.icmp("sgt", items, 0)):  # functions take ranges that are not empty
+            with (
+                nullcontext() if known else self.code.when(self.code.icmp("sgt", items, 0))
+            ):  # functions take ranges that are not empty
                 self.call(function, ["i64 0", f"i64 {items}", *arguments])
             return
         if isinstance(items, int) or items.isdigit():
@@ -378,14 +435,28 @@ class Program:
                 return
         trampoline = self._trampoline(function, tuple(a.split(" ", 1)[0] for a in arguments))
         self._store_arguments(arguments)
-        pool = self.symbol("torch_hlo_parallel", "declare void @torch_hlo_parallel(ptr, ptr, i64, i64, i64)")
-        self.call(pool, [f"ptr @{trampoline}", "ptr %arguments", f"i64 {items}", f"i64 {grain}", f"i64 {picoseconds}"])
+        pool = self.symbol(
+            "torch_hlo_parallel", "declare void @torch_hlo_parallel(ptr, ptr, i64, i64, i64)"
+        )
+        self.call(
+            pool,
+            [
+                f"ptr @{trampoline}",
+                "ptr %arguments",
+                f"i64 {items}",
+                f"i64 {grain}",
+                f"i64 {picoseconds}",
+            ],
+        )
 
     def _trampoline(self, function: str, kinds: tuple[str, ...]) -> str:
         """`void f.task(ptr args, i64 lo, i64 hi)`: unpack the argument words and call f."""
         lines = [f"define void @{function}.task(ptr %a, i64 %lo, i64 %hi) #0 {{"]
         for i, kind in enumerate(kinds):
-            lines += [f"  %q{i} = getelementptr i64, ptr %a, i64 {i}", f"  %v{i} = load {kind}, ptr %q{i}"]
+            lines += [
+                f"  %q{i} = getelementptr i64, ptr %a, i64 {i}",
+                f"  %v{i} = load {kind}, ptr %q{i}",
+            ]
         values = "".join(f", {kind} %v{i}" for i, kind in enumerate(kinds))
         lines += [f"  call void @{function}(i64 %lo, i64 %hi{values})", "  ret void", "}", ""]
         return self.function(f"{function}.task", "\n".join(lines))
@@ -397,12 +468,27 @@ class Program:
             raise CodegenError(f"symbol {name} is declared twice: {known} / {declaration}")
         return name
 
-    def host_call(self, name: str, outputs: Sequence[tuple[Place, Shape]], inputs: Sequence[tuple[Place, Shape]], rare: bool = False, **attrs) -> None:
+    def host_call(
+        self,
+        name: str,
+        outputs: Sequence[tuple[Place, Shape]],
+        inputs: Sequence[tuple[Place, Shape]],
+        rare: bool = False,
+        **attrs,
+    ) -> None:
         """Call the Python function registered as `name` with arrays over these buffers. `attrs` must be JSON data. `rare`: see HostCall."""
         if name not in HOST_CALLS:
             raise CodegenError(f"no host call named {name} is registered")
         index = len(self.host_calls)
-        self.host_calls.append(HostCall(name, json.dumps(attrs), tuple(s for _, s in outputs), tuple(s for _, s in inputs), rare))
+        self.host_calls.append(
+            HostCall(
+                name,
+                json.dumps(attrs),
+                tuple(s for _, s in outputs),
+                tuple(s for _, s in inputs),
+                rare,
+            )
+        )
         self._store_arguments([f"ptr {self.at(place)}" for place, _ in (*outputs, *inputs)])
         self._call_host(index)
 
@@ -453,8 +539,13 @@ class Program:
         try:
             yield self.code
             if self._arguments:
-                self.code.entry_allocas.append(f"  %arguments = alloca [{self._arguments} x i64], align 16")
-                self.code.entry_allocas += [f"  %argument{i} = getelementptr i64, ptr %arguments, i64 {i}" for i in range(self._arguments)]
+                self.code.entry_allocas.append(
+                    f"  %arguments = alloca [{self._arguments} x i64], align 16"
+                )
+                self.code.entry_allocas += [
+                    f"  %argument{i} = getelementptr i64, ptr %arguments, i64 {i}"
+                    for i in range(self._arguments)
+                ]
         finally:
             self.code, self._sizes, self._bases, self._arguments = saved
             if places is not None:
@@ -474,11 +565,18 @@ class Program:
             operands = ", ".join(str(o.shape) for o in x.operands)
             meta = META.get(x)
             at = f" ({meta.op_name} {meta.source})" if meta else ""
-            raise CodegenError(f"{x.op}({operands}) -> {x.shape}{at}: no emitter for this target; lower it to other opcodes or add one "
-                               f"with @emits_step({x.op!r})")
+            raise CodegenError(
+                f"{x.op}({operands}) -> {x.shape}{at}: no emitter for this target; lower it to other opcodes or add one "
+                f"with @emits_step({x.op!r})"
+            )
         self.places(x)  # the result's buffer outlives the step's scratch memory
         top, outer = self._top, (self._step_gaps, self._gaps)
-        self._step_gaps, self._gaps = functools.partial(find, x) if (find := getattr(self._places[-1], "gaps", None)) is not None else list, None
+        self._step_gaps, self._gaps = (
+            functools.partial(find, x)
+            if (find := getattr(self._places[-1], "gaps", None)) is not None
+            else list,
+            None,
+        )
         emitter(self, x)
         self._top, (self._step_gaps, self._gaps) = top, outer
 
@@ -520,12 +618,21 @@ class Program:
     def _within(self, nbytes: Size, align: int) -> Place | None:
         """A place for scratch memory among the arrays, in the smallest gap; None where there is none, for what is small or of unknown size, and for steps
         that run beside others."""
-        if not isinstance(nbytes, int) or nbytes < LARGE_SCRATCH or self._memory != ARENA or self.rows is not None:
+        if (
+            not isinstance(nbytes, int)
+            or nbytes < LARGE_SCRATCH
+            or self._memory != ARENA
+            or self.rows is not None
+        ):
             return None
         if self._gaps is None:
             self._gaps = self._step_gaps()
         align = max(align, ALIGNMENT)
-        fits = [(high - low, low, high) for low, high in self._gaps if -(-low // align) * align + nbytes <= high]
+        fits = [
+            (high - low, low, high)
+            for low, high in self._gaps
+            if -(-low // align) * align + nbytes <= high
+        ]
         if not fits:
             return None
         _, low, high = min(fits)
@@ -537,7 +644,9 @@ class Program:
     def _base(self, word: int) -> str:
         found = self._bases.get(word)
         if found is None:
-            address = self._prologue(f"getelementptr i64, ptr %block, i64 {word}") if word else "%block"
+            address = (
+                self._prologue(f"getelementptr i64, ptr %block, i64 {word}") if word else "%block"
+            )
             found = self._bases[word] = self._prologue(f"load ptr, ptr {address}")
         return found
 
@@ -559,9 +668,15 @@ class Program:
         return b"".join(parts)
 
 
-_DIM_OPS: dict[str, Callable[[str, str, Callable[[str], str]], str]] = {  # divisors are at least 1; quotients are rounded down, as in Python
-    "floordiv": lambda a, b, op: op(f"add i64 {op(f'sdiv i64 {a}, {b}')}, {_sign(op(f'srem i64 {a}, {b}'), op)}"),
-    "mod": lambda a, b, op: op(f"add i64 {(r := op(f'srem i64 {a}, {b}'))}, {op(f'and i64 {_sign(r, op)}, {b}')}"),
+_DIM_OPS: dict[
+    str, Callable[[str, str, Callable[[str], str]], str]
+] = {  # divisors are at least 1; quotients are rounded down, as in Python
+    "floordiv": lambda a, b, op: op(
+        f"add i64 {op(f'sdiv i64 {a}, {b}')}, {_sign(op(f'srem i64 {a}, {b}'), op)}"
+    ),
+    "mod": lambda a, b, op: op(
+        f"add i64 {(r := op(f'srem i64 {a}, {b}'))}, {op(f'and i64 {_sign(r, op)}, {b}')}"
+    ),
     "max": lambda a, b, op: op(f"call i64 @llvm.smax.i64(i64 {a}, i64 {b})"),
     "min": lambda a, b, op: op(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})"),
 }

@@ -3,6 +3,7 @@
 The sizes of the groups are values that the program computes, so the products are those of a symbolic program: a function of the block
 that reads its number of rows when it is called, in a loop over the groups.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.dot import emit_product, emit_tree
@@ -22,12 +23,16 @@ def ragged_dot(program, x: Instruction) -> None:
     if program.target.grid or any((t, kind) not in SOURCES for t in types):
         return emit_tree(program, expand_ragged_dot(x), x.operands, x)
     if sizes.shape.kind not in "su":
-        raise CodegenError(f"ragged-dot({lhs.shape}, {rhs.shape}, {sizes.shape}): group sizes must be integers")
+        raise CodegenError(
+            f"ragged-dot({lhs.shape}, {rhs.shape}, {sizes.shape}): group sizes must be integers"
+        )
     rows, start, group = (program.scratch(8) for _ in range(3))
     (ragged,) = x["lhs_ragged_dims"]
     limit = lhs.shape.dims[ragged]
     with program.local_size("rows", rows, limit) as count, program.block_function("ragged") as f:
-        _product(program, x, count, f.load("i64", program.at(start)), f.load("i64", program.at(group)))
+        _product(
+            program, x, count, f.load("i64", program.at(start)), f.load("i64", program.at(group))
+        )
     name = program.plan_function("ragged", f.text())
     _over_groups(program, sizes, program.size(limit), (rows, start, group), name)
     if ragged not in x["lhs_contracting_dims"]:
@@ -38,24 +43,46 @@ def _product(program, x: Instruction, count, start: str, group: str) -> None:
     """The product of one group: `count` rows from `start` on."""
     lhs, rhs, _ = x.operands
     kind, f = ACCUMULATORS[x.shape.dtype][0], program.code
-    (ragged,), (k_lhs,), (k_rhs,) = x["lhs_ragged_dims"], x["lhs_contracting_dims"], x["rhs_contracting_dims"]
+    (ragged,), (k_lhs,), (k_rhs,) = (
+        x["lhs_ragged_dims"],
+        x["lhs_contracting_dims"],
+        x["rhs_contracting_dims"],
+    )
     a, b = row_major_strides(lhs.shape.dims), row_major_strides(rhs.shape.dims)
     m, n = x.shape.dims[-2:]
     pointers = [program.pointer(o) for o in (lhs, rhs, x)]
     if ragged == k_lhs:
-        offsets = (f.mul(start, program.size(a[ragged])), f.mul(start, program.size(b[k_rhs])), f.mul(group, program.size(m * n)))
+        offsets = (
+            f.mul(start, program.size(a[ragged])),
+            f.mul(start, program.size(b[k_rhs])),
+            f.mul(group, program.size(m * n)),
+        )
         p = Product(m, n, count, (a[1 - k_lhs], a[k_lhs]), (b[1 - k_rhs], b[k_rhs]), n, ())
     else:
         (of_group,) = x["rhs_group_dims"]
         (free,) = {0, 1, 2} - {of_group, k_rhs}
-        offsets = (f.mul(start, program.size(a[ragged])), f.mul(group, program.size(b[of_group])), f.mul(start, program.size(n)))
-        p = Product(count, n, lhs.shape.dims[k_lhs], (a[ragged], a[k_lhs]), (b[free], b[k_rhs]), n, ())
+        offsets = (
+            f.mul(start, program.size(a[ragged])),
+            f.mul(group, program.size(b[of_group])),
+            f.mul(start, program.size(n)),
+        )
+        p = Product(
+            count, n, lhs.shape.dims[k_lhs], (a[ragged], a[k_lhs]), (b[free], b[k_rhs]), n, ()
+        )
     types = tuple(o.shape.dtype for o in (lhs, rhs))
     elements = (*(SOURCES[t, kind].kind for t in types), kind)
-    emit_product(program, p, kind, types, [f.gep(e, q, o) for e, q, o in zip(elements, pointers, offsets, strict=True)])
+    emit_product(
+        program,
+        p,
+        kind,
+        types,
+        [f.gep(e, q, o) for e, q, o in zip(elements, pointers, offsets, strict=True)],
+    )
 
 
-def _over_groups(program, sizes: Instruction, limit: str, places: tuple[Place, Place, Place], name: str) -> None:
+def _over_groups(
+    program, sizes: Instruction, limit: str, places: tuple[Place, Place, Place], name: str
+) -> None:
     """Call `name` for every group. Groups end where the array ends, whatever the sizes say."""
     f, (rows, start, group) = program.code, places
     bits = 8 * sizes.shape.itemsize
@@ -79,4 +106,6 @@ def _clear_rest(program, x: Instruction, start: Place) -> None:
     f, itemsize = program.code, x.shape.itemsize
     begin = f.mul(f.load("i64", program.at(start)), f.mul(n, itemsize))
     count = f.sub(f.mul(f.mul(m, n), itemsize), begin)
-    f.do(f"call void @llvm.memset.p0.i64(ptr {f.gep('i8', program.pointer(x), begin)}, i8 0, i64 {count}, i1 false)")
+    f.do(
+        f"call void @llvm.memset.p0.i64(ptr {f.gep('i8', program.pointer(x), begin)}, i8 0, i64 {count}, i1 false)"
+    )

@@ -1,4 +1,5 @@
 """Steps with reductions: the `fusion` step of every kind, a reduce outside of a fusion, and the combination of partial results."""
+
 from __future__ import annotations
 
 import importlib
@@ -59,8 +60,13 @@ def fusion(program, x: Instruction) -> None:
     """A fused computation. kind=loop without values per row is loop.py's; anything with reductions is a row kernel. Large emitters that many
     programs do without are imported when they are needed."""
     kind = x.get("kind", "loop")
-    if kind == "custom" and (found := next((entry for entry in _CUSTOM if entry[0](x)), None)) is not None:
-        getattr(importlib.import_module(f"torch_hlo.compiler.codegen.{found[1]}"), found[2])(program, x)
+    if (
+        kind == "custom"
+        and (found := next((entry for entry in _CUSTOM if entry[0](x)), None)) is not None
+    ):
+        getattr(importlib.import_module(f"torch_hlo.compiler.codegen.{found[1]}"), found[2])(
+            program, x
+        )
     elif kind == "custom" and is_fused_scatter(x):
         emit_fused_scatter(program, x)
     elif kind == "output":
@@ -74,7 +80,9 @@ def fusion(program, x: Instruction) -> None:
     elif kind in ("loop", "reduce", "row"):
         emit_fusion_loops(program, x)
     else:
-        raise CodegenError(f"fusion of kind {kind!r} {x.shape}: kinds are loop, reduce, row, output, and custom for what a backend_config names")
+        raise CodegenError(
+            f"fusion of kind {kind!r} {x.shape}: kinds are loop, reduce, row, output, and custom for what a backend_config names"
+        )
 
 
 @emits_step("reduce")
@@ -83,27 +91,45 @@ def reduce(program, x: Instruction) -> None:
     params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
     root = instr("reduce", params, x.shape, **dict(x.attrs))
     if x.shape.is_tuple:
-        parts = tuple(instr("get-tuple-element", (root,), s, index=i) for i, s in enumerate(x.shape.elements))
+        parts = tuple(
+            instr("get-tuple-element", (root,), s, index=i) for i, s in enumerate(x.shape.elements)
+        )
         root = instr("tuple", parts, tuple_shape(*x.shape.elements))
     _run(program, x, Computation("reduce", params, root))
 
 
 def _run(program, x: Instruction, computation: Computation) -> None:
     count = len(results_of(computation))
-    targets = [program.place(x, n) for n in range(count)] if x.shape.is_tuple else [program.place(x)]
-    in_place = any((s.word, s.offset) == (t.word, t.offset) for s in map(program.place, x.operands) for t in targets)
-    code = program.once(("rows", computation, in_place), lambda: _build(program, computation, in_place))
+    targets = (
+        [program.place(x, n) for n in range(count)] if x.shape.is_tuple else [program.place(x)]
+    )
+    in_place = any(
+        (s.word, s.offset) == (t.word, t.offset)
+        for s in map(program.place, x.operands)
+        for t in targets
+    )
+    code = program.once(
+        ("rows", computation, in_place), lambda: _build(program, computation, in_place)
+    )
     partials = [program.scratch(n) for n in code.partial_bytes]
     for call in code.calls:
-        places = [*(program.place(o) for o in x.operands), *(targets[n] for n in call.results), *(partials if call.partials else ())]
-        arguments = [f"ptr {program.at(p)}" for p in places] + [f"i64 {program.size(n)}" for n in call.sizes]
+        places = [
+            *(program.place(o) for o in x.operands),
+            *(targets[n] for n in call.results),
+            *(partials if call.partials else ()),
+        ]
+        arguments = [f"ptr {program.at(p)}" for p in places] + [
+            f"i64 {program.size(n)}" for n in call.sizes
+        ]
         program.parallel(call.name, arguments, program.size(call.items), call.grain, call.cost)
 
 
 def _build(program, computation: Computation, in_place: bool) -> _Code:
     if any(table.is_degenerate(x) for x in computation.instructions() if x.op == "reduce"):
         return _trivial(program, computation)
-    p = plan(computation, 1 if program.target.grid else lanes_for(program.target), program.target.grid)
+    p = plan(
+        computation, 1 if program.target.grid else lanes_for(program.target), program.target.grid
+    )
     results = results_of(computation)
     every = tuple(range(len(results)))
     if p.style == "strided":
@@ -113,7 +139,21 @@ def _build(program, computation: Computation, in_place: bool) -> _Code:
         kernel = emitter.emit()
         name = kernel.define(program, "columns")
         rest = _small_results(program, computation, p)
-        return _Code((_Call(name, tuple(kernel.sizes), emitter.items, 1, _cost(p, computation, emitter.items), every, False), *rest), ())
+        return _Code(
+            (
+                _Call(
+                    name,
+                    tuple(kernel.sizes),
+                    emitter.items,
+                    1,
+                    _cost(p, computation, emitter.items),
+                    every,
+                    False,
+                ),
+                *rest,
+            ),
+            (),
+        )
     emitter = RowEmitter(program.target, computation, p)
     if program.cold and p.passes == 1:
         emitter.k.look_ahead()
@@ -123,7 +163,9 @@ def _build(program, computation: Computation, in_place: bool) -> _Code:
     name = kernel.define(program, "rows" if p.passes > 1 else "reduce")
     if p.style == "rows":
         items = emitter.items
-        main = _Call(name, tuple(kernel.sizes), items, 1, _cost(p, computation, items), every, False)
+        main = _Call(
+            name, tuple(kernel.sizes), items, 1, _cost(p, computation, items), every, False
+        )
         return _Code((main, *_small_results(program, computation, p)), ())
     items = emitter.chunks.items
     calls = [_Call(name, tuple(kernel.sizes), items, 1, _cost(p, computation, items), every, True)]
@@ -137,7 +179,9 @@ def _trivial(program, computation: Computation) -> _Code:
     results = results_of(computation)
     order = computation.instructions()
     if not all(table.is_degenerate(x) for x in order if x.op == "reduce"):
-        raise CodegenError(f"fusion {computation.name}: reductions of nothing or single elements cannot share a kernel with others")
+        raise CodegenError(
+            f"fusion {computation.name}: reductions of nothing or single elements cannot share a kernel with others"
+        )
     sizes = list(dict.fromkeys(r.shape.size for r in results if r.shape.size != 0))
     gtes = tuple_users(order)
 
@@ -146,7 +190,18 @@ def _trivial(program, computation: Computation) -> _Code:
             if x.op == "reduce":
                 k.bind_reduce(x, gtes.get(x, ()), _single(k, x, Reducer(x)))
 
-    return _Code(tuple(_late_kernel(program, computation, [n for n, r in enumerate(results) if r.shape.size == size], bind) for size in sizes), ())
+    return _Code(
+        tuple(
+            _late_kernel(
+                program,
+                computation,
+                [n for n, r in enumerate(results) if r.shape.size == size],
+                bind,
+            )
+            for size in sizes
+        ),
+        (),
+    )
 
 
 def _single(k: RowKernel, x: Instruction, r: Reducer) -> Callable:
@@ -168,7 +223,9 @@ def _cost(p: RowPlan, computation: Computation, items: Size) -> float:
     """Estimated nanoseconds of one item."""
     full = [x for x in (*computation.params, *results_of(computation)) if x.shape.size == p.size]
     heavy = sum(table.classify(y) == table.HEAVY for y in p.order)
-    point = max(sum(x.shape.itemsize for x in full) * _BYTE_NS, len(p.order) * _LIGHT_NS + heavy * _HEAVY_NS)
+    point = max(
+        sum(x.shape.itemsize for x in full) * _BYTE_NS, len(p.order) * _LIGHT_NS + heavy * _HEAVY_NS
+    )
     if isinstance(p.size, int) and isinstance(items, int):
         return point * p.size / max(items, 1)
     return point * 1024
@@ -179,7 +236,9 @@ def _partial_arrays(p: RowPlan, emitter: RowEmitter) -> list[tuple[Instruction, 
     found = []
     for r in p.late_reduces:
         for dtype in emitter.reducers[r].stored_dtypes():
-            found.append((r, dtype, _kept_size(p, r) * emitter.chunks.count * DTYPES[dtype].itemsize))
+            found.append(
+                (r, dtype, _kept_size(p, r) * emitter.chunks.count * DTYPES[dtype].itemsize)
+            )
     return found
 
 
@@ -207,18 +266,40 @@ def _combine(program, computation: Computation, p: RowPlan, emitter: RowEmitter)
         def bind(k: RowKernel, numbers=numbers) -> None:
             for r in p.late_reduces:
                 first = len(numbers) + emitter.partials[r] - len(results)
-                k.bind_reduce(r, gtes.get(r, ()), _folded(k, r, emitter.reducers[r], k.outputs[first:], emitter.chunks.count, _kept_size(p, r)))
+                k.bind_reduce(
+                    r,
+                    gtes.get(r, ()),
+                    _folded(
+                        k,
+                        r,
+                        emitter.reducers[r],
+                        k.outputs[first:],
+                        emitter.chunks.count,
+                        _kept_size(p, r),
+                    ),
+                )
 
-        calls.append(_late_kernel(program, computation, numbers, bind, partials, emitter.chunks.count))
+        calls.append(
+            _late_kernel(program, computation, numbers, bind, partials, emitter.chunks.count)
+        )
     return calls
 
 
-def _late_kernel(program, computation: Computation, numbers: list[int], bind: Callable[[RowKernel], None] | None, partials: int = 0, reads: int = 0) -> _Call:
+def _late_kernel(
+    program,
+    computation: Computation,
+    numbers: list[int],
+    bind: Callable[[RowKernel], None] | None,
+    partials: int = 0,
+    reads: int = 0,
+) -> _Call:
     """A loop that writes the results `numbers` (of one size). `bind` gives the reductions their values; `partials` buffers follow
     the results' pointers, of each of which `reads` elements are read per result."""
     results = results_of(computation)
     size = results[numbers[0]].shape.size
-    k = RowKernel(program.target, lanes_for(program.target), computation.params, len(numbers) + partials)
+    k = RowKernel(
+        program.target, lanes_for(program.target), computation.params, len(numbers) + partials
+    )
     if bind:
         bind(k)
 
@@ -238,13 +319,24 @@ def _late_kernel(program, computation: Computation, numbers: list[int], bind: Ca
             write(item)
         items = size
     else:
-        k.lane_loop("%lo", "%hi", size, write, aligned=isinstance(size, int) and size % k.lanes == 0, compact=True)
+        k.lane_loop(
+            "%lo",
+            "%hi",
+            size,
+            write,
+            aligned=isinstance(size, int) and size % k.lanes == 0,
+            compact=True,
+        )
         items = size
     name = k.define(program, "combine")
-    return _Call(name, tuple(k.sizes), items, k.lanes * 4, 0.1 * (1 + reads), tuple(numbers), bool(partials))
+    return _Call(
+        name, tuple(k.sizes), items, k.lanes * 4, 0.1 * (1 + reads), tuple(numbers), bool(partials)
+    )
 
 
-def _folded(k: RowKernel, x: Instruction, r: Reducer, pointers: list[str], count: int, kept: Size) -> Callable:
+def _folded(
+    k: RowKernel, x: Instruction, r: Reducer, pointers: list[str], count: int, kept: Size
+) -> Callable:
     """The value of a late reduce at an index: the chunks' partial results in a balanced tree."""
     dims = x.shape.elements[0].dims if x.shape.is_tuple else x.shape.dims
 

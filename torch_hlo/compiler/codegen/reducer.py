@@ -9,6 +9,7 @@ Sums and products of bf16, f16 and f8 are accumulated in f32 without rounding in
 commutative. Accumulators start from the operation's identity and the initial value enters once at the end; for a reducer
 that is not one binary opcode the initial value itself must be the identity.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -32,7 +33,15 @@ def _lowest(dtype: str):
 
 def _highest(dtype: str):
     row = DTYPES[dtype]
-    return _INF if row.kind == "f" else 1 if row.kind == "p" else (1 << row.bits - 1) - 1 if row.kind == "s" else (1 << row.bits) - 1
+    return (
+        _INF
+        if row.kind == "f"
+        else 1
+        if row.kind == "p"
+        else (1 << row.bits - 1) - 1
+        if row.kind == "s"
+        else (1 << row.bits) - 1
+    )
 
 
 _IDENTITY = {
@@ -68,7 +77,11 @@ class Reducer:
 
     def stored_dtypes(self) -> list[str]:
         """Element types in which partial results are kept: f32 where the operand's type is narrower."""
-        if self.op is not None and STORAGE[self.dtypes[0]].register == "float" and STORAGE[self.dtypes[0]].parts == 1:
+        if (
+            self.op is not None
+            and STORAGE[self.dtypes[0]].register == "float"
+            and STORAGE[self.dtypes[0]].parts == 1
+        ):
             return ["f32"]
         return list(self.dtypes)
 
@@ -94,20 +107,28 @@ class Reducer:
         if x.op != "constant":
             return True
         found = x["literal"].numpy().reshape(-1)[0]
-        return not found == _IDENTITY[self.op](self.dtypes[0]) and not (self.dtypes[0] == "pred" and bool(found) == bool(
-            _IDENTITY[self.op]("pred")))
+        return not found == _IDENTITY[self.op](self.dtypes[0]) and not (
+            self.dtypes[0] == "pred" and bool(found) == bool(_IDENTITY[self.op]("pred"))
+        )
 
     def finish(self, k: Kernel, accs: Sequence[str]) -> list[str]:
         """Accumulators of the current width with the initial value folded in, rounded to the result's type."""
         accs = list(accs)
         if self.needs_initial():
-            first = [k.widen(v, kind) for v, kind in zip(self.initial(k, self.initials[0]), self.kinds, strict=True)]
+            first = [
+                k.widen(v, kind)
+                for v, kind in zip(self.initial(k, self.initials[0]), self.kinds, strict=True)
+            ]
             accs = self.combine(k, first, accs)
         return self.finish_rounded(k, accs)
 
     def finish_rounded(self, k: Kernel, accs: Sequence[str]) -> list[str]:
         """Accumulators rounded to the result's type."""
-        return [scalar.round_to(k.e, self.dtypes[0], accs[0])] if self.op is not None and len(accs) == 1 else list(accs)
+        return (
+            [scalar.round_to(k.e, self.dtypes[0], accs[0])]
+            if self.op is not None and len(accs) == 1
+            else list(accs)
+        )
 
     def combine(self, k: Kernel, a: Sequence[str], b: Sequence[str]) -> list[str]:
         """Accumulators a and b (or values b) as one, at the kernel's current width."""
@@ -134,7 +155,9 @@ class Reducer:
             v = inner.value(r, ())
             results += list(v) if isinstance(v, tuple) else [v]
         if level.label != k.level.label:
-            raise CodegenError(f"reduce: the reducer {root.op} needs control flow; write it with elementwise opcodes")
+            raise CodegenError(
+                f"reduce: the reducer {root.op} needs control flow; write it with elementwise opcodes"
+            )
         return results
 
     def grouped(self, flat: Sequence[str]) -> list[Value]:
@@ -160,7 +183,9 @@ class Reducer:
         tail = k.level.tail
         if tail is None or k.e.lanes == 1:
             return list(new)
-        return [k.e.typed(t).select(tail, a, b) for t, a, b in zip(self.kinds, new, old, strict=True)]
+        return [
+            k.e.typed(t).select(tail, a, b) for t, a, b in zip(self.kinds, new, old, strict=True)
+        ]
 
     def fold_copies(self, k: Kernel, copies: Sequence[Sequence[str]]) -> list[str]:
         """Pairwise fold of several accumulators of the kernel's vector width, written at the current (scalar) level."""
@@ -176,11 +201,20 @@ class Reducer:
             half = k.lanes // 2
             while half:
                 order = [(i + half) % k.lanes if i < half else i for i in range(k.lanes)]
-                turned = [k.e.shuffle(t, v, "poison", k.lanes, order) for t, v in zip(self.kinds, accs, strict=True)]
+                turned = [
+                    k.e.shuffle(t, v, "poison", k.lanes, order)
+                    for t, v in zip(self.kinds, accs, strict=True)
+                ]
                 accs = self.combine(k, accs, turned)
                 half //= 2
         op = k.level.scalar.op
-        return k.fold_threads(self, [op(f"extractelement <{k.lanes} x {t}> {v}, i64 0") for t, v in zip(self.kinds, accs, strict=True)])
+        return k.fold_threads(
+            self,
+            [
+                op(f"extractelement <{k.lanes} x {t}> {v}, i64 0")
+                for t, v in zip(self.kinds, accs, strict=True)
+            ],
+        )
 
 
 def fold_pairwise(combine, items: Sequence) -> list:

@@ -17,6 +17,7 @@ A step emitter runs one scheduled top-level instruction: it reads its operands' 
 `load_emitters` imports the modules that most programs need, and every one for a GPU; those of ON_DEMAND are imported for the opcodes they are named for
 (importing them all takes 20 ms, a fifth of the first step of a small program). A new module is named in one of the two tables.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -25,7 +26,9 @@ from collections.abc import Callable
 
 VALUES: dict[str, Callable] = {}
 STEPS: dict[str, Callable] = {}
-GRID_STEPS: dict[str, Callable] = {}  # the column of GPUs; an opcode without a row there uses that of STEPS
+GRID_STEPS: dict[
+    str, Callable
+] = {}  # the column of GPUs; an opcode without a row there uses that of STEPS
 HOST_CALLS: dict[str, Callable] = {}
 ALWAYS = ("collective", "control", "host", "indexing", "loop", "reduce", "sort", "views", "window")
 ON_DEMAND = {
@@ -36,11 +39,15 @@ _PACKAGE = __name__.rpartition(".")[0]
 _loaded: set[bool] = set()
 
 
-def _registrar(table: dict[str, Callable], names: tuple[str, ...], what: str) -> Callable[[Callable], Callable]:
+def _registrar(
+    table: dict[str, Callable], names: tuple[str, ...], what: str
+) -> Callable[[Callable], Callable]:
     def register(fn: Callable) -> Callable:
         for name in names:
             if name in table:
-                raise ValueError(f"{name} has two {what}: {table[name].__module__} and {fn.__module__}")
+                raise ValueError(
+                    f"{name} has two {what}: {table[name].__module__} and {fn.__module__}"
+                )
             table[name] = fn
         return fn
 
@@ -79,6 +86,8 @@ def load_emitters(grid: bool = False) -> None:
     for name in ALWAYS:
         importlib.import_module(f"{_PACKAGE}.{name}")
     if grid:
-        for module in pkgutil.iter_modules(importlib.import_module(f"{_PACKAGE}.gpu").__path__, f"{_PACKAGE}.gpu."):
+        for module in pkgutil.iter_modules(
+            importlib.import_module(f"{_PACKAGE}.gpu").__path__, f"{_PACKAGE}.gpu."
+        ):
             importlib.import_module(module.name)
     _loaded.add(grid)

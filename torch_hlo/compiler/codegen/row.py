@@ -5,6 +5,7 @@ straight from the operands: the row is in cache after the first pass. Row result
 point are written in the last pass. Results that are complete only after the last row ("late", see row_plan.py) accumulate in
 partial buffers, one per chunk of rows, and reduce.py combines them.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -45,7 +46,12 @@ class RowKernel(Kernel):
         self.levels[0].lines.insert(0, f"  {name} = alloca [{count} x {kind}], align {align}")
         return name
 
-    def bind_reduce(self, x: Instruction, users: Sequence[Instruction], value: Callable[[tuple[Index, ...]], list[Value]]) -> None:
+    def bind_reduce(
+        self,
+        x: Instruction,
+        users: Sequence[Instruction],
+        value: Callable[[tuple[Index, ...]], list[Value]],
+    ) -> None:
         """Give a reduce its value(s); those of a tuple-shaped one are seen through get-tuple-element."""
         for u in users if x.shape.is_tuple else (x,):
             n = u["index"] if x.shape.is_tuple else 0
@@ -55,7 +61,11 @@ class RowKernel(Kernel):
 def stream(k: RowKernel, plan: RowPlan, results: Sequence[Instruction], nbytes: int) -> None:
     """Let the results with an element per point bypass the caches when they take `nbytes` or more. Their vectors have to be aligned."""
     large = [n for n in plan.full_outputs if results[n].shape.kind != "c"]
-    if not k.grid and isinstance(plan.size, int) and sum(results[n].shape.nbytes for n in large) >= nbytes:
+    if (
+        not k.grid
+        and isinstance(plan.size, int)
+        and sum(results[n].shape.nbytes for n in large) >= nbytes
+    ):
         k.nontemporal.update(k.outputs[n] for n in large)
 
 
@@ -102,7 +112,9 @@ class Chunks:
             self.count = max(1, min(most, items // self.kept)) if self.kept < items else 1
             if columns:
                 self.count = max(1, min(self.count, rest // 16))
-        self.by_lanes = not columns and not plan.row_reduces and isinstance(rest, int) and rest < self.count
+        self.by_lanes = (
+            not columns and not plan.row_reduces and isinstance(rest, int) and rest < self.count
+        )
         self.total = plan.dims[plan.inner[-1]] if self.by_lanes else rest
         self.per = ceildiv(self.total, self.count)
         if self.by_lanes:
@@ -128,17 +140,27 @@ class RowEmitter:
         extra = self.partial_count * (2 if self.column_blocks else 1)
         self.k = _row_kernel(target, plan, computation.params, len(self.results) + extra)
         self.in_block = False
-        self.slots: dict[Instruction, list[str]] = {}  # late reduces in registers: their accumulators, per item
+        self.slots: dict[
+            Instruction, list[str]
+        ] = {}  # late reduces in registers: their accumulators, per item
         self.lane_range: tuple | None = None
         self.chunk: Index = ZERO
         self.current_pass = 0
-        self.unroll = 2 if len(plan.order) > 24 or any(table.CLASS.get(x.op) == table.HEAVY for x in plan.order) else 4
+        self.unroll = (
+            2
+            if len(plan.order) > 24 or any(table.CLASS.get(x.op) == table.HEAVY for x in plan.order)
+            else 4
+        )
         self._make_stash()
 
     def _needs_column_blocks(self) -> bool:
         """True when a chunk has so many rows that float sums over all of them would lose accuracy."""
         c = self.chunks
-        if c is None or c.by_lanes or not any(self.reducers[r].is_float_sum for r in self.plan.late_reduces):
+        if (
+            c is None
+            or c.by_lanes
+            or not any(self.reducers[r].is_float_sum for r in self.plan.late_reduces)
+        ):
             return False
         return not isinstance(c.per, int) or c.per > 2 * ROWS_BLOCK
 
@@ -158,14 +180,20 @@ class RowEmitter:
         """Write results past the caches when they are larger than this together, and rows can be walked in aligned vectors."""
         plan, lanes = self.plan, self.k.lanes
         length = plan.dims[plan.inner[-1]] if plan.inner else 1
-        if isinstance(length, int) and (length % lanes == 0 or length >= PREFETCHED_ROW and not plan.late_reduces):
+        if isinstance(length, int) and (
+            length % lanes == 0 or length >= PREFETCHED_ROW and not plan.late_reduces
+        ):
             stream(self.k, plan, self.results, nbytes)
             self.k.ragged = bool(self.k.nontemporal) and length % lanes != 0
 
     def emit(self) -> RowKernel:
         k, plan = self.k, self.plan
         if plan.style == "rows":
-            with k.loop("%lo", "%hi", _product(plan.outer_sizes())) if plan.outer else nullcontext(ZERO) as item:
+            with (
+                k.loop("%lo", "%hi", _product(plan.outer_sizes()))
+                if plan.outer
+                else nullcontext(ZERO) as item
+            ):
                 self._row(dict(zip(plan.outer, delinear(item, plan.outer_sizes()))))
             return k
         c = self.chunks
@@ -181,7 +209,11 @@ class RowEmitter:
             registers = [r for r in plan.late_reduces if r in self.slots]
             sums = [(self.reducers[r], self.reducers[r].identity(k)) for r in registers]
             top = [self.slots[r] for r in registers]
-            with self._rows_of_chunk(low, high, c, sums, top, kept) if rest else nullcontext((ZERO, top)) as (row, slots):
+            with (
+                self._rows_of_chunk(low, high, c, sums, top, kept)
+                if rest
+                else nullcontext((ZERO, top)) as (row, slots)
+            ):
                 self.slots = dict(zip(registers, slots))
                 self._row({**where, **dict(zip(c.rest_dims, delinear(row, rest)))})
             self.slots = dict(zip(registers, top))
@@ -204,11 +236,19 @@ class RowEmitter:
             self._pass(number, where)
         row, sizes = [where[d] for d in plan.outer], plan.outer_sizes()
         # All values first: a result may lie in the memory of an operand.
-        values = [k.value(self.results[n], regroup(row, sizes, self.results[n].shape.dims)) for n in plan.row_outputs]
+        values = [
+            k.value(self.results[n], regroup(row, sizes, self.results[n].shape.dims))
+            for n in plan.row_outputs
+        ]
         if values:
             k.barrier()
         for n, value in zip(plan.row_outputs, values):
-            k.store(k.outputs[n], self.results[n].shape.dtype, linear(row, sizes) if row else ZERO, value)
+            k.store(
+                k.outputs[n],
+                self.results[n].shape.dtype,
+                linear(row, sizes) if row else ZERO,
+                value,
+            )
 
     def _pass(self, number: int, where: dict[int, Index]) -> None:
         k, plan = self.k, self.plan
@@ -228,20 +268,30 @@ class RowEmitter:
         length = plan.dims[last]
         low, high = self.lane_range or (0, length if isinstance(length, int) else k.size(length))
         block = BLOCK * k.workers
-        blocked = any(r.is_float_sum for r in reducers) and not (isinstance(high, int) and high <= block)
+        blocked = any(r.is_float_sum for r in reducers) and not (
+            isinstance(high, int) and high <= block
+        )
         nested = len(plan.inner) > 1 or blocked
         sums = list(zip(reducers, identities))
         top = [self._new_slots(r, first) for r, first in sums] if nested else []
 
         def lanes(inside: dict[int, Index], first, end, slots: list[list[str]]) -> None:
-            carry = [(kind, v) for r, vs in zip(reducers, identities) for kind, v in zip(r.kinds, vs, strict=True)]
+            carry = [
+                (kind, v)
+                for r, vs in zip(reducers, identities)
+                for kind, v in zip(r.kinds, vs, strict=True)
+            ]
             op = k.level.scalar.op
 
             def body(j: Index, carried: list[str]) -> list[str]:
                 return self._point({**inside, last: j}, reducers, carried, columns, writes)
 
-            if k.ragged and writes and not carry:  # up to the first element that is aligned in memory, then from there
-                start = k.scalar(linear([{**inside, last: ZERO}[d] for d in range(len(plan.dims))], plan.dims))
+            if (
+                k.ragged and writes and not carry
+            ):  # up to the first element that is aligned in memory, then from there
+                start = k.scalar(
+                    linear([{**inside, last: ZERO}[d] for d in range(len(plan.dims))], plan.dims)
+                )
                 missing = op(f"sub i64 0, {start}")
                 missing = op(f"and i64 {missing}, {k.lanes - 1}")
                 head = op(f"call i64 @llvm.smin.i64(i64 {missing}, i64 {end})")
@@ -255,13 +305,18 @@ class RowEmitter:
         def nest(dims: tuple[int, ...], inside: dict[int, Index], slots: list[list[str]]) -> None:
             if dims:
                 size = plan.dims[dims[0]]
-                with self._in_blocks("0", k.size(size), size, sums if nested else [], slots) as (i, below):
+                with self._in_blocks("0", k.size(size), size, sums if nested else [], slots) as (
+                    i,
+                    below,
+                ):
                     nest(dims[1:], {**inside, dims[0]: i}, below)
             elif blocked:
                 with k.loop(str(low), str(high), length, block, nonempty=False) as b:
                     first = k.scalar(b)
                     op = k.level.scalar.op
-                    end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {block}')}, i64 {high})")
+                    end = op(
+                        f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {block}')}, i64 {high})"
+                    )
                     lanes(inside, first, end, slots)
             else:
                 lanes(inside, low, high, slots)
@@ -279,7 +334,11 @@ class RowEmitter:
         k, r = self.k, self.reducers[x]
         values = r.grouped(r.finish(k, folded))
         # An index that seems to vary within the row still means this row.
-        k.bind_reduce(x, self.gtes.get(x, ()), lambda index: [k.splat(v, t) if k.e.lanes > 1 else v for v, t in zip(values, r.dtypes)])
+        k.bind_reduce(
+            x,
+            self.gtes.get(x, ()),
+            lambda index: [k.splat(v, t) if k.e.lanes > 1 else v for v, t in zip(values, r.dtypes)],
+        )
 
     def _online_pass(self, where: dict[int, Index], due: list[Instruction]) -> None:
         """Maxima, and sums of exponentials of what is left below them, in one pass: each block of the row is walked for the maxima, then, from L1,
@@ -303,7 +362,10 @@ class RowEmitter:
             def body(j: Index, carried: list[str]) -> list[str]:
                 following = self._point({**where, last: j}, reducers, carried, (), ())
                 if ahead:
-                    self._prefetch(linear([{**where, last: j}[d] for d in range(len(plan.dims))], plan.dims), ahead)
+                    self._prefetch(
+                        linear([{**where, last: j}[d] for d in range(len(plan.dims))], plan.dims),
+                        ahead,
+                    )
                 return following
 
             copies = k.lane_loop(first, end, length, body, self.unroll, carry)
@@ -313,7 +375,9 @@ class RowEmitter:
         with k.loop("0", k.size(length), length, BLOCK) as b:
             first = k.scalar(b)
             op = k.level.scalar.op
-            end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {BLOCK}')}, i64 {k.size(length)})")
+            end = op(
+                f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {BLOCK}')}, i64 {k.size(length)})"
+            )
             walk(firsts, first, end, 0)
             for m in shifts:
                 self._grow(m, slots, shifts[m], [r for r in sums if plan.online[r].maximum is m])
@@ -334,7 +398,13 @@ class RowEmitter:
             (total,) = self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r]))
             self._bind(r, [t.mul(total, exp(t, t.sub(used, wanted)))])
 
-    def _grow(self, m: Instruction, slots: dict[Instruction, list[str]], shift: str, sums: list[Instruction]) -> None:
+    def _grow(
+        self,
+        m: Instruction,
+        slots: dict[Instruction, list[str]],
+        shift: str,
+        sums: list[Instruction],
+    ) -> None:
         """After a block's maximum: the new shift, 0 unless the maximum is finite, and the sums so far scaled to it."""
         k, reducer = self.k, self.reducers[m]
         (best,) = reducer.fold_lanes(k, self._load(reducer, slots[m]))
@@ -349,7 +419,9 @@ class RowEmitter:
         for r in sums:
             (slot,), kind = slots[r], self.reducers[r].kinds[0]
             v = wide.op(f"load {self._type(kind)}, ptr {slot}")
-            wide.do(f"store {self._type(kind)} {wide.typed(kind).mul(v, wide.splat(kind, factor))}, ptr {slot}")
+            wide.do(
+                f"store {self._type(kind)} {wide.typed(kind).mul(v, wide.splat(kind, factor))}, ptr {slot}"
+            )
 
     def _shifted(self, e: Instruction, index: tuple[Index, ...], shift: str) -> Value:
         """exp(x - shift) with the shift of the current block."""
@@ -357,29 +429,48 @@ class RowEmitter:
         minuend = e.operands[0].operands[0]
         t = k.e.typed(STORAGE[e.shape.dtype].register)
         own = k.levels[-2].scalar.typed(t.kind).load(shift, STORAGE[e.shape.dtype].bytes)
-        return exp(t, t.sub(k.value(minuend, regroup(index, e.shape.dims, minuend.shape.dims)), k.e.splat(t.kind, own)))
+        return exp(
+            t,
+            t.sub(
+                k.value(minuend, regroup(index, e.shape.dims, minuend.shape.dims)),
+                k.e.splat(t.kind, own),
+            ),
+        )
 
     @contextmanager
-    def _in_blocks(self, low: str, high: str, extent: Size, sums: list[tuple[Reducer, list[str]]], slots: list[list[str]]):
+    def _in_blocks(
+        self,
+        low: str,
+        high: str,
+        extent: Size,
+        sums: list[tuple[Reducer, list[str]]],
+        slots: list[list[str]],
+    ):
         """A scalar loop. When it is long, accumulators collect ROWS_BLOCK iterations before they are added to `slots`: sums stay accurate.
         Yields the index and the accumulators to use inside."""
         k = self.k
         exact = not any(r.is_float_sum for r, _ in sums)
         if exact or isinstance(extent, int) and extent <= 2 * ROWS_BLOCK:
-            with k.loop(low, high, extent, nonempty=isinstance(extent, int) and low == "0" and extent > 0) as i:
+            with k.loop(
+                low, high, extent, nonempty=isinstance(extent, int) and low == "0" and extent > 0
+            ) as i:
                 yield i, slots
             return
         with k.loop(low, high, extent, ROWS_BLOCK, nonempty=False) as b:
             below = [self._new_slots(r, first) for r, first in sums]
             first = k.scalar(b)
             op = k.level.scalar.op
-            end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {high})")
+            end = op(
+                f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {high})"
+            )
             with k.loop(first, end, extent) as i:
                 yield i, below
             for (r, _), slot, inner in zip(sums, slots, below):
                 self._into(r, slot, self._load(r, inner))
 
-    def _point(self, where: dict[int, Index], reducers, carried: list[str], columns, writes) -> list[str]:
+    def _point(
+        self, where: dict[int, Index], reducers, carried: list[str], columns, writes
+    ) -> list[str]:
         """One vector: the next accumulators; column sums and results go to memory."""
         k, plan = self.k, self.plan
         point = [where[d] for d in range(len(plan.dims))]
@@ -407,7 +498,13 @@ class RowEmitter:
     def _prefetch(self, at: Index, ahead: Size) -> None:
         """While elements are read for the last time, from the cache, memory brings those that follow `ahead` of them: the next block, or row."""
         k = self.k
-        if k.grid or not isinstance(ahead, int) or ahead < PREFETCHED_ROW or k.e.lanes == 1 or k.level.tail is not None:
+        if (
+            k.grid
+            or not isinstance(ahead, int)
+            or ahead < PREFETCHED_ROW
+            or k.e.lanes == 1
+            or k.level.tail is not None
+        ):
             return
         for x, pointer in k.leaves.items():
             if x.shape.size == self.plan.size and x.shape.kind != "c":
@@ -434,7 +531,10 @@ class RowEmitter:
         return slots
 
     def _load(self, r: Reducer, slots: Sequence[str]) -> list[str]:
-        return [self.k.level.scalar.op(f"load {self._type(kind)}, ptr {slot}") for kind, slot in zip(r.kinds, slots, strict=True)]
+        return [
+            self.k.level.scalar.op(f"load {self._type(kind)}, ptr {slot}")
+            for kind, slot in zip(r.kinds, slots, strict=True)
+        ]
 
     def _into(self, r: Reducer, slots: Sequence[str], accs: Sequence[str]) -> None:
         new = r.fold_copies(self.k, [self._load(r, slots), list(accs)])
@@ -444,7 +544,9 @@ class RowEmitter:
     # -- late results ----------------------------------------------------------------------------------------------
     def _columns(self) -> list[Instruction]:
         """Late reductions with a result per column: they accumulate in memory."""
-        return [r for r in self.plan.late_reduces if set(self.plan.late_kept[r]) & set(self.plan.inner)]
+        return [
+            r for r in self.plan.late_reduces if set(self.plan.late_kept[r]) & set(self.plan.inner)
+        ]
 
     @contextmanager
     def _rows_of_chunk(self, low: str, high: str, c: Chunks, sums, slots, kept: Index):
@@ -461,7 +563,9 @@ class RowEmitter:
                 self._fill_columns(r, kept, block=True)
             first = k.scalar(b)
             op = k.level.scalar.op
-            end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {high})")
+            end = op(
+                f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {high})"
+            )
             self.in_block = True
             with k.loop(first, end, c.rows) as row:
                 yield row, below
@@ -509,7 +613,14 @@ class RowEmitter:
         base, count = self._span(r, kept)
 
         def body(j: Index, _) -> list[str]:
-            self._store_columns(r, base + j, self.reducers[r].combine(k, self._load_columns(r, base + j, False), self._load_columns(r, base + j, True)), False)
+            self._store_columns(
+                r,
+                base + j,
+                self.reducers[r].combine(
+                    k, self._load_columns(r, base + j, False), self._load_columns(r, base + j, True)
+                ),
+                False,
+            )
             return []
 
         k.barrier()
@@ -573,7 +684,9 @@ class RowEmitter:
 
             self.k.computed[x] = value
 
-    def _inner_position(self, x: Instruction, index: tuple[Index, ...], inner, sizes) -> Index | None:
+    def _inner_position(
+        self, x: Instruction, index: tuple[Index, ...], inner, sizes
+    ) -> Index | None:
         """Position within the current row of a full-size index; None when it is some other point."""
         if self.where is None:
             return None

@@ -8,6 +8,7 @@ the last). A reduction is
 `style`: "rows" (an item of work is a row, no late results), "strided" (rows lie along the minor dimension: an item is a block of
 neighbouring rows, one per lane), "partial" (an item is a chunk of rows with its own partial results).
 """
+
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -23,12 +24,17 @@ from torch_hlo.hlo.ir import Computation, Instruction, postorder
 STRIDED_ITEMS = 16  # blocks of columns that make a strided reduction worth its short bursts
 STRIDED_LENGTH = 2048
 SHORT_ROW = 16  # rows up to this length are one lane each: a vector along them would be mostly empty, and folding its lanes the most work
-SHORTER_ROW = 8  # the same where a result has an element per point, which lanes write apart from each other
+SHORTER_ROW = (
+    8  # the same where a result has an element per point, which lanes write apart from each other
+)
 FEW_ROWS, MANY_ROWS = 16, 256  # neighbouring rows that shorter ones take, and short ones
 LONG_ROW = 8192  # elements of a row for which saving a pass is worth more than keeping its exponentials between passes
 # Chunks of rows with partial results: (at most, items in all, points that make one worth it). On a grid an item is a group of threads, and hundreds keep it busy.
 CHUNKS = {False: (32, 64, 16384), True: (256, 512, 4096)}
-GRID_ROWS, GRID_ROW = 512, 8192  # fewer rows, each longer than this, are cut on a grid where only their folds are wanted
+GRID_ROWS, GRID_ROW = (
+    512,
+    8192,
+)  # fewer rows, each longer than this, are cut on a grid where only their folds are wanted
 GRID_COLUMNS = 32  # rows across memory whose threads are neighbours
 
 
@@ -53,14 +59,24 @@ class RowPlan:
     inner: tuple[int, ...]
     row_reduces: list[Instruction]
     late_reduces: list[Instruction]
-    late_kept: dict[Instruction, tuple[int, ...]] = field(default_factory=dict)  # dimensions that each late result keeps
-    level: dict[Instruction, int] = field(default_factory=dict)  # first pass in which a value can be computed
+    late_kept: dict[Instruction, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # dimensions that each late result keeps
+    level: dict[Instruction, int] = field(
+        default_factory=dict
+    )  # first pass in which a value can be computed
     passes: int = 1
-    full_outputs: list[int] = field(default_factory=list)  # numbers of results with an element per point
+    full_outputs: list[int] = field(
+        default_factory=list
+    )  # numbers of results with an element per point
     row_outputs: list[int] = field(default_factory=list)
     late_outputs: list[int] = field(default_factory=list)
-    stash: list[Instruction] = field(default_factory=list)  # expensive values that several passes need
-    online: dict[Instruction, Online] = field(default_factory=dict)  # sums taken in the pass of the maximum that they need
+    stash: list[Instruction] = field(
+        default_factory=list
+    )  # expensive values that several passes need
+    online: dict[Instruction, Online] = field(
+        default_factory=dict
+    )  # sums taken in the pass of the maximum that they need
     order: list[Instruction] = field(default_factory=list)
 
     def outer_sizes(self) -> tuple[Size, ...]:
@@ -88,21 +104,39 @@ def plan(computation: Computation, lanes: int = 1, grid: bool = False) -> RowPla
     rows = kept[next(iter(read_back))] if read_back else _choose_rows(size, reduces, kept, grid)
     dims = _dimensions(size, order, reduces, kept, is_full, () if grid else table.MOVES)
     late = [r for r in reduces if kept[r] != rows]
-    p = RowPlan(size, dims, "rows", (), (), [r for r in reduces if kept[r] == rows], late, order=order)
+    p = RowPlan(
+        size, dims, "rows", (), (), [r for r in reduces if kept[r] == rows], late, order=order
+    )
     p.late_kept = {r: _positions(dims, kept[r]) for r in late}
     _divide(p, rows)
-    if p.style == "rows" and lanes > 1 and _is_short(p.inner_sizes(), p.outer_sizes(), any(map(is_full, results))):
+    if (
+        p.style == "rows"
+        and lanes > 1
+        and _is_short(p.inner_sizes(), p.outer_sizes(), any(map(is_full, results)))
+    ):
         p.style = "strided"
     _levels(p, is_full)
     length = _product(p.inner_sizes())
-    if not grid and p.passes > 1 and p.style != "strided" and len(p.inner) == 1 and isinstance(length, int) and length > LONG_ROW:
+    if (
+        not grid
+        and p.passes > 1
+        and p.style != "strided"
+        and len(p.inner) == 1
+        and isinstance(length, int)
+        and length > LONG_ROW
+    ):
         _take_online(p, is_full)
     row_set = set(p.row_reduces)
     late_set = set(late)
     for k, x in enumerate(results):
         if is_full(x):
             p.full_outputs.append(k)
-        elif deps[x] & late_set or rows is None or not (deps[x] & row_set) and x.shape.size != _product(p.outer_sizes()):
+        elif (
+            deps[x] & late_set
+            or rows is None
+            or not (deps[x] & row_set)
+            and x.shape.size != _product(p.outer_sizes())
+        ):
             p.late_outputs.append(k)
         else:
             p.row_outputs.append(k)
@@ -114,7 +148,9 @@ def _is_short(row: tuple[Size, ...], rows: tuple[Size, ...], written: bool) -> b
     length = _product(row)
     if not isinstance(length, int) or length > (SHORTER_ROW if written else SHORT_ROW) or not rows:
         return False
-    return isinstance(rows[-1], int) and rows[-1] >= (FEW_ROWS if length <= SHORTER_ROW else MANY_ROWS)
+    return isinstance(rows[-1], int) and rows[-1] >= (
+        FEW_ROWS if length <= SHORTER_ROW else MANY_ROWS
+    )
 
 
 def _dependencies(order: list[Instruction]) -> dict[Instruction, set[Instruction]]:
@@ -127,40 +163,76 @@ def _dependencies(order: list[Instruction]) -> dict[Instruction, set[Instruction
     return found
 
 
-def _choose_rows(size: Size, reduces: list[Instruction], kept: dict[Instruction, Intervals], grid: bool) -> Intervals | None:
+def _choose_rows(
+    size: Size, reduces: list[Instruction], kept: dict[Instruction, Intervals], grid: bool
+) -> Intervals | None:
     """Rows when nothing is read back: those of a reduction along the minor dimension, else None (chunks with partial results)."""
     roles = {kept[r] for r in reduces}
     for r in roles:
-        if r and r[0][0] != 1 and rows_fit(size, r) and not (grid and len(roles) == 1 and _few_long(size, r)):
+        if (
+            r
+            and r[0][0] != 1
+            and rows_fit(size, r)
+            and not (grid and len(roles) == 1 and _few_long(size, r))
+        ):
             return r
     if len(roles) == 1:
         (r,) = roles
         if r and r[0][0] == 1 and isinstance(size, int):
             count = _product(tuple(high // low for low, high in r))
-            if isinstance(count, int) and count and count >= STRIDED_ITEMS * 64 and size // count <= STRIDED_LENGTH:
+            if (
+                isinstance(count, int)
+                and count
+                and count >= STRIDED_ITEMS * 64
+                and size // count <= STRIDED_LENGTH
+            ):
                 return r
     return None
 
 
 def _few_long(size: Size, rows: Intervals) -> bool:
     count = _product(tuple(high // low for low, high in rows))
-    return isinstance(size, int) and isinstance(count, int) and 0 < count < GRID_ROWS and size // count > GRID_ROW
+    return (
+        isinstance(size, int)
+        and isinstance(count, int)
+        and 0 < count < GRID_ROWS
+        and size // count > GRID_ROW
+    )
 
 
-def _dimensions(size: Size, order, reduces, kept, is_full, moves: Collection[str]) -> tuple[Size, ...]:
+def _dimensions(
+    size: Size, order, reduces, kept, is_full, moves: Collection[str]
+) -> tuple[Size, ...]:
     """Dimensions of the space, major first: every reduction and, where that is possible, every broadcast and one of `moves` works on whole ones."""
     cuts = frozenset((1, size)) if size != 1 else frozenset((1,))
     for r in reduces:
         cuts = table.refine(cuts, table.cuts(kept[r])) or cuts
     for x in order:
         if is_full(x) and x.op in ("broadcast", "iota"):
-            spans = table.broadcast_intervals(x) if x.op == "broadcast" else table.intervals(x.shape.dims, (x["iota_dimension"],))
+            spans = (
+                table.broadcast_intervals(x)
+                if x.op == "broadcast"
+                else table.intervals(x.shape.dims, (x["iota_dimension"],))
+            )
             cuts = table.refine(cuts, table.cuts(spans)) or cuts
     for x in order:
-        if is_full(x) and x.op in moves:  # rows of a part of an array are loaded as vectors where none runs over several
+        if (
+            is_full(x) and x.op in moves
+        ):  # rows of a part of an array are loaded as vectors where none runs over several
             steps = table.cuts(table.intervals(x.shape.dims, (d,))[0] for d in _moved(x))
-            cuts = table.refine(cuts, frozenset(s for s in steps if not isinstance(s, int) or s == 1 or s >= SHORT_ROW)) or cuts
-    ascending = sorted(cuts, key=cmp_to_key(lambda a, b: 0 if a is b or a == b else -1 if table.divides(a, b) else 1))
+            cuts = (
+                table.refine(
+                    cuts,
+                    frozenset(
+                        s for s in steps if not isinstance(s, int) or s == 1 or s >= SHORT_ROW
+                    ),
+                )
+                or cuts
+            )
+    ascending = sorted(
+        cuts,
+        key=cmp_to_key(lambda a, b: 0 if a is b or a == b else -1 if table.divides(a, b) else 1),
+    )
     return tuple(high // low for low, high in zip(ascending, ascending[1:]))[::-1]
 
 
@@ -170,7 +242,11 @@ def _moved(x: Instruction) -> list[int]:
     if len(dims) != len(source):
         return []
     kept = x["dimensions"] if x.op == "transpose" else range(len(dims))
-    return [d for d, n in enumerate(dims) if n != 1 and (x.op in ("reverse", "gather") or kept[d] != d or n != source[kept[d]])]
+    return [
+        d
+        for d, n in enumerate(dims)
+        if n != 1 and (x.op in ("reverse", "gather") or kept[d] != d or n != source[kept[d]])
+    ]
 
 
 def _positions(dims: tuple[Size, ...], chosen: Intervals) -> tuple[int, ...]:
@@ -221,7 +297,11 @@ def _take_online(p: RowPlan, is_full) -> None:
 
 
 def _online(p: RowPlan, r: Instruction) -> Online | None:
-    if r.shape.is_tuple or r["to_apply"].root.op != "add" or r.operands[0].shape.dtype not in ("f32", "f64"):
+    if (
+        r.shape.is_tuple
+        or r["to_apply"].root.op != "add"
+        or r.operands[0].shape.dtype not in ("f32", "f64")
+    ):
         return None
     e = r.operands[0]
     if e.op == "multiply":  # by something that does not wait for the maximum
@@ -236,7 +316,13 @@ def _online(p: RowPlan, r: Instruction) -> Online | None:
     shift = _without_reshapes(shift.operands[0])
     for m in shift.operands[1:] if shift.op == "select" else (shift,):
         m = _without_reshapes(m)
-        if m in p.row_reduces and not m.shape.is_tuple and m["to_apply"].root.op == "maximum" and _without_reshapes(m.operands[0]) is x and p.level[m] == 1:
+        if (
+            m in p.row_reduces
+            and not m.shape.is_tuple
+            and m["to_apply"].root.op == "maximum"
+            and _without_reshapes(m.operands[0]) is x
+            and p.level[m] == 1
+        ):
             return Online(m, e, shift)
     return None
 
@@ -253,7 +339,14 @@ def _levels(p: RowPlan, is_full) -> None:
     for x in p.order:
         at = max((level[o] for o in x.operands), default=0)
         level[x] = at + 1 if x in row_set and x not in p.online else at
-    p.passes = 1 + max((level[x] - (x in row_set) for x in p.order if is_full(x) and _is_result(p, x) or x.op == "reduce"), default=0)
+    p.passes = 1 + max(
+        (
+            level[x] - (x in row_set)
+            for x in p.order
+            if is_full(x) and _is_result(p, x) or x.op == "reduce"
+        ),
+        default=0,
+    )
     if p.passes == 1:
         return
     # The passes in which a value is needed: those of the reductions it feeds, and the last one, which writes the results.
@@ -269,7 +362,12 @@ def _levels(p: RowPlan, is_full) -> None:
         for o in x.operands:
             needed[o] |= own
     for x in p.order:
-        if is_full(x) and table.CLASS.get(x.op) == HEAVY and x.op not in ("divide", "sqrt", "rsqrt") and len(needed[x]) > 1:
+        if (
+            is_full(x)
+            and table.CLASS.get(x.op) == HEAVY
+            and x.op not in ("divide", "sqrt", "rsqrt")
+            and len(needed[x]) > 1
+        ):
             p.stash.append(x)
 
 

@@ -3,26 +3,41 @@
 An item of work is a block of neighbouring rows. Its accumulators and what is computed per row are small arrays on the stack; every
 pass walks the rows' elements outside and the block inside, so memory is read in contiguous bursts.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from torch_hlo.compiler.codegen.index import Index, delinear, divide, linear, product, regroup
 from torch_hlo.compiler.codegen.reducer import Reducer
-from torch_hlo.compiler.codegen.row import ROWS_BLOCK, RowKernel, lanes_for, results_of, stream, tuple_users
+from torch_hlo.compiler.codegen.row import (
+    ROWS_BLOCK,
+    RowKernel,
+    lanes_for,
+    results_of,
+    stream,
+    tuple_users,
+)
 from torch_hlo.compiler.codegen.row_plan import GRID_COLUMNS, RowPlan
 from torch_hlo.compiler.codegen.scalar import STORAGE, Value
 from torch_hlo.compiler.passes import fusion_table as table
 from torch_hlo.hlo.dim import Size, ceildiv
 from torch_hlo.hlo.ir import Computation, Instruction
 
-BLOCK_VECTORS = 32  # vectors of rows per item: each row is a burst of 2 KB where rows are pages apart
+BLOCK_VECTORS = (
+    32  # vectors of rows per item: each row is a burst of 2 KB where rows are pages apart
+)
 LEAST_VECTORS = 4  # in items of small arrays, so that all threads have some
 ITEMS = 16
-ROWS_AHEAD, FAR = 8, 1024  # which row is asked for, where its distance in bytes is at least so large
+ROWS_AHEAD, FAR = (
+    8,
+    1024,
+)  # which row is asked for, where its distance in bytes is at least so large
 
 
-def _kernel(target, lanes: int, plan: RowPlan, width: Size, leaves: Sequence[Instruction], outputs: int) -> RowKernel:
+def _kernel(
+    target, lanes: int, plan: RowPlan, width: Size, leaves: Sequence[Instruction], outputs: int
+) -> RowKernel:
     if target.grid:
         from torch_hlo.compiler.codegen.gpu.group import column_kernel
 
@@ -37,16 +52,24 @@ class StridedEmitter:
         self.plan, self.results = plan, results_of(computation)
         self.reducers = {r: Reducer(r) for r in plan.row_reduces}
         self.gtes = tuple_users(plan.order)
-        lanes = 1 if target.grid else lanes_for(target)  # neighbouring threads have neighbouring rows
+        lanes = (
+            1 if target.grid else lanes_for(target)
+        )  # neighbouring threads have neighbouring rows
         # Rows of what is cut or moved are no neighbours: blocks do not run over several if one fills a vector.
         moved = any(x.op in table.MOVES for x in plan.order)
-        self.majors, self.minors = self._split(GRID_COLUMNS if target.grid else lanes if moved else lanes * BLOCK_VECTORS)
+        self.majors, self.minors = self._split(
+            GRID_COLUMNS if target.grid else lanes if moved else lanes * BLOCK_VECTORS
+        )
         self.width = product(plan.dims[d] for d in self.minors)
         self.k = _kernel(target, lanes, plan, self.width, computation.params, len(self.results))
         self.block = 1 if target.grid else lanes * BLOCK_VECTORS
         if isinstance(self.width, int):
             others = product(plan.dims[d] for d in self.majors)
-            while self.block > lanes * LEAST_VECTORS and isinstance(others, int) and ceildiv(self.width, self.block) * others < ITEMS:
+            while (
+                self.block > lanes * LEAST_VECTORS
+                and isinstance(others, int)
+                and ceildiv(self.width, self.block) * others < ITEMS
+            ):
                 self.block //= 2
             self.block = min(self.block, max(1, self.width))
         self.blocks = ceildiv(self.width, self.block * self.k.columns)
@@ -54,7 +77,9 @@ class StridedEmitter:
 
     def stream(self, nbytes: int) -> None:
         """Write results past the caches when they are larger than this together."""
-        short = self.plan.inner and self.plan.inner[-1] == len(self.plan.dims) - 1  # lanes are no neighbours
+        short = (
+            self.plan.inner and self.plan.inner[-1] == len(self.plan.dims) - 1
+        )  # lanes are no neighbours
         if not short and isinstance(self.width, int) and self.width % self.k.lanes == 0:
             stream(self.k, self.plan, self.results, nbytes)
 
@@ -62,7 +87,11 @@ class StridedEmitter:
         """The outer dimensions: those before, and the last ones, as many neighbours as make a row of blocks wide enough."""
         outer, dims = self.plan.outer, self.plan.dims
         n = 1
-        while n < len(outer) and outer[-n - 1] == outer[-n] - 1 and all(isinstance(dims[d], int) for d in outer[-n - 1:]):
+        while (
+            n < len(outer)
+            and outer[-n - 1] == outer[-n] - 1
+            and all(isinstance(dims[d], int) for d in outer[-n - 1 :])
+        ):
             if product(dims[d] for d in outer[-n:]) >= wanted:
                 break
             n += 1
@@ -77,7 +106,11 @@ class StridedEmitter:
         with k.loop("%lo", "%hi", self.items) as item:
             majors = self.majors
             major, block = divide(item, self.blocks) if majors else (None, item)
-            self.where = dict(zip(majors, delinear(major, tuple(plan.dims[d] for d in majors)))) if majors else {}
+            self.where = (
+                dict(zip(majors, delinear(major, tuple(plan.dims[d] for d in majors))))
+                if majors
+                else {}
+            )
             self.base = self.k.column(block * self.block)
             op = k.level.scalar.op
             left = op(f"sub i64 {k.size(self.width)}, {k.scalar(self.base)}")
@@ -93,7 +126,9 @@ class StridedEmitter:
         """A vector loop over the block; `body(j)` gets the position in it. `every`: it runs for every element of the rows, and is unrolled; what
         runs once per row is written once, which keeps the code short."""
         unroll = 1 if not every else LEAST_VECTORS if isinstance(self.count, int) else 2
-        self.k.lane_loop(0, self.count, self.block, lambda j, _: body(j) or [], unroll, compact=not every)
+        self.k.lane_loop(
+            0, self.count, self.block, lambda j, _: body(j) or [], unroll, compact=not every
+        )
 
     def _point(self, inside: dict[int, Index], j: Index) -> list[Index]:
         where = {**self.where, **inside, **self._minor(j)}
@@ -105,7 +140,9 @@ class StridedEmitter:
         return [where[d] for d in self.plan.outer]
 
     def _minor(self, j: Index) -> dict[int, Index]:
-        return dict(zip(self.minors, delinear(self.base + j, tuple(self.plan.dims[d] for d in self.minors))))
+        return dict(
+            zip(self.minors, delinear(self.base + j, tuple(self.plan.dims[d] for d in self.minors)))
+        )
 
     def _row_value(self, x: Instruction, j: Index) -> Value:
         return self.k.value(x, regroup(self._row(j), self.plan.outer_sizes(), x.shape.dims))
@@ -130,17 +167,32 @@ class StridedEmitter:
                 self._prefetch(linear(point, plan.dims))
             for n in writes:
                 x = self.results[n]
-                k.store(k.outputs[n], x.shape.dtype, linear(point, plan.dims), k.value(x, regroup(point, plan.dims, x.shape.dims)))
+                k.store(
+                    k.outputs[n],
+                    x.shape.dtype,
+                    linear(point, plan.dims),
+                    k.value(x, regroup(point, plan.dims, x.shape.dims)),
+                )
 
-        def walk(dims: tuple[int, ...], inside: dict[int, Index], accs: dict[Instruction, list[str]]) -> None:
+        def walk(
+            dims: tuple[int, ...], inside: dict[int, Index], accs: dict[Instruction, list[str]]
+        ) -> None:
             if not dims:
                 self._rows(lambda j: body(inside, j, accs), every=True)
                 return
             size = plan.dims[dims[0]]
-            slices = k.slices if dims == plan.inner else 1  # threads that share a column take turns along the first dimension
+            slices = (
+                k.slices if dims == plan.inner else 1
+            )  # threads that share a column take turns along the first dimension
             start = k.slice if slices > 1 else "0"
             if not blocked or isinstance(size, int) and size <= 2 * ROWS_BLOCK * slices:
-                with k.loop(start, k.size(size), size, slices, nonempty=isinstance(size, int) and slices == 1) as i:
+                with k.loop(
+                    start,
+                    k.size(size),
+                    size,
+                    slices,
+                    nonempty=isinstance(size, int) and slices == 1,
+                ) as i:
                     walk(dims[1:], {**inside, dims[0]: i}, accs)
                 return
             # Long sums are taken in blocks, so that they stay accurate.
@@ -150,12 +202,21 @@ class StridedEmitter:
                 below = {**accs, **{x: self._new(x) for x in blocked}}
                 first = k.scalar(b)
                 op = k.level.scalar.op
-                end = op(f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {k.size(size)})")
+                end = op(
+                    f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {k.size(size)})"
+                )
                 with k.loop(first, end, size) as i:
                     walk(dims[1:], {**inside, dims[0]: i}, below)
                 for x in blocked:
                     r = self.reducers[x]
-                    self._rows(lambda j, r=r, x=x: self._set(r, accs[x], j, r.combine(k, self._get(r, accs[x], j), self._get(r, below[x], j))))
+                    self._rows(
+                        lambda j, r=r, x=x: self._set(
+                            r,
+                            accs[x],
+                            j,
+                            r.combine(k, self._get(r, accs[x], j), self._get(r, below[x], j)),
+                        )
+                    )
 
         walk(plan.inner, {}, self.accs)
         self._finish(due)
@@ -163,7 +224,7 @@ class StridedEmitter:
     def _prefetch(self, at: Index) -> None:
         """A row that comes later is asked for: the processor's prefetcher stops at pages, and neighbours along a row lie in several."""
         k, dims = self.k, self.plan.dims
-        gap = product(dims[self.plan.inner[-1] + 1:])
+        gap = product(dims[self.plan.inner[-1] + 1 :])
         if k.grid or k.e.lanes == 1 or k.level.tail is not None or not isinstance(gap, int):
             return
         for x, pointer in k.leaves.items():
@@ -176,7 +237,10 @@ class StridedEmitter:
         """Accumulators of a block of rows, set to the identity."""
         r, k = self.reducers[x], self.k
         values = r.grouped(r.identity(k))
-        slots = [k.alloca(STORAGE[dtype].memory, self.block * STORAGE[dtype].parts) for dtype in r.stored_dtypes()]
+        slots = [
+            k.alloca(STORAGE[dtype].memory, self.block * STORAGE[dtype].parts)
+            for dtype in r.stored_dtypes()
+        ]
 
         def body(j: Index) -> None:
             for slot, dtype, value in zip(slots, r.stored_dtypes(), values):
@@ -203,37 +267,63 @@ class StridedEmitter:
         for x in due:
             r, slots = self.reducers[x], self.accs[x]
             if k.slices > 1:
-                self._rows(lambda j, r=r, slots=slots: self._set(r, slots, j, k.fold_slices(r, self._get(r, slots, j))))
+                self._rows(
+                    lambda j, r=r, slots=slots: self._set(
+                        r, slots, j, k.fold_slices(r, self._get(r, slots, j))
+                    )
+                )
             if r.needs_initial():
-                self._rows(lambda j, r=r, slots=slots: self._set(r, slots, j, r.finish(k, self._get(r, slots, j))))
-            k.bind_reduce(x, self.gtes.get(x, ()), lambda index, r=r, x=x, slots=slots: r.grouped(
-                r.finish_rounded(k, self._get(r, slots, self._position(x, index)))))
+                self._rows(
+                    lambda j, r=r, slots=slots: self._set(
+                        r, slots, j, r.finish(k, self._get(r, slots, j))
+                    )
+                )
+            k.bind_reduce(
+                x,
+                self.gtes.get(x, ()),
+                lambda index, r=r, x=x, slots=slots: r.grouped(
+                    r.finish_rounded(k, self._get(r, slots, self._position(x, index)))
+                ),
+            )
         for x in self._read_per_row(due):
-            slot = k.alloca(STORAGE[x.shape.dtype].memory, self.block * STORAGE[x.shape.dtype].parts)
+            slot = k.alloca(
+                STORAGE[x.shape.dtype].memory, self.block * STORAGE[x.shape.dtype].parts
+            )
 
             def keep(j: Index, x=x, slot=slot) -> None:
                 k.store(slot, x.shape.dtype, j, self._row_value(x, j))
 
             self._rows(keep)
-            k.computed[x] = lambda index, x=x, slot=slot: k.load(slot, x.shape.dtype, self._position(x, index))
+            k.computed[x] = lambda index, x=x, slot=slot: k.load(
+                slot, x.shape.dtype, self._position(x, index)
+            )
 
     def _read_per_row(self, due: list[Instruction]) -> list[Instruction]:
         """Instructions of row size, made from the reductions just finished, that something of another size reads."""
         plan = self.plan
         fresh = set(due)
-        level = max((plan.level[x] for x in due), default=0)  # what needs a later reduction waits for it
+        level = max(
+            (plan.level[x] for x in due), default=0
+        )  # what needs a later reduction waits for it
         reads: dict[Instruction, list[Instruction]] = {}
         for x in plan.order:
             for o in x.operands:
                 reads.setdefault(o, []).append(x)
         found = []
         for x in plan.order:
-            if x in fresh or x.op == "reduce" or plan.level[x] > level or not any(o in fresh for o in x.operands):
+            if (
+                x in fresh
+                or x.op == "reduce"
+                or plan.level[x] > level
+                or not any(o in fresh for o in x.operands)
+            ):
                 continue
             if x.op == "broadcast" or x.shape.is_tuple or x.shape.size == plan.size:
                 continue
             fresh.add(x)
-            if x.op != "get-tuple-element" and any(u.op == "broadcast" or u.shape.size != x.shape.size for u in reads.get(x, ())):
+            if x.op != "get-tuple-element" and any(
+                u.op == "broadcast" or u.shape.size != x.shape.size for u in reads.get(x, ())
+            ):
                 found.append(x)
         return found
 
@@ -251,7 +341,9 @@ class StridedEmitter:
             values = [self._row_value(self.results[n], j) for n in self.plan.row_outputs]
             k.barrier()  # a result may lie in the memory of an operand
             for n, value in zip(self.plan.row_outputs, values, strict=True):
-                k.store(k.outputs[n], self.results[n].shape.dtype, linear(self._row(j), sizes), value)
+                k.store(
+                    k.outputs[n], self.results[n].shape.dtype, linear(self._row(j), sizes), value
+                )
 
         if self.plan.row_outputs:
             self._rows(body)

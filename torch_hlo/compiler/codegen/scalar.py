@@ -3,6 +3,7 @@
 A value of type bf16, f16 or f8 is computed in `float` and rounded after each opcode; `pred` is i1; integers narrower than a
 byte are kept wrapped in i8; complex values are pairs. `decode` and `encode` go between memory and registers.
 """
+
 from __future__ import annotations
 
 import struct
@@ -50,9 +51,15 @@ def decode(e: Emit, dtype: str, raw: str) -> str:
         return t.cmp("ne", raw, t.const(0))
     if dtype == "bf16":
         t = e.typed("i32")
-        value = e.typed("float").from_bits(t.bin("shl", e.cast("zext", raw, "i16", "i32"), t.const(16)))
+        value = e.typed("float").from_bits(
+            t.bin("shl", e.cast("zext", raw, "i16", "i32"), t.const(16))
+        )
     elif dtype == "f16":
-        value = e.cast("fpext", raw, "half", "float") if _has_half(e) else small_float.decode(e, dtype, e.cast("bitcast", raw, "half", "i16"))
+        value = (
+            e.cast("fpext", raw, "half", "float")
+            if _has_half(e)
+            else small_float.decode(e, dtype, e.cast("bitcast", raw, "half", "i16"))
+        )
     elif dtype in small_float.FORMATS:
         value = small_float.decode(e, dtype, raw)
     else:
@@ -70,7 +77,11 @@ def encode(e: Emit, dtype: str, value: str) -> str:
     if dtype == "bf16":
         return _bf16(e, value)
     if dtype == "f16":
-        return e.cast("fptrunc", value, "float", "half") if _has_half(e) else e.cast("bitcast", small_float.encode(e, dtype, value), "i16", "half")
+        return (
+            e.cast("fptrunc", value, "float", "half")
+            if _has_half(e)
+            else e.cast("bitcast", small_float.encode(e, dtype, value), "i16", "half")
+        )
     if dtype in small_float.FORMATS:
         return small_float.encode(e, dtype, value)
     return value
@@ -117,7 +128,19 @@ def literal_value(e: Emit, x: Literal) -> Value:
 # -- tables --------------------------------------------------------------------------------------------------------------
 # (opcode, kind) -> function(typed, *operands). Kinds as in DType.kind.
 TABLE: dict[tuple[str, str], Callable[..., str]] = {}
-EXACT = {"negate", "abs", "maximum", "minimum", "sign", "ceil", "floor", "round-nearest-even", "round-nearest-afz", "select", "clamp"}
+EXACT = {
+    "negate",
+    "abs",
+    "maximum",
+    "minimum",
+    "sign",
+    "ceil",
+    "floor",
+    "round-nearest-even",
+    "round-nearest-afz",
+    "select",
+    "clamp",
+}
 
 
 def _row(op: str, kinds: str, fn: Callable[..., str]) -> None:
@@ -134,7 +157,9 @@ def _intrinsic(name: str) -> Callable[..., str]:
 
 
 def _extreme(predicate: str) -> Callable[..., str]:
-    def pick(t: Typed, a: str, b: str) -> str:  # nan in either operand gives nan; the first select is one maxps/minps
+    def pick(
+        t: Typed, a: str, b: str
+    ) -> str:  # nan in either operand gives nan; the first select is one maxps/minps
         return t.select(t.cmp("uno", a, a), a, t.select(t.cmp(predicate, a, b), a, b))
 
     return pick
@@ -147,10 +172,14 @@ def _select_extreme(predicate: str) -> Callable[..., str]:
 def _int_divide(t: Typed, a: str, b: str, signed: bool) -> str:
     """Quotient towards zero; x / 0 is all ones and the smallest integer / -1 itself."""
     zero = t.cmp("eq", b, t.const(0))
-    if t.kind != "i64":  # every quotient of 32-bit integers is exact in double, and vectors have no integer division
+    if (
+        t.kind != "i64"
+    ):  # every quotient of 32-bit integers is exact in double, and vectors have no integer division
         e, d = t.e, t.e.typed("double")
         how = "si" if signed else "ui"
-        x, y = (e.cast(f"{how}tofp", v, t.kind, "double") for v in (a, t.select(zero, t.const(1), b)))
+        x, y = (
+            e.cast(f"{how}tofp", v, t.kind, "double") for v in (a, t.select(zero, t.const(1), b))
+        )
         bits = e.typed("i64")
         wide = e.op(f"fptosi {d.type} {d.div(x, y)} to {bits.type}")
         return t.select(zero, t.const(-1), e.cast("trunc", wide, "i64", t.kind))
@@ -180,7 +209,11 @@ def _int_power(t: Typed, a: str, b: str, signed: bool) -> str:
         return result
     odd = t.cmp("ne", t.bin("and", b, t.const(1)), t.const(0))
     minus = t.select(odd, t.const(-1), t.const(1))
-    inverse = t.select(t.cmp("eq", a, t.const(1)), t.const(1), t.select(t.cmp("eq", a, t.const(-1)), minus, t.const(0)))
+    inverse = t.select(
+        t.cmp("eq", a, t.const(1)),
+        t.const(1),
+        t.select(t.cmp("eq", a, t.const(-1)), minus, t.const(0)),
+    )
     return t.select(t.cmp("slt", b, t.const(0)), inverse, result)
 
 
@@ -196,11 +229,17 @@ def _shift(name: str) -> Callable[..., str]:
 
 
 def _sign_float(t: Typed, a: str) -> str:
-    return t.select(t.cmp("une", a, t.const(0.0)), t.select(t.cmp("uno", a, a), a, t.copysign(t.const(1.0), a)), a)
+    return t.select(
+        t.cmp("une", a, t.const(0.0)),
+        t.select(t.cmp("uno", a, a), a, t.copysign(t.const(1.0), a)),
+        a,
+    )
 
 
 def _sign_int(t: Typed, a: str) -> str:
-    return t.select(t.cmp("sgt", a, t.const(0)), t.const(1), t.bin("ashr", a, t.const(emit.BITS[t.kind] - 1)))
+    return t.select(
+        t.cmp("sgt", a, t.const(0)), t.const(1), t.bin("ashr", a, t.const(emit.BITS[t.kind] - 1))
+    )
 
 
 for _name, _op in (("add", "fadd"), ("subtract", "fsub"), ("multiply", "fmul"), ("divide", "fdiv")):
@@ -219,7 +258,11 @@ for _name, _predicate in (("maximum", "gt"), ("minimum", "lt")):
     _row(_name, "s", _select_extreme("s" + _predicate))
     _row(_name, "u", _select_extreme("u" + _predicate))
 for _kind, _signed in (("s", True), ("u", False)):
-    for _name, _fn in (("divide", _int_divide), ("remainder", _int_remainder), ("power", _int_power)):
+    for _name, _fn in (
+        ("divide", _int_divide),
+        ("remainder", _int_remainder),
+        ("power", _int_power),
+    ):
         _row(_name, _kind, lambda t, a, b, fn=_fn, signed=_signed: fn(t, a, b, signed))
 _row("shift-left", "su", _shift("shl"))
 _row("shift-right-logical", "su", _shift("lshr"))
@@ -233,10 +276,19 @@ _row("sign", "u", lambda t, a: t.select(t.cmp("ne", a, t.const(0)), t.const(1), 
 _row("not", "su", lambda t, a: t.bin("xor", a, t.const(-1)))
 _row("not", "p", lambda t, a: t.bin("xor", a, t.const(1)))
 _row("popcnt", "su", _intrinsic("ctpop"))
-_row("count-leading-zeros", "su", lambda t, a: t.e.op(f"call {t.type} @llvm.ctlz.{t.suffix}({t.type} {a}, i1 false)"))
+_row(
+    "count-leading-zeros",
+    "su",
+    lambda t, a: t.e.op(f"call {t.type} @llvm.ctlz.{t.suffix}({t.type} {a}, i1 false)"),
+)
 _row("is-finite", "f", lambda t, a: t.cmp("olt", t.abs(a), t.const(float("inf"))))
 _row("sqrt", "f", lambda t, a: t.sqrt(a))
-for _name, _op in (("floor", "floor"), ("ceil", "ceil"), ("round-nearest-even", "roundeven"), ("round-nearest-afz", "round")):
+for _name, _op in (
+    ("floor", "floor"),
+    ("ceil", "ceil"),
+    ("round-nearest-even", "roundeven"),
+    ("round-nearest-afz", "round"),
+):
     _row(_name, "f", _intrinsic(_op))
 for _name, _fn in (functions.FUNCTIONS | math_error.FUNCTIONS).items():
     _row(_name, "f", _fn)
@@ -269,16 +321,29 @@ def _sub_byte(e: Emit, t: Typed, op: str, dtype: str, operands: list[Value]) -> 
         first = operands[0] if op != "shift-right-logical" else unsigned[0]
         if op == "shift-right-arithmetic":
             first = round_to(e, f"s{row.bits}", operands[0])
-        name = {"shift-left": "shl", "shift-right-logical": "lshr", "shift-right-arithmetic": "ashr"}[op]
+        name = {
+            "shift-left": "shl",
+            "shift-right-logical": "lshr",
+            "shift-right-arithmetic": "ashr",
+        }[op]
         return round_to(e, dtype, _shift(name)(t, first, unsigned[1], row.bits))
     if op in ("popcnt", "count-leading-zeros"):
         result = TABLE[op, row.kind](t, round_to(e, f"u{row.bits}", operands[0]))
-        return round_to(e, dtype, result if op == "popcnt" else t.sub(result, t.const(8 - row.bits)))
+        return round_to(
+            e, dtype, result if op == "popcnt" else t.sub(result, t.const(8 - row.bits))
+        )
     return round_to(e, dtype, TABLE[op, row.kind](t, *operands))
 
 
 # -- opcodes with types of their own -------------------------------------------------------------------------------------
-_PREDICATES = {"EQ": ("oeq", "eq"), "NE": ("une", "ne"), "LT": ("olt", "lt"), "LE": ("ole", "le"), "GT": ("ogt", "gt"), "GE": ("oge", "ge")}
+_PREDICATES = {
+    "EQ": ("oeq", "eq"),
+    "NE": ("une", "ne"),
+    "LT": ("olt", "lt"),
+    "LE": ("ole", "le"),
+    "GT": ("ogt", "gt"),
+    "GE": ("oge", "ge"),
+}
 
 
 def _compare(e: Emit, dtype: str, operands: list[Value], attrs: dict) -> str:
@@ -297,7 +362,9 @@ def _compare(e: Emit, dtype: str, operands: list[Value], attrs: dict) -> str:
             a, b = (_total_order(t, v) for v in (a, b))
             return i.cmp(integer if direction in ("EQ", "NE") else "s" + integer, a, b)
         return t.cmp(floating, a, b)
-    return t.cmp(integer if direction in ("EQ", "NE") else ("s" if kind == "s" else "u") + integer, a, b)
+    return t.cmp(
+        integer if direction in ("EQ", "NE") else ("s" if kind == "s" else "u") + integer, a, b
+    )
 
 
 def _total_order(t: Typed, a: str) -> str:
@@ -348,7 +415,11 @@ def convert(e: Emit, source: str, target: str, value: Value) -> Value:
             result = e.cast("sitofp" if a.kind == "s" else "uitofp", value, have, want)
         if source == "f64" and target == "f16" and e.unit.has("avx512fp16"):
             return e.cast("fpext", e.cast("fptrunc", value, "double", "half"), "half", "float")
-        return result if a.kind == b.kind and _contains(target, source) else round_to(e, target, result)
+        return (
+            result
+            if a.kind == b.kind and _contains(target, source)
+            else round_to(e, target, result)
+        )
     if a.kind == "f":
         return _float_to_int(e, value, have, b)
     bits, wanted = emit.BITS[have], emit.BITS[want]
@@ -368,7 +439,11 @@ def _contains(target: str, source: str) -> bool:
 
 
 def _resize_float(e: Emit, value: str, have: str, want: str) -> str:
-    return value if have == want else e.cast("fpext" if want == "double" else "fptrunc", value, have, want)
+    return (
+        value
+        if have == want
+        else e.cast("fpext" if want == "double" else "fptrunc", value, have, want)
+    )
 
 
 def _float_to_int(e: Emit, value: str, have: str, row) -> str:
@@ -377,12 +452,18 @@ def _float_to_int(e: Emit, value: str, have: str, row) -> str:
     i = e.typed("i32" if narrow else f"i{row.bits}")
     name = "fptosi" if row.kind == "s" else "fptoui"
     if narrow:
-        low, high = (-(1 << row.bits - 1), (1 << row.bits - 1) - 1) if row.kind == "s" else (0, (1 << row.bits) - 1)
+        low, high = (
+            (-(1 << row.bits - 1), (1 << row.bits - 1) - 1)
+            if row.kind == "s"
+            else (0, (1 << row.bits) - 1)
+        )
         value = t.select(t.cmp("uno", value, value), t.const(0.0), value)
         value = t.select(t.cmp("olt", value, t.const(high)), value, t.const(high))
         value = t.select(t.cmp("ogt", value, t.const(low)), value, t.const(low))
         return e.cast("trunc", e.op(f"fptosi {t.type} {value} to {i.type}"), "i32", "i8")
-    if e.unit.target is not None and e.unit.target.grid:  # SPIR-V saturates, but says nothing about nan
+    if (
+        e.unit.target is not None and e.unit.target.grid
+    ):  # SPIR-V saturates, but says nothing about nan
         value = t.select(t.cmp("uno", value, value), t.const(0.0), value)
     if e.lanes > 1 and not e.unit.target.grid:
         return _saturated(e, t, row, value)
@@ -398,7 +479,9 @@ def _saturated(e: Emit, t: Typed, row, value: str) -> str:
     above = t.cmp("oge", value, t.const(float(past)))
     inside = t.select(t.cmp("ogt", value, t.const(float(low))), value, t.const(float(low)))
     inside = t.select(above, t.const(0.0), inside)
-    whole = e.op(f"{'fptosi' if signed or row.bits < 32 else 'fptoui'} {t.type} {inside} to {i.type}")
+    whole = e.op(
+        f"{'fptosi' if signed or row.bits < 32 else 'fptoui'} {t.type} {inside} to {i.type}"
+    )
     return e.cast("trunc", i.select(above, i.const(past - 1), whole), i.kind, f"i{row.bits}")
 
 
@@ -409,8 +492,13 @@ def _reduce_precision(e: Emit, dtype: str, operands: list[Value], attrs: dict) -
     i = t.ints()
     width = emit.BITS[i.kind]
     mantissa = 23 if width == 32 else 52
-    own_mantissa, own_exponent = {"f64": (52, 11), "f32": (23, 8), "f16": (10, 5), "bf16": (7, 8)}[row.name]
-    keep_m, keep_e = min(attrs["mantissa_bits"], own_mantissa), min(attrs["exponent_bits"], own_exponent)
+    own_mantissa, own_exponent = {"f64": (52, 11), "f32": (23, 8), "f16": (10, 5), "bf16": (7, 8)}[
+        row.name
+    ]
+    keep_m, keep_e = (
+        min(attrs["mantissa_bits"], own_mantissa),
+        min(attrs["exponent_bits"], own_exponent),
+    )
     value = operands[0]
     bits = t.bits(value)
     if keep_m < mantissa:
@@ -424,7 +512,9 @@ def _reduce_precision(e: Emit, dtype: str, operands: list[Value], attrs: dict) -
         bias = (1 << (width - mantissa - 2)) - 1
         kept = (1 << (keep_e - 1)) - 1
         field = i.bin("lshr", magnitude, i.const(mantissa))
-        infinity = t.bits(t.const(functions.INF)) if e.lanes > 1 else str((2 * bias + 1) << mantissa)
+        infinity = (
+            t.bits(t.const(functions.INF)) if e.lanes > 1 else str((2 * bias + 1) << mantissa)
+        )
         magnitude = i.select(i.cmp("sgt", field, i.const(bias + kept)), infinity, magnitude)
         magnitude = i.select(i.cmp("sle", field, i.const(bias - kept)), i.const(0), magnitude)
         bits = i.bin("or", sign, magnitude)

@@ -3,6 +3,7 @@
 Along any dimension but the last, neighbouring columns are the lanes of a vector. Along the last one a vector of elements becomes its own
 prefixes in log2(lanes) steps (Hillis and Steele, 1986), to which what came before is added: one combination per vector is sequential.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen import scalar
@@ -37,7 +38,9 @@ def scan_dimension(x: Instruction) -> tuple[int, bool] | None:
 def is_scan(x: Instruction) -> bool:
     """Whether `emit_scan` can write a reduce-window: padding, which has the initial value, changes nothing that this value does not change by itself."""
     reducer = Reducer(x)
-    return scan_dimension(x) is not None and (not reducer.needs_initial() or reducer.op in _IDEMPOTENT)
+    return scan_dimension(x) is not None and (
+        not reducer.needs_initial() or reducer.op in _IDEMPOTENT
+    )
 
 
 def emit_scan(program, x: Instruction) -> None:
@@ -46,8 +49,16 @@ def emit_scan(program, x: Instruction) -> None:
     half = len(x.operands) // 2
     operands, inits = x.operands[:half], x.operands[half:]
     dims = operands[0].shape.dims
-    outer, inner = product(dims[:axis]), product(dims[axis + 1:])
-    f = Writer(program, "scan", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to"))])
+    outer, inner = product(dims[:axis]), product(dims[axis + 1 :])
+    f = Writer(
+        program,
+        "scan",
+        [
+            ("i64", "lo"),
+            ("i64", "hi"),
+            *(("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to")),
+        ],
+    )
     size = Sizes(f)
     scan = _Scan(f, x, program.target.strip)
     length, width = size(dims[axis]), size(inner)
@@ -58,14 +69,28 @@ def emit_scan(program, x: Instruction) -> None:
         else:
             blocks = f.ceildiv(width, columns)
             first = f.mul(f.rem(item, blocks), columns)
-            scan.across(f.add(f.mul(f.div(item, blocks), f.mul(length, width)), first), first, length, width, backward)
+            scan.across(
+                f.add(f.mul(f.div(item, blocks), f.mul(length, width)), first),
+                first,
+                length,
+                width,
+                backward,
+            )
     places = program.places(x) if x.shape.is_tuple else (program.places(x),)
     pointers = []
     for o, i, place in zip(operands, inits, places, strict=True):
-        pointers += [f"ptr {program.pointer(o)}", f"ptr {program.pointer(i)}", f"ptr {program.at(place)}"]
-    items = outer * (-(-inner // columns) if isinstance(inner, int) else (inner + (columns - 1)) // columns)
+        pointers += [
+            f"ptr {program.pointer(o)}",
+            f"ptr {program.pointer(i)}",
+            f"ptr {program.at(place)}",
+        ]
+    items = outer * (
+        -(-inner // columns) if isinstance(inner, int) else (inner + (columns - 1)) // columns
+    )
     steps = dims[axis] if isinstance(dims[axis], int) else 1000
-    program.parallel(f.define(), pointers + size.arguments(program), program.size(items), cost=1.0 + 1.5 * steps)
+    program.parallel(
+        f.define(), pointers + size.arguments(program), program.size(items), cost=1.0 + 1.5 * steps
+    )
 
 
 class _Scan:
@@ -78,7 +103,11 @@ class _Scan:
         self.lanes = lanes if all(STORAGE[t].parts == 1 for t in self.types) else 1
         single = self.reducer.op in ("add", "multiply") and len(self.types) == 1
         self.wide = _WIDER.get(self.types[0]) if single else None
-        self.kinds = [self.wide] if self.wide else [STORAGE[t].register for t in self.types for _ in range(STORAGE[t].parts)]
+        self.kinds = (
+            [self.wide]
+            if self.wide
+            else [STORAGE[t].register for t in self.types for _ in range(STORAGE[t].parts)]
+        )
 
     def across(self, base: Int, first: Int, length: Int, width: Int, backward: bool) -> None:
         """Columns from `first` on, element `base` of the array: rows of `width` elements are combined one after the other."""
@@ -101,14 +130,22 @@ class _Scan:
             at = f.add(base, f.sub(f.sub(length, lanes), start) if backward else start)
             mask = None
             if tail and backward:  # lanes before the row's first element
-                mask = f.emit(lanes).typed("i64").cmp("sge", self._numbers(f.sub(at, base)), f.emit(lanes).typed("i64").const(0))
+                mask = (
+                    f.emit(lanes)
+                    .typed("i64")
+                    .cmp("sge", self._numbers(f.sub(at, base)), f.emit(lanes).typed("i64").const(0))
+                )
             elif tail:
                 mask = lane_mask(f, lanes, start, length)
             values = self._turned(self._read(at, mask), backward)
             values = self._fold(before, self._prefixes(values, initial))
             self._write(self._turned(values, backward), at, mask)
-            return [f.emit(lanes).shuffle(kind, v, "poison", lanes, [lanes - 1] * lanes) if lanes > 1 else v
-                    for kind, v in zip(self.kinds, values, strict=True)]
+            return [
+                f.emit(lanes).shuffle(kind, v, "poison", lanes, [lanes - 1] * lanes)
+                if lanes > 1
+                else v
+                for kind, v in zip(self.kinds, values, strict=True)
+            ]
 
         carry = self._carry()
         initial = [v for _, v in carry]
@@ -130,7 +167,10 @@ class _Scan:
             # Lanes without an earlier one get the initial value. Selecting them afterwards would let LLVM leave anything in them: a multiplication
             # of bits that happen to be a denormal number takes hundreds of cycles.
             order = [i - step if i >= step else lanes + i for i in range(lanes)]
-            earlier = [e.shuffle(kind, v, first, lanes, order) for kind, v, first in zip(self.kinds, values, initial, strict=True)]
+            earlier = [
+                e.shuffle(kind, v, first, lanes, order)
+                for kind, v, first in zip(self.kinds, values, initial, strict=True)
+            ]
             values = self._fold(earlier, values)
             step *= 2
         return values
@@ -140,37 +180,60 @@ class _Scan:
         if not backward or self.lanes == 1:
             return values
         e = self.f.emit(self.lanes)
-        return [e.shuffle(kind, v, "poison", self.lanes, range(self.lanes - 1, -1, -1)) for kind, v in zip(self.kinds, values, strict=True)]
+        return [
+            e.shuffle(kind, v, "poison", self.lanes, range(self.lanes - 1, -1, -1))
+            for kind, v in zip(self.kinds, values, strict=True)
+        ]
 
     def _carry(self) -> list[tuple[str, str]]:
         """(type, initial value) of the accumulators."""
         f, e, found = self.f, self.f.emit(self.lanes), []
         for i, t in enumerate(self.types):
             v = load(f, t, f"%init{i}", 0)
-            found += [e.splat(STORAGE[t].register, p) for p in (v if isinstance(v, tuple) else (v,))]
+            found += [
+                e.splat(STORAGE[t].register, p) for p in (v if isinstance(v, tuple) else (v,))
+            ]
         if self.wide:
             found = [e.cast("fpext", found[0], STORAGE[self.types[0]].register, self.wide)]
         return list(zip([e.type(kind) for kind in self.kinds], found, strict=True))
 
     def _fold(self, a: list[str], b: list[str]) -> list[str]:
         if self.wide:
-            return [scalar.TABLE[self.reducer.op, "f"](self.f.emit(self.lanes).typed(self.wide), a[0], b[0])]
-        results = apply(self.f, self.computation, [*self._grouped(a), *self._grouped(b)], self.lanes)
+            return [
+                scalar.TABLE[self.reducer.op, "f"](
+                    self.f.emit(self.lanes).typed(self.wide), a[0], b[0]
+                )
+            ]
+        results = apply(
+            self.f, self.computation, [*self._grouped(a), *self._grouped(b)], self.lanes
+        )
         return [p for v in results for p in (v if isinstance(v, tuple) else (v,))]
 
     def _read(self, at: Int, mask: str | None) -> list[str]:
-        values = [load(self.f, t, f"%from{i}", at, self.lanes, mask) for i, t in enumerate(self.types)]
+        values = [
+            load(self.f, t, f"%from{i}", at, self.lanes, mask) for i, t in enumerate(self.types)
+        ]
         if self.wide:
-            return [self.f.emit(self.lanes).cast("fpext", values[0], STORAGE[self.types[0]].register, self.wide)]
+            return [
+                self.f.emit(self.lanes).cast(
+                    "fpext", values[0], STORAGE[self.types[0]].register, self.wide
+                )
+            ]
         return [p for v in values for p in (v if isinstance(v, tuple) else (v,))]
 
     def _write(self, flat: list[str], at: Int, mask: str | None) -> None:
         if self.wide:
-            flat = [self.f.emit(self.lanes).cast("fptrunc", flat[0], self.wide, STORAGE[self.types[0]].register)]
+            flat = [
+                self.f.emit(self.lanes).cast(
+                    "fptrunc", flat[0], self.wide, STORAGE[self.types[0]].register
+                )
+            ]
         for i, (t, v) in enumerate(zip(self.types, self._grouped(flat), strict=True)):
             store(self.f, t, v, f"%to{i}", at, self.lanes, mask)
 
     def _grouped(self, flat: list[str]) -> list[Value]:
         """Flat operands as one value per operand of the reduce-window."""
         rest = iter(flat)
-        return [(next(rest), next(rest)) if STORAGE[t].parts == 2 else next(rest) for t in self.types]
+        return [
+            (next(rest), next(rest)) if STORAGE[t].parts == 2 else next(rest) for t in self.types
+        ]

@@ -2,6 +2,7 @@
 
 The 8-bit formats, and f16 for machines without instructions for it.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.emit import Emit, Typed
@@ -20,10 +21,14 @@ def decode(e: Emit, dtype: str, raw: str) -> str:
     code = e.cast("zext", raw, f"i{bits}", "i32")
     magnitude = i.bin("and", code, i.const(sign - 1))
     normal = i.add(i.bin("shl", magnitude, i.const(23 - mantissa)), i.const((127 - bias) << 23))
-    tiny = t.mul(e.op(f"uitofp {i.type} {magnitude} to {t.type}"), t.const(2.0 ** (1 - bias - mantissa)))
+    tiny = t.mul(
+        e.op(f"uitofp {i.type} {magnitude} to {t.type}"), t.const(2.0 ** (1 - bias - mantissa))
+    )
     value = i.select(i.cmp("ult", magnitude, i.const(1 << mantissa)), t.bits(tiny), normal)
     if has_inf:
-        special = i.select(i.cmp("eq", magnitude, i.const(infinity)), i.const(0x7F800000), i.const(_NAN))
+        special = i.select(
+            i.cmp("eq", magnitude, i.const(infinity)), i.const(0x7F800000), i.const(_NAN)
+        )
         value = i.select(i.cmp("uge", magnitude, i.const(infinity)), special, value)
     elif not fnuz:
         value = i.select(i.cmp("eq", magnitude, i.const(sign - 1)), i.const(_NAN), value)
@@ -45,8 +50,12 @@ def encode(e: Emit, dtype: str, value: str) -> str:
     power = i.select(i.cmp("ugt", power, smallest), power, smallest)
     magic = t.from_bits(i.add(power, i.const((23 - mantissa) << 23)))
     rounded = t.sub(t.add(magnitude, magic), magic)
-    normal = i.sub(i.bin("lshr", t.bits(rounded), i.const(23 - mantissa)), i.const((127 - bias) << mantissa))
-    tiny = e.op(f"fptosi {t.type} {_small(t, t.mul(rounded, t.const(2.0 ** (mantissa + bias - 1))), mantissa)} to {i.type}")
+    normal = i.sub(
+        i.bin("lshr", t.bits(rounded), i.const(23 - mantissa)), i.const((127 - bias) << mantissa)
+    )
+    tiny = e.op(
+        f"fptosi {t.type} {_small(t, t.mul(rounded, t.const(2.0 ** (mantissa + bias - 1))), mantissa)} to {i.type}"
+    )
     code = i.select(t.cmp("olt", rounded, t.const(2.0 ** (1 - bias))), tiny, normal)
     infinity, everything = ((1 << exponent) - 1) << mantissa, (1 << (bits - 1)) - 1
     nan = everything + 1 if fnuz else infinity | 1 << (mantissa - 1) if has_inf else everything

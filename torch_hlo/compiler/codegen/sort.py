@@ -3,6 +3,7 @@
 A comparator that only orders one array becomes an unsigned integer key, and rows are sorted by byte-wise counting (radix) of
 (key, position) pairs, short ones by counting for each element how many come before it; any other comparator runs inside a bottom-up merge sort of positions. The operands then move once.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.emit import Typed
@@ -35,7 +36,12 @@ def sort(program, x: Instruction) -> None:
     slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
     scratch = program.scratch(n * 32 * slots)
     types = [o.shape.dtype for o in operands]
-    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "scratch"), *(("ptr", f"{side}{i}") for i in range(len(types)) for side in ("from", "to"))]
+    params = [
+        ("i64", "lo"),
+        ("i64", "hi"),
+        ("ptr", "scratch"),
+        *(("ptr", f"{side}{i}") for i in range(len(types)) for side in ("from", "to")),
+    ]
     f = Writer(program, "sort", params)
     size = Sizes(f)
     key = sort_key(x["to_apply"], types)
@@ -55,20 +61,35 @@ def sort(program, x: Instruction) -> None:
             with f.loop(0, size(n)) as i:
                 source = f.load("i64", f.gep("i64", order, i))
                 for k, t in enumerate(types):
-                    move(f, t, f"%to{k}", f.add(base, f.mul(i, stride)), f"%from{k}", f.add(base, f.mul(source, stride)))
+                    move(
+                        f,
+                        t,
+                        f"%to{k}",
+                        f.add(base, f.mul(i, stride)),
+                        f"%from{k}",
+                        f.add(base, f.mul(source, stride)),
+                    )
     name = f.define()
     pointers = [program.at(scratch)]
     for operand, place in zip(operands, places, strict=True):
         pointers += [program.pointer(operand), program.at(place)]
     length = n if isinstance(n, int) else 1000
-    cost = length * max(1, length.bit_length()) * (2.0 if key is None else 0.8) * (rows if isinstance(rows, int) else 64) / slots
-    program.parallel(name, [f"ptr {p}" for p in pointers] + size.arguments(program), slots, cost=cost)
+    cost = (
+        length
+        * max(1, length.bit_length())
+        * (2.0 if key is None else 0.8)
+        * (rows if isinstance(rows, int) else 64)
+        / slots
+    )
+    program.parallel(
+        name, [f"ptr {p}" for p in pointers] + size.arguments(program), slots, cost=cost
+    )
 
 
 def row_offset(f: Writer, size: Sizes, dims, axis: int, row: Int) -> Int:
     """Element offset of row number `row` (row-major over the other dimensions)."""
     inner: Size = 1
-    for d in dims[axis + 1:]:
+    for d in dims[axis + 1 :]:
         inner = inner * d
     if inner == 1:
         return f.mul(row, size(dims[axis]))
@@ -82,16 +103,29 @@ def sort_key(comparator: Computation, types: list[str]) -> tuple[int, bool, bool
     Not total order: -0 equals 0 and every NaN is the largest (build.comparison).
     """
     for direction in ("LT", "GT"):
-        if DTYPES[types[0]].kind != "c" and not types[0].endswith("fnuz") and comparator == build.comparison(direction, tuple(types)):
+        if (
+            DTYPES[types[0]].kind != "c"
+            and not types[0].endswith("fnuz")
+            and comparator == build.comparison(direction, tuple(types))
+        ):
             return 0, direction == "GT", False
     root, params = comparator.root, comparator.params
-    if root.op != "compare" or root["direction"] not in ("LT", "GT") or any(o not in params for o in root.operands):
+    if (
+        root.op != "compare"
+        or root["direction"] not in ("LT", "GT")
+        or any(o not in params for o in root.operands)
+    ):
         return None
     a, b = (params.index(o) for o in root.operands)
     if a // 2 != b // 2 or a == b:
         return None
     kind = DTYPES[types[a // 2]].kind
-    if kind == "f" and root.get("type") != "TOTALORDER" or kind == "c" or types[a // 2].endswith("fnuz"):
+    if (
+        kind == "f"
+        and root.get("type") != "TOTALORDER"
+        or kind == "c"
+        or types[a // 2].endswith("fnuz")
+    ):
         return None
     return a // 2, (root["direction"] == "GT") != (a % 2 == 1), True
 
@@ -100,7 +134,12 @@ def key_of(f: Writer, key: tuple[int, bool, bool], dtype: str, at: Int) -> str:
     """The unsigned key, as wide as the element, of element `at` of the array %from{operand}; `key` as sort_key gives it."""
     row = DTYPES[dtype]
     kind = f"i{row.itemsize * 8}"
-    return unsigned_key(f.emit(1).typed(kind), f.load(kind, f.gep(kind, f"%from{key[0]}", at), row.itemsize), key, dtype)
+    return unsigned_key(
+        f.emit(1).typed(kind),
+        f.load(kind, f.gep(kind, f"%from{key[0]}", at), row.itemsize),
+        key,
+        dtype,
+    )
 
 
 def unsigned_key(t: Typed, v: str, key: tuple[int, bool, bool], dtype: str) -> str:
@@ -153,7 +192,12 @@ def radix_sort(f: Writer, key, dtype: str, base: Int, stride: Int, n: Int, memor
     for byte in range(itemsize):
         count = f.gep("i64", counts, 256 * byte)
         some = f.load("i64", f.gep("i64", count, digit(f, f.load("i64", current[0]), byte)))
-        current = f.choose(f.icmp("eq", some, n), lambda c=current: c, lambda c=current, b=byte, m=count: _radix_pass(f, c, b, m, n), ["ptr"] * 4)
+        current = f.choose(
+            f.icmp("eq", some, n),
+            lambda c=current: c,
+            lambda c=current, b=byte, m=count: _radix_pass(f, c, b, m, n),
+            ["ptr"] * 4,
+        )
     return current[1]
 
 
@@ -164,10 +208,18 @@ def _rank_sort(f: Writer, key, dtype: str, base: Int, stride: Int, n: int) -> st
     t, flags = f.emit(lanes).typed(kind), f.emit(lanes).typed("i1")
     starts = range(0, n, lanes)
     keys, order = f.alloca(kind, len(starts) * lanes, 64), f.alloca("i64", n, 64)
-    f.store(t.type, t.const(-1), f.gep(kind, keys, starts[-1]), 4)  # what is behind the row comes before nothing
+    f.store(
+        t.type, t.const(-1), f.gep(kind, keys, starts[-1]), 4
+    )  # what is behind the row comes before nothing
     with f.loop(0, n) as i:
         k = key_of(f, key, dtype, f.add(base, f.mul(i, stride)))
-        f.store(kind, f.op(f"zext i{DTYPES[dtype].itemsize * 8} {k} to {kind}") if DTYPES[dtype].itemsize * 8 < bits else k, f.gep(kind, keys, i))
+        f.store(
+            kind,
+            f.op(f"zext i{DTYPES[dtype].itemsize * 8} {k} to {kind}")
+            if DTYPES[dtype].itemsize * 8 < bits
+            else k,
+            f.gep(kind, keys, i),
+        )
     with f.loop(0, n) as i:
         own = t.e.splat(kind, f.load(kind, f.gep(kind, keys, i)))
         position = t.e.splat(kind, i if bits == 64 else f.op(f"trunc i64 {i} to i32"))
@@ -175,7 +227,9 @@ def _rank_sort(f: Writer, key, dtype: str, base: Int, stride: Int, n: int) -> st
         for start in starts:
             other = t.load(f.gep(kind, keys, start), 4)
             earlier = t.cmp("ult", t.add(t.e.iota(kind), t.const(start)), position)
-            before = flags.bin("or", t.cmp("ult", other, own), flags.bin("and", t.cmp("eq", other, own), earlier))
+            before = flags.bin(
+                "or", t.cmp("ult", other, own), flags.bin("and", t.cmp("eq", other, own), earlier)
+            )
             mask = f.op(f"bitcast {flags.type} {before} to i{lanes}")
             wide = mask if lanes == 64 else f.op(f"zext i{lanes} {mask} to i64")
             rank = f.add(rank, f.op(f"call i64 @llvm.ctpop.i64(i64 {wide})"))
@@ -205,7 +259,15 @@ def _radix_pass(f: Writer, buffers: list[str], byte: int, counts: str, n: Int) -
     return [keys2, order2, keys, order]
 
 
-def _merge_sort(f: Writer, comparator: Computation, types: list[str], base: Int, stride: Int, n: Int, memory: str) -> str:
+def _merge_sort(
+    f: Writer,
+    comparator: Computation,
+    types: list[str],
+    base: Int,
+    stride: Int,
+    n: Int,
+    memory: str,
+) -> str:
     """Stable sort of positions with the comparator; returns the pointer to them."""
     order, other = memory, f.gep("i64", memory, n)
 

@@ -1,4 +1,5 @@
 """Bytes of a program's memory: what steps read and write, so that it can be told which of them may run in any order."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -22,4 +23,8 @@ class Span:
 
     def covers(self, other: Span) -> bool:
         """Whether every byte of `other` is in this one for certain."""
-        return all(isinstance(x, int) for x in (self.start, self.end, other.start, other.end)) and self.start <= other.start and other.end <= self.end
+        return (
+            all(isinstance(x, int) for x in (self.start, self.end, other.start, other.end))
+            and self.start <= other.start
+            and other.end <= self.end
+        )

@@ -4,12 +4,26 @@ A stream is a block of words: [tail, sleeping, taken, processor that the thread 
 describes job `number`: [state, entry, block, nanoseconds].
 Whoever waits for a job that nobody has begun runs it himself: no thread has to wake up for that. Whoever waits for one under way helps (pool.py).
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen import system
 
-TAIL, SLEEPING, TAKEN, AVOIDED, FIRST, RECORD, RECORDS = 0, 1, 2, 3, 8, 4, 64  # words; RECORD words each
-QUEUED, RUNNING, DONE, AWAITED = 0, 1, 2, 3  # states; AWAITED: running, and somebody sleeps until it is done
+TAIL, SLEEPING, TAKEN, AVOIDED, FIRST, RECORD, RECORDS = (
+    0,
+    1,
+    2,
+    3,
+    8,
+    4,
+    64,
+)  # words; RECORD words each
+QUEUED, RUNNING, DONE, AWAITED = (
+    0,
+    1,
+    2,
+    3,
+)  # states; AWAITED: running, and somebody sleeps until it is done
 _SPINS = 1000  # about 40 us: what waking up takes
 
 _TEXT = """

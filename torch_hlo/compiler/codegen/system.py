@@ -1,11 +1,14 @@
 """What native code asks of the processor and the operating system, as LLVM IR: pause, sleep on a word, wake who sleeps there, the time."""
+
 from __future__ import annotations
 
 import platform
 import sys
 
-_RELAX = {"x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
-          "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)")}
+_RELAX = {
+    "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+    "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
+}
 _FUTEX = {"x86_64": 202, "aarch64": 98}  # system call numbers on Linux
 
 _WAITING = """
@@ -29,7 +32,8 @@ define internal void @wake(ptr %word) {{
 }}
 """
 
-PROCESSORS = """declare i32 @sched_getcpu()
+PROCESSORS = (
+    """declare i32 @sched_getcpu()
 declare i32 @sched_getaffinity(i32, i64, ptr)
 declare i32 @sched_setaffinity(i32, i64, ptr)
 ; the processor that this thread is on
@@ -68,14 +72,17 @@ back:
 out:
   ret void
 }
-""" if sys.platform.startswith("linux") else """define internal i32 @processor() {
+"""
+    if sys.platform.startswith("linux")
+    else """define internal i32 @processor() {
   ret i32 -1
 }
 
 define internal void @move_away() {
   ret void
 }
-"""  # elsewhere threads do not know where they are
+"""
+)  # elsewhere threads do not know where they are
 
 CLOCK = "declare i32 @clock_gettime(i32, ptr)"
 NOW = """define i64 @clock_now(i32 %clock) {
@@ -102,4 +109,6 @@ def waiting() -> str:
         wake = "%r = " + call.format(129, 2**31 - 1, "null")
     else:
         declare, sleep, wake = "declare i32 @usleep(i32)", "%r = call i32 @usleep(i32 50)", ""
-    return _WAITING.format(declarations=f"{declare_relax}\n{declare}", relax=relax, sleep=sleep, wake=wake)
+    return _WAITING.format(
+        declarations=f"{declare_relax}\n{declare}", relax=relax, sleep=sleep, wake=wake
+    )

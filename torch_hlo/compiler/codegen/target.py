@@ -1,4 +1,5 @@
 """The machine that code is generated for: its LLVM name and features, vector width, and what a little parallelism costs."""
+
 from __future__ import annotations
 
 import os
@@ -26,7 +27,9 @@ class Target:
     cpu: str
     features: str
     vector_bytes: int
-    parallel_threshold_ps: int = 3_000_000  # a loop shorter than this is not worth waking another thread for
+    parallel_threshold_ps: int = (
+        3_000_000  # a loop shorter than this is not worth waking another thread for
+    )
     grid = False  # see gpu/target.py
     triple: str = ""
     threads: bool = True
@@ -51,17 +54,22 @@ class Target:
 
     @property
     def arch(self) -> str:
-        return (self.triple or llvm.get_default_triple()).partition("-")[0].replace("arm64", "aarch64")
+        return (
+            (self.triple or llvm.get_default_triple()).partition("-")[0].replace("arm64", "aarch64")
+        )
 
     def machine(self, level: int = 2) -> llvm.TargetMachine:
         """A new TargetMachine: an MCJIT engine takes it over, so each needs its own. `level` 0 to 3: effort of instruction selection."""
         initialize()
         if not self.triple:
             return llvm.Target.from_default_triple().create_target_machine(
-                cpu=self.cpu, features=self.features, opt=level, codemodel="jitdefault", jit=True)
+                cpu=self.cpu, features=self.features, opt=level, codemodel="jitdefault", jit=True
+            )
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
-        return llvm.Target.from_triple(self.triple).create_target_machine(cpu=self.cpu, features=self.features, opt=level, reloc="pic", codemodel="default")
+        return llvm.Target.from_triple(self.triple).create_target_machine(
+            cpu=self.cpu, features=self.features, opt=level, reloc="pic", codemodel="default"
+        )
 
     @property
     def key(self) -> str:
@@ -75,7 +83,11 @@ class Target:
 
 @lru_cache(1)
 def initialize() -> None:
-    for setup in ("initialize_native_target", "initialize_native_asmprinter", "initialize_native_asmparser"):
+    for setup in (
+        "initialize_native_target",
+        "initialize_native_asmprinter",
+        "initialize_native_asmparser",
+    ):
         getattr(llvm, setup)()
 
 
@@ -95,11 +107,15 @@ def host() -> Target:
     found = llvm.get_host_cpu_features()
     on = {k for k, v in found.items() if v} - _UNKNOWN_TO_LLVM
     on = {k for k in on if not k.startswith(tuple(_denied))}
-    features = ",".join(("+" if k in on else "-") + k for k in sorted(found) if k not in _UNKNOWN_TO_LLVM)
+    features = ",".join(
+        ("+" if k in on else "-") + k for k in sorted(found) if k not in _UNKNOWN_TO_LLVM
+    )
     if platform.machine() not in ("x86_64", "AMD64"):
         return Target(llvm.get_host_cpu_name(), features, 16, cores=os.cpu_count() or 1)
     cpu = next((name for feature, name in _CPU_BY_FEATURE if feature in on), "x86-64")
-    width = 64 if "avx512vl" in on and "avx512dq" in on else 32 if "avx2" in on and "fma" in on else 16
+    width = (
+        64 if "avx512vl" in on and "avx512dq" in on else 32 if "avx2" in on and "fma" in on else 16
+    )
     return Target(cpu, features, width, cores=os.cpu_count() or 1)
 
 
@@ -131,10 +147,14 @@ def platform_target(name: str, cpu: str | None = None, threads: bool = False) ->
     machine has. Raises ValueError listing what there is."""
     cores = (os.cpu_count() or 1) if threads else 1
     if name == "host":
-        own = f"{platform.machine().replace('AMD64', 'x86_64').replace('arm64', 'aarch64')}-linux-gnu"
+        own = (
+            f"{platform.machine().replace('AMD64', 'x86_64').replace('arm64', 'aarch64')}-linux-gnu"
+        )
         if cpu in (None, "host"):
             if own not in PLATFORMS:
-                raise ValueError(f"no code in files for {platform.machine()} yet; targets are {', '.join(PLATFORMS)}")
+                raise ValueError(
+                    f"no code in files for {platform.machine()} yet; targets are {', '.join(PLATFORMS)}"
+                )
             return replace(host(), triple=PLATFORMS[own].triple, threads=threads, cores=cores)
         name = own
     found = PLATFORMS.get(name)
@@ -143,4 +163,6 @@ def platform_target(name: str, cpu: str | None = None, threads: bool = False) ->
     if cpu is not None and cpu not in found.cpus:
         raise ValueError(f"unknown cpu {cpu!r} for {name}; there are {', '.join(found.cpus)}")
     llvm_cpu, features, vector_bytes = found.cpus[cpu or next(iter(found.cpus))]
-    return Target(llvm_cpu, features, vector_bytes, triple=found.triple, threads=threads, cores=cores)
+    return Target(
+        llvm_cpu, features, vector_bytes, triple=found.triple, threads=threads, cores=cores
+    )

@@ -1,4 +1,5 @@
 """Value emitters: the pointwise opcodes through scalar.py, and the opcodes that only move elements as index arithmetic."""
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen import index as ix
@@ -17,7 +18,11 @@ from torch_hlo.hlo.shape import DTYPES
 Indices = tuple[Index, ...]
 _ROUNDED = frozenset(("bf16", "f16"))
 _LOOKED_AT = 16  # instructions
-POINTWISE = tuple(name for name, row in OPCODES.items() if "pointwise" in row.traits and "composite" not in row.traits)
+POINTWISE = tuple(
+    name
+    for name, row in OPCODES.items()
+    if "pointwise" in row.traits and "composite" not in row.traits
+)
 
 
 @emits_value(*POINTWISE)
@@ -31,7 +36,9 @@ def pointwise(k: Kernel, x: Instruction, index: Indices) -> Value:
     try:
         return scalar.apply(k.e, x.op, operand, values, attrs)
     except KeyError:
-        raise CodegenError(f"{x.op} of {operand} has no code on the CPU ({x.shape}); convert the operands first") from None
+        raise CodegenError(
+            f"{x.op} of {operand} has no code on the CPU ({x.shape}); convert the operands first"
+        ) from None
 
 
 def _is_narrow(x: Instruction) -> bool:
@@ -64,7 +71,10 @@ def constant(k: Kernel, x: Instruction, index: Indices) -> Value:
 def broadcast(k: Kernel, x: Instruction, index: Indices) -> Value:
     # an operand dimension of size 1 may be stretched
     dims = x.operands[0].shape.dims
-    return k.value(x.operands[0], tuple(ix.ZERO if n == 1 else index[d] for d, n in zip(x["dimensions"], dims, strict=True)))
+    return k.value(
+        x.operands[0],
+        tuple(ix.ZERO if n == 1 else index[d] for d, n in zip(x["dimensions"], dims, strict=True)),
+    )
 
 
 @emits_value("reshape", "bitcast")
@@ -83,20 +93,31 @@ def transpose(k: Kernel, x: Instruction, index: Indices) -> Value:
 
 @emits_value("slice")
 def slice_(k: Kernel, x: Instruction, index: Indices) -> Value:
-    return k.value(x.operands[0], tuple(i * step + start for i, (start, _, step) in zip(index, x["slice"], strict=True)))
+    return k.value(
+        x.operands[0],
+        tuple(i * step + start for i, (start, _, step) in zip(index, x["slice"], strict=True)),
+    )
 
 
 @emits_value("reverse")
 def reverse(k: Kernel, x: Instruction, index: Indices) -> Value:
     flipped = x["dimensions"]
-    return k.value(x.operands[0], tuple(i * -1 + (n - 1) if d in flipped else i for d, (i, n) in enumerate(zip(index, x.shape.dims, strict=True))))
+    return k.value(
+        x.operands[0],
+        tuple(
+            i * -1 + (n - 1) if d in flipped else i
+            for d, (i, n) in enumerate(zip(index, x.shape.dims, strict=True))
+        ),
+    )
 
 
 @emits_value("iota")
 def iota(k: Kernel, x: Instruction, index: Indices) -> Value:
     i, size = index[x["iota_dimension"]], x.shape.dims[x["iota_dimension"]]
     wide = not isinstance(size, int) or size >= 1 << 31
-    return scalar.convert(k.e, "s64" if wide else "s32", x.shape.dtype, k.element(i, "i64" if wide else "i32"))
+    return scalar.convert(
+        k.e, "s64" if wide else "s32", x.shape.dtype, k.element(i, "i64" if wide else "i32")
+    )
 
 
 @emits_value("pad")
@@ -113,10 +134,19 @@ def pad(k: Kernel, x: Instruction, index: Indices) -> Value:
         else:
             conditions.append((at, 0, n))
         place.append(at)
-    return choose(k, x.shape.dtype, conditions, lambda: k.value(source, tuple(place)), lambda: k.value(fill, ()), source.shape.size)
+    return choose(
+        k,
+        x.shape.dtype,
+        conditions,
+        lambda: k.value(source, tuple(place)),
+        lambda: k.value(fill, ()),
+        source.shape.size,
+    )
 
 
-def choose(k: Kernel, dtype: str, conditions: list[Condition], inside, outside, size: Size = 1) -> Value:
+def choose(
+    k: Kernel, dtype: str, conditions: list[Condition], inside, outside, size: Size = 1
+) -> Value:
     """`inside()` where the conditions hold, loading nothing elsewhere, and `outside()` in other places."""
     if size == 0:
         return outside()
@@ -144,17 +174,21 @@ def concatenate(k: Kernel, x: Instruction, index: Indices) -> Value:
 
     def value(number: int) -> Value:
         o, low = parts[number]
-        place = (*index[:d], index[d] - low, *index[d + 1:])
+        place = (*index[:d], index[d] - low, *index[d + 1 :])
         if number == len(parts) - 1:
             with k.guard([(place[d], 0, o.shape.dims[d])]):
                 return k.value(o, place)
         conditions = [(index[d], low, low + o.shape.dims[d])]
-        return choose(k, x.shape.dtype, conditions, lambda: k.value(o, place), lambda: value(number + 1))
+        return choose(
+            k, x.shape.dtype, conditions, lambda: k.value(o, place), lambda: value(number + 1)
+        )
 
     return value(0)
 
 
-def dynamic_starts(starts: tuple[Instruction, ...], dims: tuple[Size, ...], sizes: tuple[Size, ...]) -> list[Index]:
+def dynamic_starts(
+    starts: tuple[Instruction, ...], dims: tuple[Size, ...], sizes: tuple[Size, ...]
+) -> list[Index]:
     """Clamped start index per dimension. A start vector (one rank-1 operand) is read element by element."""
     vector = len(starts) == 1 and starts[0].shape.rank == 1
     result = []
@@ -182,7 +216,14 @@ def dynamic_update_slice(k: Kernel, x: Instruction, index: Indices) -> Value:
     at = dynamic_starts(tuple(starts), source.shape.dims, update.shape.dims)
     place = tuple(i - s for i, s in zip(index, at, strict=True))
     conditions = [(i, 0, n) for i, n in zip(place, update.shape.dims, strict=True)]
-    return choose(k, x.shape.dtype, conditions, lambda: k.value(update, place), lambda: k.value(source, index), update.shape.size)
+    return choose(
+        k,
+        x.shape.dtype,
+        conditions,
+        lambda: k.value(update, place),
+        lambda: k.value(source, index),
+        update.shape.size,
+    )
 
 
 @emits_value("bitcast-convert")
@@ -190,7 +231,9 @@ def bitcast_convert(k: Kernel, x: Instruction, index: Indices) -> Value:
     source = x.operands[0]
     have, want = source.shape.dtype, x.shape.dtype
     if DTYPES[have].bits != DTYPES[want].bits or "c" in (DTYPES[have].kind, DTYPES[want].kind):
-        raise CodegenError(f"bitcast-convert {source.shape} -> {x.shape} changes the number of elements: it needs a step of its own")
+        raise CodegenError(
+            f"bitcast-convert {source.shape} -> {x.shape} changes the number of elements: it needs a step of its own"
+        )
     value = scalar.encode(k.e, have, k.value(source, index))
     value = k.e.cast("bitcast", value, STORAGE[have].memory, STORAGE[want].memory)
     return scalar.decode(k.e, want, value)

@@ -3,6 +3,7 @@
 A window as long as its dimension that ends at the element (a running sum) is a scan (scan.py). A small window is unrolled into a value, so
 that pooling is a vector loop over its output. Any other window is a loop nest over its positions.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -51,10 +52,19 @@ def reduce_window(program, x: Instruction) -> None:
         return emit_scan(program, x)
     taps = tap_count(x["window"])
     if taps is not None and taps <= UNROLLED_TAPS and not x.shape.is_tuple:
-        params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands[:1]))
-        inits = [o if o.op == "constant" else instr("parameter", (), o.shape, index=1) for o in x.operands[1:]]
+        params = tuple(
+            instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands[:1])
+        )
+        inits = [
+            o if o.op == "constant" else instr("parameter", (), o.shape, index=1)
+            for o in x.operands[1:]
+        ]
         leaves = [*params, *(i for i in inits if i.op == "parameter")]
-        sources = [program.place(o) for o in x.operands if not (o.op == "constant" and o is not x.operands[0])]
+        sources = [
+            program.place(o)
+            for o in x.operands
+            if not (o.op == "constant" and o is not x.operands[0])
+        ]
         y = instr(x.op, (*params, *inits), x.shape, **dict(x.attrs))
         return run_loop(program, [Store(y)], leaves, sources, [program.place(x)], key=("window", y))
     _nested(program, x)
@@ -73,7 +83,9 @@ def window_value(k, x: Instruction, index: tuple[ix.Index, ...]) -> Value:
             reach = n
             if w.base_dilation > 1:
                 conditions.append((at, 0, (n - 1) * w.base_dilation + 1))
-                at, rest = ix.divide(at + w.base_dilation * (1 << 20), w.base_dilation)  # never negative
+                at, rest = ix.divide(
+                    at + w.base_dilation * (1 << 20), w.base_dilation
+                )  # never negative
                 at = at - (1 << 20)
                 conditions.append((rest, 0, 1))
             else:
@@ -83,7 +95,14 @@ def window_value(k, x: Instruction, index: tuple[ix.Index, ...]) -> Value:
     initial = x.operands[1]
 
     def read(place, conditions) -> Value:
-        return choose(k, x.shape.dtype, conditions, lambda: k.value(operand, place), lambda: _padding(k, reducer, initial), operand.shape.size)
+        return choose(
+            k,
+            x.shape.dtype,
+            conditions,
+            lambda: k.value(operand, place),
+            lambda: _padding(k, reducer, initial),
+            operand.shape.size,
+        )
 
     values = [read(*t) for t in taps]
     if isinstance(k, Planner):
@@ -107,7 +126,9 @@ def _padding(k, reducer: Reducer, initial: Instruction) -> Value:
 
 
 # -- any window ----------------------------------------------------------------------------------------------------------
-def positions(f: Writer, size: Sizes, window: Window, dims, output: list[Int], taps: list[Int]) -> tuple[list[Int], str | None]:
+def positions(
+    f: Writer, size: Sizes, window: Window, dims, output: list[Int], taps: list[Int]
+) -> tuple[list[Int], str | None]:
     """(index of each operand dimension, condition that it is an element) for an output index and an offset in the window."""
     place: list[Int] = []
     inside: str | None = None
@@ -133,11 +154,26 @@ def _nested(program, x: Instruction) -> None:
     """One output element at a time, with loops over the window."""
     half = len(x.operands) // 2
     operands, inits, window = x.operands[:half], x.operands[half:], x["window"]
-    dims, types, out = operands[0].shape.dims, [o.shape.dtype for o in operands], _elements(x)[0].dims
+    dims, types, out = (
+        operands[0].shape.dims,
+        [o.shape.dtype for o in operands],
+        _elements(x)[0].dims,
+    )
     reducer = Reducer(x)
-    f = Writer(program, "reduce_window", [("i64", "lo"), ("i64", "hi"), *(("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to"))])
+    f = Writer(
+        program,
+        "reduce_window",
+        [
+            ("i64", "lo"),
+            ("i64", "hi"),
+            *(("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to")),
+        ],
+    )
     size = Sizes(f)
-    sums = [f.alloca(STORAGE[t].register if STORAGE[t].parts == 1 else f"[2 x {STORAGE[t].register}]") for t in types]
+    sums = [
+        f.alloca(STORAGE[t].register if STORAGE[t].parts == 1 else f"[2 x {STORAGE[t].register}]")
+        for t in types
+    ]
     strides = [size(s) for s in row_major_strides(dims)]
 
     def keep(i: int, value: Value) -> None:
@@ -147,13 +183,22 @@ def _nested(program, x: Instruction) -> None:
 
     def kept(i: int) -> Value:
         kind = STORAGE[types[i]].register
-        parts = tuple(f.load(kind, f.gep(kind, sums[i], part)) for part in range(STORAGE[types[i]].parts))
+        parts = tuple(
+            f.load(kind, f.gep(kind, sums[i], part)) for part in range(STORAGE[types[i]].parts)
+        )
         return parts if len(parts) == 2 else parts[0]
 
     def fold(values: list[Value]) -> None:
-        if reducer.op is not None and len(reducer.kinds) == 1:  # narrow floats are rounded once, at the end
+        if (
+            reducer.op is not None and len(reducer.kinds) == 1
+        ):  # narrow floats are rounded once, at the end
             kind = DTYPES[types[0]].kind
-            return keep(0, scalar.TABLE[reducer.op, kind](f.emit().typed(reducer.kinds[0]), kept(0), values[0]))
+            return keep(
+                0,
+                scalar.TABLE[reducer.op, kind](
+                    f.emit().typed(reducer.kinds[0]), kept(0), values[0]
+                ),
+            )
         for i, v in enumerate(apply(f, x["to_apply"], [*(kept(i) for i in range(half)), *values])):
             keep(i, v)
 
@@ -179,6 +224,15 @@ def _nested(program, x: Instruction) -> None:
     places = program.places(x) if x.shape.is_tuple else (program.places(x),)
     pointers = []
     for o, i, place in zip(operands, inits, places, strict=True):
-        pointers += [f"ptr {program.pointer(o)}", f"ptr {program.pointer(i)}", f"ptr {program.at(place)}"]
+        pointers += [
+            f"ptr {program.pointer(o)}",
+            f"ptr {program.pointer(i)}",
+            f"ptr {program.at(place)}",
+        ]
     name = f.define()
-    program.parallel(name, pointers + size.arguments(program), program.size(ix.product(out)), cost=2.0 * (tap_count(window) or 100))
+    program.parallel(
+        name,
+        pointers + size.arguments(program),
+        program.size(ix.product(out)),
+        cost=2.0 * (tap_count(window) or 100),
+    )

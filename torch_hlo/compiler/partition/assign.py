@@ -4,6 +4,7 @@ The choices are the ways to merge what operands and wanted results already have,
 operands there, to combine partial results and to bring results to where they are wanted, edges exchanged with neighbours, and the work of one
 device, at FLOPS_PER_BYTE operations for the time of a byte. The cheapest wins.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -56,8 +57,12 @@ def _choice(rule: Factors, atoms: Assignment) -> Choice:
     def layout(dims: Dims) -> Layout:
         return tuple(sum((atoms[f] for f in d), ()) for d in dims)
 
-    partial = tuple(sorted(a for f, role in enumerate(rule.roles) if role == "sum" for a in atoms[f]))
-    return Choice(atoms, tuple(map(layout, rule.operands)), tuple(map(layout, rule.results)), partial)
+    partial = tuple(
+        sorted(a for f, role in enumerate(rule.roles) if role == "sum" for a in atoms[f])
+    )
+    return Choice(
+        atoms, tuple(map(layout, rule.operands)), tuple(map(layout, rule.results)), partial
+    )
 
 
 def _price(planner: Planner, q: Question, choice: Choice) -> float | None:
@@ -91,7 +96,12 @@ def _held(grid: Grid, q: Question, factor: int) -> set[int]:
     found: set[int] | None = None
     for dims, local in zip(q.rule.operands, q.locals):
         if any(factor in d for d in dims):
-            atoms = {a for f, part in split(grid, q.rule, dims, local.layout) if f == factor for a in part}
+            atoms = {
+                a
+                for f, part in split(grid, q.rule, dims, local.layout)
+                if f == factor
+                for a in part
+            }
             found = atoms if found is None else found & atoms
     return found or set()
 
@@ -110,7 +120,9 @@ def work(x: Instruction, rule: Factors) -> float:
         total *= size
     if x.op in ("dot", "convolution"):
         return 2 * total
-    sizes = [s.size for s in arrays(x.shape)] + [o.shape.size for o in x.operands if not o.shape.is_tuple]
+    sizes = [s.size for s in arrays(x.shape)] + [
+        o.shape.size for o in x.operands if not o.shape.is_tuple
+    ]
     return float(max((s for s in sizes if isinstance(s, int)), default=0))
 
 
@@ -118,14 +130,25 @@ def _candidates(grid: Grid, q: Question) -> list[Assignment]:
     """Distinct assignments, the one that follows results before operands first."""
     rule = q.rule
     given: list[list[tuple[int, Atoms]]] = []
-    displaced: list[list[tuple[int, Atoms]]] = []  # atoms of a factor that must be whole may split a free one instead
-    for dims, layout in [*zip(rule.results, q.wants), *((d, v.layout) for d, v in zip(rule.operands, q.locals))]:
+    displaced: list[
+        list[tuple[int, Atoms]]
+    ] = []  # atoms of a factor that must be whole may split a free one instead
+    for dims, layout in [
+        *zip(rule.results, q.wants),
+        *((d, v.layout) for d, v in zip(rule.operands, q.locals)),
+    ]:
         if layout is not None:
             found = [(f, a) for f, a in split(grid, rule, dims, layout) if q.allowed[f]]
             if found and found not in given:
                 given.append(found)
-            rest = tuple(a for f, atoms in split(grid, rule, dims, layout) if not q.allowed[f] for a in atoms)
-            displaced += [[(f, rest)] for f, role in enumerate(rule.roles) if rest and role == "free" and q.allowed[f]]
+            rest = tuple(
+                a for f, atoms in split(grid, rule, dims, layout) if not q.allowed[f] for a in atoms
+            )
+            displaced += [
+                [(f, rest)]
+                for f, role in enumerate(rule.roles)
+                if rest and role == "free" and q.allowed[f]
+            ]
     orders = permutations(range(len(given))) if len(given) <= 4 else (
         (i, *(j for j in range(len(given)) if j != i)) for i in range(min(len(given), MAX_ORDERS)))  # fmt: skip
     merged: dict[Assignment, None] = {}
@@ -135,7 +158,9 @@ def _candidates(grid: Grid, q: Question) -> list[Assignment]:
     for atoms in list(merged):
         if any(atoms[f] for f in sums):  # the same without partial results
             kept = [[(f, a) for f, a in g if f not in sums] for g in given]
-            merged.setdefault(_merge(grid, rule, [[(f, a) for f, a in enumerate(atoms) if f not in sums], *kept]))
+            merged.setdefault(
+                _merge(grid, rule, [[(f, a) for f, a in enumerate(atoms) if f not in sums], *kept])
+            )
     for entries in given:
         merged.setdefault(_merge(grid, rule, [entries]))
     for entries in displaced:
@@ -144,9 +169,13 @@ def _candidates(grid: Grid, q: Question) -> list[Assignment]:
     return list(merged)
 
 
-def _unsplit(entries: list[tuple[int, Atoms]], given: list[list[tuple[int, Atoms]]]) -> list[tuple[int, Atoms]]:
+def _unsplit(
+    entries: list[tuple[int, Atoms]], given: list[list[tuple[int, Atoms]]]
+) -> list[tuple[int, Atoms]]:
     """`entries` behind the atoms that their factors have already."""
-    return [(f, next((a for g in given for e, a in g if e == f), ()) + atoms) for f, atoms in entries]
+    return [
+        (f, next((a for g in given for e, a in g if e == f), ()) + atoms) for f, atoms in entries
+    ]
 
 
 def _merge(grid: Grid, rule: Factors, given: Sequence[Sequence[tuple[int, Atoms]]]) -> Assignment:
@@ -157,7 +186,7 @@ def _merge(grid: Grid, rule: Factors, given: Sequence[Sequence[tuple[int, Atoms]
         for f, atoms in entries:
             have = result[f]
             if atoms[: len(have)] == have:
-                for a in atoms[len(have):]:
+                for a in atoms[len(have) :]:
                     if a in used:
                         break
                     used.add(a)

@@ -1,4 +1,5 @@
 """Blocks of dot, convolution and reduce: padding is masked where it would be summed, sums over split factors are partial."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -25,7 +26,10 @@ def reduce(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
     n = len(operands) // 2
     arrays, inits = operands[:n], [o.x for o in operands[n:]]
     known = reducer(x["to_apply"]) if n == 1 else None
-    blocks = [halo.masked(p, a, identity(known, a.dtype) if known else i, x["dimensions"]) for a, i in zip(arrays, inits)]
+    blocks = [
+        halo.masked(p, a, identity(known, a.dtype) if known else i, x["dimensions"])
+        for a, i in zip(arrays, inits)
+    ]
     if choice.partial and known:
         inits = [on_first(p, inits[0], choice.partial, identity(known, inits[0].shape.dtype))]
     y = instr("reduce", (*blocks, *inits), dimensions=x["dimensions"], to_apply=x["to_apply"])

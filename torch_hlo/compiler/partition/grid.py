@@ -6,6 +6,7 @@
 Every axis and sub-axis of a sharding is a run of atoms, so that moving part of an axis from one dimension to another (an all-to-all in groups
 of two among eight devices, say) needs no concept of its own.
 """
+
 from __future__ import annotations
 
 import math
@@ -33,13 +34,19 @@ class Grid:
         """`cuts`: sub-axes that must be expressible. Raises ShardingError when two of them cut an axis across each other."""
         self.mesh = mesh
         self.sizes: list[int] = []
-        self._first: dict[tuple[str, int], int] = {}  # (axis name, size of what is major to it) -> atom
+        self._first: dict[
+            tuple[str, int], int
+        ] = {}  # (axis name, size of what is major to it) -> atom
         cuts = tuple(cuts)
         for name, size in mesh.axes:
-            marks = sorted({1, size} | {m for c in cuts if c.name == name for m in (c.pre, c.pre * c.size)})
+            marks = sorted(
+                {1, size} | {m for c in cuts if c.name == name for m in (c.pre, c.pre * c.size)}
+            )
             for a, b in zip(marks, marks[1:]):
                 if b % a:
-                    raise ShardingError(f"sub-axes of {name} (size {size}) cut it after {a} and after {b} devices, which do not nest")
+                    raise ShardingError(
+                        f"sub-axes of {name} (size {size}) cut it after {a} and after {b} devices, which do not nest"
+                    )
                 for prime in _primes(b // a):
                     self._first[name, a] = len(self.sizes)
                     self.sizes.append(prime)
@@ -80,8 +87,14 @@ class Grid:
     def sharding(self, layout: Layout) -> Sharding:
         """The layout in terms of the mesh's axes."""
         if self._axes is None:
-            self._axes = [Axis(name, pre, self.sizes[a]) for (name, pre), a in sorted(self._first.items(), key=lambda e: e[1])]
-        return Sharding(self.mesh, tuple(DimSharding(simplify(self._axes[a] for a in atoms)) for atoms in layout))
+            self._axes = [
+                Axis(name, pre, self.sizes[a])
+                for (name, pre), a in sorted(self._first.items(), key=lambda e: e[1])
+            ]
+        return Sharding(
+            self.mesh,
+            tuple(DimSharding(simplify(self._axes[a] for a in atoms)) for atoms in layout),
+        )
 
     def parts(self, atoms: Iterable[int]) -> int:
         """Number of blocks of a dimension split over `atoms`."""
@@ -89,7 +102,10 @@ class Grid:
 
     def block(self, dims: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
         """Extents of one device's block; uneven dimensions are padded at their end."""
-        return tuple(ceildiv(n, self.parts(atoms)) if atoms else n for n, atoms in zip(dims, layout, strict=True))
+        return tuple(
+            ceildiv(n, self.parts(atoms)) if atoms else n
+            for n, atoms in zip(dims, layout, strict=True)
+        )
 
     def indices(self, atoms: Atoms) -> tuple[int, ...]:
         """For every device the index of its block of a dimension split over `atoms`."""
@@ -109,7 +125,9 @@ class Grid:
             members: dict[int, list[tuple[int, int]]] = {}
             for device, (place, group) in enumerate(zip(self.indices(atoms), rest)):
                 members.setdefault(group, []).append((place, device))
-            found = self._groups[atoms] = tuple(tuple(d for _, d in sorted(m)) for _, m in sorted(members.items()))
+            found = self._groups[atoms] = tuple(
+                tuple(d for _, d in sorted(m)) for _, m in sorted(members.items())
+            )
         return found
 
     def table(self, values: Iterable[int]) -> Instruction:
@@ -117,7 +135,9 @@ class Grid:
         values = tuple(values)
         if len(set(values)) == 1:
             return h.constant(values[0], "s32")
-        row = h.dynamic_slice(h.constant(np.array(values, np.int32), "s32"), [instr("partition-id")], (1,))
+        row = h.dynamic_slice(
+            h.constant(np.array(values, np.int32), "s32"), [instr("partition-id")], (1,)
+        )
         return h.reshape(row, ())
 
 

@@ -6,6 +6,7 @@
 blocks need the same strip of the block at some distance, as windows do, each distance is one collective-permute and the strips lie side by side.
 Otherwise strips are sent in rounds, in each of which a block sends and gets at most once, and are written where they belong.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -84,14 +85,22 @@ def _rounds_cost(found: Sequence[Edge]) -> int:
     return sum(r[0].size * len(r) for r in rounds(found))
 
 
-def cost(n: int, parts: int, starts: Sequence[int], size: int, bounds: Bounds | None = None) -> float:
+def cost(
+    n: int, parts: int, starts: Sequence[int], size: int, bounds: Bounds | None = None
+) -> float:
     """Elements along the dimension that a device sends, on average."""
     found = edges(ceildiv(n, parts), tuple(starts), size, bounds or (0, n))
     return min(_strips_cost(found), _rounds_cost(found)) / parts
 
 
 def exchange(
-    planner: Planner, local: Local, dim: int, starts: Sequence[int], size: int, fill: Instruction | None, bounds: Bounds | None = None
+    planner: Planner,
+    local: Local,
+    dim: int,
+    starts: Sequence[int],
+    size: int,
+    fill: Instruction | None,
+    bounds: Bounds | None = None,
 ) -> Instruction:
     """The `size` elements from starts[block of the device] on; those outside `bounds` (default: the array) are `fill`, or arbitrary when it is None."""
     grid, atoms = planner.grid, local.layout[dim]
@@ -110,7 +119,15 @@ def exchange(
     return result
 
 
-def _side_by_side(planner: Planner, local: Local, dim: int, found: Sequence[Edge], starts: Sequence[int], size: int, block: int) -> Instruction:
+def _side_by_side(
+    planner: Planner,
+    local: Local,
+    dim: int,
+    found: Sequence[Edge],
+    starts: Sequence[int],
+    size: int,
+    block: int,
+) -> Instruction:
     """One permutation per distance. What a block needs is contiguous in the strips in order of distance, because blocks between its first
     and its last one are needed up to their ends."""
     grid = planner.grid
@@ -128,10 +145,24 @@ def _side_by_side(planner: Planner, local: Local, dim: int, found: Sequence[Edge
     begins = [0] * len(starts)
     for e in reversed(found):  # the first edge of a block counts
         begins[e.target] = place[e.source - e.target] + starts[e.target] - e.source * block
-    return padded_window(grid, h.concatenate(pieces, dim), dim, [begins[i] for i in grid.indices(local.layout[dim])], size)
+    return padded_window(
+        grid,
+        h.concatenate(pieces, dim),
+        dim,
+        [begins[i] for i in grid.indices(local.layout[dim])],
+        size,
+    )
 
 
-def _written(planner: Planner, local: Local, dim: int, found: Sequence[Edge], starts: Sequence[int], size: int, block: int) -> Instruction:
+def _written(
+    planner: Planner,
+    local: Local,
+    dim: int,
+    found: Sequence[Edge],
+    starts: Sequence[int],
+    size: int,
+    block: int,
+) -> Instruction:
     """Strips, of as many elements as the longest one of their round, written into a buffer with margins for what is not needed of them."""
     grid = planner.grid
     index = grid.indices(local.layout[dim])
@@ -148,40 +179,63 @@ def _written(planner: Planner, local: Local, dim: int, found: Sequence[Edge], st
         if r is not own:
             piece = planner.permute(piece, pairs(grid, local.layout, dim, r))
         place, zero = grid.table(to[i] for i in index), h.constant(0, "s32")
-        result = h.dynamic_update_slice(result, piece, [place if d == dim else zero for d in range(piece.shape.rank)])
+        result = h.dynamic_update_slice(
+            result, piece, [place if d == dim else zero for d in range(piece.shape.rank)]
+        )
     return range_of(result, dim, margin, margin + size)
 
 
 def pairs(grid: Grid, layout: Layout, dim: int, found: Sequence[Edge]) -> list[tuple[int, int]]:
     """(source, target) devices: the blocks of the edges, with equal indices along all other axes."""
-    return sorted((group[e.source], group[e.target]) for group in grid.groups(layout[dim]) for e in found)
+    return sorted(
+        (group[e.source], group[e.target]) for group in grid.groups(layout[dim]) for e in found
+    )
 
 
-def padded_window(grid: Grid, x: Instruction, dim: int, begins: Sequence[int], size: int, value: Instruction | None = None) -> Instruction:
+def padded_window(
+    grid: Grid,
+    x: Instruction,
+    dim: int,
+    begins: Sequence[int],
+    size: int,
+    value: Instruction | None = None,
+) -> Instruction:
     """`window_of` that may reach beyond both ends of `x`, where it finds `value` (default 0)."""
     before, after = max(0, -min(begins)), max(0, max(begins) + size - x.shape.dims[dim])
     value = h.constant(0, x.shape.dtype) if value is None else value
-    x = h.pad(x, value, [(before, after, 0) if d == dim else (0, 0, 0) for d in range(x.shape.rank)])
+    x = h.pad(
+        x, value, [(before, after, 0) if d == dim else (0, 0, 0) for d in range(x.shape.rank)]
+    )
     return window_of(grid, x, dim, [b + before for b in begins], size)
 
 
-def window_of(grid: Grid, x: Instruction, dim: int, begins: Sequence[int], size: int) -> Instruction:
+def window_of(
+    grid: Grid, x: Instruction, dim: int, begins: Sequence[int], size: int
+) -> Instruction:
     """`size` elements along `dim` from begins[device] on."""
     if len(set(begins)) == 1:
         return range_of(x, dim, begins[0], begins[0] + size)
     start, zero = grid.table(begins), h.constant(0, "s32")
-    return h.dynamic_slice(x, [start if d == dim else zero for d in range(x.shape.rank)], _resized(x, dim, size))
+    return h.dynamic_slice(
+        x, [start if d == dim else zero for d in range(x.shape.rank)], _resized(x, dim, size)
+    )
 
 
 def range_of(x: Instruction, dim: int, low: int, high: int) -> Instruction:
-    return h.slice_(x, [low if d == dim else 0 for d in range(x.shape.rank)], [high if d == dim else n for d, n in enumerate(x.shape.dims)])
+    return h.slice_(
+        x,
+        [low if d == dim else 0 for d in range(x.shape.rank)],
+        [high if d == dim else n for d, n in enumerate(x.shape.dims)],
+    )
 
 
 def _resized(x: Instruction, dim: int, size: int) -> list[int]:
     return [size if d == dim else n for d, n in enumerate(x.shape.dims)]
 
 
-def mask(grid: Grid, x: Instruction, dim: int, starts: Sequence[int], bounds: Bounds, fill: Instruction) -> Instruction:
+def mask(
+    grid: Grid, x: Instruction, dim: int, starts: Sequence[int], bounds: Bounds, fill: Instruction
+) -> Instruction:
     """`x` with elements whose global index (starts[device] + local index) lies outside `bounds` replaced by the scalar `fill`."""
     size, (low, high) = x.shape.dims[dim], bounds
     line = (size,)
@@ -194,14 +248,20 @@ def mask(grid: Grid, x: Instruction, dim: int, starts: Sequence[int], bounds: Bo
         inside = above if inside is None else h.and_(inside, above)
     if inside is None:
         return x
-    return h.select(h.broadcast(inside, x.shape.dims, (dim,)), x, h.broadcast(fill, x.shape.dims, ()))
+    return h.select(
+        h.broadcast(inside, x.shape.dims, (dim,)), x, h.broadcast(fill, x.shape.dims, ())
+    )
 
 
-def masked(planner: Planner, local: Local, fill: Instruction, dims: Sequence[int] | None = None) -> Instruction:
+def masked(
+    planner: Planner, local: Local, fill: Instruction, dims: Sequence[int] | None = None
+) -> Instruction:
     """The block with padding beyond the array's end replaced by `fill`, along `dims` (default: all)."""
     grid, x = planner.grid, local.x
     block = grid.block(local.dims, local.layout)
     for d, atoms in enumerate(local.layout):
         if atoms and (dims is None or d in dims) and block[d] * grid.parts(atoms) != local.dims[d]:
-            x = mask(grid, x, d, [i * block[d] for i in grid.indices(atoms)], (0, local.dims[d]), fill)
+            x = mask(
+                grid, x, d, [i * block[d] for i in grid.indices(atoms)], (0, local.dims[d]), fill
+            )
     return x

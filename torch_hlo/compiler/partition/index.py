@@ -2,6 +2,7 @@
 
 A device that does not hold a position contributes zero to a sum, or drops the update.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -33,11 +34,17 @@ def _bounded(index: Instruction, low: int, high: int) -> Instruction:
 
 def _integers(index: Instruction) -> Instruction:
     """Indices in a type that holds negative numbers and sizes."""
-    return index if index.shape.kind == "s" and DTYPES[index.shape.dtype].bits >= 32 else h.convert(index, "s64" if index.shape.dtype in ("u64", "u32") else "s32")
+    return (
+        index
+        if index.shape.kind == "s" and DTYPES[index.shape.dtype].bits >= 32
+        else h.convert(index, "s64" if index.shape.dtype in ("u64", "u32") else "s32")
+    )
 
 
 @localizes("dynamic-slice", roles="sum")
-def dynamic_slice(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
+def dynamic_slice(
+    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
+) -> list[Local]:
     y, starts = operands[0].x, [_integers(o.x) for o in operands[1:]]
     sizes = list(x["dynamic_slice_sizes"])
     inside: Instruction | None = None
@@ -55,7 +62,11 @@ def dynamic_slice(p: Planner, x: Instruction, choice: Choice, operands: Sequence
             inside = here if inside is None else h.and_(inside, here)
             starts[d] = _bounded(starts[d], 0, block - 1)
         else:  # a margin of zeros, so that a slice that is partly here brings zeros for the rest
-            y = h.pad(y, h.constant(0, y.shape.dtype), [(size, size, 0) if e == d else (0, 0, 0) for e in range(y.shape.rank)])
+            y = h.pad(
+                y,
+                h.constant(0, y.shape.dtype),
+                [(size, size, 0) if e == d else (0, 0, 0) for e in range(y.shape.rank)],
+            )
             starts[d] = _bounded(h.add(starts[d], h.full_like(starts[d], size)), 0, block + size)
     y = h.dynamic_slice(y, starts, sizes)
     if inside is not None:
@@ -69,7 +80,9 @@ def _sum(x: Instruction) -> str:
 
 
 @localizes("dynamic-update-slice", roles="shift")
-def dynamic_update_slice(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
+def dynamic_update_slice(
+    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
+) -> list[Local]:
     target, update = operands[0].x, operands[1].x
     starts = [_integers(o.x) for o in operands[2:]]
     margins = [0] * len(starts)
@@ -99,7 +112,13 @@ def dynamic_update_slice(p: Planner, x: Instruction, choice: Choice, operands: S
 
 
 def _shifted_indices(
-    p: Planner, source: Local, indices: Instruction, vector_dim: int, components: Sequence[int], dims: Sequence[int], clamped: bool
+    p: Planner,
+    source: Local,
+    indices: Instruction,
+    vector_dim: int,
+    components: Sequence[int],
+    dims: Sequence[int],
+    clamped: bool,
 ) -> tuple[Instruction, Instruction | None]:
     """Index vectors relative to the device's block along the split `dims` of `source`, and where they lie in it (pred, without the vector
     dimension; None when no dimension is split). `clamped`: positions outside the array mean its nearest element."""
@@ -109,21 +128,30 @@ def _shifted_indices(
 
     def row(values) -> Instruction:
         """One number per component, spread over all index vectors."""
-        return h.broadcast(values, indices.shape.dims, (vector_dim,)) if vector else h.broadcast(h.reshape(values, ()), indices.shape.dims, ())
+        return (
+            h.broadcast(values, indices.shape.dims, (vector_dim,))
+            if vector
+            else h.broadcast(h.reshape(values, ()), indices.shape.dims, ())
+        )
 
     dtype = indices.shape.dtype
-    big = (1 << (DTYPES[dtype].bits - 2))
+    big = 1 << (DTYPES[dtype].bits - 2)
     split = [d in dims for d in components]
     last = [source.dims[d] - 1 if s else big for d, s in zip(components, split)]
     size = [source.x.shape.dims[d] if s else big for d, s in zip(components, split)]
     begins = [
-        h.reshape(h.convert(p.grid.table(_start(p, source, d)), dtype), (1,)) if s else h.constant([0], dtype) for d, s in zip(components, split)
+        h.reshape(h.convert(p.grid.table(_start(p, source, d)), dtype), (1,))
+        if s
+        else h.constant([0], dtype)
+        for d, s in zip(components, split)
     ]
     low = row(h.constant([0 if s else -big for s in split], dtype))
     if clamped:
         indices = h.clamp(low, indices, row(h.constant(last, dtype)))
     indices = h.subtract(indices, row(h.concatenate(begins, 0)))
-    inside = h.and_(h.compare(indices, low, "GE"), h.compare(indices, row(h.constant(size, dtype)), "LT"))
+    inside = h.and_(
+        h.compare(indices, low, "GE"), h.compare(indices, row(h.constant(size, dtype)), "LT")
+    )
     assert line
     if vector:
         inside = h.reduce(inside, h.constant(True, "pred"), (vector_dim,), "and")
@@ -133,11 +161,20 @@ def _shifted_indices(
 @localizes("gather", roles="sum")
 def gather(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
     source, indices = operands[0], operands[1].x
-    looked_up = [d for d in x["start_index_map"] if source.layout[d] and x["slice_sizes"][d] != source.dims[d]]
-    sizes = [source.x.shape.dims[d] if taken == source.dims[d] else taken for d, taken in enumerate(x["slice_sizes"])]
+    looked_up = [
+        d
+        for d in x["start_index_map"]
+        if source.layout[d] and x["slice_sizes"][d] != source.dims[d]
+    ]
+    sizes = [
+        source.x.shape.dims[d] if taken == source.dims[d] else taken
+        for d, taken in enumerate(x["slice_sizes"])
+    ]
     inside = None
     if looked_up:
-        indices, inside = _shifted_indices(p, source, indices, x["index_vector_dim"], x["start_index_map"], looked_up, True)
+        indices, inside = _shifted_indices(
+            p, source, indices, x["index_vector_dim"], x["start_index_map"], looked_up, True
+        )
     y = on_blocks(p, x, choice, (source.x, indices), slice_sizes=tuple(sizes))
     if inside is not None:
         outer = [d for d in range(y.shape.rank) if d not in x["offset_dims"]]
@@ -148,17 +185,33 @@ def gather(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
 @localizes("scatter", roles="sum shift")
 def scatter(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
     n = len(operands) // 2
-    targets, indices, updates = operands[:n], operands[n], operands[n + 1:]
+    targets, indices, updates = operands[:n], operands[n], operands[n + 1 :]
     known = reducer(x["to_apply"]) if n == 1 else None
     window = set(x["update_window_dims"])
-    moved = [d for d in x["scatter_dims_to_operand_dims"] if targets[0].layout[d] and not _full(x, d, targets[0], updates[0])]
+    moved = [
+        d
+        for d in x["scatter_dims_to_operand_dims"]
+        if targets[0].layout[d] and not _full(x, d, targets[0], updates[0])
+    ]
     where = indices.x
     if moved:
-        where, _ = _shifted_indices(p, targets[0], where, x["index_vector_dim"], x["scatter_dims_to_operand_dims"], moved, False)
+        where, _ = _shifted_indices(
+            p,
+            targets[0],
+            where,
+            x["index_vector_dim"],
+            x["scatter_dims_to_operand_dims"],
+            moved,
+            False,
+        )
     bases, changes = [t.x for t in targets], [u.x for u in updates]
     if known:
         neutral = identity(known, targets[0].dtype)
-        changes = [halo.masked(p, updates[0], neutral, [d for d in range(len(updates[0].dims)) if d not in window])]
+        changes = [
+            halo.masked(
+                p, updates[0], neutral, [d for d in range(len(updates[0].dims)) if d not in window]
+            )
+        ]
         bases = [on_first(p, bases[0], choice.partial, neutral)]
     return results(p, x, choice, on_blocks(p, x, choice, (*bases, where, *changes)), known or "add")
 
@@ -168,5 +221,7 @@ def _full(x: Instruction, d: int, target: Local, update: Local) -> bool:
     if d in x["inserted_window_dims"]:
         return False
     outside = (*x["inserted_window_dims"], *x["input_batching_dims"])
-    place = x["update_window_dims"][[e for e in range(len(target.dims)) if e not in outside].index(d)]
+    place = x["update_window_dims"][
+        [e for e in range(len(target.dims)) if e not in outside].index(d)
+    ]
     return update.dims[place] == target.dims[d]

@@ -1,4 +1,5 @@
 """Blocks of opcodes that move elements: slice, pad, concatenate, reverse, iota, constant, broadcast, reshape."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ from torch_hlo.hlo import build as h
 from torch_hlo.hlo.factors import Factors
 from torch_hlo.hlo.ir import Instruction
 
-Range = tuple[list[int], int]  # per block of the result the first element of the operand that it needs, and how many
+Range = tuple[
+    list[int], int
+]  # per block of the result the first element of the operand that it needs, and how many
 
 
 def needed(x: Instruction, operand: int, d: int, parts: int) -> Range | None:
@@ -31,7 +34,9 @@ def needed(x: Instruction, operand: int, d: int, parts: int) -> Range | None:
     return [j * block - before for j in range(parts)], block
 
 
-def _price(p: Planner, x: Instruction, rule: Factors, atoms: Assignment, operands: Sequence[Local]) -> float | None:
+def _price(
+    p: Planner, x: Instruction, rule: Factors, atoms: Assignment, operands: Sequence[Local]
+) -> float | None:
     """Bytes that the shifted dimensions cost."""
     total = 0.0
     for d, factors in enumerate(rule.results[0]):
@@ -65,7 +70,12 @@ def seen_through(x: Instruction, operands: Sequence[Local]) -> tuple[Local, ...]
         return tuple(operands)
     found = []
     for o in operands:
-        if o.view is not None and o.dims and o.view[0].layout[o.view[1]] and o.view[1] in _moving(x):
+        if (
+            o.view is not None
+            and o.dims
+            and o.view[0].layout[o.view[1]]
+            and o.view[1] in _moving(x)
+        ):
             base, d, start = o.view
             found.append(replace(base, crop=(d, start, o.dims[d]), view=None))
         else:
@@ -89,7 +99,15 @@ def _split(x: Instruction, choice: Choice) -> list[int]:
     return [d for d in _moving(x) if choice.results[0][d]]
 
 
-def _shifted(p: Planner, x: Instruction, choice: Choice, local: Local, operand: int, dims: Sequence[int], fill: Instruction | None) -> Instruction:
+def _shifted(
+    p: Planner,
+    x: Instruction,
+    choice: Choice,
+    local: Local,
+    operand: int,
+    dims: Sequence[int],
+    fill: Instruction | None,
+) -> Instruction:
     """The elements of an operand that this device's block of the result needs."""
     for d in dims:
         starts, size = needed(x, operand, d, p.grid.parts(choice.results[0][d]))
@@ -120,7 +138,12 @@ def slice_(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
             ranges.append((start, limit, stride))
     (result,) = results(p, x, choice, h.slice_(y, *zip(*ranges)) if ranges else y)
     moved = _moving(x)
-    if len(moved) == 1 and x["slice"][moved[0]][2] == 1 and operands[0].layout[moved[0]] and operands[0].source is None:
+    if (
+        len(moved) == 1
+        and x["slice"][moved[0]][2] == 1
+        and operands[0].layout[moved[0]]
+        and operands[0].source is None
+    ):
         base, start = operands[0], x["slice"][moved[0]][0]
         if base.crop is not None:
             start += base.crop[1] if base.crop[0] == moved[0] else 0
@@ -133,23 +156,39 @@ def slice_(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
 def pad(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
     dims = _split(x, choice)
     y = _shifted(p, x, choice, operands[0], 0, dims, operands[1].x)
-    return results(p, x, choice, h.pad(y, operands[1].x, [(0, 0, 0) if d in dims else t for d, t in enumerate(x["padding"])]))
+    return results(
+        p,
+        x,
+        choice,
+        h.pad(
+            y, operands[1].x, [(0, 0, 0) if d in dims else t for d, t in enumerate(x["padding"])]
+        ),
+    )
 
 
 @localizes("reverse", roles="shift", price=_price)
 def reverse(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
-    return results(p, x, choice, h.reverse(_shifted(p, x, choice, operands[0], 0, _split(x, choice), None), x["dimensions"]))
+    return results(
+        p,
+        x,
+        choice,
+        h.reverse(_shifted(p, x, choice, operands[0], 0, _split(x, choice), None), x["dimensions"]),
+    )
 
 
 @localizes("concatenate", roles="shift", price=_price)
-def concatenate(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
+def concatenate(
+    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
+) -> list[Local]:
     (d,) = x["dimensions"]
     if not choice.results[0][d]:
         return results(p, x, choice, h.concatenate([_whole_part(o, ()) for o in operands], d))
     grid = p.grid
     blocks = [_shifted(p, x, choice, o, i, [d], None) for i, o in enumerate(operands)]
     line = (blocks[0].shape.dims[d],)
-    index = offset(h.iota("s32", line, 0), grid.table(i * line[0] for i in grid.indices(choice.results[0][d])))
+    index = offset(
+        h.iota("s32", line, 0), grid.table(i * line[0] for i in grid.indices(choice.results[0][d]))
+    )
     y, end = blocks[-1], x.shape.dims[d]
     for block, o in zip(reversed(blocks[:-1]), reversed(x.operands[1:])):
         end -= o.shape.dims[d]
@@ -159,7 +198,9 @@ def concatenate(p: Planner, x: Instruction, choice: Choice, operands: Sequence[L
 
 
 @localizes("custom-call")
-def custom_call(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
+def custom_call(
+    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
+) -> list[Local]:
     from torch_hlo.hlo.factors import ANNOTATIONS
 
     if x["custom_call_target"] in ANNOTATIONS:
@@ -167,7 +208,11 @@ def custom_call(p: Planner, x: Instruction, choice: Choice, operands: Sequence[L
     return results(p, x, choice, on_blocks(p, x, choice, [o.x for o in operands]))
 
 
-@localizes("rng-bit-generator", price=lambda p, x, rule, atoms, operands: None if any(atoms) else 0.0)
-def rng_bit_generator(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
+@localizes(
+    "rng-bit-generator", price=lambda p, x, rule, atoms, operands: None if any(atoms) else 0.0
+)
+def rng_bit_generator(
+    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
+) -> list[Local]:
     """Every device draws all numbers, the same as one device would, and keeps its own."""
     return results(p, x, choice, on_blocks(p, x, choice, [o.x for o in operands]))

@@ -8,6 +8,7 @@ blocks' program (rules.py). Partial results stay partial until somebody needs th
 
 References: Xu et al., GSPMD, 2021; Shardy's documentation of sharding rules.
 """
+
 from __future__ import annotations
 
 import warnings
@@ -25,7 +26,16 @@ from torch_hlo.compiler.passes import legalize
 from torch_hlo.compiler.passes.number_channels import number_channels
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.factors import Factors, arrays, factors
-from torch_hlo.hlo.ir import META, Computation, Instruction, Module, called, instr, interned, postorder
+from torch_hlo.hlo.ir import (
+    META,
+    Computation,
+    Instruction,
+    Module,
+    called,
+    instr,
+    interned,
+    postorder,
+)
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding import Axis, Sharding
@@ -53,14 +63,21 @@ def partition(module: Module) -> Module:
     if is_per_device(module):
         return module
     if module.symbols:
-        raise PartitionError(f"{module.name} has symbolic sizes ({', '.join(n for n, _, _ in module.symbols)}): only arrays of known sizes are cut into blocks")
+        raise PartitionError(
+            f"{module.name} has symbolic sizes ({', '.join(n for n, _, _ in module.symbols)}): only arrays of known sizes are cut into blocks"
+        )
     grid = Grid(module.mesh, (a for s in _shardings(module.entry) for a in _axes(s)))
     return Partitioner(grid).module(module)
 
 
 def is_per_device(module: Module) -> bool:
     """Whether nothing is left to partition: a program for one device, or one that says how its parameters were cut, or has no annotations."""
-    return module.mesh is None or bool(module.in_shardings) or module.num_partitions > 1 and not _shardings(module.entry)
+    return (
+        module.mesh is None
+        or bool(module.in_shardings)
+        or module.num_partitions > 1
+        and not _shardings(module.entry)
+    )
 
 
 def _shardings(computation: Computation) -> set[Sharding]:
@@ -115,7 +132,11 @@ class Partitioner:
             env[p] = self.spread(new, p.shape, layout)
         root = self.bring(self.run(entry.root, env), self.wanted(entry.root))
         outputs = root if type(root) is tuple else (root,)
-        aliases = tuple((o, i) for o, i in module.aliases if self.layouts(outputs[o]) == self.layouts(env[entry.params[i]]))
+        aliases = tuple(
+            (o, i)
+            for o, i in module.aliases
+            if self.layouts(outputs[o]) == self.layouts(env[entry.params[i]])
+        )
         whole = Computation(entry.name, tuple(params), self.gathered(root))
         return number_channels(Module(
             module.name, whole, aliases, module.symbols, module.mesh, num_partitions=self.grid.devices,
@@ -141,13 +162,22 @@ class Partitioner:
 
     def block_shape(self, shape: Shape, wants: Wants) -> Shape:
         if shape.is_tuple:
-            return tuple_shape(*(self.block_shape(e, w) for e, w in zip(shape.elements, wants, strict=True)))
-        return shape if wants is None or not shape.rank else Shape(shape.dtype, self.grid.block(shape.dims, wants))
+            return tuple_shape(
+                *(self.block_shape(e, w) for e, w in zip(shape.elements, wants, strict=True))
+            )
+        return (
+            shape
+            if wants is None or not shape.rank
+            else Shape(shape.dtype, self.grid.block(shape.dims, wants))
+        )
 
     def spread(self, x: Instruction, shape: Shape, wants: Wants) -> Value:
         """The value of an instruction of the per-device program that stands for one of `shape`."""
         if shape.is_tuple:
-            return tuple(self.spread(h.get_tuple_element(x, i), e, w) for i, (e, w) in enumerate(zip(shape.elements, wants, strict=True)))
+            return tuple(
+                self.spread(h.get_tuple_element(x, i), e, w)
+                for i, (e, w) in enumerate(zip(shape.elements, wants, strict=True))
+            )
         return Local(x, shape.dims, ((),) * shape.rank if wants is None else wants)
 
     def gathered(self, value: Value) -> Instruction:
@@ -160,14 +190,25 @@ class Partitioner:
             many = wants if wants is not None else (None,) * len(value)
             return tuple(self.bring(v, w) for v, w in zip(value, many, strict=True))
         goal = value.goal if value.goal is not None else value.layout
-        return self.planner.apply(self.planner.apply(value, goal) if value.partial else value, goal if wants is None else wants)
+        return self.planner.apply(
+            self.planner.apply(value, goal) if value.partial else value,
+            goal if wants is None else wants,
+        )
 
     def layouts(self, value: Value) -> Wants:
-        return tuple(map(self.layouts, value)) if type(value) is tuple else value.goal if value.goal is not None else value.layout
+        return (
+            tuple(map(self.layouts, value))
+            if type(value) is tuple
+            else value.goal
+            if value.goal is not None
+            else value.layout
+        )
 
     # Instructions
 
-    def run(self, root: Instruction, env: dict[Instruction, Value], known: Iterable[Instruction] = ()) -> Value:
+    def run(
+        self, root: Instruction, env: dict[Instruction, Value], known: Iterable[Instruction] = ()
+    ) -> Value:
         """The value of `root`, given those of parameters."""
         order = postorder((root,), known)
         for x in order:
@@ -179,7 +220,9 @@ class Partitioner:
                 try:
                     env[x] = self.visit(x, env)
                 except Exception as error:
-                    error.add_note(f"while partitioning {x.op}({', '.join(str(o.shape) for o in x.operands)}) -> {x.shape}")
+                    error.add_note(
+                        f"while partitioning {x.op}({', '.join(str(o.shape) for o in x.operands)}) -> {x.shape}"
+                    )
                     raise
         return env[root]
 
@@ -198,7 +241,12 @@ class Partitioner:
         source = self._source(x, operands)
         if source is not None:
             layout = wants or ((),) * x.shape.rank
-            return Local(self.planner.block_of(source, x.shape.dims, layout), x.shape.dims, layout, source=source)
+            return Local(
+                self.planner.block_of(source, x.shape.dims, layout),
+                x.shape.dims,
+                layout,
+                source=source,
+            )
         fast = self._same(x, operands, wants)
         if fast is not None:
             return fast
@@ -208,9 +256,18 @@ class Partitioner:
         """The whole array, when it is made of constants, iotas and scalars alone."""
         if x.op in ("constant", "iota") or x.op == "broadcast" and not x.operands[0].shape.rank:
             return interned(x.op, tuple(o.x for o in operands), _plain_attrs(x), x.shape)
-        if x.shape.rank and operands and (x.op == "broadcast" or "pointwise" in OPCODES[x.op].traits):
+        if (
+            x.shape.rank
+            and operands
+            and (x.op == "broadcast" or "pointwise" in OPCODES[x.op].traits)
+        ):
             if all(type(o) is Local and (o.source is not None or not o.dims) for o in operands):
-                return interned(x.op, tuple(o.x if o.source is None else o.source for o in operands), _plain_attrs(x), x.shape)
+                return interned(
+                    x.op,
+                    tuple(o.x if o.source is None else o.source for o in operands),
+                    _plain_attrs(x),
+                    x.shape,
+                )
         return None
 
     def _same(self, x: Instruction, operands: Sequence[Local], wants: Wants) -> Local | None:
@@ -221,7 +278,9 @@ class Partitioner:
         if wants is not None and wants != layout or any(o.layout != layout for o in operands):
             return None
         block = operands[-1].x.shape.dims
-        y = interned(x.op, tuple(o.x for o in operands), _plain_attrs(x), Shape(x.shape.dtype, block))
+        y = interned(
+            x.op, tuple(o.x for o in operands), _plain_attrs(x), Shape(x.shape.dtype, block)
+        )
         _name(y, x)
         return Local(y, x.shape.dims, layout, rate=max(o.rate for o in operands))
 
@@ -234,29 +293,54 @@ class Partitioner:
         through = moves.seen_through(x, flat_operands)
         if through != flat_operands:
             other, alternative = self.choice(x, rule, through, flat_wants)
-            spared = sum(o.made_for for o, t in zip(flat_operands, through, strict=True) if t is not o)
+            spared = sum(
+                o.made_for for o, t in zip(flat_operands, through, strict=True) if t is not o
+            )
             if other <= price + spared:
                 flat_operands, choice, price = through, alternative, other
         if not rule.sizes:
             self._complain(x, flat_operands)
-        moved = [self.planner.apply(o, layout) for o, layout in zip(flat_operands, choice.operands, strict=True)]
+        moved = [
+            self.planner.apply(o, layout)
+            for o, layout in zip(flat_operands, choice.operands, strict=True)
+        ]
         results = row.localize(self.planner, x, choice, moved)
         rate = max((o.rate for o in flat_operands), default=1.0)
         if rate < 1 or results[0].view is not None:
             results = [changed(r, rate=rate, made_for=price) for r in results]
-        return _nested(x.shape, iter([self._finished(x, r, w) for r, w in zip(results, flat_wants, strict=True)]))
+        return _nested(
+            x.shape,
+            iter([self._finished(x, r, w) for r, w in zip(results, flat_wants, strict=True)]),
+        )
 
-    def choice(self, x: Instruction, rule: Factors, operands: tuple[Local, ...], wants: tuple[Layout | None, ...]) -> tuple[float, Choice]:
+    def choice(
+        self,
+        x: Instruction,
+        rule: Factors,
+        operands: tuple[Local, ...],
+        wants: tuple[Layout | None, ...],
+    ) -> tuple[float, Choice]:
         """Price and assignment for `x` on these operands."""
         row = handler(x.op)
-        given = tuple((o.layout, o.x.shape, o.rate, o.source is None, o.crop, self.planner.layouts(o)) for o in operands)
+        given = tuple(
+            (o.layout, o.x.shape, o.rate, o.source is None, o.crop, self.planner.layouts(o))
+            for o in operands
+        )
         key = (x.op, rule, given, wants, x.attrs if row.price else None, x.shape)
         found = self._choices.get(key)
         if found is None:
             empty = any(0 in s.dims for s in arrays(x.shape))
-            allowed = tuple(role in row.roles and (role == "free" or not empty) for role in rule.roles)
-            extra = None if row.price is None else lambda atoms: row.price(self.planner, x, rule, atoms, operands)
-            found = self._choices[key] = choose(self.planner, Question(x, rule, operands, wants, allowed, extra))
+            allowed = tuple(
+                role in row.roles and (role == "free" or not empty) for role in rule.roles
+            )
+            extra = (
+                None
+                if row.price is None
+                else lambda atoms: row.price(self.planner, x, rule, atoms, operands)
+            )
+            found = self._choices[key] = choose(
+                self.planner, Question(x, rule, operands, wants, allowed, extra)
+            )
         return found
 
     def _finished(self, x: Instruction, result: Local, want: Layout | None) -> Local:
@@ -271,35 +355,63 @@ class Partitioner:
             return None
         arrays_ = values[: LINEAR[x.op]]
         first = arrays_[0]
-        if not first.partial or any((v.partial, v.reducer, v.goal) != (first.partial, first.reducer, first.goal) for v in arrays_):
+        if not first.partial or any(
+            (v.partial, v.reducer, v.goal) != (first.partial, first.reducer, first.goal)
+            for v in arrays_
+        ):
             return None
-        if any(v.layout != first.layout for v in arrays_) or any(self._uses.get(o, 0) > 1 for o in x.operands[: LINEAR[x.op]]):
+        if any(v.layout != first.layout for v in arrays_) or any(
+            self._uses.get(o, 0) > 1 for o in x.operands[: LINEAR[x.op]]
+        ):
             return None
-        if x.op in _ONLY_ADD and first.reducer != "add" or x.op == "reduce" and not _same_sum(x, first.reducer):
+        if (
+            x.op in _ONLY_ADD
+            and first.reducer != "add"
+            or x.op == "reduce"
+            and not _same_sum(x, first.reducer)
+        ):
             return None
         goal = first.goal if wants is None and len(x.shape.dims) == len(first.dims) else wants
-        if goal is None or x.op not in ("add", "subtract", "negate", "copy") and any(a for a in (*first.layout, *goal)):
+        if (
+            goal is None
+            or x.op not in ("add", "subtract", "negate", "copy")
+            and any(a for a in (*first.layout, *goal))
+        ):
             return None
         if x.op == "reduce":
             init = on_first(self.planner, values[1].x, first.partial, h.constant(0, x.shape.dtype))
             operands = (first.x, init)
         else:
-            operands = (*(v.x for v in arrays_), *(v.x for v in values[LINEAR[x.op]:]))
+            operands = (*(v.x for v in arrays_), *(v.x for v in values[LINEAR[x.op] :]))
         layout = first.layout if len(goal) == len(first.layout) else ((),) * len(goal)
         dims = self.grid.block(x.shape.dims, layout)
         y = interned(x.op, operands, _plain_attrs(x), Shape(x.shape.dtype, dims))
-        return Local(y, x.shape.dims, layout, first.partial, first.reducer, goal, rate=max(v.rate for v in arrays_))
+        return Local(
+            y,
+            x.shape.dims,
+            layout,
+            first.partial,
+            first.reducer,
+            goal,
+            rate=max(v.rate for v in arrays_),
+        )
 
     def _complain(self, x: Instruction, operands: Sequence[Local]) -> None:
         if any(a for o in operands for a in o.layout) and "collective" not in OPCODES[x.op].traits:
             metrics.count(COUNTER)
             target = f" {x['custom_call_target']!r}" if x.op == "custom-call" else ""
             shapes = ", ".join(str(o.shape) for o in x.operands)
-            warnings.warn(f"{x.op}{target}({shapes}) -> {x.shape} has no sharding rule: every device computes all of it", PartitionWarning, stacklevel=2)
+            warnings.warn(
+                f"{x.op}{target}({shapes}) -> {x.shape} has no sharding rule: every device computes all of it",
+                PartitionWarning,
+                stacklevel=2,
+            )
 
     # Computations
 
-    def called(self, computation: Computation, arguments: Sequence[Value], wants: Wants) -> tuple[Computation, Value]:
+    def called(
+        self, computation: Computation, arguments: Sequence[Value], wants: Wants
+    ) -> tuple[Computation, Value]:
         """`computation` on blocks like those of `arguments`, its result in the wanted layouts; with the (spread) value of its root."""
         key = (computation, tuple(map(_key, arguments)), wants)
         found = self._computations.get(key)
@@ -313,16 +425,25 @@ class Partitioner:
             outer, self._uses = self._uses, {}
             root = self.bring(self.run(computation.root, env), wants)
             self._uses = outer
-            found = self._computations[key] = Computation(computation.name, tuple(params), self.gathered(root)), root
+            found = self._computations[key] = (
+                Computation(computation.name, tuple(params), self.gathered(root)),
+                root,
+            )
         return found
 
 
 def _key(value: Value):
-    return tuple(map(_key, value)) if type(value) is tuple else (value.layout, value.dims, value.rate)
+    return (
+        tuple(map(_key, value)) if type(value) is tuple else (value.layout, value.dims, value.rate)
+    )
 
 
 def _at_rate(value: Value, like: Value) -> Value:
-    return tuple(map(_at_rate, value, like)) if type(value) is tuple else changed(value, rate=like.rate)
+    return (
+        tuple(map(_at_rate, value, like))
+        if type(value) is tuple
+        else changed(value, rate=like.rate)
+    )
 
 
 def _flat_wants(wants: Wants, shape: Shape) -> Iterator[Layout | None]:
@@ -348,7 +469,16 @@ def _name(new: Instruction, old: Instruction) -> None:
 
 
 # Opcodes that commute with a sum over devices, and how many of their operands are summands.
-LINEAR = {"add": 2, "subtract": 2, "negate": 1, "copy": 1, "reshape": 1, "transpose": 1, "slice": 1, "reduce": 1}
+LINEAR = {
+    "add": 2,
+    "subtract": 2,
+    "negate": 1,
+    "copy": 1,
+    "reshape": 1,
+    "transpose": 1,
+    "slice": 1,
+    "reduce": 1,
+}
 _ONLY_ADD = frozenset(("subtract", "negate", "add"))
 
 
@@ -366,7 +496,11 @@ def _tuple(p: Partitioner, x: Instruction, env) -> Value:
 
 
 def _element(p: Partitioner, x: Instruction, env) -> Value:
-    return p.bring(env[x.operands[0]][x["index"]], p.wanted(x)) if p.wanted(x) is not None else env[x.operands[0]][x["index"]]
+    return (
+        p.bring(env[x.operands[0]][x["index"]], p.wanted(x))
+        if p.wanted(x) is not None
+        else env[x.operands[0]][x["index"]]
+    )
 
 
 def _barrier(p: Partitioner, x: Instruction, env) -> Value:
@@ -380,7 +514,9 @@ def _token(p: Partitioner, x: Instruction, env) -> Value:
 
 def _dependency(p: Partitioner, x: Instruction, env) -> Value:
     value, token = p.bring(env[x.operands[0]], p.wanted(x)), env[x.operands[1]]
-    return p.spread(instr("add-dependency", (p.gathered(value), token.x)), x.shape, p.layouts(value))
+    return p.spread(
+        instr("add-dependency", (p.gathered(value), token.x)), x.shape, p.layouts(value)
+    )
 
 
 def _while(p: Partitioner, x: Instruction, env) -> Value:
@@ -397,8 +533,14 @@ def _slowed(x: Instruction, state: Value) -> Value:
     root, (param,) = x["body"].root, x["body"].params
     if root.op != "tuple":
         return state
-    kept = [o.op == "get-tuple-element" and o["index"] == i and o.operands[0] is param for i, o in enumerate(root.operands)]
-    return tuple(changed(v, rate=v.rate / runs) if k and type(v) is Local else v for v, k in zip(state, kept, strict=True))
+    kept = [
+        o.op == "get-tuple-element" and o["index"] == i and o.operands[0] is param
+        for i, o in enumerate(root.operands)
+    ]
+    return tuple(
+        changed(v, rate=v.rate / runs) if k and type(v) is Local else v
+        for v, k in zip(state, kept, strict=True)
+    )
 
 
 def _conditional(p: Partitioner, x: Instruction, env) -> Value:
@@ -411,7 +553,9 @@ def _conditional(p: Partitioner, x: Instruction, env) -> Value:
             wants = p.layouts(root)
             new, root = p.called(computation, [operand], wants)
         branches.append(new)
-    return p.spread(h.conditional(which.x, branches, [p.gathered(o) for o in operands]), x.shape, wants)
+    return p.spread(
+        h.conditional(which.x, branches, [p.gathered(o) for o in operands]), x.shape, wants
+    )
 
 
 def _missing(shape: Shape, wants: Wants) -> bool:
@@ -437,7 +581,14 @@ def _rng(p: Partitioner, x: Instruction, env) -> Value:
     y = interned(x.op, tuple(p.bring(env[o], None).x for o in x.operands), _plain_attrs(x), x.shape)
     everybody = tuple(range(len(p.grid.sizes)))
     drawn = on_first(p.planner, y, everybody, h.constant(0, x.shape.dtype))
-    return Local(drawn, x.shape.dims, ((),) * x.shape.rank, everybody, "add", p.wanted(x) or ((),) * x.shape.rank)
+    return Local(
+        drawn,
+        x.shape.dims,
+        ((),) * x.shape.rank,
+        everybody,
+        "add",
+        p.wanted(x) or ((),) * x.shape.rank,
+    )
 
 
 def _dimension_size(p: Partitioner, x: Instruction, env) -> Value:
@@ -447,7 +598,9 @@ def _dimension_size(p: Partitioner, x: Instruction, env) -> Value:
 
 def _refused(p: Partitioner, x: Instruction, env) -> Value:
     shapes = ", ".join(str(o.shape) for o in x.operands)
-    raise PartitionError(f"{x.op}({shapes}) -> {x.shape} cannot be partitioned: run it on one device, or write it per device in a manual region")
+    raise PartitionError(
+        f"{x.op}({shapes}) -> {x.shape} cannot be partitioned: run it on one device, or write it per device in a manual region"
+    )
 
 
 def _enter(p: Partitioner, x: Instruction, env) -> Value:
@@ -461,7 +614,11 @@ def _leave(p: Partitioner, x: Instruction, env) -> Value:
     """SPMDShardToFullShape: the blocks are again parts of a whole."""
     (operand,) = x.operands
     sharding = operand.get("sharding")
-    manual = set(p.grid.atoms_of(sharding.manual)) if isinstance(sharding, Sharding) and sharding.manual else p.grid.atoms
+    manual = (
+        set(p.grid.atoms_of(sharding.manual))
+        if isinstance(sharding, Sharding) and sharding.manual
+        else p.grid.atoms
+    )
     layout = p.wanted(x)
     if layout is None:
         raise PartitionError(f"SPMDShardToFullShape({operand.shape}) -> {x.shape} needs a sharding")
@@ -480,4 +637,3 @@ SPECIAL: dict[str, Callable[[Partitioner, Instruction, dict], Value]] = {
     **dict.fromkeys(EXPANSIONS, _expanded),
     **dict.fromkeys("infeed outfeed send send-done recv recv-done set-dimension-size dynamic-reshape rng-get-and-update-state".split(), _refused),
 }  # fmt: skip
-

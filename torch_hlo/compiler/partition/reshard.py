@@ -15,6 +15,7 @@ A plan is a list of moves of atoms between the dimensions of an array:
 way: reduce-scatter when the new layout splits a dimension over the atoms, else all-reduce. A dimension whose size is not a multiple of its number of
 blocks is padded at its end; where padded blocks of old and new layout do not line up, the dimension is gathered and cut anew.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -123,7 +124,11 @@ class Planner:
         moves: list[Move] = []
         total = 0.0
         while tuple(now) != new:
-            found = self._slice(dims, now, new) or self._exchange(dims, now, new) or self._gather(dims, now, new)
+            found = (
+                self._slice(dims, now, new)
+                or self._exchange(dims, now, new)
+                or self._gather(dims, now, new)
+            )
             before = tuple(now)
             if found.kind == "slice":
                 now[found.dim] += found.atoms
@@ -135,7 +140,9 @@ class Planner:
             total += self._elements(dims, moves[-1])
         return Plan(tuple(moves), total)
 
-    def _slice(self, dims: tuple[int, ...], now: list[Atoms], new: Layout, partial: set[int] = frozenset()) -> Move | None:
+    def _slice(
+        self, dims: tuple[int, ...], now: list[Atoms], new: Layout, partial: set[int] = frozenset()
+    ) -> Move | None:
         """The next atoms of some dimension, when no other dimension has them: cut along them, or along those that are partial, sum and scatter."""
         used = {a for atoms in now for a in atoms}
 
@@ -145,7 +152,7 @@ class Planner:
         for d, (have, want) in enumerate(zip(now, new)):
             if have == want[: len(have)] and len(have) < len(want):
                 summed = want[len(have)] in partial
-                run = _prefix(want[len(have):], test)
+                run = _prefix(want[len(have) :], test)
                 while run and not self._aligned(dims[d], have, have + run):
                     run = run[:-1]
                 if run:
@@ -154,14 +161,18 @@ class Planner:
 
     def _exchange(self, dims: tuple[int, ...], now: list[Atoms], new: Layout) -> Move | None:
         for i, have in enumerate(now):
-            extra = have[_common(have, new[i]):]
+            extra = have[_common(have, new[i]) :]
             for j, target in enumerate(now):
                 if i == j or not extra or target != new[j][: len(target)]:
                     continue
-                need = new[j][len(target):]
+                need = new[j][len(target) :]
                 for k in range(min(len(extra), len(need)), 0, -1):
                     run = need[:k]
-                    fits = extra[-k:] == run and self._aligned(dims[i], have[:-k], have) and self._aligned(dims[j], target, target + run)
+                    fits = (
+                        extra[-k:] == run
+                        and self._aligned(dims[i], have[:-k], have)
+                        and self._aligned(dims[j], target, target + run)
+                    )
                     if fits:
                         return Move("exchange", i, j, run)
         return None
@@ -170,10 +181,16 @@ class Planner:
         wanted = {a for atoms in new for a in atoms}
         best: tuple[tuple, Move] | None = None
         for d, have in enumerate(now):
-            extra = have[_common(have, new[d]):]
+            extra = have[_common(have, new[d]) :]
             if extra:
                 run = tuple(reversed(_prefix(extra[::-1], lambda a: a not in wanted))) or extra[-1:]
-                move = Move("gather", d, atoms=run if self._aligned(dims[d], have[: len(have) - len(run)], have) else have)
+                move = Move(
+                    "gather",
+                    d,
+                    atoms=run
+                    if self._aligned(dims[d], have[: len(have) - len(run)], have)
+                    else have,
+                )
                 rank = (bool(set(run) & wanted), -len(run), d)
                 if best is None or rank < best[0]:
                     best = (rank, move)
@@ -204,7 +221,14 @@ class Planner:
         for have, want in zip(old, new):
             missing = [a for a in want if a not in used]
             for a in have:
-                match = next((b for b in missing if sizes[b] == sizes[a] and b not in lent.values()), None) if a in spare else None
+                match = (
+                    next(
+                        (b for b in missing if sizes[b] == sizes[a] and b not in lent.values()),
+                        None,
+                    )
+                    if a in spare
+                    else None
+                )
                 if match is not None:
                     lent[a] = match
         if lent:
@@ -234,14 +258,19 @@ class Planner:
                     surplus.append(a)
             result.append(kept)
         used = {a for atoms in old for a in atoms}
-        unused = [a for atoms in new for a in atoms if a not in used] + [a for a in range(len(sizes)) if a not in used]
+        unused = [a for atoms in new for a in atoms if a not in used] + [
+            a for a in range(len(sizes)) if a not in used
+        ]
         for kept, need in zip(result, missing):
             for size in need:
                 for pool in (surplus, unused):
                     a = next((a for a in pool if sizes[a] == size), None)
                     if a is not None:
                         kept.append(a)
-                        surplus[:], unused[:] = [b for b in surplus if b != a], [b for b in unused if b != a]
+                        surplus[:], unused[:] = (
+                            [b for b in surplus if b != a],
+                            [b for b in unused if b != a],
+                        )
                         break
         return tuple(map(tuple, result))
 
@@ -258,7 +287,11 @@ class Planner:
             return 0.0
         if move.kind == "permute":
             pairs = self.pairs(move.old, move.new)
-            return _size(self.grid.block(dims, move.old)) * sum(a != b for a, b in pairs) / self.grid.devices
+            return (
+                _size(self.grid.block(dims, move.old))
+                * sum(a != b for a, b in pairs)
+                / self.grid.devices
+            )
         sent = _size(self.grid.block(dims, move.old)) * (n - 1)
         if move.kind == "gather":
             return min(sent, 2 * _size(self.grid.block(dims, move.new)) * (n - 1) / n)
@@ -278,10 +311,16 @@ class Planner:
             sources = have[tile]
             both = set(sources) & set(targets)
             pairs += [(d, d) for d in both]
-            pairs += zip([s for s in sources if s not in both], [t for t in targets if t not in both], strict=True)
+            pairs += zip(
+                [s for s in sources if s not in both],
+                [t for t in targets if t not in both],
+                strict=True,
+            )
         return tuple(sorted(pairs))
 
-    def _reduction(self, dims: tuple[int, ...], layout: Layout, partial: Atoms, new: Layout) -> tuple[list[Move], float, Layout]:
+    def _reduction(
+        self, dims: tuple[int, ...], layout: Layout, partial: Atoms, new: Layout
+    ) -> tuple[list[Move], float, Layout]:
         """How partial results become whole ones: slices and reduce-scatters where `new` allows them, an all-reduce for the rest."""
         now, left = list(layout), set(partial)
         moves: list[Move] = []
@@ -292,7 +331,9 @@ class Planner:
             moves.append(replace(found, old=before, new=tuple(now)))
             if found.kind == "scatter":
                 left -= set(found.atoms)
-                total += _size(self.grid.block(dims, tuple(now))) * (self.grid.parts(found.atoms) - 1)
+                total += _size(self.grid.block(dims, tuple(now))) * (
+                    self.grid.parts(found.atoms) - 1
+                )
         if left:
             atoms = tuple(sorted(left))
             n = self.grid.parts(atoms)
@@ -306,7 +347,17 @@ class Planner:
         """`local` whole (not partial) in layout `new`."""
         if local.layout == new and not local.partial:
             return local
-        key = (local.x, local.dims, local.layout, local.partial, local.reducer, local.rate, local.view, local.crop, new)
+        key = (
+            local.x,
+            local.dims,
+            local.layout,
+            local.partial,
+            local.reducer,
+            local.rate,
+            local.view,
+            local.crop,
+            new,
+        )
         found = self._done.get(key)
         if found is None:
             found = self._done[key] = self._apply(local, new)
@@ -328,28 +379,56 @@ class Planner:
                     x = self._emit(x, local.dims, move)
         for move in self.plan(local.dims, layout, new).moves:
             x = self._emit(x, local.dims, move)
-        return Local(x, local.dims, new, rate=local.rate, view=local.view, crop=local.crop, made_for=local.made_for)
+        return Local(
+            x,
+            local.dims,
+            new,
+            rate=local.rate,
+            view=local.view,
+            crop=local.crop,
+            made_for=local.made_for,
+        )
 
     def block_of(self, source: Instruction, dims: tuple[int, ...], layout: Layout) -> Instruction:
         """This device's block of an array that any device can make."""
         x = source
         for d, (n, atoms) in enumerate(zip(self.grid.block(dims, layout), layout, strict=True)):
             if atoms:
-                x = cut(self.grid, fit(x, d, n * self.grid.parts(atoms)), d, self.grid.indices(atoms), n, self._cuts)
+                x = cut(
+                    self.grid,
+                    fit(x, d, n * self.grid.parts(atoms)),
+                    d,
+                    self.grid.indices(atoms),
+                    n,
+                    self._cuts,
+                )
         return x
 
     def all_reduce(self, x: Instruction, atoms: Atoms, reducer: str) -> Instruction:
-        return instr("all-reduce", (x,), to_apply=h.binary_computation(reducer, x.shape.dtype), **self.channel(atoms))
+        return instr(
+            "all-reduce",
+            (x,),
+            to_apply=h.binary_computation(reducer, x.shape.dtype),
+            **self.channel(atoms),
+        )
 
     def all_gather(self, x: Instruction, dim: int, atoms: Atoms) -> Instruction:
         return instr("all-gather", (x,), dimensions=(dim,), **self.channel(atoms))
 
     def channel(self, atoms: Atoms) -> dict:
         """Attributes of a collective among the devices that differ along `atoms`; channels are numbered at the end."""
-        return dict(replica_groups=self.grid.groups(atoms), channel_id=1, use_global_device_ids=True)
+        return dict(
+            replica_groups=self.grid.groups(atoms), channel_id=1, use_global_device_ids=True
+        )
 
     def all_to_all(self, x: Instruction, dim: int, atoms: Atoms) -> Instruction:
-        return instr("all-to-all", (x,), dimensions=(dim,), replica_groups=self.grid.groups(atoms), channel_id=1)
+        return instr(
+            "all-to-all",
+            (x,),
+            dimensions=(dim,),
+            replica_groups=self.grid.groups(atoms),
+            channel_id=1,
+        )
 
     def permute(self, x: Instruction, pairs) -> Instruction:
         return instr("collective-permute", (x,), source_target_pairs=tuple(pairs), channel_id=1)
@@ -364,13 +443,15 @@ class Planner:
             return cut(grid, fit(x, d, block[d] * n), d, grid.indices(move.atoms), block[d])
         if move.kind == "gather":
             if x.shape.dims[d] * n > 2 * block[d] and x.shape.dtype != "pred":
-                return self.all_reduce(self._placed(x, d, move.atoms, n, block[d]), move.atoms, "add")
+                return self.all_reduce(
+                    self._placed(x, d, move.atoms, n, block[d]), move.atoms, "add"
+                )
             return fit(self.all_gather(x, d, move.atoms), d, block[d])
         # exchange: dimension `to` falls into n pieces, which come back as n pieces of dimension d
         to = move.to
         x = fit(x, to, block[to] * n)
         sizes = x.shape.dims
-        x = h.reshape(x, (*sizes[:to], n, block[to], *sizes[to + 1:]))
+        x = h.reshape(x, (*sizes[:to], n, block[to], *sizes[to + 1 :]))
         x = self.all_to_all(x, to, move.atoms)
         order = [i for i in range(x.shape.rank) if i != to]
         order.insert(d, to)
@@ -384,13 +465,30 @@ class Planner:
         """Zeros of `size` elements along d, with this device's block in its place."""
         sizes = [m * n if e == d else m for e, m in enumerate(x.shape.dims)]
         zeros = h.broadcast(h.constant(0, x.shape.dtype), sizes, ())
-        start, zero = self.grid.table(i * x.shape.dims[d] for i in self.grid.indices(atoms)), h.constant(0, "s32")
-        return fit(h.dynamic_update_slice(zeros, x, [start if e == d else zero for e in range(x.shape.rank)]), d, size)
+        start, zero = (
+            self.grid.table(i * x.shape.dims[d] for i in self.grid.indices(atoms)),
+            h.constant(0, "s32"),
+        )
+        return fit(
+            h.dynamic_update_slice(
+                zeros, x, [start if e == d else zero for e in range(x.shape.rank)]
+            ),
+            d,
+            size,
+        )
 
-    def _emit_scatter(self, x: Instruction, dims: tuple[int, ...], move: Move, reducer: str) -> Instruction:
+    def _emit_scatter(
+        self, x: Instruction, dims: tuple[int, ...], move: Move, reducer: str
+    ) -> Instruction:
         n = self.grid.parts(move.atoms)
         x = fit(x, move.dim, self.grid.block(dims, move.new)[move.dim] * n)
-        return instr("reduce-scatter", (x,), dimensions=(move.dim,), to_apply=h.binary_computation(reducer, x.shape.dtype), **self.channel(move.atoms))
+        return instr(
+            "reduce-scatter",
+            (x,),
+            dimensions=(move.dim,),
+            to_apply=h.binary_computation(reducer, x.shape.dtype),
+            **self.channel(move.atoms),
+        )
 
 
 def _joined(a: Plan, b: Plan) -> Plan:
@@ -437,14 +535,21 @@ def fit(x: Instruction, dim: int, size: int) -> Instruction:
 
 def _resized(x: Instruction, dim: int, size: int) -> tuple[int, ...]:
     dims = x.shape.dims
-    return (*dims[:dim], size, *dims[dim + 1:])
+    return (*dims[:dim], size, *dims[dim + 1 :])
 
 
 def _rebroadcast(x: Instruction, dim: int, size: int) -> Instruction:
     return h.broadcast(x.operands[0], _resized(x, dim, size), x["dimensions"])
 
 
-def cut(grid: Grid, x: Instruction, dim: int, indices: tuple[int, ...], size: int, memo: dict | None = None) -> Instruction:
+def cut(
+    grid: Grid,
+    x: Instruction,
+    dim: int,
+    indices: tuple[int, ...],
+    size: int,
+    memo: dict | None = None,
+) -> Instruction:
     """The block of `size` elements along `dim` number indices[device]. With `memo`, `x` is a `source`: what it is made of is cut, not the result."""
     if x.shape.dims[dim] == size:
         return x
@@ -456,7 +561,9 @@ def cut(grid: Grid, x: Instruction, dim: int, indices: tuple[int, ...], size: in
     return memo[key]
 
 
-def _cut(grid: Grid, x: Instruction, dim: int, indices: tuple[int, ...], size: int, memo: dict | None) -> Instruction:
+def _cut(
+    grid: Grid, x: Instruction, dim: int, indices: tuple[int, ...], size: int, memo: dict | None
+) -> Instruction:
     if x.op == "broadcast":
         if dim not in x["dimensions"]:
             return _rebroadcast(x, dim, size)
@@ -464,13 +571,19 @@ def _cut(grid: Grid, x: Instruction, dim: int, indices: tuple[int, ...], size: i
         return h.broadcast(part, _resized(x, dim, size), x["dimensions"])
     if x.op == "iota":
         smaller = h.iota(x.shape.dtype, _resized(x, dim, size), x["iota_dimension"])
-        return smaller if dim != x["iota_dimension"] else offset(smaller, grid.table(i * size for i in indices))
+        return (
+            smaller
+            if dim != x["iota_dimension"]
+            else offset(smaller, grid.table(i * size for i in indices))
+        )
     if memo is not None and x.operands and "pointwise" in OPCODES[x.op].traits:
         parts = [cut(grid, o, dim, indices, size, memo) if o.shape.rank else o for o in x.operands]
         return interned(x.op, tuple(parts), x.attrs, Shape(x.shape.dtype, _resized(x, dim, size)))
     start = grid.table(i * size for i in indices)
     zero = h.constant(0, "s32")
-    return h.dynamic_slice(x, [start if d == dim else zero for d in range(x.shape.rank)], _resized(x, dim, size))
+    return h.dynamic_slice(
+        x, [start if d == dim else zero for d in range(x.shape.rank)], _resized(x, dim, size)
+    )
 
 
 def offset(x: Instruction, by: Instruction) -> Instruction:

@@ -6,6 +6,7 @@
 The operands come in the layouts of the choice; the results, one Local per array, leave in its layouts. `roles` are the factor roles (hlo/factors.py)
 beyond `free` that the function can split. Opcodes without a row run unchanged on their blocks.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -27,13 +28,17 @@ Price = Callable[[Planner, Instruction, Factors, Assignment, Sequence[Local]], f
 class Handler:
     localize: Localize
     roles: frozenset[str]
-    price: Price | None  # bytes exchanged inside the localized program; None: this assignment is impossible
+    price: (
+        Price | None
+    )  # bytes exchanged inside the localized program; None: this assignment is impossible
 
 
 HANDLERS: dict[str, Handler] = {}
 
 
-def localizes(names: str, roles: str = "", price: Price | None = None) -> Callable[[Localize], Localize]:
+def localizes(
+    names: str, roles: str = "", price: Price | None = None
+) -> Callable[[Localize], Localize]:
     def register(fn: Localize) -> Localize:
         for name in names.split():
             HANDLERS[name] = Handler(fn, frozenset(("free", *roles.split())), price)
@@ -51,14 +56,21 @@ def rebuilt(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local
     return results(p, x, choice, on_blocks(p, x, choice, [o.x for o in operands]))
 
 
-def on_blocks(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Instruction], **attrs) -> Instruction:
+def on_blocks(
+    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Instruction], **attrs
+) -> Instruction:
     """`x` on block-sized operands, with other attributes; its shape is inferred, or the block of x's where the operands do not determine it."""
     row = OPCODES[x.op]
     given = dict(_plain(x).attrs) | attrs
     if row.rule is not None and row.check is None:
         return instr(x.op, tuple(operands), **given)
-    shapes = [Shape(s.dtype, p.grid.block(s.dims, layout)) for s, layout in zip(arrays(x.shape), choice.results, strict=True)]
-    return instr(x.op, tuple(operands), tuple_shape(*shapes) if x.shape.is_tuple else shapes[0], **given)
+    shapes = [
+        Shape(s.dtype, p.grid.block(s.dims, layout))
+        for s, layout in zip(arrays(x.shape), choice.results, strict=True)
+    ]
+    return instr(
+        x.op, tuple(operands), tuple_shape(*shapes) if x.shape.is_tuple else shapes[0], **given
+    )
 
 
 def _plain(x: Instruction) -> Instruction:
@@ -67,12 +79,22 @@ def _plain(x: Instruction) -> Instruction:
     return interned(x.op, x.operands, tuple(a for a in x.attrs if a[0] != "sharding"), x.shape)
 
 
-def results(p: Planner, x: Instruction, choice: Choice, y: Instruction, reducer: str = "add", partial: tuple[int, ...] | None = None) -> list[Local]:
+def results(
+    p: Planner,
+    x: Instruction,
+    choice: Choice,
+    y: Instruction,
+    reducer: str = "add",
+    partial: tuple[int, ...] | None = None,
+) -> list[Local]:
     """The arrays of `y` as Locals of the arrays of `x`."""
     shapes = arrays(x.shape)
     parts = [h.get_tuple_element(y, i) for i in range(len(shapes))] if x.shape.is_tuple else [y]
     split = choice.partial if partial is None else partial
-    return [Local(v, s.dims, layout, split, reducer) for v, s, layout in zip(parts, shapes, choice.results, strict=True)]
+    return [
+        Local(v, s.dims, layout, split, reducer)
+        for v, s, layout in zip(parts, shapes, choice.results, strict=True)
+    ]
 
 
 DEFAULT = Handler(rebuilt, frozenset(("free",)), None)
@@ -86,7 +108,9 @@ def identity(reducer: str, dtype: str) -> Instruction:
     elif reducer == "minimum":
         value = h.highest(dtype)
     elif reducer == "and":
-        value = True if dtype == "pred" else -1 if dtype.startswith("s") else (1 << int(dtype[1:])) - 1
+        value = (
+            True if dtype == "pred" else -1 if dtype.startswith("s") else (1 << int(dtype[1:])) - 1
+        )
     return h.constant(value, dtype)
 
 
@@ -94,6 +118,8 @@ def on_first(p: Planner, x: Instruction, atoms: tuple[int, ...], other: Instruct
     """`x` on the first device along `atoms`, the scalar `other` everywhere else."""
     if not atoms or x is other:
         return x
-    first = h.compare(p.grid.table(int(i != 0) for i in p.grid.indices(atoms)), h.constant(0, "s32"), "EQ")
+    first = h.compare(
+        p.grid.table(int(i != 0) for i in p.grid.indices(atoms)), h.constant(0, "s32"), "EQ"
+    )
     dims = x.shape.dims
     return h.select(h.broadcast(first, dims, ()), x, h.broadcast(other, dims, ()))

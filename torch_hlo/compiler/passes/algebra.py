@@ -3,6 +3,7 @@
 Canonical forms, so that rules need not fight: constants on the right; broadcasts of scalars for uniform constants; `negate` outward of
 products; broadcasts and reshapes without size-1 detours (see moves.py). A rule is `lhs -> rhs`.
 """
+
 from __future__ import annotations
 
 import math
@@ -16,7 +17,9 @@ from torch_hlo.hlo.numeric import SMALL_FLOATS
 from torch_hlo.hlo.shape import DTYPES
 
 # Significant bits (with the hidden one) of float types, and the exponents k for which 2**k and 2**-k are both normal.
-PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8} | {name: row[1] + 1 for name, row in SMALL_FLOATS.items()}
+PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8} | {
+    name: row[1] + 1 for name, row in SMALL_FLOATS.items()
+}
 _RECIPROCAL = {"f64": 1022, "f32": 126, "f16": 14, "bf16": 126}
 _FORMAT = {"f64": (11, 52), "f32": (8, 23), "f16": (5, 10), "bf16": (8, 7)}
 _FLIPPED = {"EQ": "EQ", "NE": "NE", "LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
@@ -58,12 +61,17 @@ def exact(a: str, b: str) -> bool:
         return old.bits - (old.kind == "s") <= PRECISION[b] and new.bits >= 16
     if old.kind == "f":
         return False
-    return old.bits - (old.kind == "s") <= new.bits - (new.kind == "s") and not (old.kind == "s" and new.kind == "u")
+    return old.bits - (old.kind == "s") <= new.bits - (new.kind == "s") and not (
+        old.kind == "s" and new.kind == "u"
+    )
 
 
 def convert_twice(out: Instruction, inner: Instruction, x: Instruction) -> Instruction | None:
     a, b, final = x.shape.dtype, inner.shape.dtype, out.shape.dtype
-    narrowing = all(DTYPES[t].kind in "su" for t in (a, b, final)) and DTYPES[final].bits <= DTYPES[b].bits <= DTYPES[a].bits
+    narrowing = (
+        all(DTYPES[t].kind in "su" for t in (a, b, final))
+        and DTYPES[final].bits <= DTYPES[b].bits <= DTYPES[a].bits
+    )
     return h.convert(x, final) if exact(a, b) or narrowing else None
 
 
@@ -72,7 +80,11 @@ def divide_by_power_of_two(x: Instruction, c: Instruction) -> Instruction | None
     if limit is None or not isinstance(value, float) or not math.isfinite(value) or value == 0:
         return None
     fraction, exponent = math.frexp(value)
-    return h.multiply(x, h.full_like(x, 1 / value)) if abs(fraction) == 0.5 and abs(exponent - 1) <= limit else None
+    return (
+        h.multiply(x, h.full_like(x, 1 / value))
+        if abs(fraction) == 0.5 and abs(exponent - 1) <= limit
+        else None
+    )
 
 
 def square(x: Instruction) -> Instruction:
@@ -84,7 +96,9 @@ def root_of_any(x: Instruction, fn, infinity: float) -> Instruction:
     if x.op in _NEVER_NEGATIVE or x.op == "multiply" and x.operands[0] is x.operands[1]:
         return fn(x)
     positive = fn(h.add(x, h.full_like(x, 0.0)))
-    return h.select(h.compare(x, h.full_like(x, -math.inf), "EQ"), h.full_like(x, infinity), positive)
+    return h.select(
+        h.compare(x, h.full_like(x, -math.inf), "EQ"), h.full_like(x, infinity), positive
+    )
 
 
 def compare_self(out: Instruction, x: Instruction) -> Instruction | None:
@@ -131,10 +145,17 @@ def extreme(out: Instruction, x: Instruction, c: Instruction) -> Instruction | N
 
 def whole_tuple(out: Instruction) -> Instruction | None:
     first = out.operands[0] if out.operands else None
-    if first is None or first.op != "get-tuple-element" or len(first.operands[0].shape.elements) != len(out.operands):
+    if (
+        first is None
+        or first.op != "get-tuple-element"
+        or len(first.operands[0].shape.elements) != len(out.operands)
+    ):
         return None
     source = first.operands[0]
-    if all(o.op == "get-tuple-element" and o.operands[0] is source and o["index"] == i for i, o in enumerate(out.operands)):
+    if all(
+        o.op == "get-tuple-element" and o.operands[0] is source and o["index"] == i
+        for i, o in enumerate(out.operands)
+    ):
         return source
     return None
 
@@ -143,7 +164,13 @@ def constant_branch(out: Instruction, index: Instruction) -> Instruction | None:
     value, branches = splat(index), out["branch_computations"]
     if value is None:
         return None
-    chosen = (0 if value else 1) if index.shape.dtype == "pred" else value if 0 <= value < len(branches) else len(branches) - 1
+    chosen = (
+        (0 if value else 1)
+        if index.shape.dtype == "pred"
+        else value
+        if 0 <= value < len(branches)
+        else len(branches) - 1
+    )
     return inline(branches[chosen], (out.operands[1 + chosen],))
 
 
@@ -176,25 +203,45 @@ def reduce_ones(out: Instruction) -> Instruction | None:
         return None
     kept = [i for i in range(xs[0].shape.rank) if i not in ones]
     arrays = tuple(h.reshape(x, [x.shape.dims[i] for i in kept]) for x in xs)
-    return instr("reduce", (*arrays, *out.operands[n:]), dimensions=tuple(kept.index(i) for i in dims if i not in ones), to_apply=out["to_apply"])
+    return instr(
+        "reduce",
+        (*arrays, *out.operands[n:]),
+        dimensions=tuple(kept.index(i) for i in dims if i not in ones),
+        to_apply=out["to_apply"],
+    )
 
 
 def scatter_of_one(out: Instruction) -> Instruction | None:
     """scatter(broadcast(c), i, u) of one element per row -> select(iota == i, u, c): the gradient of max(x, dim) and of gather, one-hot codes"""
     x, index, u = out.operands if len(out.operands) == 3 else (None,) * 3
     dims = out["scatter_dims_to_operand_dims"]
-    if x is None or x.op != "broadcast" or x.operands[0].shape.rank or len(dims) != 1 or out["update_window_dims"] or out["inserted_window_dims"] != dims:
+    if (
+        x is None
+        or x.op != "broadcast"
+        or x.operands[0].shape.rank
+        or len(dims) != 1
+        or out["update_window_dims"]
+        or out["inserted_window_dims"] != dims
+    ):
         return None
     (d,), rank = dims, x.shape.rank
     others = tuple(i for i in range(rank) if i != d)
     rows = tuple(x.shape.dims[i] for i in others)
-    if out["input_batching_dims"] != others or out["scatter_indices_batching_dims"] != others or out["index_vector_dim"] != rank:
+    if (
+        out["input_batching_dims"] != others
+        or out["scatter_indices_batching_dims"] != others
+        or out["index_vector_dim"] != rank
+    ):
         return None
     if index.shape.dims != (*rows[:d], 1, *rows[d:]):
         return None
     i, u = (h.broadcast(h.reshape(o, rows), x.shape.dims, others) for o in (index, u))
     new = lift(out["to_apply"], (x, u))
-    return None if new is None else h.select(h.compare(h.iota(index.shape.dtype, x.shape.dims, d), i, "EQ"), new, x)
+    return (
+        None
+        if new is None
+        else h.select(h.compare(h.iota(index.shape.dtype, x.shape.dims, d), i, "EQ"), new, x)
+    )
 
 
 def sort_single(out: Instruction) -> Instruction | None:
@@ -210,7 +257,11 @@ def full_format(out: Instruction, x: Instruction) -> Instruction | None:
 
 
 def is_all_ones(c: Instruction) -> bool:
-    return splat(c) in (-1, (1 << DTYPES[c.shape.dtype].bits) - 1) if c.shape.kind in "su" else splat(c) is True
+    return (
+        splat(c) in (-1, (1 << DTYPES[c.shape.dtype].bits) - 1)
+        if c.shape.kind in "su"
+        else splat(c) is True
+    )
 
 
 def not_constant(x: Instruction) -> bool:

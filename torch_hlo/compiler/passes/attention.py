@@ -14,6 +14,7 @@ configuration for the batch dimensions that it has, it is summed over the others
 attention_operands computes what such operands are inside the kernel, where that reads less memory than they take:
     c = fusion(q, k, v, seed), kind=custom, calls={… ROOT call(q, k, v, factors)}
 """
+
 from __future__ import annotations
 
 import json
@@ -67,13 +68,21 @@ class Attention:
     @property
     def roles(self) -> tuple[str, ...]:
         """What the operands are."""
-        inputs = ("q", "k", "v") if self.kind == "forward" else ("grad", "q", "k", "v", "out", "lse", *["total"] * self.softmax)
+        inputs = (
+            ("q", "k", "v")
+            if self.kind == "forward"
+            else ("grad", "q", "k", "v", "out", "lse", *["total"] * self.softmax)
+        )
         return (*inputs, *["bias"] * (self.bias is not None), *["fill"] * self.fill, *["factors"] * self.factors,
                 *["scale"] * self.dynamic, *["cap"] * self.capped)  # fmt: skip
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return ("out", "lse", *["total"] * self.softmax) if self.kind == "forward" else ("dq", "dk", "dv", *["dbias"] * bool(self.bias_gradient))
+        return (
+            ("out", "lse", *["total"] * self.softmax)
+            if self.kind == "forward"
+            else ("dq", "dk", "dv", *["dbias"] * bool(self.bias_gradient))
+        )
 
 
 def inner(x: Instruction) -> Instruction:
@@ -93,12 +102,14 @@ def attention_of(x: Instruction) -> Attention | None:
         return None
     config = json.loads(config)
     first = 0 if config["attention"] == "forward" else 1
-    q, k, v = (o.shape for o in x.operands[first:first + 3])
+    q, k, v = (o.shape for o in x.operands[first : first + 3])
     softmax = config.get("softmax", False)
-    extra = [o.shape for o in x.operands[3 if first == 0 else 6 + softmax:]]
-    if not all(o.shape.dtype in FLOATS for o in x.operands[:first + 3]):
+    extra = [o.shape for o in x.operands[3 if first == 0 else 6 + softmax :]]
+    if not all(o.shape.dtype in FLOATS for o in x.operands[: first + 3]):
         return None
-    fill, factors, dynamic, capped = (config.get(name, False) for name in ("fill", "factors", "dynamic", "capped"))
+    fill, factors, dynamic, capped = (
+        config.get(name, False) for name in ("fill", "factors", "dynamic", "capped")
+    )
     gradient = tuple(zip(q.dims[:-2], config.get("bias_gradient", ()), strict=False))
     if capped:
         extra.pop()
@@ -108,7 +119,9 @@ def attention_of(x: Instruction) -> Attention | None:
         return None
     if fill:
         extra.pop()
-    if not all(s.dtype in (*FLOATS, "pred") for s in extra) or any(s.dtype != "f32" for s in x.shape.elements):
+    if not all(s.dtype in (*FLOATS, "pred") for s in extra) or any(
+        s.dtype != "f32" for s in x.shape.elements
+    ):
         return None
     if k.dtype != q.dtype or v.dtype != q.dtype or x.operands[0].shape.dtype != q.dtype:
         return None
@@ -124,7 +137,13 @@ def attention_of(x: Instruction) -> Attention | None:
     if not all(isinstance(n, int) and 0 < n <= MAX_WIDTH for n in (size, width)):
         return None
     bias = _bias(extra[0], (*batch, rows, columns)) if extra else None
-    if gradient and (capped or config["causal"] or group > 1 or len(gradient) != len(batch) or extra[0].dims[-2:] != (rows, columns)):
+    if gradient and (
+        capped
+        or config["causal"]
+        or group > 1
+        or len(gradient) != len(batch)
+        or extra[0].dims[-2:] != (rows, columns)
+    ):
         return None
     dtypes = tuple(o.shape.dtype for o in x.operands)
     return Attention(config["attention"], dtypes, config["causal"], config["scale"], math.prod(batch), group, rows, columns, size, width, bias, fill,
@@ -133,29 +152,58 @@ def attention_of(x: Instruction) -> Attention | None:
 
 def merged(a: Attention) -> Attention:
     """`a` with the heads that share keys as rows of one head, where a head has few: its keys are read once. The arrays are the same."""
-    if a.kind != "forward" or a.group == 1 or a.causal or not isinstance(a.rows, int) or a.rows >= MIN_SIZE:
+    if (
+        a.kind != "forward"
+        or a.group == 1
+        or a.causal
+        or not isinstance(a.rows, int)
+        or a.rows >= MIN_SIZE
+    ):
         return a
-    bias = a.bias and replace(a.bias, row=a.bias.row or a.bias.batch[-1][1])  # 0 only if all heads have the same row
+    bias = a.bias and replace(
+        a.bias, row=a.bias.row or a.bias.batch[-1][1]
+    )  # 0 only if all heads have the same row
     return replace(a, heads=a.heads // a.group, group=1, rows=a.rows * a.group, bias=bias)
 
 
 def _bias(shape: Shape, dims: tuple[int, ...]) -> Bias:
     missing = len(dims) - shape.rank
-    strides = [0] * missing + [0 if n == 1 else s for n, s in zip(shape.dims, row_major_strides(shape.dims), strict=True)]
+    strides = [0] * missing + [
+        0 if n == 1 else s for n, s in zip(shape.dims, row_major_strides(shape.dims), strict=True)
+    ]
     return Bias(tuple(zip(dims[:-2], strides[:-2], strict=True)), strides[-2], strides[-1])
 
 
 def _fused(out: Instruction) -> Instruction | None:
     if attention_of(out) is None:
         return None
-    return instr("fusion", out.operands, out.shape, kind="custom", calls=out["to_apply"], backend_config=out["backend_config"])
+    return instr(
+        "fusion",
+        out.operands,
+        out.shape,
+        kind="custom",
+        calls=out["to_apply"],
+        backend_config=out["backend_config"],
+    )
 
 
 def _fused_on_grid(out: Instruction) -> Instruction | None:
     a = attention_of(out)
-    if a is None or a.factors or a.dynamic or a.capped or a.bias_gradient or a.kind == "backward" and a.group > 1:
+    if (
+        a is None
+        or a.factors
+        or a.dynamic
+        or a.capped
+        or a.bias_gradient
+        or a.kind == "backward"
+        and a.group > 1
+    ):
         return None
-    return None if any(isinstance(n, int) and n < MIN_SIZE for n in (a.rows, a.columns)) else _fused(out)
+    return (
+        None
+        if any(isinstance(n, int) and n < MIN_SIZE for n in (a.rows, a.columns))
+        else _fused(out)
+    )
 
 
 RULES = rules((op("call"), _fused))
@@ -168,4 +216,6 @@ def attention(module: Module) -> Module:
     return rewrite(module, RULES)
 
 
-on_grid = Pass(attention.name, lambda module: rewrite(module, GRID_RULES), "The same for a grid of threads.")
+on_grid = Pass(
+    attention.name, lambda module: rewrite(module, GRID_RULES), "The same for a grid of threads."
+)

@@ -11,6 +11,7 @@ Recognized by structure, after the identities have brought every spelling into o
 attention_roles. Nothing else may read the scores, the weights or their gradients: attention whose weights are returned stays as it is. A row that sees nothing
 is NaN, as softmax's is.
 """
+
 from __future__ import annotations
 
 import json
@@ -20,7 +21,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch_hlo.compiler.passes.attention import FLOATS, attention_of
-from torch_hlo.compiler.passes.attention_roles import ELEMENTWISE, Product, Role, Roles, Unknown, bare, is_view, scalar, sides, turned
+from torch_hlo.compiler.passes.attention_roles import (
+    ELEMENTWISE,
+    Product,
+    Role,
+    Roles,
+    Unknown,
+    bare,
+    is_view,
+    scalar,
+    sides,
+    turned,
+)
 from torch_hlo.compiler.passes.base import hlo_pass, over_computations
 from torch_hlo.hlo import build as b
 from torch_hlo.hlo.dim import Size
@@ -44,7 +56,12 @@ def _matched(c: Computation) -> Computation:
     reads, number = users((c.root,)), {x: i for i, x in enumerate(order)}
     table: dict[Instruction, Instruction] = {}
     for x in order:
-        if x.op == "divide" and x.operands[0].op == "exponential" or x.op == "exponential" and _is(x.operands[0], "multiply", math.log(2)):
+        if (
+            x.op == "divide"
+            and x.operands[0].op == "exponential"
+            or x.op == "exponential"
+            and _is(x.operands[0], "multiply", math.log(2))
+        ):
             try:
                 table |= _Attention(x, reads, number, c.root).replacements()
             except Unknown:
@@ -56,7 +73,12 @@ def _with_separate_sums(c: Computation) -> Computation:
     """Sums over batch dimensions of added arrays of gradients -> added sums: a bias that layers share."""
     table = {}
     for x in postorder((c.root,)):
-        if x.op == "reduce" and x.shape.rank >= 2 and x.shape.dims[-2:] == x.operands[0].shape.dims[-2:] and x["to_apply"].root.op == "add":
+        if (
+            x.op == "reduce"
+            and x.shape.rank >= 2
+            and x.shape.dims[-2:] == x.operands[0].shape.dims[-2:]
+            and x["to_apply"].root.op == "add"
+        ):
             leaves, stack = [], [x.operands[0]]
             while stack:
                 y = stack.pop()
@@ -66,9 +88,18 @@ def _with_separate_sums(c: Computation) -> Computation:
                     stack.append(y.operands[0])
                 else:
                     leaves.append(y)
-            if len(leaves) > 1 and any(y.op == "subtract" for y in leaves) and splat(x.operands[1]) == 0:
+            if (
+                len(leaves) > 1
+                and any(y.op == "subtract" for y in leaves)
+                and splat(x.operands[1]) == 0
+            ):
                 dims = x.operands[0].shape.dims
-                parts = [b.reduce(b.reshape(_as_f32(y), dims), b.constant(0.0, "f32"), x["dimensions"], "add") for y in leaves]
+                parts = [
+                    b.reduce(
+                        b.reshape(_as_f32(y), dims), b.constant(0.0, "f32"), x["dimensions"], "add"
+                    )
+                    for y in leaves
+                ]
                 total = parts[0]
                 for part in parts[1:]:
                     total = b.add(total, part)
@@ -135,8 +166,16 @@ def _scores(weights: Instruction) -> _Scores:
     def reduced(y: Instruction, opcode: str, of: Instruction) -> Instruction:
         """What `y` repeats along rows, a reduction of `of` along them."""
         r = row(y)
-        _need(r.op == "reduce" and r.operands[0] is of and r["dimensions"] == (of.shape.rank - 1,) and r["to_apply"].root.op == opcode)
-        _need(splat(r.operands[1]) == (0 if opcode == "add" else float("-inf")) and r["to_apply"].root.operands == r["to_apply"].params)
+        _need(
+            r.op == "reduce"
+            and r.operands[0] is of
+            and r["dimensions"] == (of.shape.rank - 1,)
+            and r["to_apply"].root.op == opcode
+        )
+        _need(
+            splat(r.operands[1]) == (0 if opcode == "add" else float("-inf"))
+            and r["to_apply"].root.operands == r["to_apply"].params
+        )
         inside.add(r)
         return r
 
@@ -212,7 +251,11 @@ def _product(steps: list[tuple[str, Instruction]]) -> Instruction | None:
     total = None
     for opcode, number in steps:
         number = number if number.shape.dtype == "f32" else b.convert(number, "f32")
-        total = number if total is None and opcode == "multiply" else instr(opcode, (b.constant(1.0, "f32") if total is None else total, number))
+        total = (
+            number
+            if total is None and opcode == "multiply"
+            else instr(opcode, (b.constant(1.0, "f32") if total is None else total, number))
+        )
     return total
 
 
@@ -244,11 +287,17 @@ class _Attention:
         self.roles = self._followed()
         weighted = [p for p in self.roles.products if p.role.kind == "weights"]
         outs = [p for p in weighted if p.over == "columns"]
-        _need(bool(weighted) and len(outs) == (not self.s.given) and all(p.role.factors == weighted[0].role.factors for p in self.roles.products))
+        _need(
+            bool(weighted)
+            and len(outs) == (not self.s.given)
+            and all(p.role.factors == weighted[0].role.factors for p in self.roles.products)
+        )
         self.anchor = (outs or weighted)[0]
         q, k = self.s.q, self.s.k
         rest = [p for p in self.roles.products if p not in outs]
-        grads = [x for x, role in self.roles.roles.items() if role.kind == "grads" and x.op == "dot"]
+        grads = [
+            x for x, role in self.roles.roles.items() if role.kind == "grads" and x.op == "dot"
+        ]
         _need(len(grads) == bool(rest or self.roles.sums))
         batch = self.roles.sums[0].array.shape.dims[:-2] if self.roles.sums else self._batch()
         common, config = self._operands(batch)
@@ -273,9 +322,15 @@ class _Attention:
             config["bias_gradient"] = self._kept(batch)
         backward = self._fusion("backward", (grad, q, k, values, out, *rows), common, config, batch)
         for p in rest:
-            index, operand = {("weights", "rows"): (2, grad), ("scores", "columns"): (0, k), ("scores", "rows"): (1, q)}[p.role.kind, p.over]
+            index, operand = {
+                ("weights", "rows"): (2, grad),
+                ("scores", "columns"): (0, k),
+                ("scores", "rows"): (1, q),
+            }[p.role.kind, p.over]
             _need(p.other is operand)
-            table[p.x] = self._result(p, backward, index, None if index == 2 else self._ratio(p.role))
+            table[p.x] = self._result(
+                p, backward, index, None if index == 2 else self._ratio(p.role)
+            )
         for s in self.roles.sums:
             table[s.x] = b.reshape(b.get_tuple_element(backward, 3), s.x.shape.dims)
         return table
@@ -285,7 +340,11 @@ class _Attention:
         found: set[Instruction] = set()
         for square in self._viewed(self.s.bent) if self.s.bent is not None else ():
             if square.op == "multiply" and len({_seen(o) for o in square.operands}) == 1:
-                found |= {x for x in self._viewed(square) if x.op == "subtract" and splat(x.operands[0]) == 1}
+                found |= {
+                    x
+                    for x in self._viewed(square)
+                    if x.op == "subtract" and splat(x.operands[0]) == 1
+                }
         for x in found:
             self._viewed(x)
         return found
@@ -310,11 +369,20 @@ class _Attention:
 
     def _output_of(self, grad: Instruction) -> Instruction:
         """The output whose gradient is `grad`: their products' sums are what is subtracted from the gradients of weights."""
-        (sums,) = {x.operands[1].operands[0] for x, role in self.roles.roles.items() if role.kind == "difference" and x.op == "subtract"} or {None}
+        (sums,) = {
+            x.operands[1].operands[0]
+            for x, role in self.roles.roles.items()
+            if role.kind == "difference" and x.op == "subtract"
+        } or {None}
         _need(sums is not None)
         while is_view(sums, 1):
             sums = sums.operands[0]
-        _need(sums.op == "reduce" and sums["dimensions"] == (sums.operands[0].shape.rank - 1,) and sums["to_apply"].root.op == "add" and splat(sums.operands[1]) == 0)
+        _need(
+            sums.op == "reduce"
+            and sums["dimensions"] == (sums.operands[0].shape.rank - 1,)
+            and sums["to_apply"].root.op == "add"
+            and splat(sums.operands[1]) == 0
+        )
         product = sums.operands[0]
         while is_view(product, 2):
             product = product.operands[0]
@@ -348,8 +416,20 @@ class _Attention:
             for u in self.reads[x]:
                 if u.op == "dot":
                     values = u.operands[u.operands[0] is x]
-                    found += [y for y in self.reads[values] if y.op == "dot" and y.operands[1] is values and y.shape.dims[-2:] == last and y not in self.s.inside]
-                elif u not in seen and not u.shape.is_tuple and u.shape.dims[-2:] == last and u.op in ELEMENTWISE:
+                    found += [
+                        y
+                        for y in self.reads[values]
+                        if y.op == "dot"
+                        and y.operands[1] is values
+                        and y.shape.dims[-2:] == last
+                        and y not in self.s.inside
+                    ]
+                elif (
+                    u not in seen
+                    and not u.shape.is_tuple
+                    and u.shape.dims[-2:] == last
+                    and u.op in ELEMENTWISE
+                ):
                     seen.add(u)
                     stack.append(u)
                     found += _dots_above(u, last, seen) if self.s.given else ()
@@ -364,7 +444,11 @@ class _Attention:
 
     def _batch(self) -> tuple[Size, ...]:
         """Batch dimensions, as fine as masks and biases have them: what they repeat is not written."""
-        arrays = [self.s.mask, *(x for x, _ in self.s.biases), *(x for _, x in self.anchor.role.factors)]
+        arrays = [
+            self.s.mask,
+            *(x for x, _ in self.s.biases),
+            *(x for _, x in self.anchor.role.factors),
+        ]
         dims = [self.weights.shape.dims]
         for x in arrays:
             if x is not None and x.shape.rank:
@@ -415,7 +499,10 @@ class _Attention:
                 total = b.select(b.reshape(x, full), yes, no)
             else:
                 x = _as_f32(x)
-                total = instr(opcode, (total, b.broadcast(x, full) if not x.shape.rank else b.reshape(x, full)))
+                total = instr(
+                    opcode,
+                    (total, b.broadcast(x, full) if not x.shape.rank else b.reshape(x, full)),
+                )
         return total
 
     def _ratio(self, role: Role) -> Instruction | None:
@@ -437,35 +524,67 @@ class _Attention:
 
     def _unmasked(self, role: Role) -> list[tuple[str, Instruction]]:
         """What a gradient of scores is scaled with; where scores were replaced it has to be 0."""
-        selects = [(x, opcode == "select") for opcode, x in role.chain if opcode in ("select", "unselect")]
+        selects = [
+            (x, opcode == "select") for opcode, x in role.chain if opcode in ("select", "unselect")
+        ]
         if self.s.mask is None:
             _need(not selects)
         else:
-            same = (bare(self.s.mask), self.s.visible), (bare(_not(self.s.mask)), not self.s.visible)
+            same = (
+                (bare(self.s.mask), self.s.visible),
+                (bare(_not(self.s.mask)), not self.s.visible),
+            )
             _need(len(selects) == 1 and selects[0] in same)
         return [(opcode, x) for opcode, x in role.chain if opcode in ("multiply", "divide")]
 
     def _kept(self, batch: tuple[Size, ...]) -> list[bool]:
         """Which batch dimensions the gradient of the bias has. There is one, of a bias as it was added."""
         (s,) = self.roles.sums if len(self.roles.sums) == 1 else (None,)
-        _need(s is not None and len(self.s.biases) >= 1 and not self.s.biases[0][1] and not self._unmasked(s.role))
+        _need(
+            s is not None
+            and len(self.s.biases) >= 1
+            and not self.s.biases[0][1]
+            and not self._unmasked(s.role)
+        )
         return [d not in s.x["dimensions"] for d in range(len(batch))]
 
-    def _fusion(self, kind: str, inputs: tuple[Instruction, ...], common: list[Instruction], config: dict, batch: tuple[Size, ...]) -> Instruction:
-        arrays = [b.reshape(x, (*batch, *x.shape.dims[-2:])) for x in inputs[:4 if kind == "backward" else 3]]
+    def _fusion(
+        self,
+        kind: str,
+        inputs: tuple[Instruction, ...],
+        common: list[Instruction],
+        config: dict,
+        batch: tuple[Size, ...],
+    ) -> Instruction:
+        arrays = [
+            b.reshape(x, (*batch, *x.shape.dims[-2:]))
+            for x in inputs[: 4 if kind == "backward" else 3]
+        ]
         if kind == "backward":
             rows = arrays[1].shape.dims[-2]
-            arrays += [b.reshape(inputs[4], (*batch, rows, inputs[4].shape.dims[-1])), *(b.reshape(x, (*batch, rows)) for x in inputs[5:])]
+            arrays += [
+                b.reshape(inputs[4], (*batch, rows, inputs[4].shape.dims[-1])),
+                *(b.reshape(x, (*batch, rows)) for x in inputs[5:]),
+            ]
         operands = (*arrays, *common)
         params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
         results = _meaning(kind, params, config, batch)
         text = json.dumps({"attention": kind, **config}, separators=(",", ":"))
-        made = instr("fusion", operands, results.shape, kind="custom", calls=Computation("attention", params, results), backend_config=text)
+        made = instr(
+            "fusion",
+            operands,
+            results.shape,
+            kind="custom",
+            calls=Computation("attention", params, results),
+            backend_config=text,
+        )
         _need(attention_of(made) is not None)
         carry_meta(self.anchor.x, made)
         return made
 
-    def _result(self, p: Product, fused: Instruction, index: int, ratio: Instruction | None = None) -> Instruction:
+    def _result(
+        self, p: Product, fused: Instruction, index: int, ratio: Instruction | None = None
+    ) -> Instruction:
         """A result of the fusion in place of a product."""
         y = _scaled(b.get_tuple_element(fused, index), ratio)
         *batch, n, m = p.x.shape.dims
@@ -494,7 +613,9 @@ def _rearranged(x: Instruction) -> tuple:
     return x, tuple(moves)
 
 
-def _dots_above(x: Instruction, last: tuple[Size, ...], seen: set[Instruction]) -> list[Instruction]:
+def _dots_above(
+    x: Instruction, last: tuple[Size, ...], seen: set[Instruction]
+) -> list[Instruction]:
     """Products of these last dimensions that elementwise instructions lead to `x` from, but for what `seen` leads to."""
     found, stack = [], [o for o in x.operands if o not in seen]
     while stack:
@@ -518,16 +639,26 @@ def _not(mask: Instruction) -> Instruction:
 def _small(x: Instruction, full: tuple[Size, ...]) -> Instruction:
     """`x`, seen as [batch…, rows, columns], with 1 where it is repeated."""
     repeated = x
-    while repeated.op == "reshape" and repeated.shape.dims != full and repeated.operands[0].shape.dims[-2:] == full[-2:]:
+    while (
+        repeated.op == "reshape"
+        and repeated.shape.dims != full
+        and repeated.operands[0].shape.dims[-2:] == full[-2:]
+    ):
         repeated = repeated.operands[0]
     if repeated.op == "broadcast" and repeated.shape.dims == full:
-        return b.reshape(repeated.operands[0], tuple(n if d in repeated["dimensions"] else 1 for d, n in enumerate(full)))
+        return b.reshape(
+            repeated.operands[0],
+            tuple(n if d in repeated["dimensions"] else 1 for d, n in enumerate(full)),
+        )
     return b.reshape(x, full)
 
 
 def _wide(arrays: tuple[Instruction, ...]) -> list[Instruction]:
     """Arrays of one rank, repeated to the same dimensions."""
-    dims = tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*(x.shape.dims for x in arrays), strict=True))
+    dims = tuple(
+        next((n for n in sizes if n != 1), 1)
+        for sizes in zip(*(x.shape.dims for x in arrays), strict=True)
+    )
     return [_repeated(x, dims) for x in arrays]
 
 
@@ -542,7 +673,9 @@ def _times(x: Instruction, number: float) -> Instruction:
     return b.multiply(x, b.full(number, "f32", x.shape.dims))
 
 
-def _meaning(kind: str, params: tuple[Instruction, ...], config: dict, batch: tuple[Size, ...]) -> Instruction:
+def _meaning(
+    kind: str, params: tuple[Instruction, ...], config: dict, batch: tuple[Size, ...]
+) -> Instruction:
     """What the fusion computes, of its parameters."""
     rest = list(params[3:] if kind == "forward" else params[7:])
     q, k, v = params[:3] if kind == "forward" else params[1:4]
@@ -575,7 +708,10 @@ def _meaning(kind: str, params: tuple[Instruction, ...], config: dict, batch: tu
         e = b.exponential(b.subtract(s, b.broadcast(top, dims, rows)))
         total = b.reduce(e, b.constant(0.0, "f32"), (rank - 1,), "add")
         p = b.divide(e, b.broadcast(total, dims, rows))
-        return b.tuple_(dot(p if factors is None else b.multiply(p, factors), v, -1, -2), *(_times(x, 1 / math.log(2)) for x in (top, b.log(total))))
+        return b.tuple_(
+            dot(p if factors is None else b.multiply(p, factors), v, -1, -2),
+            *(_times(x, 1 / math.log(2)) for x in (top, b.log(total))),
+        )
     grad, out, top, total = params[0], *params[4:7]
     zero = b.constant(0.0, "f32")
     relative = b.subtract(_times(s, 1 / math.log(2)), b.broadcast(top, dims, rows))
@@ -588,7 +724,18 @@ def _meaning(kind: str, params: tuple[Instruction, ...], config: dict, batch: tu
         ds = b.select(hidden, b.full(0.0, "f32", dims), ds)
     if cap is not None:
         ds = b.multiply(ds, b.subtract(b.full(1.0, "f32", dims), b.multiply(bent, bent)))
-    results = [_scaled(dot(ds, k, -1, -2), scale), _scaled(dot(ds, q, -2, -2), scale), dot(used, grad, -2, -2)]
+    results = [
+        _scaled(dot(ds, k, -1, -2), scale),
+        _scaled(dot(ds, q, -2, -2), scale),
+        dot(used, grad, -2, -2),
+    ]
     if "bias_gradient" in config:
-        results.append(b.reduce(ds, zero, tuple(d for d, kept in enumerate(config["bias_gradient"]) if not kept), "add"))
+        results.append(
+            b.reduce(
+                ds,
+                zero,
+                tuple(d for d, kept in enumerate(config["bias_gradient"]) if not kept),
+                "add",
+            )
+        )
     return b.tuple_(*results)

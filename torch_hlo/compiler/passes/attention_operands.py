@@ -6,6 +6,7 @@
 
 Forward and backward compute them again; nobody keeps an array of rows x columns. Small parts stay arrays: what is repeated over heads is computed once.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes import fusion_table as table
@@ -34,7 +35,12 @@ def _computed(c: Computation) -> Computation:
 
 
 def _is_plain(x: Instruction) -> bool:
-    return x.op == "fusion" and x.get("kind") == "custom" and x["calls"].root.op == "tuple" and attention_of(x) is not None
+    return (
+        x.op == "fusion"
+        and x.get("kind") == "custom"
+        and x["calls"].root.op == "tuple"
+        and attention_of(x) is not None
+    )
 
 
 def _absorbed(x: Instruction) -> Instruction:
@@ -47,11 +53,25 @@ def _absorbed(x: Instruction) -> Instruction:
     made: dict[Instruction, Instruction] = {}
     for y in postorder(x.operands):
         if y in inside:
-            made[y] = instr(y.op, tuple(made.get(o) or _leaf(o, leaves) for o in y.operands), y.shape, **dict(y.attrs))
-    operands = tuple(may and made.get(o) or _leaf(o, leaves) for o, may in zip(x.operands, computed, strict=True))
+            made[y] = instr(
+                y.op,
+                tuple(made.get(o) or _leaf(o, leaves) for o in y.operands),
+                y.shape,
+                **dict(y.attrs),
+            )
+    operands = tuple(
+        may and made.get(o) or _leaf(o, leaves) for o, may in zip(x.operands, computed, strict=True)
+    )
     config = x["backend_config"]
     root = instr("call", operands, to_apply=x["calls"], backend_config=config)
-    fused = instr("fusion", tuple(leaves), x.shape, kind="custom", calls=Computation("attention", tuple(leaves.values()), root), backend_config=config)
+    fused = instr(
+        "fusion",
+        tuple(leaves),
+        x.shape,
+        kind="custom",
+        calls=Computation("attention", tuple(leaves.values()), root),
+        backend_config=config,
+    )
     carry_meta(x, fused)
     return fused
 
@@ -73,7 +93,9 @@ def _is_expression(x: Instruction) -> bool:
     """Whether an element is computed from elements at places that follow from its own. Numbers of 64 bits would make vectors of half as many."""
     if x.op in ("constant", "get-tuple-element"):
         return x.op == "constant" and x.shape.size == 1
-    return table.classify(x) in (table.FREE, table.LIGHT, table.HEAVY) and (x.shape.rank > 0 or all(y.shape.itemsize <= 4 for y in (x, *x.operands)))
+    return table.classify(x) in (table.FREE, table.LIGHT, table.HEAVY) and (
+        x.shape.rank > 0 or all(y.shape.itemsize <= 4 for y in (x, *x.operands))
+    )
 
 
 class _Region:

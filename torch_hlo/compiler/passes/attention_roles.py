@@ -8,6 +8,7 @@
 
 Reshapes of leading dimensions and conversions between floating types change nothing. Whatever else reads one of these arrays: `Unknown`, it has to be in memory.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -36,7 +37,9 @@ class Role:
         if self.kind == "scores":
             return Role(self.kind, self.factors, (*self.chain, step))
         if self.kind in ("weights", "grads"):
-            return Role(self.kind, tuple(sorted((*self.factors, step), key=lambda s: (s[0], id(s[1])))))
+            return Role(
+                self.kind, tuple(sorted((*self.factors, step), key=lambda s: (s[0], id(s[1]))))
+            )
         raise Unknown
 
 
@@ -67,8 +70,16 @@ def turned(x: Instruction, dimensions: tuple[int, ...]) -> Instruction:
 
 def sides(x: Instruction, side: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """(batch, contracted, free) dimensions of an operand of a dot."""
-    batch, contracted = (x[("lhs", "rhs")[side] + name] for name in ("_batch_dims", "_contracting_dims"))
-    return batch, contracted, tuple(d for d in range(x.operands[side].shape.rank) if d not in batch and d not in contracted)
+    batch, contracted = (
+        x[("lhs", "rhs")[side] + name] for name in ("_batch_dims", "_contracting_dims")
+    )
+    return (
+        batch,
+        contracted,
+        tuple(
+            d for d in range(x.operands[side].shape.rank) if d not in batch and d not in contracted
+        ),
+    )
 
 
 def other_operand(x: Instruction, side: int) -> Instruction:
@@ -95,13 +106,19 @@ def is_view(x: Instruction, kept: int) -> bool:
     """Whether `x` has the values of its operand, and its last `kept` dimensions."""
     if x.op == "convert":
         return x.shape.dtype in FLOATS and x.operands[0].shape.dtype in FLOATS
-    return x.op == "reshape" and x.shape.rank >= kept and x.operands[0].shape.dims[-kept:] == x.shape.dims[-kept:]
+    return (
+        x.op == "reshape"
+        and x.shape.rank >= kept
+        and x.operands[0].shape.dims[-kept:] == x.shape.dims[-kept:]
+    )
 
 
 class Roles:
     """`roles`: of arrays. `products` and `sums`: what reads them and is not such an array."""
 
-    def __init__(self, reads: dict[Instruction, list[Instruction]], number: dict[Instruction, int]) -> None:
+    def __init__(
+        self, reads: dict[Instruction, list[Instruction]], number: dict[Instruction, int]
+    ) -> None:
         self.reads, self.number = reads, number
         self.roles: dict[Instruction, Role] = {}
         self.products: list[Product] = []
@@ -137,7 +154,12 @@ class Roles:
         batch, contracted, _ = sides(x, side)
         rank = x.operands[side].shape.rank
         role = self.roles[x.operands[side]]
-        if role.kind not in ("weights", "scores") or batch != tuple(range(rank - 2)) or len(contracted) != 1 or contracted[0] < rank - 2:
+        if (
+            role.kind not in ("weights", "scores")
+            or batch != tuple(range(rank - 2))
+            or len(contracted) != 1
+            or contracted[0] < rank - 2
+        ):
             raise Unknown
         over = "columns" if contracted[0] == rank - 1 else "rows"
         self.products.append(Product(x, role, other_operand(x, 1 - side), over, side == 1))
@@ -158,7 +180,12 @@ class Roles:
     def _reduced(self, x: Instruction, role: Role | None) -> Role | None:
         dims, rank = x["dimensions"], x.operands[0].shape.rank
         body = x["to_apply"]
-        if role is None or body.root.op != "add" or set(body.root.operands) != set(body.params) or splat(x.operands[1]) != 0:
+        if (
+            role is None
+            or body.root.op != "add"
+            or set(body.root.operands) != set(body.params)
+            or splat(x.operands[1]) != 0
+        ):
             raise Unknown
         if role.kind == "both" and dims == (rank - 1,):
             return Role("sums", role.factors)
@@ -204,7 +231,11 @@ def _divide(x: Instruction, roles: list) -> Role:
 
 def _subtract(x: Instruction, roles: list) -> Role:
     kinds = [r and r.kind for r in roles]
-    if kinds == ["grads", None] and x.operands[1].op == "broadcast" and x.operands[1]["dimensions"] == tuple(range(x.shape.rank - 1)):
+    if (
+        kinds == ["grads", None]
+        and x.operands[1].op == "broadcast"
+        and x.operands[1]["dimensions"] == tuple(range(x.shape.rank - 1))
+    ):
         return Role("difference", roles[0].factors)  # of sums that are not computed from weights
     if None not in roles and roles[0].factors == roles[1].factors:
         if kinds == ["both", "inner"]:

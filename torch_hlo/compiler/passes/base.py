@@ -1,9 +1,10 @@
 """What a pass is: a function Module -> Module that returns the same object when it changed nothing.
 
-    @hlo_pass
-    def algebra(module: Module) -> Module:
-        '''Local identities.'''
+@hlo_pass
+def algebra(module: Module) -> Module:
+    '''Local identities.'''
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -45,12 +46,16 @@ def fixpoint(*passes: Pass) -> Pass:
             module = new
             if quiet >= len(passes):
                 return module
-        raise RuntimeError(f"{name} did not settle in {ROUNDS} rounds on module {module.name}: two passes undo each other")
+        raise RuntimeError(
+            f"{name} did not settle in {ROUNDS} rounds on module {module.name}: two passes undo each other"
+        )
 
     return Pass(name, run, f"{', '.join(p.name for p in passes)} until nothing changes", passes)
 
 
-_RUNS = frozenset(name for name, opcode in OPCODES.items() if "control" in opcode.traits and name != "fusion")  # opcodes that run computations
+_RUNS = frozenset(
+    name for name, opcode in OPCODES.items() if "control" in opcode.traits and name != "fusion"
+)  # opcodes that run computations
 
 
 def over_computations(module: Module, fn: Callable[[Computation], Computation]) -> Module:
@@ -67,7 +72,11 @@ def over_computations(module: Module, fn: Callable[[Computation], Computation]) 
             return c
         new: dict[Instruction, Instruction] = {}
         for x in c.instructions():
-            y = x if not x.operands or all(new[o] is o for o in x.operands) else replace(x, [new[o] for o in x.operands])
+            y = (
+                x
+                if not x.operands or all(new[o] is o for o in x.operands)
+                else replace(x, [new[o] for o in x.operands])
+            )
             if x.op in _RUNS:
                 y = with_computations(y, {inner: visit(inner) for inner in called(x)})
             if y is not x:

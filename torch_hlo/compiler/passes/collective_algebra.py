@@ -1,10 +1,11 @@
 """Collectives that become fewer, smaller, or cheaper ones.
 
-    all-reduce(x) + all-reduce(y)              ->  all-reduce(x + y)             when nobody else reads the sums
-    all-gather(convert-to-wider(x))            ->  convert(all-gather(x))        narrow values travel
-    convert-to-narrower(all-gather(x))         ->  all-gather(convert(x))
-    dynamic-slice(all-reduce(x), own part)     ->  reduce-scatter(x)             when every reader keeps its own part
+all-reduce(x) + all-reduce(y)              ->  all-reduce(x + y)             when nobody else reads the sums
+all-gather(convert-to-wider(x))            ->  convert(all-gather(x))        narrow values travel
+convert-to-narrower(all-gather(x))         ->  all-gather(convert(x))
+dynamic-slice(all-reduce(x), own part)     ->  reduce-scatter(x)             when every reader keeps its own part
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -47,7 +48,11 @@ def _with_rule(module: Module, rule: Rule) -> Module:
         new: dict[Instruction, Instruction] = {}
         old: dict[Instruction, Instruction] = {}
         for x in postorder((c.root,)):
-            y = x if all(new[o] is o for o in x.operands) else replace(x, [new[o] for o in x.operands])
+            y = (
+                x
+                if all(new[o] is o for o in x.operands)
+                else replace(x, [new[o] for o in x.operands])
+            )
             z = rule(y, lambda v: readers.get(old.get(v, v), 1))
             if y is not x or z is not None:
                 carry_meta(x, z or y)
@@ -65,10 +70,17 @@ def _with_rule(module: Module, rule: Rule) -> Module:
 
 
 def _sum_first(x: Instruction, readers: Callable[[Instruction], int]) -> Instruction | None:
-    if x.op not in ("add", "subtract") or any(o.op != "all-reduce" or len(o.operands) != 1 or readers(o) > 1 for o in x.operands):
+    if x.op not in ("add", "subtract") or any(
+        o.op != "all-reduce" or len(o.operands) != 1 or readers(o) > 1 for o in x.operands
+    ):
         return None
     a, b = x.operands
-    if a is b or a["replica_groups"] != b["replica_groups"] or reducer(a["to_apply"]) != "add" or reducer(b["to_apply"]) != "add":
+    if (
+        a is b
+        or a["replica_groups"] != b["replica_groups"]
+        or reducer(a["to_apply"]) != "add"
+        or reducer(b["to_apply"]) != "add"
+    ):
         return None
     return instr("all-reduce", (instr(x.op, (a.operands[0], b.operands[0])),), **dict(a.attrs))
 
@@ -79,7 +91,13 @@ def _narrow(x: Instruction, readers: Callable[[Instruction], int]) -> Instructio
         return None
     if x.op in MOVES and y.op == "convert" and _width(y.operands[0]) < _width(y):
         return h.convert(replace(x, [y.operands[0]]), x.shape.dtype)
-    if x.op == "convert" and y.op in MOVES and len(y.operands) == 1 and _width(x) < _width(y) and readers(y) == 1:
+    if (
+        x.op == "convert"
+        and y.op in MOVES
+        and len(y.operands) == 1
+        and _width(x) < _width(y)
+        and readers(y) == 1
+    ):
         return replace(y, [h.convert(y.operands[0], x.shape.dtype)])
     return None
 
@@ -89,7 +107,12 @@ def _width(x: Instruction) -> int:
 
 
 def _scattered(x: Instruction, readers: Callable[[Instruction], int]) -> Instruction | None:
-    if x.op != "dynamic-slice" or x.operands[0].op != "all-reduce" or len(x.operands[0].operands) != 1 or readers(x.operands[0]) > 1:
+    if (
+        x.op != "dynamic-slice"
+        or x.operands[0].op != "all-reduce"
+        or len(x.operands[0].operands) != 1
+        or readers(x.operands[0]) > 1
+    ):
         return None
     whole, starts = x.operands[0], x.operands[1:]
     cut = [d for d, (a, b) in enumerate(zip(whole.shape.dims, x.shape.dims, strict=True)) if a != b]
@@ -105,7 +128,12 @@ def _scattered(x: Instruction, readers: Callable[[Instruction], int]) -> Instruc
     ordered = tuple(tuple(sorted(g, key=lambda p: begins[p])) for g in groups)
     if any([begins[p] for p in g] != [i * size for i in range(n)] for g in ordered):
         return None
-    return instr("reduce-scatter", whole.operands, dimensions=(d,), **{**dict(whole.attrs), "replica_groups": ordered})
+    return instr(
+        "reduce-scatter",
+        whole.operands,
+        dimensions=(d,),
+        **{**dict(whole.attrs), "replica_groups": ordered},
+    )
 
 
 def per_partition(x: Instruction, partitions: int) -> list[int] | None:
@@ -114,10 +142,18 @@ def per_partition(x: Instruction, partitions: int) -> list[int] | None:
         x = x.operands[0]
     if x.op == "constant" and x.shape.size == 1:
         return [int(x["literal"].numpy().reshape(()))] * partitions
-    if x.op == "dynamic-slice" and x.operands[0].op == "constant" and [o.op for o in x.operands[1:]] == ["partition-id"]:
+    if (
+        x.op == "dynamic-slice"
+        and x.operands[0].op == "constant"
+        and [o.op for o in x.operands[1:]] == ["partition-id"]
+    ):
         values = x.operands[0]["literal"].numpy().tolist()
         return values if len(values) == partitions else None
     return None
 
 
-COLLECTIVE_ALGEBRA: tuple[Pass, ...] = (collective_reassociate, collective_convert, reduce_scatter_creation)
+COLLECTIVE_ALGEBRA: tuple[Pass, ...] = (
+    collective_reassociate,
+    collective_convert,
+    reduce_scatter_creation,
+)

@@ -4,6 +4,7 @@
 
 The schedule starts each as early as its operands allow and waits as late as its readers do (compiler/passes/schedule.py).
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.base import hlo_pass, over_computations
@@ -21,7 +22,11 @@ def collective_async(module: Module) -> Module:
     def split(x: Instruction) -> Instruction:
         if x.op not in SPLIT:
             return x
-        shape = x.shape if x.op == "all-reduce" else tuple_shape(result([o.shape for o in x.operands]), x.shape)
+        shape = (
+            x.shape
+            if x.op == "all-reduce"
+            else tuple_shape(result([o.shape for o in x.operands]), x.shape)
+        )
         return instr(f"{x.op}-done", (instr(f"{x.op}-start", x.operands, shape, **dict(x.attrs)),))
 
     def rewritten(c: Computation) -> Computation:

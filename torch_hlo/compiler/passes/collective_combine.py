@@ -6,6 +6,7 @@ Collectives are taken in program order; each joins the open group of its kind un
 or the group would exceed THRESHOLD bytes. A reduce-scatter has one operand (in StableHLO too), so several travel side by side in one matrix whose
 row i is for the group's i-th device.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.base import Pass, hlo_pass, over_computations
@@ -30,7 +31,9 @@ def combined(module: Module, threshold: int) -> Module:
 
 def combiner(threshold: int) -> Pass:
     """The pass with another threshold, in bytes."""
-    return Pass(collective_combine.name, lambda module: combined(module, threshold), collective_combine.doc)
+    return Pass(
+        collective_combine.name, lambda module: combined(module, threshold), collective_combine.doc
+    )
 
 
 class _Group:
@@ -54,11 +57,19 @@ def _combined(c: Computation, threshold: int) -> Computation:
         for o in x.operands:
             bits |= needs[o]
         if x.op in COMBINED and len(x.operands) == 1:
-            same = tuple((k, v) for k, v in x.attrs if k != "channel_id" and (k != "dimensions" or x.op != "reduce-scatter"))
+            same = tuple(
+                (k, v)
+                for k, v in x.attrs
+                if k != "channel_id" and (k != "dimensions" or x.op != "reduce-scatter")
+            )
             key = (x.op, same, x.get("channel_id") is None, x.shape.dtype)
             group = open_.get(key)
             size = x.operands[0].shape.nbytes
-            if group is None or group.bytes + size > threshold or _needs(groups, bits, group.number):
+            if (
+                group is None
+                or group.bytes + size > threshold
+                or _needs(groups, bits, group.number)
+            ):
                 group = open_[key] = _Group(len(groups))
                 groups.append(group)
             group.members.append(x)
@@ -93,17 +104,25 @@ def _rebuilt(c: Computation, member: dict[Instruction, _Group]) -> Computation:
             stack.pop()
             continue
         group = member.get(x)
-        pending = [o for m in (group.members if group else (x,)) for o in m.operands if o not in new]
+        pending = [
+            o for m in (group.members if group else (x,)) for o in m.operands if o not in new
+        ]
         if pending:
             stack.extend(reversed(pending))
             continue
         stack.pop()
         if group is None:
-            new[x] = x if all(new[o] is o for o in x.operands) else replace(x, [new[o] for o in x.operands])
+            new[x] = (
+                x
+                if all(new[o] is o for o in x.operands)
+                else replace(x, [new[o] for o in x.operands])
+            )
             if new[x] is not x:
                 carry_meta(x, new[x])
             continue
-        results = (_scattered if x.op == "reduce-scatter" else _variadic)(group.members, [new[m.operands[0]] for m in group.members])
+        results = (_scattered if x.op == "reduce-scatter" else _variadic)(
+            group.members, [new[m.operands[0]] for m in group.members]
+        )
         new.update(zip(group.members, results, strict=True))
     return Computation(c.name, c.params, new[c.root])
 
@@ -118,9 +137,17 @@ def _scattered(members: list[Instruction], operands: list[Instruction]) -> list[
     for m, x in zip(members, operands, strict=True):
         (d,), dims = m["dimensions"], x.shape.dims
         n = dims[d] // m.shape.dims[d]
-        parts = h.reshape(x, (*dims[:d], n, m.shape.dims[d], *dims[d + 1:]))
-        rows.append(h.reshape(h.transpose(parts, (d, *range(d), *range(d + 1, len(dims) + 1))), (n, m.shape.size)))
-    mine = instr("reduce-scatter", (h.concatenate(rows, 1),), **{**dict(members[0].attrs), "dimensions": (0,)})
+        parts = h.reshape(x, (*dims[:d], n, m.shape.dims[d], *dims[d + 1 :]))
+        rows.append(
+            h.reshape(
+                h.transpose(parts, (d, *range(d), *range(d + 1, len(dims) + 1))), (n, m.shape.size)
+            )
+        )
+    mine = instr(
+        "reduce-scatter",
+        (h.concatenate(rows, 1),),
+        **{**dict(members[0].attrs), "dimensions": (0,)},
+    )
     results, at = [], 0
     for m in members:
         results.append(h.reshape(h.slice_(mine, (0, at), (1, at + m.shape.size)), m.shape.dims))

@@ -1,16 +1,27 @@
 """Collectives of values that a loop does not change run once, before the loop.
 
-    while (w, …) { full = all-gather(w); … }   ->   full = all-gather(w); while (w, full, …) { … }
+while (w, …) { full = all-gather(w); … }   ->   full = all-gather(w); while (w, full, …) { … }
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.base import hlo_pass, over_computations
 from torch_hlo.hlo import build as h
-from torch_hlo.hlo.ir import Computation, Instruction, Module, called, postorder, replace, rewrite_bottom_up
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    called,
+    postorder,
+    replace,
+    rewrite_bottom_up,
+)
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.shape import tuple_shape
 
-MOVED = frozenset("all-gather all-reduce reduce-scatter all-to-all collective-permute collective-broadcast".split())
+MOVED = frozenset(
+    "all-gather all-reduce reduce-scatter all-to-all collective-permute collective-broadcast".split()
+)
 
 
 @hlo_pass
@@ -30,14 +41,23 @@ def _hoisted(loop: Instruction) -> Instruction:
     if body.root.op != "tuple" or not state.shape.is_tuple:
         return loop
     (param,) = body.params
-    kept = {o for i, o in enumerate(body.root.operands) if o.op == "get-tuple-element" and o["index"] == i and o.operands[0] is param}
+    kept = {
+        o
+        for i, o in enumerate(body.root.operands)
+        if o.op == "get-tuple-element" and o["index"] == i and o.operands[0] is param
+    }
     invariant: dict[Instruction, bool] = {param: False}
     found = []
     for x in postorder((body.root,)):
         if x in invariant:
             continue
         free = x.op in MOVED or "impure" not in OPCODES[x.op].traits
-        invariant[x] = x in kept or free and not any(c for c in called(x) if x.op not in MOVED) and all(invariant[o] for o in x.operands)
+        invariant[x] = (
+            x in kept
+            or free
+            and not any(c for c in called(x) if x.op not in MOVED)
+            and all(invariant[o] for o in x.operands)
+        )
         if x.op in MOVED and invariant[x]:
             found.append(x)
     # Of chains of collectives only the last one has to come back.
@@ -45,7 +65,9 @@ def _hoisted(loop: Instruction) -> Instruction:
     found = [x for x in found if x not in inner]
     if not found:
         return loop
-    outside: dict[Instruction, Instruction] = {o: h.get_tuple_element(state, o["index"]) for o in kept}
+    outside: dict[Instruction, Instruction] = {
+        o: h.get_tuple_element(state, o["index"]) for o in kept
+    }
     for x in postorder(found, known=kept):
         outside[x] = x if not x.operands else replace(x, [outside[o] for o in x.operands])
     count = len(state.shape.elements)
@@ -54,13 +76,23 @@ def _hoisted(loop: Instruction) -> Instruction:
 
     def widened(c: Computation, roots: bool) -> Computation:
         (old,) = c.params
-        new_param = h.parameter(old["index"], tuple_shape(*old.shape.elements, *(x.shape for x in found)))
-        new: dict[Instruction, Instruction] = {old: h.tuple_(*(h.get_tuple_element(new_param, i) for i in range(count)))}
+        new_param = h.parameter(
+            old["index"], tuple_shape(*old.shape.elements, *(x.shape for x in found))
+        )
+        new: dict[Instruction, Instruction] = {
+            old: h.tuple_(*(h.get_tuple_element(new_param, i) for i in range(count)))
+        }
         if roots:
             new.update((x, h.get_tuple_element(new_param, count + k)) for k, x in enumerate(found))
         for x in postorder((c.root,), known=new):
             operands = [new[o] for o in x.operands]
-            new[x] = h.get_tuple_element(operands[0], x["index"]) if x.op == "get-tuple-element" else replace(x, operands) if operands else x
+            new[x] = (
+                h.get_tuple_element(operands[0], x["index"])
+                if x.op == "get-tuple-element"
+                else replace(x, operands)
+                if operands
+                else x
+            )
         root = new[c.root]
         if roots:
             passed = [h.get_tuple_element(new_param, count + k) for k in range(len(found))]

@@ -8,6 +8,7 @@ instructions, pools, pads and concatenations until two of them cancel, so that a
 Windows of one element, windows that do not overlap, and results of which every element meets one tap become dots. Images of few channels are padded
 as they are transposed. A gradient of weights, recognized by a window larger than its result, contracts images and pixels: f01b_i01o->fb01.
 """
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -37,7 +38,10 @@ def contracts_pixels(x: Instruction) -> bool:
     lhs, _, out = sides(x)
     if lhs.index("f") > lhs.index("b"):
         return False
-    taps, places = product(w.size for w in x["window"]), product(x.shape.dims[out.index(str(i))] for i in range(len(x["window"])))
+    taps, places = (
+        product(w.size for w in x["window"]),
+        product(x.shape.dims[out.index(str(i))] for i in range(len(x["window"]))),
+    )
     return not isinstance(taps, Dim) and not isinstance(places, Dim) and taps >= places
 
 
@@ -45,7 +49,11 @@ def is_channels_last(x: Instruction) -> bool:
     """Whether the result is a matrix of pixels and features, computed from pixels of the input as they lie in memory."""
     digits = "".join(map(str, range(len(x["window"]))))
     lhs, _, out = sides(x)
-    return digits != "" and lhs == out == f"b{digits}f" and all(w.base_dilation == 1 for w in x["window"])
+    return (
+        digits != ""
+        and lhs == out == f"b{digits}f"
+        and all(w.base_dilation == 1 for w in x["window"])
+    )
 
 
 def is_planar(x: Instruction) -> bool:
@@ -70,7 +78,10 @@ def preferred(x: Instruction) -> tuple[str, str, str]:
 def relabeled(x: Instruction, want: tuple[str, str, str]) -> Instruction:
     """The convolution on transposed operands, its result transposed back."""
     have = sides(x)
-    operands = [o if a == b else h.transpose(o, [a.index(c) for c in b]) for o, a, b in zip(x.operands, have, want)]
+    operands = [
+        o if a == b else h.transpose(o, [a.index(c) for c in b])
+        for o, a, b in zip(x.operands, have, want)
+    ]
     attrs = dict(x.attrs) | {"dim_labels": f"{want[0]}_{want[1]}->{want[2]}"}
     dims = tuple(x.shape.dims[have[2].index(c)] for c in want[2])
     inner = instr("convolution", tuple(operands), x.shape.with_dims(dims), **attrs)
@@ -79,29 +90,57 @@ def relabeled(x: Instruction, want: tuple[str, str, str]) -> Instruction:
 
 def channels_last(out: Instruction) -> Instruction | None:
     """convolution -> transpose(convolution(transpose, transpose)) with channels last, but for filters of a few planes"""
-    if not out["window"] or out.shape.size == 0 or sides(out) == (want := preferred(out)) or is_planar(out) and out.operands[0].shape.dims[1] == out.shape.dims[1] < FEW_CHANNELS:
+    if (
+        not out["window"]
+        or out.shape.size == 0
+        or sides(out) == (want := preferred(out))
+        or is_planar(out)
+        and out.operands[0].shape.dims[1] == out.shape.dims[1] < FEW_CHANNELS
+    ):
         return None
     return relabeled(out, want)
 
 
 def pointwise_product(out: Instruction) -> Instruction | None:
     """A convolution with a window of one element, or with one that is all of the image -> a dot of pixels and channels"""
-    if out["feature_group_count"] * out["batch_group_count"] > 1 or not out["window"] or sides(out) != preferred(out):
+    if (
+        out["feature_group_count"] * out["batch_group_count"] > 1
+        or not out["window"]
+        or sides(out) != preferred(out)
+    ):
         return None
     (x, k), (_, rhs, _) = out.operands, sides(out)
     pads = any((w.pad_low, w.pad_high) != (0, 0) or w.base_dilation != 1 for w in out["window"])
     channels = x.shape.dims[-1]
     if contracts_pixels(out):
-        if pads or any(w.window_dilation != 1 for w in out["window"]) or any(w.output_size(n) != 1 for w, n in zip(out["window"], x.shape.dims[1:])):
+        if (
+            pads
+            or any(w.window_dilation != 1 for w in out["window"])
+            or any(w.output_size(n) != 1 for w, n in zip(out["window"], x.shape.dims[1:]))
+        ):
             return None
         pixels = product(x.shape.dims[:-1])
         pair = [h.reshape(x, (pixels, channels)), h.reshape(k, (pixels, k.shape.dims[-1]))]
-        return h.reshape(h.dot(*(pair[::-1] if sides(out)[2][0] == "f" else pair), (0,), (0,), dtype=out.shape.dtype), out.shape.dims)
+        return h.reshape(
+            h.dot(
+                *(pair[::-1] if sides(out)[2][0] == "f" else pair),
+                (0,),
+                (0,),
+                dtype=out.shape.dtype,
+            ),
+            out.shape.dims,
+        )
     if pads or any(w.size != 1 or w.stride != 1 for w in out["window"]):
         return None
     o, i = rhs.index("o"), rhs.index("i")
     flat = h.reshape(k, [k.shape.dims[d] for d in sorted((o, i))])
-    found = h.dot(h.reshape(x, (product(x.shape.dims[:-1]), channels)), flat, (1,), (int(i > o),), dtype=out.shape.dtype)
+    found = h.dot(
+        h.reshape(x, (product(x.shape.dims[:-1]), channels)),
+        flat,
+        (1,),
+        (int(i > o),),
+        dtype=out.shape.dtype,
+    )
     return h.reshape(found, out.shape.dims)
 
 
@@ -112,17 +151,35 @@ def for_matrix_units(dtypes: frozenset[str]) -> Pass:
     def wanted(x: Instruction) -> tuple[str, str, str]:
         digits = "".join(map(str, range(len(x["window"]))))
         if contracts_pixels(x):
-            one = all(w.window_dilation == 1 and w.output_size(n) == 1 for w, n in zip(x["window"], (x.operands[0].shape.dims[sides(x)[0].index(d)] for d in digits)))
+            one = all(
+                w.window_dilation == 1 and w.output_size(n) == 1
+                for w, n in zip(
+                    x["window"], (x.operands[0].shape.dims[sides(x)[0].index(d)] for d in digits)
+                )
+            )
             return preferred(x) if one else (f"f{digits}b", f"i{digits}o", f"f{digits}b")
         return f"b{digits}f", f"o{digits}i", f"b{digits}f"
 
     def missing(x: Instruction) -> dict[str, int] | None:
         """How many features, by the label of the input (f; b in a gradient) or of the kernel (o), are missing to whole 16 bytes; None for other types."""
         (lhs, rhs, _), (image, kernel) = sides(x), (o.shape for o in x.operands)
-        if image.dtype not in dtypes or kernel.dtype != image.dtype or x["feature_group_count"] * x["batch_group_count"] > 1 or not x["window"]:
+        if (
+            image.dtype not in dtypes
+            or kernel.dtype != image.dtype
+            or x["feature_group_count"] * x["batch_group_count"] > 1
+            or not x["window"]
+        ):
             return None
-        runs = {"b": image.dims[lhs.index("b")], "o": kernel.dims[rhs.index("o")]} if contracts_pixels(x) else {"f": image.dims[lhs.index("f")]}
-        return {label: -n % (16 // image.itemsize) for label, n in runs.items()} if all(isinstance(n, int) for n in runs.values()) else None
+        runs = (
+            {"b": image.dims[lhs.index("b")], "o": kernel.dims[rhs.index("o")]}
+            if contracts_pixels(x)
+            else {"f": image.dims[lhs.index("f")]}
+        )
+        return (
+            {label: -n % (16 // image.itemsize) for label, n in runs.items()}
+            if all(isinstance(n, int) for n in runs.values())
+            else None
+        )
 
     def fits(x: Instruction) -> bool:
         more = missing(x)
@@ -131,23 +188,42 @@ def for_matrix_units(dtypes: frozenset[str]) -> Pass:
     def whole_chunks(out: Instruction) -> Instruction | None:
         """convolution -> slice(convolution(pad, pad)) with features in whole 16 bytes; windows of one element are dots of any size"""
         more = missing(out)
-        if not more or not any(more.values()) or out.shape.size == 0 or all(w.size == 1 for w in out["window"]):
+        if (
+            not more
+            or not any(more.values())
+            or out.shape.size == 0
+            or all(w.size == 1 for w in out["window"])
+        ):
             return None
         labels = sides(out)
         gradient = "o" in more
-        grown = [{"b": more.get("b", 0), "f": more.get("f", 0)}, {"i": more.get("f", 0), "o": more.get("o", 0)}, {"b": more.get("b", 0), "f": more.get("o", 0)}]
+        grown = [
+            {"b": more.get("b", 0), "f": more.get("f", 0)},
+            {"i": more.get("f", 0), "o": more.get("o", 0)},
+            {"b": more.get("b", 0), "f": more.get("o", 0)},
+        ]
         operands = []
         for x, side, by in zip(out.operands, labels, grown):
-            operands.append(h.pad(x, h.full(0, x.shape.dtype, ()), [(0, by.get(label, 0), 0) for label in side]))
+            operands.append(
+                h.pad(x, h.full(0, x.shape.dtype, ()), [(0, by.get(label, 0), 0) for label in side])
+            )
         dims = tuple(n + grown[2].get(label, 0) for n, label in zip(out.shape.dims, labels[2]))
         wide = instr("convolution", tuple(operands), out.shape.with_dims(dims), **dict(out.attrs))
         return h.slice_(wide, (0,) * out.shape.rank, out.shape.dims) if gradient else wide
 
     def features_last(out: Instruction) -> Instruction | None:
         """convolution -> transpose(convolution(transpose, transpose)) with features last"""
-        return relabeled(out, wanted(out)) if out.shape.size != 0 and fits(out) and sides(out) != wanted(out) else None
+        return (
+            relabeled(out, wanted(out))
+            if out.shape.size != 0 and fits(out) and sides(out) != wanted(out)
+            else None
+        )
 
-    all_rules = rules((op("convolution"), whole_chunks), (op("convolution"), features_last), (op("convolution"), pointwise_product))
+    all_rules = rules(
+        (op("convolution"), whole_chunks),
+        (op("convolution"), features_last),
+        (op("convolution"), pointwise_product),
+    )
     return Pass("conv_layout", lambda module: rewrite(module, all_rules), for_matrix_units.__doc__)
 
 
@@ -158,22 +234,49 @@ def patches_product(out: Instruction) -> Instruction | None:
     window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
     at = [lhs.index(d) for d in digits]
     channels = x.shape.dims[lhs.index("f")]
-    plain = all(w.stride == w.size and not (w.pad_low or w.pad_high or w.reversal) and w.base_dilation == w.window_dilation == 1 for w in window)
-    if not plain or rhs != f"oi{digits}" or out["feature_group_count"] * out["batch_group_count"] > 1 or not x.shape.is_static or not k.shape.is_static:
+    plain = all(
+        w.stride == w.size
+        and not (w.pad_low or w.pad_high or w.reversal)
+        and w.base_dilation == w.window_dilation == 1
+        for w in window
+    )
+    if (
+        not plain
+        or rhs != f"oi{digits}"
+        or out["feature_group_count"] * out["batch_group_count"] > 1
+        or not x.shape.is_static
+        or not k.shape.is_static
+    ):
         return None
-    if channels >= FEW_CHANNELS or all(w.size == 1 for w in window) or any(x.shape.dims[d] % w.size for d, w in zip(at, window)):
+    if (
+        channels >= FEW_CHANNELS
+        or all(w.size == 1 for w in window)
+        or any(x.shape.dims[d] % w.size for d, w in zip(at, window))
+    ):
         return None
     dims: list[int] = []
-    place: dict[str, list[int]] = {}  # label -> dimensions of the split input: for spatial ones which window, and where in it
+    place: dict[
+        str, list[int]
+    ] = {}  # label -> dimensions of the split input: for spatial ones which window, and where in it
     for label, n in zip(lhs, x.shape.dims):
         parts = [n // window[int(label)].size, window[int(label)].size] if label.isdigit() else [n]
         place[label] = list(range(len(dims), len(dims) + len(parts)))
         dims += parts
-    order = [*place["b"], *(place[d][0] for d in digits), *place["f"], *(place[d][1] for d in digits)]
+    order = [
+        *place["b"],
+        *(place[d][0] for d in digits),
+        *place["f"],
+        *(place[d][1] for d in digits),
+    ]
     outs = [dims[place[d][0]] for d in digits]
     depth, features = product(k.shape.dims[1:]), k.shape.dims[0]
-    patches = h.reshape(h.transpose(h.reshape(x, dims), order), (dims[place["b"][0]] * product(outs), depth))
-    found = h.reshape(h.dot(patches, h.reshape(k, (features, depth)), (1,), (1,), dtype=out.shape.dtype), (dims[place["b"][0]], *outs, features))
+    patches = h.reshape(
+        h.transpose(h.reshape(x, dims), order), (dims[place["b"][0]] * product(outs), depth)
+    )
+    found = h.reshape(
+        h.dot(patches, h.reshape(k, (features, depth)), (1,), (1,), dtype=out.shape.dtype),
+        (dims[place["b"][0]], *outs, features),
+    )
     return h.transpose(found, [f"b{digits}f".index(c) for c in to])
 
 
@@ -191,7 +294,10 @@ def _products(pixels: Instruction, kernel: Instruction, dtype: str) -> Instructi
     for i in range(depth):
         x = h.reshape(h.slice_(pixels, (0, 0, i), (*dims[:1], dims[2], i + 1)), (dims[0], dims[2]))
         k = h.reshape(h.slice_(kernel, (i, 0, 0, 0), (i + 1, *rest)), rest)
-        term = h.multiply(h.broadcast(h.convert(x, wide), dims, (0, 2)), h.broadcast(h.convert(k, wide), dims, (1, 2, 3)))
+        term = h.multiply(
+            h.broadcast(h.convert(x, wide), dims, (0, 2)),
+            h.broadcast(h.convert(k, wide), dims, (1, 2, 3)),
+        )
         sums = term if sums is None else h.add(sums, term)
     return h.convert(sums, dtype)
 
@@ -203,16 +309,31 @@ def spread_product(out: Instruction) -> Instruction | None:
     lhs, rhs, to = sides(out)
     x, k = out.operands
     window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
-    if out["batch_group_count"] > 1 or not digits or not all(o.shape.is_static and o.shape.size for o in (x, k, out)):
+    if (
+        out["batch_group_count"] > 1
+        or not digits
+        or not all(o.shape.is_static and o.shape.size for o in (x, k, out))
+    ):
         return None
     sizes = [x.shape.dims[lhs.index(d)] for d in digits]
-    if all(w.size == 1 for w in window) or any(w.stride != 1 or w.window_dilation != 1 or w.size > w.base_dilation and n != 1 for w, n in zip(window, sizes)):
+    if all(w.size == 1 for w in window) or any(
+        w.stride != 1 or w.window_dilation != 1 or w.size > w.base_dilation and n != 1
+        for w, n in zip(window, sizes)
+    ):
         return None
     flipped = [rhs.index(d) for d, w in zip(digits, window) if not w.reversal and w.size > 1]
-    kernel = h.transpose(h.reverse(k, flipped) if flipped else k, [rhs.index(c) for c in f"i{digits}o"])
-    batch, features, depth = (o.shape.dims[labels.index(c)] for o, labels, c in ((x, lhs, "b"), (out, to, "f"), (x, lhs, "f")))
+    kernel = h.transpose(
+        h.reverse(k, flipped) if flipped else k, [rhs.index(c) for c in f"i{digits}o"]
+    )
+    batch, features, depth = (
+        o.shape.dims[labels.index(c)]
+        for o, labels, c in ((x, lhs, "b"), (out, to, "f"), (x, lhs, "f"))
+    )
     taps, groups = [w.size for w in window], out["feature_group_count"]
-    pixels = h.reshape(h.transpose(x, [lhs.index(c) for c in f"b{digits}f"]), (batch * product(sizes), groups, depth // groups))
+    pixels = h.reshape(
+        h.transpose(x, [lhs.index(c) for c in f"b{digits}f"]),
+        (batch * product(sizes), groups, depth // groups),
+    )
     kernel = h.reshape(kernel, (depth // groups, product(taps), groups, features // groups))
     pieces = _products(pixels, kernel, out.shape.dtype)
     n = len(digits)
@@ -220,11 +341,23 @@ def spread_product(out: Instruction) -> Instruction | None:
     order = [0, *(at for i in range(n) for at in (1 + i, 1 + n + i)), 1 + 2 * n]
     zero = h.full(0, out.shape.dtype, ())
     steps = [t if size == 1 else w.base_dilation for w, t, size in zip(window, taps, sizes)]
-    holes = [(0, 0, 0), *(edge for t, step in zip(taps, steps) for edge in ((0, 0, 0), (0, step - t, 0))), (0, 0, 0)]
-    joined = h.reshape(h.pad(h.transpose(apart, order), zero, holes), (batch, *(size * step for size, step in zip(sizes, steps)), features))
+    holes = [
+        (0, 0, 0),
+        *(edge for t, step in zip(taps, steps) for edge in ((0, 0, 0), (0, step - t, 0))),
+        (0, 0, 0),
+    ]
+    joined = h.reshape(
+        h.pad(h.transpose(apart, order), zero, holes),
+        (batch, *(size * step for size, step in zip(sizes, steps)), features),
+    )
     wanted = [out.shape.dims[to.index(d)] for d in digits]
-    edges = [(w.pad_low - t + 1, count - have - (w.pad_low - t + 1), 0) for w, t, count, have in zip(window, taps, wanted, joined.shape.dims[1:-1])]
-    return h.transpose(h.pad(joined, zero, [(0, 0, 0), *edges, (0, 0, 0)]), [f"b{digits}f".index(c) for c in to])
+    edges = [
+        (w.pad_low - t + 1, count - have - (w.pad_low - t + 1), 0)
+        for w, t, count, have in zip(window, taps, wanted, joined.shape.dims[1:-1])
+    ]
+    return h.transpose(
+        h.pad(joined, zero, [(0, 0, 0), *edges, (0, 0, 0)]), [f"b{digits}f".index(c) for c in to]
+    )
 
 
 def taps_as_features(out: Instruction) -> Instruction | None:
@@ -233,49 +366,103 @@ def taps_as_features(out: Instruction) -> Instruction | None:
     lhs, rhs, to = sides(out)
     x, k = out.operands
     window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
-    if out["batch_group_count"] > 1 or contracts_pixels(out) or not all(o.shape.is_static and o.shape.size for o in (x, k, out)):
+    if (
+        out["batch_group_count"] > 1
+        or contracts_pixels(out)
+        or not all(o.shape.is_static and o.shape.size for o in (x, k, out))
+    ):
         return None
-    d = next((i for i, w in enumerate(window) if w.size > 1 and w.stride == w.window_dilation == 1 and x.shape.dims[lhs.index(str(i))] == 1), None)
+    d = next(
+        (
+            i
+            for i, w in enumerate(window)
+            if w.size > 1
+            and w.stride == w.window_dilation == 1
+            and x.shape.dims[lhs.index(str(i))] == 1
+        ),
+        None,
+    )
     if d is None:
         return None
     w, count, at = window[d], out.shape.dims[to.index(str(d))], rhs.index(str(d))
-    first = w.size - 1 - w.pad_low  # which tap, from the last one, the first row of the result meets
+    first = (
+        w.size - 1 - w.pad_low
+    )  # which tap, from the last one, the first row of the result meets
     low, high = max(first, 0), min(first + count, w.size)
     if low >= high:
         return None
     taps, edge = high - low, low - first
     kernel = k if w.reversal else h.reverse(k, [at])
-    kernel = h.slice_(kernel, [low if i == at else 0 for i in range(k.shape.rank)], [high if i == at else n for i, n in enumerate(k.shape.dims)])
+    kernel = h.slice_(
+        kernel,
+        [low if i == at else 0 for i in range(k.shape.rank)],
+        [high if i == at else n for i, n in enumerate(k.shape.dims)],
+    )
     others = [c for c in rhs if c not in ("o", str(d))]
     kernel = h.transpose(kernel, [rhs.index("o"), at, *(rhs.index(c) for c in others)])
     kernel = h.reshape(kernel, (kernel.shape.dims[0] * taps, *kernel.shape.dims[2:], 1))
     plain = f"b{digits}f"
-    attrs = dict(out.attrs) | {"window": (*window[:d], WindowDim(1), *window[d + 1:]), "dim_labels": f"{lhs}_o{''.join(others)}{d}->{plain}"}
+    attrs = dict(out.attrs) | {
+        "window": (*window[:d], WindowDim(1), *window[d + 1 :]),
+        "dim_labels": f"{lhs}_o{''.join(others)}{d}->{plain}",
+    }
     rows = instr("convolution", (x, kernel), **attrs)
     rows = instr("convolution", rows.operands, rows.shape.with_dtype(out.shape.dtype), **attrs)
-    dims = [*rows.shape.dims[:1 + d], *rows.shape.dims[2 + d:-1], rows.shape.dims[-1] // taps, taps]
+    dims = [
+        *rows.shape.dims[: 1 + d],
+        *rows.shape.dims[2 + d : -1],
+        rows.shape.dims[-1] // taps,
+        taps,
+    ]
     last = len(dims) - 1
     found = h.transpose(h.reshape(rows, dims), [*range(1 + d), last, *range(1 + d, last)])
-    edges = [(edge, count - taps - edge, 0) if i == 1 + d else (0, 0, 0) for i in range(found.shape.rank)]
-    return h.transpose(h.pad(found, h.full(0, out.shape.dtype, ()), edges), [plain.index(c) for c in to])
+    edges = [
+        (edge, count - taps - edge, 0) if i == 1 + d else (0, 0, 0) for i in range(found.shape.rank)
+    ]
+    return h.transpose(
+        h.pad(found, h.full(0, out.shape.dtype, ()), edges), [plain.index(c) for c in to]
+    )
 
 
 def padded_rows(out: Instruction) -> Instruction | None:
     """convolution of few channels -> convolution(pad) without padding along rows: the taps of a row are one run in memory. The transpose pads, too."""
     lhs, _, _ = sides(out)
     window, x = out["window"], out.operands[0]
-    if not window or out["feature_group_count"] * out["batch_group_count"] > 1 or sides(out) != preferred(out) or not x.shape.is_static:
+    if (
+        not window
+        or out["feature_group_count"] * out["batch_group_count"] > 1
+        or sides(out) != preferred(out)
+        or not x.shape.is_static
+    ):
         return None
     last = window[-1]
-    taps = out.shape.dims[sides(out)[2].index(str(len(window) - 1))] if contracts_pixels(out) else last.size
-    least = 2 if contracts_pixels(out) or x.shape.dims[-1] == 1 else FEW_CHANNELS  # elements of a run for which padding pays
-    if not last.size or x.shape.dims[-1] >= FEW_CHANNELS or taps == 1 or taps * x.shape.dims[-1] < least:
+    taps = (
+        out.shape.dims[sides(out)[2].index(str(len(window) - 1))]
+        if contracts_pixels(out)
+        else last.size
+    )
+    least = (
+        2 if contracts_pixels(out) or x.shape.dims[-1] == 1 else FEW_CHANNELS
+    )  # elements of a run for which padding pays
+    if (
+        not last.size
+        or x.shape.dims[-1] >= FEW_CHANNELS
+        or taps == 1
+        or taps * x.shape.dims[-1] < least
+    ):
         return None
     if max(last.pad_low, last.pad_high) <= 0 or min(last.pad_low, last.pad_high) < 0:
         return None
-    if last.base_dilation != 1 or (last.stride if contracts_pixels(out) else last.window_dilation) != 1:
+    if (
+        last.base_dilation != 1
+        or (last.stride if contracts_pixels(out) else last.window_dilation) != 1
+    ):
         return None
-    wide = h.pad(x, h.full(0, x.shape.dtype, ()), [(last.pad_low, last.pad_high, 0) if c == str(len(window) - 1) else (0, 0, 0) for c in lhs])
+    wide = h.pad(
+        x,
+        h.full(0, x.shape.dtype, ()),
+        [(last.pad_low, last.pad_high, 0) if c == str(len(window) - 1) else (0, 0, 0) for c in lhs],
+    )
     attrs = dict(out.attrs) | {"window": (*window[:-1], replace(last, pad_low=0, pad_high=0))}
     return instr("convolution", (wide, out.operands[1]), out.shape, **attrs)
 
@@ -291,7 +478,9 @@ def window_channels_last(out: Instruction) -> Instruction | None:
     order = [*(d for d in range(out.shape.rank) if d != whole[-1]), whole[-1]]
     operands = [h.transpose(o, order) if o.shape.rank else o for o in out.operands]
     attrs = dict(out.attrs) | {"window": tuple(window[d] for d in order)}
-    return h.transpose(instr(out.op, tuple(operands), **attrs), [order.index(d) for d in range(out.shape.rank)])
+    return h.transpose(
+        instr(out.op, tuple(operands), **attrs), [order.index(d) for d in range(out.shape.rank)]
+    )
 
 
 RULES = rules(

@@ -7,6 +7,7 @@ The kernel of pixel i of a run is the old one moved by i strides, zeros elsewher
 of size, in r times as many lanes. What a dilated base gives (a transposed convolution, sub-pixel convolution in Shi et al., 2016) has one such kernel per
 remainder of the pixel's position. The zeros meet pixels outside of a window: an infinity or NaN there reaches the pixels of the same run.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -37,14 +38,18 @@ def _is_narrow(out: Instruction) -> bool:
 def _plain(out: Instruction) -> tuple[Instruction, str]:
     """(the kernel without reversals, its labels)."""
     labels = sides(out)[1]
-    flipped = [labels.index(str(i)) for i, w in enumerate(out["window"]) if w.reversal and w.size > 1]
+    flipped = [
+        labels.index(str(i)) for i, w in enumerate(out["window"]) if w.reversal and w.size > 1
+    ]
     return h.reverse(out.operands[1], flipped) if flipped else out.operands[1], labels
 
 
 def _with(out: Instruction, kernel: Instruction, window: tuple[WindowDim, ...]) -> Instruction:
     """The convolution with another kernel and window."""
     made = instr("convolution", (out.operands[0], kernel), **dict(out.attrs) | {"window": window})
-    return instr("convolution", made.operands, made.shape.with_dtype(out.shape.dtype), **dict(made.attrs))
+    return instr(
+        "convolution", made.operands, made.shape.with_dtype(out.shape.dtype), **dict(made.attrs)
+    )
 
 
 def _run(wide: int, features: int, last: WindowDim) -> int:
@@ -69,13 +74,34 @@ def runs_of_pixels(out: Instruction) -> Instruction | None:
     if run == 1:
         return None
     kernel, labels = _plain(out)
-    at, to, zero = labels.index(str(len(rows))), labels.index("o"), h.full(0, kernel.shape.dtype, ())
+    at, to, zero = (
+        labels.index(str(len(rows))),
+        labels.index("o"),
+        h.full(0, kernel.shape.dtype, ()),
+    )
     reach, runs = (run - 1) * last.stride, -(-wide // run)
-    moved = [h.pad(kernel, zero, [(i * last.stride, reach - i * last.stride, 0) if d == at else (0, 0, 0) for d in range(kernel.shape.rank)]) for i in range(run)]
-    apart = [h.reshape(m, (*m.shape.dims[:to], groups, 1, features, *m.shape.dims[to + 1:])) for m in moved]
+    moved = [
+        h.pad(
+            kernel,
+            zero,
+            [
+                (i * last.stride, reach - i * last.stride, 0) if d == at else (0, 0, 0)
+                for d in range(kernel.shape.rank)
+            ],
+        )
+        for i in range(run)
+    ]
+    apart = [
+        h.reshape(m, (*m.shape.dims[:to], groups, 1, features, *m.shape.dims[to + 1 :]))
+        for m in moved
+    ]
     joined = h.concatenate(apart, to + 1)
-    joined = h.reshape(joined, (*joined.shape.dims[:to], groups * run * features, *joined.shape.dims[to + 3:]))
-    beyond = (runs * run - wide) * last.stride  # what the last run reads after what the last pixel does
+    joined = h.reshape(
+        joined, (*joined.shape.dims[:to], groups * run * features, *joined.shape.dims[to + 3 :])
+    )
+    beyond = (
+        runs * run - wide
+    ) * last.stride  # what the last run reads after what the last pixel does
     window = (*(replace(w, reversal=False) for w in rows),
               replace(last, size=last.size + reach, stride=last.stride * run, reversal=False, pad_high=last.pad_high + beyond))  # fmt: skip
     found = h.reshape(_with(out, joined, window), (*dims[:-2], runs, groups, run, features))
@@ -89,27 +115,62 @@ def images_of_channels(out: Instruction) -> Instruction | None:
     digits = "".join(map(str, range(len(out["window"]))))
     lhs, _, to = sides(out)
     x, groups = out.operands[0], out["feature_group_count"]
-    if groups == 1 or out["batch_group_count"] > 1 or not digits or not lhs == to == f"b{digits}f" or not all(o.shape.is_static and o.shape.size for o in (x, out)):
+    if (
+        groups == 1
+        or out["batch_group_count"] > 1
+        or not digits
+        or not lhs == to == f"b{digits}f"
+        or not all(o.shape.is_static and o.shape.size for o in (x, out))
+    ):
         return None
-    if x.shape.dims[-1] != groups or any(w.base_dilation != 1 or w.window_dilation != 1 for w in out["window"]) or 2 * out.shape.dims[-1] > LANES:
+    if (
+        x.shape.dims[-1] != groups
+        or any(w.base_dilation != 1 or w.window_dilation != 1 for w in out["window"])
+        or 2 * out.shape.dims[-1] > LANES
+    ):
         return None
     last, features = out["window"][-1], out.shape.dims[-1] // groups
     run = _run(out.shape.dims[-2], features, last)
-    if last.size <= last.stride or groups * (last.size + (run - 1) * last.stride) > PER_TAP * run * last.size:
+    if (
+        last.size <= last.stride
+        or groups * (last.size + (run - 1) * last.stride) > PER_TAP * run * last.size
+    ):
         return None
     rank = x.shape.rank
-    images = h.reshape(h.transpose(x, [rank - 1, *range(rank - 1)]), (groups * x.shape.dims[0], *x.shape.dims[1:-1], 1))
+    images = h.reshape(
+        h.transpose(x, [rank - 1, *range(rank - 1)]),
+        (groups * x.shape.dims[0], *x.shape.dims[1:-1], 1),
+    )
     low, high = max(last.pad_low, 0), max(last.pad_high, 0)
-    images = h.pad(images, h.full(0, x.shape.dtype, ()), [(low, high, 0) if d == rank - 2 else (0, 0, 0) for d in range(rank)])  # taps of a row are a run
-    window = (*out["window"][:-1], replace(last, pad_low=last.pad_low - low, pad_high=last.pad_high - high))
-    return instr("convolution", (images, out.operands[1]), out.shape, **dict(out.attrs) | {"window": window, "feature_group_count": 1, "batch_group_count": groups})
+    images = h.pad(
+        images,
+        h.full(0, x.shape.dtype, ()),
+        [(low, high, 0) if d == rank - 2 else (0, 0, 0) for d in range(rank)],
+    )  # taps of a row are a run
+    window = (
+        *out["window"][:-1],
+        replace(last, pad_low=last.pad_low - low, pad_high=last.pad_high - high),
+    )
+    return instr(
+        "convolution",
+        (images, out.operands[1]),
+        out.shape,
+        **dict(out.attrs)
+        | {"window": window, "feature_group_count": 1, "batch_group_count": groups},
+    )
 
 
 def remainders(out: Instruction) -> Instruction | None:
     """convolution of a dilated base -> the pixels of each remainder, from a convolution without holes, next to each other"""
     window = out["window"]
     steps = [w.base_dilation for w in window]
-    if not _is_narrow(out) or out["batch_group_count"] > 1 or product(steps) == 1 or out.shape.dims[-1] * product(steps) > LANES or any(w.stride != 1 or w.size < w.base_dilation for w in window):
+    if (
+        not _is_narrow(out)
+        or out["batch_group_count"] > 1
+        or product(steps) == 1
+        or out.shape.dims[-1] * product(steps) > LANES
+        or any(w.stride != 1 or w.size < w.base_dilation for w in window)
+    ):
         return None
     kernel, labels = _plain(out)
     sizes = out.operands[0].shape.dims[1:-1]
@@ -117,25 +178,49 @@ def remainders(out: Instruction) -> Instruction | None:
     phases = [[(first := (w.pad_low - r) % w.base_dilation, -(-(w.size - first) // w.base_dilation), (w.pad_low - r - first) // w.base_dilation)
                for r in range(w.base_dilation)] for w in window]  # fmt: skip
     lows = [max(low for _, _, low in each) for each in phases]
-    spans = [low + max(taps - before for _, taps, before in each) for low, each in zip(lows, phases)]
+    spans = [
+        low + max(taps - before for _, taps, before in each) for low, each in zip(lows, phases)
+    ]
     counts = [-(-n // step) for n, step in zip(out.shape.dims[1:-1], steps)]
     pieces = []
     for chosen in itertools.product(*phases):
-        starts, strides, edges = [0] * kernel.shape.rank, [1] * kernel.shape.rank, [(0, 0, 0)] * kernel.shape.rank
+        starts, strides, edges = (
+            [0] * kernel.shape.rank,
+            [1] * kernel.shape.rank,
+            [(0, 0, 0)] * kernel.shape.rank,
+        )
         for i, (first, taps, before) in enumerate(chosen):
             d = labels.index(str(i))
             starts[d], strides[d] = first, steps[i]
             edges[d] = (lows[i] - before, spans[i] - taps - (lows[i] - before), 0)
-        pieces.append(h.pad(h.slice_(kernel, starts, kernel.shape.dims, strides), h.full(0, kernel.shape.dtype, ()), edges))
-    dense = tuple(WindowDim(span, 1, low, count - n - low + span - 1) for span, low, count, n in zip(spans, lows, counts, sizes))
+        pieces.append(
+            h.pad(
+                h.slice_(kernel, starts, kernel.shape.dims, strides),
+                h.full(0, kernel.shape.dtype, ()),
+                edges,
+            )
+        )
+    dense = tuple(
+        WindowDim(span, 1, low, count - n - low + span - 1)
+        for span, low, count, n in zip(spans, lows, counts, sizes)
+    )
     found = _with(out, h.concatenate(pieces, labels.index("o")), dense)
     batch, features, n = out.shape.dims[0], out.shape.dims[-1], len(window)
-    apart = h.transpose(h.reshape(found, (batch, *counts, *steps, features)), [0, *(d for i in range(n) for d in (1 + i, 1 + n + i)), 1 + 2 * n])
-    joined = h.reshape(apart, (batch, *(count * step for count, step in zip(counts, steps)), features))
+    apart = h.transpose(
+        h.reshape(found, (batch, *counts, *steps, features)),
+        [0, *(d for i in range(n) for d in (1 + i, 1 + n + i)), 1 + 2 * n],
+    )
+    joined = h.reshape(
+        apart, (batch, *(count * step for count, step in zip(counts, steps)), features)
+    )
     return h.slice_(joined, (0,) * out.shape.rank, out.shape.dims)
 
 
-RULES = rules((op("convolution"), images_of_channels), (op("convolution"), remainders), (op("convolution"), runs_of_pixels))
+RULES = rules(
+    (op("convolution"), images_of_channels),
+    (op("convolution"), remainders),
+    (op("convolution"), runs_of_pixels),
+)
 
 
 @hlo_pass

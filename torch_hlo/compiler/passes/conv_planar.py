@@ -5,6 +5,7 @@
 
 In networks such transposes have met and cancelled before; those that stay are of a layer alone, or of the first and the last one.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.algebra import algebra
@@ -26,7 +27,9 @@ def _to_first(rank: int) -> tuple[int, ...]:
     return (0, rank - 1, *range(1, rank - 1))
 
 
-def _only_turned(x: Instruction, reads: dict[Instruction, list[Instruction]], done: dict[Instruction, bool]) -> bool:
+def _only_turned(
+    x: Instruction, reads: dict[Instruction, list[Instruction]], done: dict[Instruction, bool]
+) -> bool:
     """Whether what is computed from `x`, element by element, is only read with its channels first. A matrix of pixels and features may become an array before."""
     if x not in done:
         done[x] = False
@@ -35,7 +38,13 @@ def _only_turned(x: Instruction, reads: dict[Instruction, list[Instruction]], do
             if y.op == "transpose":
                 rank = y.shape.rank
                 return y["dimensions"] in (_to_first(rank), (rank - 1, *range(rank - 1)))
-            alike = y.op in _POINTWISE and y.shape.dims == x.shape.dims or y.op == "reshape" and x.shape.rank == 2 and y.shape.dims[-1] == x.shape.dims[-1]
+            alike = (
+                y.op in _POINTWISE
+                and y.shape.dims == x.shape.dims
+                or y.op == "reshape"
+                and x.shape.rank == 2
+                and y.shape.dims[-1] == x.shape.dims[-1]
+            )
             return alike and _only_turned(y, reads, done)
 
         done[x] = bool(reads[x]) and all(map(turned, reads[x]))
@@ -47,7 +56,13 @@ def filtered_planes(x: Instruction) -> Instruction | None:
     turned, kernel = x.operands
     lhs, rhs, out = sides(x)
     digits = lhs[1:-1]
-    if turned.op != "transpose" or turned["dimensions"] != _to_last(turned.shape.rank) or lhs != out or lhs != f"b{digits}f" or not digits:
+    if (
+        turned.op != "transpose"
+        or turned["dimensions"] != _to_last(turned.shape.rank)
+        or lhs != out
+        or lhs != f"b{digits}f"
+        or not digits
+    ):
         return None
     oihw = h.transpose(kernel, [rhs.index(c) for c in f"oi{digits}"])
     dims = tuple(x.shape.dims[d] for d in _to_first(x.shape.rank))
@@ -60,20 +75,40 @@ def product_of_images(x: Instruction) -> Instruction | None:
     """dot(pixels, w) -> transpose(dot(w, image)), pixels being the transposed image; of several images, which are pixels of a transposed array, a batch of
     products with as many copies of w, if those are small"""
     pixels, w = x.operands
-    if x["lhs_batch_dims"] or x.shape.rank != 2 or w.shape.rank != 2 or not x.shape.is_static or x.shape.kind != "f" or not plain(x):
+    if (
+        x["lhs_batch_dims"]
+        or x.shape.rank != 2
+        or w.shape.rank != 2
+        or not x.shape.is_static
+        or x.shape.kind != "f"
+        or not plain(x)
+    ):
         return None
     (a,), (b,) = x["lhs_contracting_dims"], x["rhs_contracting_dims"]
     if a == 0:
         return h.transpose(h.dot(w, pixels, (b,), (0,), dtype=x.shape.dtype), (1, 0))
     image = pixels.operands[0] if pixels.op == "reshape" else pixels
-    if image.op != "transpose" or image["dimensions"] != _to_last(image.shape.rank) or image.shape.rank < 3 or pixels.shape.dims[1] != image.shape.dims[-1]:
+    if (
+        image.op != "transpose"
+        or image["dimensions"] != _to_last(image.shape.rank)
+        or image.shape.rank < 3
+        or pixels.shape.dims[1] != image.shape.dims[-1]
+    ):
         return None
     (features, channels), count = ((w.shape.dims[1 - b], w.shape.dims[b]), image.shape.dims[0])
     each = x.shape.dims[0] // count
     if COPIED * features * channels > (features + channels) * each:
         return None
     rows = h.broadcast(w if b == 1 else h.transpose(w, (1, 0)), (count, features, channels), (1, 2))
-    found = h.dot(rows, h.reshape(image.operands[0], (count, channels, each)), (2,), (1,), (0,), (0,), dtype=x.shape.dtype)
+    found = h.dot(
+        rows,
+        h.reshape(image.operands[0], (count, channels, each)),
+        (2,),
+        (1,),
+        (0,),
+        (0,),
+        dtype=x.shape.dtype,
+    )
     return h.reshape(h.transpose(found, (0, 2, 1)), x.shape.dims)
 
 
@@ -81,10 +116,16 @@ COPIED = 4  # pixels and features are so many times the copies of a kernel
 RULES = {"convolution": filtered_planes, "dot": product_of_images}
 
 
-def _is_alone(x: Instruction, reads: dict[Instruction, list[Instruction]], done: dict[Instruction, bool]) -> bool:
+def _is_alone(
+    x: Instruction, reads: dict[Instruction, list[Instruction]], done: dict[Instruction, bool]
+) -> bool:
     """Whether nothing but `x` reads the transposed operand, and the result is only read transposed."""
     lhs = x.operands[0]
-    own = all(len(set(reads[o])) == 1 for o in (lhs, *lhs.operands[:lhs.op == "reshape"]) if o.op in ("transpose", "reshape"))
+    own = all(
+        len(set(reads[o])) == 1
+        for o in (lhs, *lhs.operands[: lhs.op == "reshape"])
+        if o.op in ("transpose", "reshape")
+    )
     return own and _only_turned(x, reads, done)
 
 
@@ -96,8 +137,16 @@ def conv_planar(module: Module) -> Module:
     if not any(x.op in RULES for x in order) or not any(x.op == "transpose" for x in order):
         return module
     reads, done = users((root,)), {}
-    found = {x: y for x in reads if x.op in RULES and _is_alone(x, reads, done) and (y := RULES[x.op](x)) is not None}
-    return _motion.run(module.with_root(rewrite_bottom_up(root, lambda x: found.get(x, x)))) if found else module
+    found = {
+        x: y
+        for x in reads
+        if x.op in RULES and _is_alone(x, reads, done) and (y := RULES[x.op](x)) is not None
+    }
+    return (
+        _motion.run(module.with_root(rewrite_bottom_up(root, lambda x: found.get(x, x))))
+        if found
+        else module
+    )
 
 
 _motion = fixpoint(algebra, reshape_motion)

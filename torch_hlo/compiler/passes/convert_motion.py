@@ -7,6 +7,7 @@
 
 Conversions and reshapes or transposes are put in order by reshape_motion: the conversion comes first.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.algebra import exact
@@ -28,7 +29,9 @@ def narrows(convert: Instruction) -> bool:
 
 def _on(move: Instruction, x: Instruction) -> Instruction:
     """The data movement `move` applied to `x` in place of its first operand."""
-    return instr(move.op, (x, *move.operands[1:]), move.shape.with_dtype(x.shape.dtype), **dict(move.attrs))
+    return instr(
+        move.op, (x, *move.operands[1:]), move.shape.with_dtype(x.shape.dtype), **dict(move.attrs)
+    )
 
 
 def outward(out: Instruction, inner: Instruction, x: Instruction) -> Instruction | None:
@@ -56,26 +59,43 @@ def widened_concatenate(out: Instruction) -> Instruction | None:
     dtype = first.operands[0].shape.dtype
     if any(o.op != "convert" or o.operands[0].shape.dtype != dtype for o in out.operands):
         return None
-    return h.convert(h.concatenate([o.operands[0] for o in out.operands], out["dimensions"][0]), out.shape.dtype)
+    return h.convert(
+        h.concatenate([o.operands[0] for o in out.operands], out["dimensions"][0]), out.shape.dtype
+    )
 
 
 def compare_converted(out: Instruction, x: Instruction, y: Instruction) -> Instruction | None:
     if x.shape.dtype != y.shape.dtype or x.shape.kind in "c" or out.get("type"):
         return None
-    return h.compare(x, y, out["direction"]) if exact(x.shape.dtype, out.operands[0].shape.dtype) else None
+    return (
+        h.compare(x, y, out["direction"])
+        if exact(x.shape.dtype, out.operands[0].shape.dtype)
+        else None
+    )
 
 
 def compare_constant(out: Instruction, x: Instruction, y: Instruction) -> Instruction | None:
     """compare(convert(x), 3.0) -> compare(x, 3) when both conversions are exact"""
     value = splat(y)
-    if value is None or x.shape.kind in "pc" or value != value or not exact(x.shape.dtype, y.shape.dtype):
+    if (
+        value is None
+        or x.shape.kind in "pc"
+        or value != value
+        or not exact(x.shape.dtype, y.shape.dtype)
+    ):
         return None
-    if x.shape.kind in "su" and (abs(value) == float("inf") or value != int(value) or not h.lowest(x.shape.dtype) <= value <= h.highest(x.shape.dtype)):
+    if x.shape.kind in "su" and (
+        abs(value) == float("inf")
+        or value != int(value)
+        or not h.lowest(x.shape.dtype) <= value <= h.highest(x.shape.dtype)
+    ):
         return None
     small = literal(value if x.shape.kind == "f" else int(value), x.shape.dtype)
     if small.numpy().item() != value:
         return None
-    return h.compare(x, h.full_like(x, value if x.shape.kind == "f" else int(value)), out["direction"])
+    return h.compare(
+        x, h.full_like(x, value if x.shape.kind == "f" else int(value)), out["direction"]
+    )
 
 
 RULES = rules(

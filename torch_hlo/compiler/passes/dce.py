@@ -4,6 +4,7 @@ elements of tuples that one instruction makes at once: loop state, conditional r
     while((i, x, unused))      ->  while((i, x))
     while((i, constant))       ->  while((i)), the constant moved into the body, when the body hands it on unchanged
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.base import hlo_pass
@@ -40,7 +41,11 @@ def _shrink_root(root: Instruction, memo: dict[Computation, Computation]) -> Ins
         if x.op == "get-tuple-element" and x.operands[0] in kept:
             left = kept[x.operands[0]]
             source = operands[0]
-            done[x] = h.get_tuple_element(source, left.index(x["index"])) if source.shape.is_tuple else source
+            done[x] = (
+                h.get_tuple_element(source, left.index(x["index"]))
+                if source.shape.is_tuple
+                else source
+            )
             continue
         y = x if operands == x.operands else replace(x, operands)
         if y.attrs and y.op != "fusion" and (inner := called(y)):
@@ -57,7 +62,9 @@ def _shrink_root(root: Instruction, memo: dict[Computation, Computation]) -> Ins
 
 def _reads(order: list[Instruction], root: Instruction) -> dict[Instruction, set[int]]:
     """Elements read of each tuple-valued instruction; those used as a whole are left out."""
-    found: dict[Instruction, set[int]] = {x: set() for x in order if x.op in _SHRINK and x.shape.is_tuple}
+    found: dict[Instruction, set[int]] = {
+        x: set() for x in order if x.op in _SHRINK and x.shape.is_tuple
+    }
     found.pop(root, None)
     for x in order:
         for o in x.operands:
@@ -83,7 +90,9 @@ def _elements_used(root: Instruction, param: Instruction) -> set[int] | None:
 def _shrink_while(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]] | None:
     body, condition, state = x["body"], x["condition"], x.operands[0]
     n = len(x.shape.elements)
-    if body.root.op != "tuple" or any("impure" in OPCODES[i.op].traits for i in body.instructions()):
+    if body.root.op != "tuple" or any(
+        "impure" in OPCODES[i.op].traits for i in body.instructions()
+    ):
         return None
     needs = [_elements_used(r, body.params[0]) for r in body.root.operands]
     tested = _elements_used(condition.root, condition.params[0])
@@ -93,7 +102,8 @@ def _shrink_while(x: Instruction, read: set[int]) -> tuple[Instruction, list[int
     constants = {
         i: initial
         for i in range(n)
-        if _is_constant(initial := h.get_tuple_element(state, i)) and body.root.operands[i] is instr("get-tuple-element", (param,), index=i)
+        if _is_constant(initial := h.get_tuple_element(state, i))
+        and body.root.operands[i] is instr("get-tuple-element", (param,), index=i)
     }
     live, pending = set(), list((read | tested) - constants.keys())
     while pending:
@@ -118,7 +128,10 @@ def _shrink_while(x: Instruction, read: set[int]) -> tuple[Instruction, list[int
         if outputs is None:
             return Computation(c.name, (new_param,), rebuild(c.root, table))
         results = rebuild(instr("tuple", tuple(c.root.operands[i] for i in outputs)), table)
-        fixed = [h.get_tuple_element(new_param, k) if i in constants else r for k, (i, r) in enumerate(zip(outputs, results.operands))]
+        fixed = [
+            h.get_tuple_element(new_param, k) if i in constants else r
+            for k, (i, r) in enumerate(zip(outputs, results.operands))
+        ]
         return Computation(c.name, (new_param,), h.tuple_(*fixed))
 
     start = h.tuple_(*(h.get_tuple_element(state, i) for i in kept))
@@ -134,7 +147,10 @@ def _shrink_conditional(x: Instruction, read: set[int]) -> tuple[Instruction, li
     if len(read) == len(x.shape.elements) or any(c.root.op != "tuple" for c in branches):
         return None
     kept = sorted(read)
-    smaller = [Computation(c.name, c.params, h.tuple_(*(c.root.operands[i] for i in kept))) for c in branches]
+    smaller = [
+        Computation(c.name, c.params, h.tuple_(*(c.root.operands[i] for i in kept)))
+        for c in branches
+    ]
     return h.conditional(x.operands[0], smaller, x.operands[1:]), kept
 
 
@@ -144,9 +160,15 @@ def _shrink_sort(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]
     kept = sorted(read | compared)
     if len(kept) == len(x.operands) or not kept:
         return None
-    params = [h.parameter(2 * k + side, comparator.params[2 * i + side].shape) for k, i in enumerate(kept) for side in (0, 1)]
+    params = [
+        h.parameter(2 * k + side, comparator.params[2 * i + side].shape)
+        for k, i in enumerate(kept)
+        for side in (0, 1)
+    ]
     old = [comparator.params[2 * i + side] for i in kept for side in (0, 1)]
-    smaller = Computation(comparator.name, tuple(params), rebuild(comparator.root, dict(zip(old, params))))
+    smaller = Computation(
+        comparator.name, tuple(params), rebuild(comparator.root, dict(zip(old, params)))
+    )
     return h.sort([x.operands[i] for i in kept], x["dimensions"][0], smaller, x["is_stable"]), kept
 
 
@@ -155,7 +177,9 @@ def _shrink_reduce(x: Instruction, read: set[int]) -> tuple[Instruction, list[in
     c, n = x["to_apply"], len(x.shape.elements)
     if c.root.op != "tuple":
         return None
-    needs = [{p["index"] % n for p in postorder((r,)) if p.op == "parameter"} for r in c.root.operands]
+    needs = [
+        {p["index"] % n for p in postorder((r,)) if p.op == "parameter"} for r in c.root.operands
+    ]
     live, pending = set(), list(read)
     while pending:
         i = pending.pop()
@@ -170,7 +194,15 @@ def _shrink_reduce(x: Instruction, read: set[int]) -> tuple[Instruction, list[in
     roots = rebuild(instr("tuple", tuple(c.root.operands[i] for i in kept)), dict(zip(old, params)))
     root = roots.operands[0] if len(kept) == 1 else roots
     attrs = {**dict(x.attrs), "to_apply": Computation(c.name, tuple(params), root)}
-    return instr(x.op, tuple(x.operands[i] for i in kept) + tuple(x.operands[n + i] for i in kept), **attrs), kept
+    return instr(
+        x.op, tuple(x.operands[i] for i in kept) + tuple(x.operands[n + i] for i in kept), **attrs
+    ), kept
 
 
-_SHRINK = {"while": _shrink_while, "conditional": _shrink_conditional, "sort": _shrink_sort, "reduce": _shrink_reduce, "reduce-window": _shrink_reduce}
+_SHRINK = {
+    "while": _shrink_while,
+    "conditional": _shrink_conditional,
+    "sort": _shrink_sort,
+    "reduce": _shrink_reduce,
+    "reduce-window": _shrink_reduce,
+}

@@ -11,6 +11,7 @@
 Dimensions of the result: batch, free of lhs, free of rhs. Contracting dimensions are sorted by lhs. The sign of a zero that a dot gives is not
 defined: its sum may start from either zero.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -49,7 +50,10 @@ class Dot:
 
     def with_lhs(self, x: Instruction, new: dict[int, int]) -> Dot:
         """Another left operand; `new`: dimension of the old one -> of this one."""
-        batch, contract = (tuple((new[a], b) for a, b in pairs if a in new) for pairs in (self.batch, self.contract))
+        batch, contract = (
+            tuple((new[a], b) for a, b in pairs if a in new)
+            for pairs in (self.batch, self.contract)
+        )
         return replace(self, x=x, batch=batch, contract=contract)
 
     def swapped(self) -> Dot:
@@ -69,13 +73,21 @@ def plain(out: Instruction) -> bool:
 
 def sort_contraction(out: Instruction) -> Instruction | None:
     d = parts(out)
-    return replace(d, contract=tuple(sorted(d.contract))).build() if list(d.contract) != sorted(d.contract) else None
+    return (
+        replace(d, contract=tuple(sorted(d.contract))).build()
+        if list(d.contract) != sorted(d.contract)
+        else None
+    )
 
 
 def no_elements(out: Instruction) -> Instruction | None:
     """A sum over nothing -> 0"""
     d = parts(out)
-    return h.full(0, d.dtype, out.shape.dims) if any(d.x.shape.dims[a] == 0 for a, _ in d.contract) else None
+    return (
+        h.full(0, d.dtype, out.shape.dims)
+        if any(d.x.shape.dims[a] == 0 for a, _ in d.contract)
+        else None
+    )
 
 
 def drop_ones(out: Instruction) -> Instruction | None:
@@ -88,7 +100,9 @@ def drop_ones(out: Instruction) -> Instruction | None:
         return None
     keep_x = [a for a in range(d.x.shape.rank) if a not in lhs_ones]
     keep_y = [b for b in range(d.y.shape.rank) if b not in rhs_ones]
-    batch = tuple((keep_x.index(a), keep_y.index(b)) for a, b in d.batch if (a, b) in pairs and a in keep_x)
+    batch = tuple(
+        (keep_x.index(a), keep_y.index(b)) for a, b in d.batch if (a, b) in pairs and a in keep_x
+    )
     contract = tuple((keep_x.index(a), keep_y.index(b)) for a, b in d.contract if a in keep_x)
     x = h.reshape(d.x, [d.x.shape.dims[a] for a in keep_x])
     y = h.reshape(d.y, [d.y.shape.dims[b] for b in keep_y])
@@ -101,10 +115,17 @@ def outer_product(out: Instruction) -> Instruction | None:
     if d.contract or out.shape.kind == "p":
         return None
     n, m = len(d.batch), len(d.lhs_free)
-    place_x = {a: i for i, (a, _) in enumerate(d.batch)} | {a: n + i for i, a in enumerate(d.lhs_free)}
-    place_y = {b: i for i, (_, b) in enumerate(d.batch)} | {b: n + m + i for i, b in enumerate(d.rhs_free)}
+    place_x = {a: i for i, (a, _) in enumerate(d.batch)} | {
+        a: n + i for i, a in enumerate(d.lhs_free)
+    }
+    place_y = {b: i for i, (_, b) in enumerate(d.batch)} | {
+        b: n + m + i for i, b in enumerate(d.rhs_free)
+    }
     x, y = h.convert(d.x, d.dtype), h.convert(d.y, d.dtype)
-    return h.multiply(_spread(x, out, [place_x[a] for a in range(x.shape.rank)]), _spread(y, out, [place_y[b] for b in range(y.shape.rank)]))
+    return h.multiply(
+        _spread(x, out, [place_x[a] for a in range(x.shape.rank)]),
+        _spread(y, out, [place_y[b] for b in range(y.shape.rank)]),
+    )
 
 
 def inner_product(out: Instruction) -> Instruction | None:
@@ -114,7 +135,10 @@ def inner_product(out: Instruction) -> Instruction | None:
         return None
     wide = "f32" if d.dtype in ("bf16", "f16") else d.dtype
     order = [*d.batch, *d.contract]
-    x, y = (h.transpose(h.convert(o, wide), [pair[side] for pair in order]) for side, o in enumerate((d.x, d.y)))
+    x, y = (
+        h.transpose(h.convert(o, wide), [pair[side] for pair in order])
+        for side, o in enumerate((d.x, d.y))
+    )
     sums = h.reduce(h.multiply(x, y), h.full(0, wide), range(len(d.batch), x.shape.rank), "add")
     return h.convert(sums, d.dtype)
 
@@ -152,7 +176,12 @@ def fold_broadcast(d: Dot) -> Dot | None:
         return None
     kept = [pair for i, pair in enumerate(d.batch) if i not in idle]
     before = [a for a, _ in d.batch] + d.lhs_free
-    new = replace(d, batch=tuple((a, carried.index(b)) for a, b in kept), contract=tuple((a, carried.index(b)) for a, b in d.contract), y=d.y.operands[0])
+    new = replace(
+        d,
+        batch=tuple((a, carried.index(b)) for a, b in kept),
+        contract=tuple((a, carried.index(b)) for a, b in d.contract),
+        y=d.y.operands[0],
+    )
     return new if [a for a, _ in new.batch] + new.lhs_free == before else None
 
 
@@ -181,14 +210,20 @@ def both_broadcast(out: Instruction) -> Instruction | None:
     d = parts(out)
     if d.x.op != "broadcast" or d.y.op != "broadcast":
         return None
-    idle = [i for i, (a, b) in enumerate(d.batch) if a not in d.x["dimensions"] and b not in d.y["dimensions"]]
+    idle = [
+        i
+        for i, (a, b) in enumerate(d.batch)
+        if a not in d.x["dimensions"] and b not in d.y["dimensions"]
+    ]
     if not idle:
         return None
     x = _without(d.x, [d.batch[i][0] for i in idle])
     y = _without(d.y, [d.batch[i][1] for i in idle])
     kept_x = [a for a in range(d.x.shape.rank) if a not in {d.batch[i][0] for i in idle}]
     kept_y = [b for b in range(d.y.shape.rank) if b not in {d.batch[i][1] for i in idle}]
-    batch = tuple((kept_x.index(a), kept_y.index(b)) for i, (a, b) in enumerate(d.batch) if i not in idle)
+    batch = tuple(
+        (kept_x.index(a), kept_y.index(b)) for i, (a, b) in enumerate(d.batch) if i not in idle
+    )
     contract = tuple((kept_x.index(a), kept_y.index(b)) for a, b in d.contract)
     small = Dot(x, y, batch, contract, d.dtype).build()
     return h.broadcast(small, out.shape.dims, [i for i in range(out.shape.rank) if i not in idle])
@@ -197,21 +232,37 @@ def both_broadcast(out: Instruction) -> Instruction | None:
 def _without(x: Instruction, dropped: list[int]) -> Instruction:
     """The broadcast `x` with some of its repeated dimensions left out."""
     kept = [d for d in range(x.shape.rank) if d not in dropped]
-    return h.broadcast(x.operands[0], [x.shape.dims[d] for d in kept], [kept.index(d) for d in x["dimensions"]])
+    return h.broadcast(
+        x.operands[0], [x.shape.dims[d] for d in kept], [kept.index(d) for d in x["dimensions"]]
+    )
 
 
 def ragged_transpose(out: Instruction) -> Instruction | None:
     """ragged-dot(transpose(x), transpose(y)) -> ragged-dot(x, y) where each operand has one dimension that the result shows"""
     x, y, sizes = out.operands
     (ragged,) = out["lhs_ragged_dims"]
-    if out["lhs_batch_dims"] or (x.shape.rank, y.shape.rank) != ((2, 2) if ragged in out["lhs_contracting_dims"] else (2, 3)):
+    if out["lhs_batch_dims"] or (x.shape.rank, y.shape.rank) != (
+        (2, 2) if ragged in out["lhs_contracting_dims"] else (2, 3)
+    ):
         return None
     if "transpose" not in (x.op, y.op):
         return None
     x, of_x = _untransposed(x)
     y, of_y = _untransposed(y)
-    lhs, rhs = ([of[d] for d in out[f"{side}_contracting_dims"]] for side, of in (("lhs", of_x), ("rhs", of_y)))
-    return h.ragged_dot(x, y, sizes, lhs_contract=lhs, rhs_contract=rhs, lhs_ragged=[of_x[ragged]], rhs_group=[of_y[d] for d in out["rhs_group_dims"]], dtype=out.shape.dtype)
+    lhs, rhs = (
+        [of[d] for d in out[f"{side}_contracting_dims"]]
+        for side, of in (("lhs", of_x), ("rhs", of_y))
+    )
+    return h.ragged_dot(
+        x,
+        y,
+        sizes,
+        lhs_contract=lhs,
+        rhs_contract=rhs,
+        lhs_ragged=[of_x[ragged]],
+        rhs_group=[of_y[d] for d in out["rhs_group_dims"]],
+        dtype=out.shape.dtype,
+    )
 
 
 def _untransposed(x: Instruction) -> tuple[Instruction, Sequence[int]]:

@@ -7,6 +7,7 @@
 The first where the operands are smaller than the result: each product that is saved writes its result and reads it again. Runs once, after
 the rewrites that would fold a transpose into a product.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -14,7 +15,15 @@ from collections.abc import Iterator
 from torch_hlo.compiler.passes.base import hlo_pass
 from torch_hlo.hlo import build as h
 from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Instruction, Module, instr, postorder, replace, rewrite_bottom_up, users
+from torch_hlo.hlo.ir import (
+    Instruction,
+    Module,
+    instr,
+    postorder,
+    replace,
+    rewrite_bottom_up,
+    users,
+)
 
 FEW_ROWS = 64
 MIN_SHARED = 4  # products with the same right operand
@@ -32,7 +41,11 @@ def _merge_sums(root: Instruction) -> Instruction:
     reads = users((root,))
     found: dict[Instruction, Instruction] = {}
     for x in reads:
-        if x.op == "add" and x.shape.kind == "f" and not (len(reads[x]) == 1 and _continues(reads[x][0], x)):
+        if (
+            x.op == "add"
+            and x.shape.kind == "f"
+            and not (len(reads[x]) == 1 and _continues(reads[x][0], x))
+        ):
             merged = _merged(list(_terms(x, reads)), reads)
             if merged is not None:
                 found[x] = merged
@@ -49,7 +62,11 @@ def _replaced(root: Instruction, found: dict[Instruction, Instruction]) -> Instr
         for y in postorder((x,), done):
             target = found.get(y)
             operands = tuple(done[o] for o in y.operands) if target is None else ()
-            done[y] = (y if operands == y.operands else replace(y, operands)) if target is None else new(target)
+            done[y] = (
+                (y if operands == y.operands else replace(y, operands))
+                if target is None
+                else new(target)
+            )
         return done[x]
 
     # What a sum is replaced by reads operands of its terms, which come before the sum: nothing is read before it is done.
@@ -71,7 +88,9 @@ def _terms(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Itera
             yield y
 
 
-def _merged(terms: list[Instruction], reads: dict[Instruction, list[Instruction]]) -> Instruction | None:
+def _merged(
+    terms: list[Instruction], reads: dict[Instruction, list[Instruction]]
+) -> Instruction | None:
     """The sum with its products merged, or None when there are none that belong together."""
     groups: dict[object, list[Instruction]] = {}
     for t in terms:
@@ -90,20 +109,37 @@ def _merged(terms: list[Instruction], reads: dict[Instruction, list[Instruction]
 def _form(x: Instruction) -> object | None:
     """What products must have in common to be merged; None for one that is not worth it."""
     lhs, rhs = x.operands
-    if x.get("lhs_batch_dims") or not x["lhs_contracting_dims"] or x.get("operand_precision") is not None:
+    if (
+        x.get("lhs_batch_dims")
+        or not x["lhs_contracting_dims"]
+        or x.get("operand_precision") is not None
+    ):
         return None
-    if not (lhs.shape.is_static and rhs.shape.is_static) or lhs.shape.size + rhs.shape.size >= x.shape.size:
+    if (
+        not (lhs.shape.is_static and rhs.shape.is_static)
+        or lhs.shape.size + rhs.shape.size >= x.shape.size
+    ):
         return None
-    return (x.attrs, x.shape, *((o.shape.dtype, _without(o.shape.dims, x[f"{side}_contracting_dims"][0])) for o, side in zip(x.operands, ("lhs", "rhs"))))
+    return (
+        x.attrs,
+        x.shape,
+        *(
+            (o.shape.dtype, _without(o.shape.dims, x[f"{side}_contracting_dims"][0]))
+            for o, side in zip(x.operands, ("lhs", "rhs"))
+        ),
+    )
 
 
 def _without(dims: tuple[Size, ...], d: int) -> tuple[Size, ...]:
-    return dims[:d] + dims[d + 1:]
+    return dims[:d] + dims[d + 1 :]
 
 
 def _product(group: list[Instruction]) -> Instruction:
     first = group[0]
-    operands = [h.concatenate([x.operands[i] for x in group], first[f"{side}_contracting_dims"][0]) for i, side in enumerate(("lhs", "rhs"))]
+    operands = [
+        h.concatenate([x.operands[i] for x in group], first[f"{side}_contracting_dims"][0])
+        for i, side in enumerate(("lhs", "rhs"))
+    ]
     return instr("dot", tuple(operands), first.shape, **dict(first.attrs))
 
 
@@ -118,7 +154,12 @@ def _turn_weights(root: Instruction) -> Instruction:
 
     def turn(x: Instruction) -> Instruction:
         if _reads_turned(x) and counts.get(x.operands[1], 0) >= MIN_SHARED:
-            return instr("dot", (x.operands[0], h.transpose(x.operands[1], (1, 0))), x.shape, **{**dict(x.attrs), "rhs_contracting_dims": (0,)})
+            return instr(
+                "dot",
+                (x.operands[0], h.transpose(x.operands[1], (1, 0))),
+                x.shape,
+                **{**dict(x.attrs), "rhs_contracting_dims": (0,)},
+            )
         return x
 
     return rewrite_bottom_up(root, turn)
@@ -126,7 +167,17 @@ def _turn_weights(root: Instruction) -> Instruction:
 
 def _reads_turned(x: Instruction) -> bool:
     """A product of [m, k], 8 < m <= FEW_ROWS, with [n, k]. (With fewer rows it is a sum along k and reads both in place.)"""
-    if x.op != "dot" or x.get("lhs_batch_dims") or x["rhs_contracting_dims"] != (1,) or x["lhs_contracting_dims"] != (1,):
+    if (
+        x.op != "dot"
+        or x.get("lhs_batch_dims")
+        or x["rhs_contracting_dims"] != (1,)
+        or x["lhs_contracting_dims"] != (1,)
+    ):
         return False
     lhs, rhs = x.operands
-    return lhs.shape.rank == rhs.shape.rank == 2 and lhs.shape.is_static and rhs.shape.is_static and 8 < lhs.shape.dims[0] <= FEW_ROWS
+    return (
+        lhs.shape.rank == rhs.shape.rank == 2
+        and lhs.shape.is_static
+        and rhs.shape.is_static
+        and 8 < lhs.shape.dims[0] <= FEW_ROWS
+    )

@@ -4,6 +4,7 @@
 
 A constant array whose elements are all equal becomes the broadcast of a scalar. Large broadcasts and iotas are never materialised.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.base import hlo_pass
@@ -43,7 +44,10 @@ def folded(x: Instruction) -> Instruction | None:
     if x.op == "constant":
         return _uniform(x)
     if x.op == "reduce" and 0 in (x.operands[0].shape.dims[d] for d in x["dimensions"]):
-        inits = [h.broadcast(i, s.dims, ()) for i, s in zip(x.operands[len(x.operands) // 2 :], x.shape.elements or (x.shape,))]
+        inits = [
+            h.broadcast(i, s.dims, ())
+            for i, s in zip(x.operands[len(x.operands) // 2 :], x.shape.elements or (x.shape,))
+        ]
         return h.tuple_(*inits) if x.shape.is_tuple else inits[0]  # a fold over nothing
     if x.op not in _FOLDABLE or not x.operands:
         return None
@@ -52,11 +56,15 @@ def folded(x: Instruction) -> Instruction | None:
             return None
     if x.op in _POINTWISE and all(splat(o) is not None for o in x.operands):
         scalars = [o.operands[0] if o.op == "broadcast" else o for o in x.operands]
-        value = _compute(instr(x.op, tuple(scalars), Shape(x.shape.dtype), **dict(x.attrs)), scalars)
+        value = _compute(
+            instr(x.op, tuple(scalars), Shape(x.shape.dtype), **dict(x.attrs)), scalars
+        )
         return None if value is None else h.broadcast(value, x.shape.dims, ())
     if x.shape.is_tuple or not x.shape.is_static or x.shape.size > LIMIT:
         return None
-    if any(not o.shape.is_static or o.shape.size > LIMIT for o in x.operands) or not any(o.op == "constant" and o.shape.dims for o in x.operands):
+    if any(not o.shape.is_static or o.shape.size > LIMIT for o in x.operands) or not any(
+        o.op == "constant" and o.shape.dims for o in x.operands
+    ):
         return None
     return _compute(x, x.operands)
 
@@ -70,7 +78,9 @@ def _uniform(x: Instruction) -> Instruction | None:
     first = literal.data[:width]
     if literal.data != first * (len(literal.data) // width):
         return None
-    return h.broadcast(h.constant(Literal(literal.dtype, (), first), literal.dtype), literal.dims, ())
+    return h.broadcast(
+        h.constant(Literal(literal.dtype, (), first), literal.dtype), literal.dims, ()
+    )
 
 
 def _compute(x: Instruction, operands) -> Instruction | None:
@@ -78,8 +88,14 @@ def _compute(x: Instruction, operands) -> Instruction | None:
         value = evaluate_instruction(x, *(_value(o) for o in operands))
     except EvaluateError:
         return None  # e.g. a computation that calls out of the program: left to run time
-    return h.constant(Literal(x.shape.dtype, x.shape.dims, encode(value, x.shape.dtype)), x.shape.dtype)
+    return h.constant(
+        Literal(x.shape.dtype, x.shape.dims, encode(value, x.shape.dtype)), x.shape.dtype
+    )
 
 
 def _value(o: Instruction):
-    return o["literal"].numpy() if o.op == "constant" else evaluate_instruction(o, o.operands[0]["literal"].numpy())
+    return (
+        o["literal"].numpy()
+        if o.op == "constant"
+        else evaluate_instruction(o, o.operands[0]["literal"].numpy())
+    )

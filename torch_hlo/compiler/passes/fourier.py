@@ -1,18 +1,19 @@
 """fourier: transforms that codegen/fft.py has kernels for.
 
-    real lines of odd length        -> complex ones, of which half is kept
-    dimensions but the last that kernels do not take (too long, few numbers beside them)  -> one dimension at a time, transposed
-    lengths with a large prime      -> a convolution by transforms of a length that has none (Bluestein 1970):
-        X[k] = c[k] sum over i of (x[i] c[i]) conj(c[k - i]),  c[k] = exp(-pi i k^2 / n)
-    transposes around a transform   -> the dimension is transformed where it is:
-        y = transpose(fft(transpose(x)))
-     -> y = fusion(x), kind=custom, calls={the same}, backend_config={"fft":"across"}
-    gradients of real transforms    -> real transforms:
-        real(fft(g filled up with zeros), IFFT)
-     -> fft(g w, IRFFT), w = 1 for the points that have no mirror image, 1/2 for the others
-        dynamic-update-slice(y, slice(y) c) at the place of the slice       (what PyTorch does to the points that have one)
-     -> y w
+real lines of odd length        -> complex ones, of which half is kept
+dimensions but the last that kernels do not take (too long, few numbers beside them)  -> one dimension at a time, transposed
+lengths with a large prime      -> a convolution by transforms of a length that has none (Bluestein 1970):
+    X[k] = c[k] sum over i of (x[i] c[i]) conj(c[k - i]),  c[k] = exp(-pi i k^2 / n)
+transposes around a transform   -> the dimension is transformed where it is:
+    y = transpose(fft(transpose(x)))
+ -> y = fusion(x), kind=custom, calls={the same}, backend_config={"fft":"across"}
+gradients of real transforms    -> real transforms:
+    real(fft(g filled up with zeros), IFFT)
+ -> fft(g w, IRFFT), w = 1 for the points that have no mirror image, 1/2 for the others
+    dynamic-update-slice(y, slice(y) c) at the place of the slice       (what PyTorch does to the points that have one)
+ -> y w
 """
+
 from __future__ import annotations
 
 from math import prod
@@ -26,7 +27,9 @@ from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder,
 from torch_hlo.hlo.match import carry_meta
 
 _CONFIG = '{"fft":"across"}'
-FEW = 6  # numbers beside each other below which a dimension is transposed first: lanes would be empty
+FEW = (
+    6  # numbers beside each other below which a dimension is transposed first: lanes would be empty
+)
 
 
 @hlo_pass
@@ -40,7 +43,11 @@ def across(x: Instruction) -> tuple[str, int, int] | None:
     if x.get("backend_config") != _CONFIG:
         return None
     back = x["calls"].root
-    return back.operands[0]["fft_type"], back.operands[0]["fft_length"][0], back["dimensions"].index(x.shape.rank - 1)
+    return (
+        back.operands[0]["fft_type"],
+        back.operands[0]["fft_length"][0],
+        back["dimensions"].index(x.shape.rank - 1),
+    )
 
 
 def _rewritten(c: Computation) -> Computation:
@@ -54,7 +61,11 @@ def _rewritten(c: Computation) -> Computation:
             return _real_inverse(x)
         if x.op == "dynamic-update-slice":
             return _weighted(x)
-        if x.op != "fft" or x.shape.size == 0 or not all(isinstance(n, int) for n in x["fft_length"]):
+        if (
+            x.op != "fft"
+            or x.shape.size == 0
+            or not all(isinstance(n, int) for n in x["fft_length"])
+        ):
             return x
         made = _transform(x.operands[0], x["fft_type"], x["fft_length"])
         if made is not x:
@@ -77,7 +88,9 @@ def _real_inverse(x: Instruction) -> Instruction:
     else:
         return x
     n, g = lengths[-1], _filled_up(y.operands[0], d)
-    if g is None or not isinstance(n, int) or n % 2 or g.shape.dims[d] != n // 2 + 1:  # (an odd length would be filled up again)
+    if (
+        g is None or not isinstance(n, int) or n % 2 or g.shape.dims[d] != n // 2 + 1
+    ):  # (an odd length would be filled up again)
         return x
     weights = np.full(n // 2 + 1, 0.5 * factor)
     weights[[0, -1]] = factor
@@ -85,21 +98,36 @@ def _real_inverse(x: Instruction) -> Instruction:
     if d == rank - 1:
         return _transform(halved, "IRFFT", lengths)
     turn = (*(i for i in range(rank) if i != d), d)
-    return _across(b.transpose(_transform(b.transpose(halved, turn), "IRFFT", lengths), tuple(turn.index(i) for i in range(rank))))
+    return _across(
+        b.transpose(
+            _transform(b.transpose(halved, turn), "IRFFT", lengths),
+            tuple(turn.index(i) for i in range(rank)),
+        )
+    )
 
 
 def _weighted(x: Instruction) -> Instruction:
     """A slice that is multiplied by a number in place: everything is, by numbers that are mostly one."""
     y, part, *starts = x.operands
-    if part.op != "multiply" or part.operands[0].op != "slice" or part.operands[0].operands[0] is not y or x.shape.kind not in "fc":
+    if (
+        part.op != "multiply"
+        or part.operands[0].op != "slice"
+        or part.operands[0].operands[0] is not y
+        or x.shape.kind not in "fc"
+    ):
         return x
     cut, factor = part.operands[0]["slice"], _number(part.operands[1])
     if factor is None:
         return x
-    if not all(o.op == "constant" and o["literal"].numpy().item() == low and step == 1 for o, (low, _, step) in zip(starts, cut, strict=True)):
+    if not all(
+        o.op == "constant" and o["literal"].numpy().item() == low and step == 1
+        for o, (low, _, step) in zip(starts, cut, strict=True)
+    ):
         return x
     partial = [d for d, (low, high, _) in enumerate(cut) if (low, high) != (0, y.shape.dims[d])]
-    if len(partial) != 1 or not all(isinstance(n, int) for n in (*cut[partial[0]], y.shape.dims[partial[0]])):
+    if len(partial) != 1 or not all(
+        isinstance(n, int) for n in (*cut[partial[0]], y.shape.dims[partial[0]])
+    ):
         return x
     d, (low, high, _) = partial[0], cut[partial[0]]
     weights = np.ones(y.shape.dims[d])
@@ -125,16 +153,27 @@ def _times(x: Instruction, weights: np.ndarray, d: int) -> Instruction:
 
 def _filled_up(x: Instruction, d: int) -> Instruction | None:
     """What `x` is with zeros after it along dimension d."""
+
     def zero(y: Instruction) -> bool:
         y = y.operands[0] if y.op == "broadcast" else y
         return y.op == "constant" and y.shape.size == 1 and not y["literal"].numpy().any()
 
     if x.op == "pad" and zero(x.operands[1]):
-        alone = all(low == inner == 0 and (high == 0 or i == d and high > 0) for i, (low, high, inner) in enumerate(x["padding"]))
+        alone = all(
+            low == inner == 0 and (high == 0 or i == d and high > 0)
+            for i, (low, high, inner) in enumerate(x["padding"])
+        )
         return x.operands[0] if alone else None
     if x.op == "dynamic-update-slice" and all(zero(o) for o in (x.operands[0], *x.operands[2:])):
         g = x.operands[1]
-        return g if all(i == d or m == n for i, (m, n) in enumerate(zip(g.shape.dims, x.shape.dims, strict=True))) else None
+        return (
+            g
+            if all(
+                i == d or m == n
+                for i, (m, n) in enumerate(zip(g.shape.dims, x.shape.dims, strict=True))
+            )
+            else None
+        )
     return None
 
 
@@ -143,28 +182,48 @@ def _across(x: Instruction) -> Instruction:
     inner = x.operands[0]
     if inner.op != "fft":
         return x
-    source, lengths, back, rank = inner.operands[0], inner["fft_length"], x["dimensions"], x.shape.rank
+    source, lengths, back, rank = (
+        inner.operands[0],
+        inner["fft_length"],
+        x["dimensions"],
+        x.shape.rank,
+    )
     if source.op != "transpose" or len(lengths) > 1 or not isinstance(lengths[0], int):
         return x
     d, (n,) = back.index(rank - 1), lengths
     turn = (*(i for i in range(rank) if i != d), d)
-    beside = prod(x.shape.dims[d + 1:])
+    beside = prod(x.shape.dims[d + 1 :])
     points = n if inner["fft_type"] in ("FFT", "IFFT") else n // 2 if n % 2 == 0 else 0
-    if source["dimensions"] != turn or tuple(turn.index(i) for i in range(rank)) != back or not isinstance(beside, int):
+    if (
+        source["dimensions"] != turn
+        or tuple(turn.index(i) for i in range(rank)) != back
+        or not isinstance(beside, int)
+    ):
         return x
     if not 0 < points <= MOST or radices(points) is None or beside < FEW:
         return x
     given = source.operands[0]
     p = instr("parameter", (), given.shape, index=0)
     root = b.transpose(b.fft(b.transpose(p, turn), inner["fft_type"], lengths), back)
-    return instr("fusion", (given,), x.shape, kind="custom", calls=Computation("fft", (p,), root), backend_config=_CONFIG)
+    return instr(
+        "fusion",
+        (given,),
+        x.shape,
+        kind="custom",
+        calls=Computation("fft", (p,), root),
+        backend_config=_CONFIG,
+    )
 
 
 def _transform(x: Instruction, kind: str, lengths: tuple[int, ...]) -> Instruction:
     *others, last = lengths
     if others:
         beside = last if kind in ("FFT", "IFFT") else last // 2 + 1
-        if _is_smooth(last, kind) and all(n <= MOST and _is_smooth(n) for n in others) and beside >= FEW:
+        if (
+            _is_smooth(last, kind)
+            and all(n <= MOST and _is_smooth(n) for n in others)
+            and beside >= FEW
+        ):
             return b.fft(x, kind, lengths)
         rank, inner = x.shape.rank, "IFFT" if kind in ("IFFT", "IRFFT") else "FFT"
         dims = range(rank - len(lengths), rank - 1)
@@ -172,10 +231,17 @@ def _transform(x: Instruction, kind: str, lengths: tuple[int, ...]) -> Instructi
             x = _transform(x, kind, (last,))
         for d, n in zip(dims, others, strict=True):
             turn = (*(i for i in range(rank) if i != d), d)
-            x = _across(b.transpose(_transform(b.transpose(x, turn), inner, (n,)), tuple(turn.index(i) for i in range(rank))))
+            x = _across(
+                b.transpose(
+                    _transform(b.transpose(x, turn), inner, (n,)),
+                    tuple(turn.index(i) for i in range(rank)),
+                )
+            )
         return x if kind == "RFFT" else _transform(x, kind, (last,))
     if kind == "RFFT" and last % 2:
-        return _cut(_transform(b.convert(x, _COMPLEX[x.shape.dtype]), "FFT", lengths), last // 2 + 1)
+        return _cut(
+            _transform(b.convert(x, _COMPLEX[x.shape.dtype]), "FFT", lengths), last // 2 + 1
+        )
     if kind == "IRFFT" and last % 2:
         return _odd_inverse(x, last)
     if not _is_smooth(last, kind):
@@ -206,7 +272,10 @@ def _mirrored(x: Instruction, n: int) -> Instruction:
     first = b.slice_(x, (0,) * rank, (*x.shape.dims[:-1], 1))
     first = b.complex_(b.real(first), b.subtract(b.imag(first), b.imag(first)))
     low = b.slice_(x, (*(0,) * (rank - 1), 1), x.shape.dims)
-    high = b.reverse(_conjugate(b.slice_(x, (*(0,) * (rank - 1), 1), (*x.shape.dims[:-1], n - half + 1))), (rank - 1,))
+    high = b.reverse(
+        _conjugate(b.slice_(x, (*(0,) * (rank - 1), 1), (*x.shape.dims[:-1], n - half + 1))),
+        (rank - 1,),
+    )
     return b.concatenate([first, low, high], rank - 1)
 
 
@@ -225,7 +294,7 @@ def _convolution(x: Instruction, kind: str, n: int) -> Instruction:
     chirp = np.exp((1j if kind == "IFFT" else -1j) * np.pi * square / n)
     filter_ = np.zeros(m, complex)
     filter_[:n] = chirp.conj()
-    filter_[m - n + 1:] = chirp[1:][::-1].conj()
+    filter_[m - n + 1 :] = chirp[1:][::-1].conj()
     outer, rank = x.shape.dims[:-1], x.shape.rank
 
     def table(values: np.ndarray) -> Instruction:

@@ -10,6 +10,7 @@ kind=loop: no reduction. kind=reduce: results of reductions are not read back. k
 product and elementwise instructions on its result (fusion_output.py).
 What loops, conditionals and calls run is fused in the same way.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.fusion_output import absorb, is_product, product_arrays
@@ -28,13 +29,18 @@ def fusion(module: Module) -> Module:
     return module.with_root(_fused(module.entry).root)
 
 
-_CONTROL_FLOW = frozenset(("while", "conditional", "call", "async-start"))  # their computations are sequences of steps
+_CONTROL_FLOW = frozenset(
+    ("while", "conditional", "call", "async-start")
+)  # their computations are sequences of steps
 
 
 def _fused(computation: Computation) -> Computation:
     root = computation.root
     if root.shape.is_tuple and root.op != "tuple":
-        parts = tuple(instr("get-tuple-element", (root,), e, index=i) for i, e in enumerate(root.shape.elements))
+        parts = tuple(
+            instr("get-tuple-element", (root,), e, index=i)
+            for i, e in enumerate(root.shape.elements)
+        )
         root = instr("tuple", parts, root.shape)
     computation = Computation(computation.name, computation.params, prepare(root))
     plan = Plan(computation)
@@ -62,7 +68,9 @@ class _Builder:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.bodies: dict[int, _Body] = {}
-        self.value: dict[Instruction, Instruction] = {}  # old instruction in memory -> new instruction
+        self.value: dict[
+            Instruction, Instruction
+        ] = {}  # old instruction in memory -> new instruction
         self.needed: dict[int, None] = {}  # numbers of members that others read, in program order
 
     def root(self, root: Instruction) -> Instruction:
@@ -103,7 +111,9 @@ class _Builder:
             elif x.op == "constant":
                 found = x
             else:
-                raise AssertionError(f"fusion: {x.op} {x.shape} is read before the kernel that computes it; please report the program")
+                raise AssertionError(
+                    f"fusion: {x.op} {x.shape} is read before the kernel that computes it; please report the program"
+                )
             self.value[x] = found
         return found
 
@@ -144,18 +154,26 @@ class _Builder:
         plan = self.plan
         members = sorted(g.roles)
         # A tuple-shaped reduction is used through get-tuple-element, which is a member too.
-        results = [plan.order[i] for i in members if i in self.needed and not plan.order[i].shape.is_tuple]
+        results = [
+            plan.order[i] for i in members if i in self.needed and not plan.order[i].shape.is_tuple
+        ]
         if not results:
             return
         body = self.bodies[id(g)]
         inside = [body.inside[x] for x in results]
-        root = inside[0] if len(inside) == 1 else instr("tuple", tuple(inside), tuple_shape(*(x.shape for x in inside)))
+        root = (
+            inside[0]
+            if len(inside) == 1
+            else instr("tuple", tuple(inside), tuple_shape(*(x.shape for x in inside)))
+        )
         computation = Computation("fused", tuple(body.params), root)
         operands = tuple(map(self._new, body.inputs))
         made = instr("fusion", operands, root.shape, kind=_kind(plan, g), calls=computation)
         _name(made, results[0])
         for k, x in enumerate(results):
-            self.value[x] = made if len(results) == 1 else instr("get-tuple-element", (made,), x.shape, index=k)
+            self.value[x] = (
+                made if len(results) == 1 else instr("get-tuple-element", (made,), x.shape, index=k)
+            )
             _name(self.value[x], x)
 
 
@@ -166,8 +184,12 @@ class _Body:
         self.inputs: list[Instruction] = []
         self.params: list[Instruction] = []
         self.inside: dict[Instruction, Instruction] = {}
-        self.arrays = {a for i in g.roles if is_product(plan.order[i]) for a in product_arrays(plan.order[i])}  # a product reads memory
-        self.arrays.update(plan.order[i].operands[0] for i in g.roles if plan.order[i].op == "dynamic-update-slice")  # written in place
+        self.arrays = {
+            a for i in g.roles if is_product(plan.order[i]) for a in product_arrays(plan.order[i])
+        }  # a product reads memory
+        self.arrays.update(
+            plan.order[i].operands[0] for i in g.roles if plan.order[i].op == "dynamic-update-slice"
+        )  # written in place
         for i in sorted(g.roles):
             self._copy(plan, g, plan.order[i])
 
@@ -186,7 +208,9 @@ class _Body:
             elif missing := [o for o in x.operands if o not in self.inside]:
                 stack.extend(reversed(missing))
             else:
-                self.inside[x] = replace(x, tuple(self.inside[o] for o in x.operands)) if x.operands else x
+                self.inside[x] = (
+                    replace(x, tuple(self.inside[o] for o in x.operands)) if x.operands else x
+                )
                 _name(self.inside[x], x)
                 stack.pop()
 

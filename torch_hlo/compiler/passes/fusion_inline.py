@@ -5,6 +5,7 @@
 An inlined value is not written and read back. It is allowed when that costs no more work: all elements together are computed about
 once, or they are cheap.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,9 +21,13 @@ CHEAP_WORK = 4
 ROW = 8  # elements of a gathered run that are worth reading as vectors
 
 
-def inlined(order: Sequence[Instruction], kinds: Sequence[int], users: Sequence[Sequence[int]], root: int) -> list[int]:
+def inlined(
+    order: Sequence[Instruction], kinds: Sequence[int], users: Sequence[Sequence[int]], root: int
+) -> list[int]:
     """Numbers of the instructions to compute in place of their uses. `kinds` as in fusion_table.classify."""
-    chosen: dict[int, tuple[int, float, float]] = {}  # number -> (sites, evaluations, cost of everything up to the uses)
+    chosen: dict[
+        int, tuple[int, float, float]
+    ] = {}  # number -> (sites, evaluations, cost of everything up to the uses)
     picked = _picked_rows(order, kinds)
     for i in range(len(order) - 1, -1, -1):
         x = order[i]
@@ -37,7 +42,12 @@ def inlined(order: Sequence[Instruction], kinds: Sequence[int], users: Sequence[
         own = table.cost(x)
         size = x.shape.size
         work = evaluations / size if isinstance(size, int) and size else 1.0
-        if work > 1 and x.op == "transpose" and x["dimensions"][-1] != x.shape.rank - 1 and _makes_rows(i, order, users, chosen):
+        if (
+            work > 1
+            and x.op == "transpose"
+            and x["dimensions"][-1] != x.shape.rank - 1
+            and _makes_rows(i, order, users, chosen)
+        ):
             continue
         affordable = work <= SAME_WORK or own <= 4 and work <= CHEAP_WORK
         if 0 < sites <= MAX_SITES and chain + own <= MAX_CHAIN and affordable:
@@ -48,10 +58,17 @@ def inlined(order: Sequence[Instruction], kinds: Sequence[int], users: Sequence[
 def _is_row(x: Instruction) -> bool:
     """Whether a gather takes whole rows, and leaves them rows."""
     size = x.shape.dims[-1] if x.shape.rank else 0
-    return isinstance(size, int) and size >= ROW and x.shape.rank - 1 in x["offset_dims"] and size == x["slice_sizes"][-1] == x.operands[0].shape.dims[-1]
+    return (
+        isinstance(size, int)
+        and size >= ROW
+        and x.shape.rank - 1 in x["offset_dims"]
+        and size == x["slice_sizes"][-1] == x.operands[0].shape.dims[-1]
+    )
 
 
-def _makes_rows(i: int, order: Sequence[Instruction], users: Sequence[Sequence[int]], chosen) -> bool:
+def _makes_rows(
+    i: int, order: Sequence[Instruction], users: Sequence[Sequence[int]], chosen
+) -> bool:
     """Whether `i` is read by gathers of rows that are computed as rows."""
     return any(
         y.op == "gather" and u not in chosen and _is_row(y) or y.op == "reshape" and _makes_rows(u, order, users, chosen)
@@ -89,12 +106,19 @@ def _uses(i: int, order, kinds, users, root: int, chosen) -> tuple[int, float, f
             sites, evaluations, chain = sites + n, evaluations + count, max(chain, cost)
         elif kinds[u] == MOVE:
             size = y.shape.size
-            sites, evaluations = sites + 1, evaluations + (size if isinstance(size, int) else _size(order[i]))
+            sites, evaluations = (
+                sites + 1,
+                evaluations + (size if isinstance(size, int) else _size(order[i])),
+            )
         elif kinds[u] == FREE and y.op == "reshape" and u != root:
             found = _uses(u, order, kinds, users, root, chosen)
             if found is None:
                 return None
-            sites, evaluations, chain = sites + found[0], evaluations + found[1], max(chain, found[2])
+            sites, evaluations, chain = (
+                sites + found[0],
+                evaluations + found[1],
+                max(chain, found[2]),
+            )
         else:
             return None
     return sites, evaluations, chain

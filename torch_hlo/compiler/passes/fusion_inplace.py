@@ -1,4 +1,5 @@
 """Which operands of a fusion may share memory with which results."""
+
 from __future__ import annotations
 
 import functools
@@ -18,7 +19,11 @@ def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
     root = computation.root
     if kind == "custom":
         start = root.operands[0] if root.op == "scatter" else None
-        return frozenset([(start["index"], 0)] if start is not None and start.op == "parameter" and len(users((root,))[start]) == 1 else [])
+        return frozenset(
+            [(start["index"], 0)]
+            if start is not None and start.op == "parameter" and len(users((root,))[start]) == 1
+            else []
+        )
     results = root.operands if root.op == "tuple" else (root,)
     reads = users((root,))
     full = next((x.operands[0].shape.size for x in reads if x.op == "reduce"), None)
@@ -26,29 +31,49 @@ def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
     for k, p in enumerate(computation.params):
         if p not in reads:
             continue
-        if all(u.op == "dynamic-update-slice" and u.operands[0] is p and p not in u.operands[1:] for u in reads[p]):
-            found += [(k, j) for j, x in enumerate(results) if x is reads[p][0] and len(reads[p]) == 1]
+        if all(
+            u.op == "dynamic-update-slice" and u.operands[0] is p and p not in u.operands[1:]
+            for u in reads[p]
+        ):
+            found += [
+                (k, j) for j, x in enumerate(results) if x is reads[p][0] and len(reads[p]) == 1
+            ]
             continue
         is_full = full is None or p.shape.size == full
         if not _read_at_own_index(p, reads, reductions=is_full):
             continue
         for j, x in enumerate(results):
-            if x.op != "dynamic-update-slice" and x.shape.itemsize == p.shape.itemsize and x.shape.size == p.shape.size and (not is_full or _is_pointwise(x)):
+            if (
+                x.op != "dynamic-update-slice"
+                and x.shape.itemsize == p.shape.itemsize
+                and x.shape.size == p.shape.size
+                and (not is_full or _is_pointwise(x))
+            ):
                 found.append((k, j))
     return frozenset(found)
 
 
-def _read_at_own_index(p: Instruction, reads: dict[Instruction, list[Instruction]], reductions: bool) -> bool:
+def _read_at_own_index(
+    p: Instruction, reads: dict[Instruction, list[Instruction]], reductions: bool
+) -> bool:
     """Every path from `p` up to the results (or, if allowed, to reductions) keeps the linear index."""
     stack, seen = [p], {p}
     while stack:
         x = stack.pop()
         for u in reads[x]:
-            if u.op == "tuple" or reductions and u.op == "reduce" and x in u.operands[: len(u.operands) // 2]:
+            if (
+                u.op == "tuple"
+                or reductions
+                and u.op == "reduce"
+                and x in u.operands[: len(u.operands) // 2]
+            ):
                 continue
             if u.op == "dynamic-update-slice" and x is u.operands[1] and x not in u.operands[2:]:
                 continue  # a result that is written when all values at this index have been read
-            if u.op != "reshape" and (table.classify(u) not in (LIGHT, HEAVY, FREE) or u.op in ("broadcast", "get-tuple-element")):
+            if u.op != "reshape" and (
+                table.classify(u) not in (LIGHT, HEAVY, FREE)
+                or u.op in ("broadcast", "get-tuple-element")
+            ):
                 return False
             if u.shape.size != x.shape.size:
                 return False

@@ -7,6 +7,7 @@ Runs on the finished grouping (fusion_plan.py), in which products are steps of t
 group with reductions or moves only its elementwise front does, and only when fewer bytes move. The product's operands stay arrays in memory, or
 converts of arrays of bytes.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -28,11 +29,20 @@ FEW_ROWS = 8
 
 def product_arrays(x: Instruction) -> list[Instruction]:
     """The arrays that a product reads. Bytes that become floats beside a few rows are converted as they are read: there every byte counts."""
-    return [o.operands[0] if _reads_bytes(x, o, other) else o for o, other in zip(x.operands, reversed(x.operands), strict=True)]
+    return [
+        o.operands[0] if _reads_bytes(x, o, other) else o
+        for o, other in zip(x.operands, reversed(x.operands), strict=True)
+    ]
 
 
 def _reads_bytes(x: Instruction, o: Instruction, other: Instruction) -> bool:
-    if x.op != "dot" or o.op != "convert" or o.operands[0].shape.dtype not in ("s8", "u8") or o.shape.kind != "f" or x.get("lhs_batch_dims"):
+    if (
+        x.op != "dot"
+        or o.op != "convert"
+        or o.operands[0].shape.dtype not in ("s8", "u8")
+        or o.shape.kind != "f"
+        or x.get("lhs_batch_dims")
+    ):
         return False
     contracted = x["lhs_contracting_dims" if other is x.operands[0] else "rhs_contracting_dims"]
     rows = [d for i, d in enumerate(other.shape.dims) if i not in contracted]
@@ -41,7 +51,11 @@ def _reads_bytes(x: Instruction, o: Instruction, other: Instruction) -> bool:
 
 def absorb(plan: Plan) -> None:
     """Merge groups of `plan` into the products they read; a group that reads several goes to the last one."""
-    products = [i for i, x in enumerate(plan.order) if is_product(x) and x.shape.kind == "f" and x.shape.size != 0]
+    products = [
+        i
+        for i, x in enumerate(plan.order)
+        if is_product(x) and x.shape.kind == "f" and x.shape.size != 0
+    ]
     if products:
         absorber = _Absorber(plan)
         for i in reversed(products):
@@ -54,7 +68,9 @@ def absorb(plan: Plan) -> None:
 class _Absorber:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.readers: dict[int, list[int]] = {}  # member -> members that read it, also through FREE instructions
+        self.readers: dict[
+            int, list[int]
+        ] = {}  # member -> members that read it, also through FREE instructions
         for u in range(len(plan.order)):
             if plan.group(u) is not None:
                 for s, _ in plan.sources[u]:
@@ -62,7 +78,11 @@ class _Absorber:
 
     def groups_reading(self, i: int) -> list[Group]:
         """The kernels that read product `i`, each once, in program order."""
-        found = {id(g): g for g in map(self.plan.group, self.readers.get(i, ())) if not g.step and g is not self.plan.group(i)}
+        found = {
+            id(g): g
+            for g in map(self.plan.group, self.readers.get(i, ()))
+            if not g.step and g is not self.plan.group(i)
+        }
         return list(found.values())
 
     def joining(self, i: int, g: Group) -> set[int]:
@@ -74,7 +94,11 @@ class _Absorber:
         # What the group writes anyway, and what that is computed from, may be worth joining where all of the front is not.
         written = self._closure(front, (m for m in front if self._is_read_outside(m, g)))
         for part in (front, written):
-            if not part or len(part) + len(product.roles) > MAX_MEMBERS or len(self._inputs(part) | product.reads.keys()) > MAX_INPUTS:
+            if (
+                not part
+                or len(part) + len(product.roles) > MAX_MEMBERS
+                or len(self._inputs(part) | product.reads.keys()) > MAX_INPUTS
+            ):
                 continue
             if self._saved(i, g, part) > 0 and not plan.depends(self._group(part), product):
                 return part
@@ -87,8 +111,16 @@ class _Absorber:
         late: set[int] = {i}
         for m in sorted(g.roles):
             x = plan.order[m]
-            elementwise = plan.kind[m] in (LIGHT, HEAVY) or plan.kind[m] == FREE and x.op == "convert"
-            if not elementwise or g.roles[m] is not FULL or x.shape.is_tuple or x.op == "get-tuple-element" or x.shape.size != size:
+            elementwise = (
+                plan.kind[m] in (LIGHT, HEAVY) or plan.kind[m] == FREE and x.op == "convert"
+            )
+            if (
+                not elementwise
+                or g.roles[m] is not FULL
+                or x.shape.is_tuple
+                or x.op == "get-tuple-element"
+                or x.shape.size != size
+            ):
                 continue
             inside = [(s, edge) for s, edge in plan.sources[m] if s in g.roles or s == i]
             if all(edge is SAME and (s in good or s == i) for s, edge in inside):
@@ -129,7 +161,9 @@ class _Absorber:
             only = i != plan.root and all(r in part for r in self.readers[i])
             saved = nbytes(i) * (1 + only)
         saved -= sum(nbytes(s) for s in self._inputs(part) & rest if s != i)
-        return saved - sum(nbytes(m) * (1 if self._is_read_outside(m, g) else 2) for m in part & rest)
+        return saved - sum(
+            nbytes(m) * (1 if self._is_read_outside(m, g) else 2) for m in part & rest
+        )
 
     def _group(self, members: Iterable[int]) -> Group:
         """A group of these members, which the plan does not know yet."""
@@ -139,7 +173,9 @@ class _Absorber:
         reads = {s: {SAME} for s in self._inputs(roles)}
         reach = max([*roles, *(h.reach for s in reads if (h := plan.group(s)) is not None)])
         readers = {r for m in roles for r in self.readers.get(m, ()) if r not in roles}
-        return Group(plan.order[first].shape.size, roles, None, frozenset(), reads, readers, first, reach)
+        return Group(
+            plan.order[first].shape.size, roles, None, frozenset(), reads, readers, first, reach
+        )
 
     def move(self, product: Group, g: Group, part: set[int]) -> None:
         """Take `part` out of `g` and make it one group with the product."""

@@ -6,6 +6,7 @@
 Runs on the finished grouping (fusion_plan.py). A kernel iterates over the elements of the `parts`; codegen/loop.py writes them. An update joins
 only when its array has no other reader, so that it can be overwritten: loops over time (scans, recurrent networks) fill their results a slice per turn.
 """
+
 from __future__ import annotations
 
 from math import prod
@@ -26,8 +27,10 @@ def pieces(x: Instruction) -> tuple[Instruction, ...]:
         return x.operands[1:2]
     if x.op != "concatenate" or len({o.shape.size for o in x.operands}) != 1:
         return ()
-    row = prod(x.operands[0].shape.dims[x["dimensions"][0]:])
-    return x.operands if isinstance(row, int) and (row >= SHORTEST_PIECE or row <= NARROWEST) else ()
+    row = prod(x.operands[0].shape.dims[x["dimensions"][0] :])
+    return (
+        x.operands if isinstance(row, int) and (row >= SHORTEST_PIECE or row <= NARROWEST) else ()
+    )
 
 
 def behind_reshapes(x: Instruction) -> Instruction:
@@ -70,9 +73,15 @@ def _stands_alone(plan: Plan, i: int) -> bool:
 def _kernels(plan: Plan, i: int) -> list[Group]:
     """The kernels that compute parts of instruction number `i`, or what these are computed from on the way; then those that read a part."""
     numbers = [plan.number[behind_reshapes(p)] for p in parts(plan.order[i])]
-    makers = [plan.group(s) for n in numbers for s in (_sources(plan, n) if plan.kind[n] == FREE else [n])]
+    makers = [
+        plan.group(s) for n in numbers for s in (_sources(plan, n) if plan.kind[n] == FREE else [n])
+    ]
     readers = [plan.group(u) for n in numbers if plan.kind[n] != FREE for u in plan.users[n]]
-    found = {id(g): g for g in (*makers, *readers) if g is not None and not g.step and g is not plan.group(i)}
+    found = {
+        id(g): g
+        for g in (*makers, *readers)
+        if g is not None and not g.step and g is not plan.group(i)
+    }
     return list(found.values())
 
 
@@ -83,13 +92,19 @@ def _sources(plan: Plan, n: int) -> list[int]:
 def _fits(plan: Plan, i: int, g: Group) -> bool:
     """Whether kernel `g` is a plain loop over as many elements as each part has, and needs no value of its own at another index for the parts."""
     x, own = plan.order[i], plan.group(i)
-    if any(plan.kind[m] == REDUCE or plan.order[m].op in ("dot", "convolution") for m in g.roles) or any(r is not FULL for r in g.roles.values()):
+    if any(
+        plan.kind[m] == REDUCE or plan.order[m].op in ("dot", "convolution") for m in g.roles
+    ) or any(r is not FULL for r in g.roles.values()):
         return False
     if len(g.roles) >= MAX_MEMBERS or len(g.reads.keys() | own.reads.keys()) > MAX_INPUTS:
         return False
     for p in parts(x):
         n = plan.number[behind_reshapes(p)]
-        if p.shape.size != g.size or plan.kind[n] == FREE and any(s in g.roles and edge is not SAME for s, edge in plan.sources[n]):
+        if (
+            p.shape.size != g.size
+            or plan.kind[n] == FREE
+            and any(s in g.roles and edge is not SAME for s, edge in plan.sources[n])
+        ):
             return False
     if x.op == "dynamic-update-slice":
         read = [plan.number[behind_reshapes(o)] for o in (x.operands[0], *x.operands[2:])]

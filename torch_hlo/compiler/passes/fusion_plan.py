@@ -8,6 +8,7 @@ layernorm). Results with any other role are complete only after the last point o
 FREE instructions (broadcast, iota, reshape, scalar constants, widening converts, …) belong to no group: every kernel
 that needs one computes it in place. Moving instructions (transpose, slice, gather, …) read operands of other groups only.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -27,7 +28,9 @@ MAX_SCALARS = 16  # readers of a number whose kernels merge
 ROW_LIMIT = 1 << 15  # elements of a row that one thread may walk alone when there are few rows
 STRIDED_ROW_LIMIT = 2048  # elements of a row whose neighbours are far apart
 FEW_ROWS = 8
-LARGE = 2 << 20  # bytes of an array whose lines have left the nearer caches before all of their elements are read
+LARGE = (
+    2 << 20
+)  # bytes of an array whose lines have left the nearer caches before all of their elements are read
 CHEAP_INDEX = 2  # operations per index that a gather may as well repeat
 CHEAP_EXPANSION = 3  # operations per element that are repeated rather than written and read back
 NEAR = 16  # instructions between a value per column and the reduction that it comes from
@@ -74,7 +77,9 @@ class Plan:
             for o in x.operands:
                 self.users[self.number[o]].append(i)
         self._group: list[Group | None] = [None] * len(self.order)
-        self.sources: list[list[tuple[int, Edge]]] = []  # what an instruction reads that is not FREE
+        self.sources: list[
+            list[tuple[int, Edge]]
+        ] = []  # what an instruction reads that is not FREE
         self._cuts: list[frozenset] = []
         self.free_cost = [0] * len(self.order)
         for i in inlined(self.order, self.kind, self.users, self.root):
@@ -89,7 +94,11 @@ class Plan:
     def _describe(self, i: int) -> None:
         x = self.order[i]
         kind = self.kind[i]
-        if kind == REDUCE and (table.is_degenerate(x) or x.shape.is_tuple and any(self.order[u].op != "get-tuple-element" for u in self.users[i])):
+        if kind == REDUCE and (
+            table.is_degenerate(x)
+            or x.shape.is_tuple
+            and any(self.order[u].op != "get-tuple-element" for u in self.users[i])
+        ):
             kind = self.kind[i] = STEP
         sources: list[tuple[int, Edge]] = []
         cuts: frozenset = frozenset()
@@ -139,7 +148,11 @@ class Plan:
     def _is_free(self, i: int) -> bool:
         """Cheaper to compute again in each kernel than to read from memory: widening converts, masks made of iotas, expansions."""
         x = self.order[i]
-        if x.shape.is_tuple or x.op == "get-tuple-element" or sum(self._cost_of_free(o) for o in x.operands) > 16:
+        if (
+            x.shape.is_tuple
+            or x.op == "get-tuple-element"
+            or sum(self._cost_of_free(o) for o in x.operands) > 16
+        ):
             return False
         if x.shape.size == 1:
             return all(self.kind[s] == STEP for s, _ in self.sources[i])
@@ -147,33 +160,53 @@ class Plan:
             return False
         if x.op == "convert":
             before = DTYPES[x.operands[0].shape.dtype]
-            return before.bits < DTYPES[x.shape.dtype].bits and before.kind != "c" and self.kind[self.number[x.operands[0]]] in (FREE, STEP)
+            return (
+                before.bits < DTYPES[x.shape.dtype].bits
+                and before.kind != "c"
+                and self.kind[self.number[x.operands[0]]] in (FREE, STEP)
+            )
         return not self.sources[i] or self._is_expansion(i) or self._is_normalised(i)
 
     def _is_expansion(self, i: int) -> bool:
         """A few operations on repeated elements of much smaller arrays, such as a mask of labels: reading them takes fewer bytes than the result."""
         x = self.order[i]
-        if 1 + sum(self._cost_of_free(o) for o in x.operands) > CHEAP_EXPANSION or self._feeds_memory(i):
+        if 1 + sum(
+            self._cost_of_free(o) for o in x.operands
+        ) > CHEAP_EXPANSION or self._feeds_memory(i):
             return False
         read: Size = 0
         for s, edge in self.sources[i]:
             if edge is OTHER or edge is SAME:
                 return False
             read = read + self.order[s].shape.nbytes
-        return isinstance(read, int) and isinstance(x.shape.nbytes, int) and read * FEWER_BYTES <= x.shape.nbytes
+        return (
+            isinstance(read, int)
+            and isinstance(x.shape.nbytes, int)
+            and read * FEWER_BYTES <= x.shape.nbytes
+        )
 
     def _is_normalised(self, i: int) -> bool:
         """A few operations on an array and on its own totals per column (batch norm), or on an argument and values per column: the array is in
         memory when they are known, and reading it takes no more bytes than reading the result, which need not be written."""
         x = self.order[i]
-        if 1 + sum(self._cost_of_free(o) for o in x.operands) > CHEAP_EXPANSION or self._feeds_memory(i):
+        if 1 + sum(
+            self._cost_of_free(o) for o in x.operands
+        ) > CHEAP_EXPANSION or self._feeds_memory(i):
             return False
         arrays = {s for s, edge in self.sources[i] if edge is SAME}
         others = [(s, edge) for s, edge in self.sources[i] if edge is not SAME]
-        if len(arrays) != 1 or not others or any(edge is OTHER or edge and edge[0][0] != 1 for _, edge in others):
+        if (
+            len(arrays) != 1
+            or not others
+            or any(edge is OTHER or edge and edge[0][0] != 1 for _, edge in others)
+        ):
             return False
         (a,) = arrays
-        if self.order[a].shape.is_tuple or self.order[a].shape.itemsize > x.shape.itemsize or any(self.order[s].shape.is_tuple for s, _ in others):
+        if (
+            self.order[a].shape.is_tuple
+            or self.order[a].shape.itemsize > x.shape.itemsize
+            or any(self.order[s].shape.is_tuple for s, _ in others)
+        ):
             return False
         return self.order[a].op == "parameter" or any(self._is_total(s, a) for s, _ in others)
 
@@ -195,7 +228,11 @@ class Plan:
         x = self.order[i]
         own = 1 + sum(self._cost_of_free(o) for o in x.operands)
         return own > CHEAP_INDEX and any(
-            y.op == "gather" and y.operands[1] is x and isinstance(y.shape.size, int) and isinstance(x.shape.size, int) and y.shape.size > 2 * x.shape.size
+            y.op == "gather"
+            and y.operands[1] is x
+            and isinstance(y.shape.size, int)
+            and isinstance(x.shape.size, int)
+            and y.shape.size > 2 * x.shape.size
             for y in map(self.order.__getitem__, self.users[i])
         )
 
@@ -240,7 +277,10 @@ class Plan:
         return self._feeds_memory(i)
 
     def _feeds_memory(self, i: int) -> bool:
-        return i == self.root or any(self.kind[u] == STEP or self.order[u].op == "reshape" and self._feeds_memory(u) for u in self.users[i])
+        return i == self.root or any(
+            self.kind[u] == STEP or self.order[u].op == "reshape" and self._feeds_memory(u)
+            for u in self.users[i]
+        )
 
     def _is_computed(self, x: Instruction) -> bool:
         """A reshape of something FREE that has no memory of its own."""
@@ -268,13 +308,31 @@ class Plan:
             kept = table.kept_intervals(x)
             # The several results of one reduction are named by the instructions that follow it; the tuple itself is never in memory.
             parts = self.users[i] if x.shape.is_tuple else []
-            g = Group(x.operands[0].shape.size, dict.fromkeys([i, *parts], kept), None, self._cuts[i], reads, set(), i, max([i, *parts]))
+            g = Group(
+                x.operands[0].shape.size,
+                dict.fromkeys([i, *parts], kept),
+                None,
+                self._cuts[i],
+                reads,
+                set(),
+                i,
+                max([i, *parts]),
+            )
             for part in parts:
                 self._group[part] = g
             if kept and kept[0][0] != 1 and rows_fit(g.size, kept):
                 g.rows = kept
         else:
-            g = Group(1 if x.shape.is_tuple else x.shape.size, {i: FULL}, None, self._cuts[i], reads, set(), i, i)
+            g = Group(
+                1 if x.shape.is_tuple else x.shape.size,
+                {i: FULL},
+                None,
+                self._cuts[i],
+                reads,
+                set(),
+                i,
+                i,
+            )
         self._group[i] = g
         if kind == FREE:
             return
@@ -286,7 +344,11 @@ class Plan:
             saved = self.order[s].shape.nbytes
             before = candidates.get(id(h))
             candidates[id(h)] = (h, saved + before[1] if before else saved, s, edge)
-        ranked = sorted(candidates.values(), key=lambda c: c[1] if isinstance(c[1], int) else 1 << 60, reverse=True)
+        ranked = sorted(
+            candidates.values(),
+            key=lambda c: c[1] if isinstance(c[1], int) else 1 << 60,
+            reverse=True,
+        )
         for h, _, s, edge in ranked:
             g, h = self.group(i), self.group(s)
             if g is not h:
@@ -328,11 +390,18 @@ class Plan:
         host = g if g_as is FULL else h
         if g_as is FULL and h_as is FULL and g.size is not h.size and g.size != h.size:
             return False
-        if len(g.roles) + len(h.roles) > MAX_MEMBERS or len(g.reads.keys() | h.reads.keys()) > MAX_INPUTS:
+        if (
+            len(g.roles) + len(h.roles) > MAX_MEMBERS
+            or len(g.reads.keys() | h.reads.keys()) > MAX_INPUTS
+        ):
             return False
         if self._turns(g) and _totals(h) or self._turns(h) and _totals(g):
             return False
-        wanted = {r for r in (rows, g.rows if g_as is FULL else None, h.rows if h_as is FULL else None) if r is not None}
+        wanted = {
+            r
+            for r in (rows, g.rows if g_as is FULL else None, h.rows if h_as is FULL else None)
+            if r is not None
+        }
         if len(wanted) > 1:
             return False
         chosen = next(iter(wanted), None)
@@ -341,7 +410,11 @@ class Plan:
         moved = g if g_as is not FULL else h if h_as is not FULL else None
         if moved is not None:
             role = g_as if moved is g else h_as
-            if rows is not None and not rows[0][0] != 1 and not any(r == rows for r in host.roles.values()):
+            if (
+                rows is not None
+                and not rows[0][0] != 1
+                and not any(r == rows for r in host.roles.values())
+            ):
                 return False  # a value per column is cheaper to keep in memory than to make per element
             cuts = table.refine(host.cuts, table.cuts(role))
             # Cuts of the moved group speak about its own linear index; they survive only when its role is one interval.
@@ -377,14 +450,24 @@ class Plan:
             role = g_as if moved is g else h_as
             for s, e in moved.reads.items():
                 reads[s] = {role if k is SAME else OTHER for k in e} | (host.reads.get(s) or set())
-        merged = Group(host.size, roles, chosen, cuts, {s: e for s, e in reads.items() if s not in roles},
-                       (g.readers | h.readers) - roles.keys(), min(g.first, h.first), max(g.reach, h.reach))
+        merged = Group(
+            host.size,
+            roles,
+            chosen,
+            cuts,
+            {s: e for s, e in reads.items() if s not in roles},
+            (g.readers | h.readers) - roles.keys(),
+            min(g.first, h.first),
+            max(g.reach, h.reach),
+        )
         g.merged_into = h.merged_into = merged
         for k in raised:
             k.reach = merged.reach
         return True
 
-    def _edges_fit(self, user: Group, source: Group, roles: dict[int, Role], rows: Intervals | None) -> bool:
+    def _edges_fit(
+        self, user: Group, source: Group, roles: dict[int, Role], rows: Intervals | None
+    ) -> bool:
         """Every read of a member of `source` by a member of `user` is at the same point of the merged space."""
         for s in user.reads:
             if s not in source.roles:
@@ -470,22 +553,37 @@ class Plan:
         optimizer makes of a parameter's step count): a kernel of one element is all call."""
         readers: dict[int, list[int]] = {}
         for i in range(len(self.order)):
-            if self.kind[i] in (LIGHT, HEAVY, REDUCE, MOVE) or self._group[i] is not None and self._is_number(i):
+            if (
+                self.kind[i] in (LIGHT, HEAVY, REDUCE, MOVE)
+                or self._group[i] is not None
+                and self._is_number(i)
+            ):
                 for s, edge in self.sources[i]:
                     if edge is SAME:
                         readers.setdefault(s, []).append(i)
         for s, members in readers.items():
             nbytes = self.order[s].shape.nbytes
             small = isinstance(nbytes, int) and nbytes < MIN_SIBLING_BYTES
-            if len(members) < 2 or small and not (self._is_number(s) and len(members) <= MAX_SCALARS):
+            if (
+                len(members) < 2
+                or small
+                and not (self._is_number(s) and len(members) <= MAX_SCALARS)
+            ):
                 continue
-            groups = list({id(g): g for g in map(self.group, members) if g is not self.group(s)}.values())
+            groups = list(
+                {id(g): g for g in map(self.group, members) if g is not self.group(s)}.values()
+            )
             done: list[int] = []
             for g in groups[:32]:
                 i = next(iter(g.roles))
                 for j in done:
                     a, b = self.group(i), self.group(j)
-                    if a is b or a.size != b.size or SAME not in a.reads.get(s, ()) or SAME not in b.reads.get(s, ()):
+                    if (
+                        a is b
+                        or a.size != b.size
+                        or SAME not in a.reads.get(s, ())
+                        or SAME not in b.reads.get(s, ())
+                    ):
                         continue
                     if self._merge(b, a, FULL, FULL, None):
                         break
@@ -523,7 +621,9 @@ def _suffixes(dims: tuple[Size, ...]) -> list[Size]:
 
 def _totals(g: Group) -> bool:
     """Whether a group sums over more than rows that lie in one piece: over images and pixels, for each channel."""
-    return not g.plain and (g.rows is None or all(high is not g.size and high != g.size for _, high in g.rows))
+    return not g.plain and (
+        g.rows is None or all(high is not g.size and high != g.size for _, high in g.rows)
+    )
 
 
 def rows_fit(size: Size, kept: Intervals) -> bool:
@@ -547,7 +647,12 @@ def _outputs_fit(roles: dict[int, Role], rows: Intervals | None) -> bool:
     if not late:
         return True
     if len(late) > 1:
-        return rows is not None and rows[0][0] != 1 and len(late - {()}) == 1 and all(_along_row(r, rows) for r in late)
+        return (
+            rows is not None
+            and rows[0][0] != 1
+            and len(late - {()}) == 1
+            and all(_along_row(r, rows) for r in late)
+        )
     return rows is None or rows[0][0] != 1 and all(_along_row(r, rows) for r in late)
 
 

@@ -1,12 +1,13 @@
 """Rewrites that let fusion keep large values out of memory; run at the start of the fusion pass.
 
-    gather(subtract(x, broadcast(m)), i)     ->  subtract(gather(x, i), gather(broadcast(m), i))     a few elements are picked
-    reduce(select(iota == t, g, 0), add)     ->  select(0 <= t < n, g, 0)                            the sum over a one-hot row
-    reduce(x[n, r, c]), few columns c        ->  reduce(reduce(x[n, r/k, k*c]))                      the first fills vectors
-    reduce(reduce(x[n, c, h, w]))            ->  reduce(x[n, g, c/g*h*w])                            groups of whole channels are rows
-    broadcast(reshape(broadcast(m[n, g])))   ->  reshape(broadcast(m[n, g]))                         what rows share
-    s64 iota == broadcast(t)                 ->  s32 iota == broadcast(t if 0 <= t < n else -1)       half the lanes
+gather(subtract(x, broadcast(m)), i)     ->  subtract(gather(x, i), gather(broadcast(m), i))     a few elements are picked
+reduce(select(iota == t, g, 0), add)     ->  select(0 <= t < n, g, 0)                            the sum over a one-hot row
+reduce(x[n, r, c]), few columns c        ->  reduce(reduce(x[n, r/k, k*c]))                      the first fills vectors
+reduce(reduce(x[n, c, h, w]))            ->  reduce(x[n, g, c/g*h*w])                            groups of whole channels are rows
+broadcast(reshape(broadcast(m[n, g])))   ->  reshape(broadcast(m[n, g]))                         what rows share
+s64 iota == broadcast(t)                 ->  s32 iota == broadcast(t if 0 <= t < n else -1)       half the lanes
 """
+
 from __future__ import annotations
 
 import math
@@ -36,12 +37,18 @@ def prepare(root: Instruction) -> Instruction:
         v = x.operands[0]
         while v.op == "reshape":
             v = v.operands[0]
-        if table.classify(v) in (LIGHT, HEAVY) and v is not root and not _needs_memory(v, reads, small, root):
+        if (
+            table.classify(v) in (LIGHT, HEAVY)
+            and v is not root
+            and not _needs_memory(v, reads, small, root)
+        ):
             found = _push(x, x.operands[0], [MAX_OPS])
             if found is not None:
                 moved[x] = found
     root = _with_rows(substituted(root, moved) if moved else root)
-    return rewrite_bottom_up(root, lambda x: one_hot_sum(x) or narrow_compare(x) or widen_columns(x) or x)
+    return rewrite_bottom_up(
+        root, lambda x: one_hot_sum(x) or narrow_compare(x) or widen_columns(x) or x
+    )
 
 
 def _with_rows(root: Instruction) -> Instruction:
@@ -70,10 +77,19 @@ def _only_reader(x: Instruction, reads) -> bool:
 def sum_of_sums(x: Instruction) -> Instruction | None:
     """reduce(reshape(reduce(y))) where both fold trailing dimensions."""
     outer, inner = x.operands[0], _without_views(x.operands[0])
-    if x.shape.is_tuple or inner.op != "reduce" or inner.shape.is_tuple or inner["to_apply"] is not x["to_apply"]:
+    if (
+        x.shape.is_tuple
+        or inner.op != "reduce"
+        or inner.shape.is_tuple
+        or inner["to_apply"] is not x["to_apply"]
+    ):
         return None
     y, init = inner.operands
-    if not (_are_last(x["dimensions"], outer) and _are_last(inner["dimensions"], y) and _ignores(init, x["to_apply"].root.op)):
+    if not (
+        _are_last(x["dimensions"], outer)
+        and _are_last(inner["dimensions"], y)
+        and _ignores(init, x["to_apply"].root.op)
+    ):
         return None
     if not x.shape.rank or not y.shape.is_static or not x.shape.size:
         return None
@@ -85,14 +101,28 @@ def shared_by_rows(x: Instruction) -> Instruction | None:
     """broadcast(reshape(broadcast(m))) where both repeat along trailing dimensions."""
     wide = x.operands[0]
     inner = _without_views(wide)
-    if wide is inner or inner.op != "broadcast" or not inner.operands[0].shape.rank or not x.shape.is_static:
+    if (
+        wide is inner
+        or inner.op != "broadcast"
+        or not inner.operands[0].shape.rank
+        or not x.shape.is_static
+    ):
         return None
     m = inner.operands[0]
-    if inner["dimensions"] != tuple(range(m.shape.rank)) or x["dimensions"] != tuple(range(wide.shape.rank)):
+    if inner["dimensions"] != tuple(range(m.shape.rank)) or x["dimensions"] != tuple(
+        range(wide.shape.rank)
+    ):
         return None
-    if m.shape.dims != inner.shape.dims[: m.shape.rank] or wide.shape.dims != x.shape.dims[: wide.shape.rank] or not m.shape.size:
+    if (
+        m.shape.dims != inner.shape.dims[: m.shape.rank]
+        or wide.shape.dims != x.shape.dims[: wide.shape.rank]
+        or not m.shape.size
+    ):
         return None
-    return b.reshape(b.broadcast(m, (*m.shape.dims, x.shape.size // m.shape.size), inner["dimensions"]), x.shape.dims)
+    return b.reshape(
+        b.broadcast(m, (*m.shape.dims, x.shape.size // m.shape.size), inner["dimensions"]),
+        x.shape.dims,
+    )
 
 
 def _without_views(x: Instruction) -> Instruction:
@@ -103,7 +133,6 @@ def _without_views(x: Instruction) -> Instruction:
 
 def _are_last(dims: tuple[int, ...], x: Instruction) -> bool:
     return sorted(dims) == list(range(x.shape.rank - len(dims), x.shape.rank))
-
 
 
 def _is_small(x: Instruction) -> bool:
@@ -133,19 +162,30 @@ def _push(move: Instruction, v: Instruction, budget: list[int]) -> Instruction |
     while base.op == "reshape":
         base = base.operands[0]
     kind = table.classify(base)
-    if kind in (LIGHT, HEAVY) and base.op != "get-tuple-element" and all(o.shape.dims == base.shape.dims or not o.shape.dims for o in base.operands):
+    if (
+        kind in (LIGHT, HEAVY)
+        and base.op != "get-tuple-element"
+        and all(o.shape.dims == base.shape.dims or not o.shape.dims for o in base.operands)
+    ):
         budget[0] -= 1
         if budget[0] < 0:
             return None
         # What is picked from a reshaped value is picked from its reshaped operands.
-        parts = [_push(move, b.reshape(o, v.shape.dims), budget) if o.shape.dims else o for o in base.operands]
+        parts = [
+            _push(move, b.reshape(o, v.shape.dims), budget) if o.shape.dims else o
+            for o in base.operands
+        ]
         if any(p is None for p in parts):
             return None
-        return instr(base.op, tuple(parts), base.shape.with_dims(move.shape.dims), **dict(base.attrs))
+        return instr(
+            base.op, tuple(parts), base.shape.with_dims(move.shape.dims), **dict(base.attrs)
+        )
     kind = table.classify(v)
     if kind not in (STEP, FREE) or kind == FREE and not _reads_memory(v):
         return None
-    return instr(move.op, (v, *move.operands[1:]), v.shape.with_dims(move.shape.dims), **dict(move.attrs))
+    return instr(
+        move.op, (v, *move.operands[1:]), v.shape.with_dims(move.shape.dims), **dict(move.attrs)
+    )
 
 
 def _reads_memory(v: Instruction) -> bool:
@@ -160,7 +200,12 @@ def _reads_memory(v: Instruction) -> bool:
 
 def one_hot_sum(x: Instruction) -> Instruction | None:
     """reduce(select(compare(iota, broadcast(t)), broadcast(g), 0), 0, add) along the iota's dimension."""
-    if x.op != "reduce" or x.shape.is_tuple or len(x["dimensions"]) != 1 or x["to_apply"].root.op != "add":
+    if (
+        x.op != "reduce"
+        or x.shape.is_tuple
+        or len(x["dimensions"]) != 1
+        or x["to_apply"].root.op != "add"
+    ):
         return None
     chosen, init = x.operands
     (d,) = x["dimensions"]
@@ -184,7 +229,12 @@ def one_hot_sum(x: Instruction) -> Instruction | None:
 
 def widen_columns(x: Instruction) -> Instruction | None:
     """A reduction over dimensions right before a few kept columns: first over fewer rows of k times as many columns, then over k."""
-    if x.op != "reduce" or x.shape.is_tuple or not isinstance(x.operands[0].shape.size, int) or not x.shape.size:
+    if (
+        x.op != "reduce"
+        or x.shape.is_tuple
+        or not isinstance(x.operands[0].shape.size, int)
+        or not x.shape.size
+    ):
         return None
     source, init = x.operands
     dims, gone = source.shape.dims, x["dimensions"]
@@ -200,9 +250,19 @@ def widen_columns(x: Instruction) -> Instruction | None:
     k = math.gcd(rows, 1 << (WIDE // columns).bit_length() - 1)
     if k < 4 or rows < 4 * k:
         return None
-    wide = b.reduce(b.reshape(source, (*dims[:first], rows // k, k * columns)), init, (*(d for d in gone if d < first), first), x["to_apply"])
+    wide = b.reduce(
+        b.reshape(source, (*dims[:first], rows // k, k * columns)),
+        init,
+        (*(d for d in gone if d < first), first),
+        x["to_apply"],
+    )
     kept = wide.shape.rank - 1
-    return b.reshape(b.reduce(b.reshape(wide, (*wide.shape.dims[:-1], k, columns)), init, (kept,), x["to_apply"]), x.shape.dims)
+    return b.reshape(
+        b.reduce(
+            b.reshape(wide, (*wide.shape.dims[:-1], k, columns)), init, (kept,), x["to_apply"]
+        ),
+        x.shape.dims,
+    )
 
 
 def _ignores(init: Instruction, op: str) -> bool:
@@ -210,7 +270,13 @@ def _ignores(init: Instruction, op: str) -> bool:
     if init.op != "constant":
         return False
     value = init["literal"].numpy().reshape(-1)[0]
-    return op in ("maximum", "minimum", "and", "or") or op == "add" and value == 0 or op == "multiply" and value == 1
+    return (
+        op in ("maximum", "minimum", "and", "or")
+        or op == "add"
+        and value == 0
+        or op == "multiply"
+        and value == 1
+    )
 
 
 def narrow_compare(x: Instruction) -> Instruction | None:
@@ -223,11 +289,21 @@ def narrow_compare(x: Instruction) -> Instruction | None:
     n = numbers.shape.dims[numbers["iota_dimension"]]
     t = target.operands[0]
     size = x.shape.size
-    if not isinstance(n, int) or n >= 1 << 31 or not isinstance(size, int) or not isinstance(t.shape.size, int) or t.shape.size * FEWER > size:
+    if (
+        not isinstance(n, int)
+        or n >= 1 << 31
+        or not isinstance(size, int)
+        or not isinstance(t.shape.size, int)
+        or t.shape.size * FEWER > size
+    ):
         return None
     inside = b.and_(b.compare(t, b.full_like(t, 0), "GE"), b.compare(t, b.full_like(t, n), "LT"))
     narrow = b.convert(b.select(inside, t, b.full_like(t, -1)), "s32")
-    return b.compare(b.iota("s32", x.shape.dims, numbers["iota_dimension"]), b.broadcast(narrow, x.shape.dims, target["dimensions"]), x["direction"])
+    return b.compare(
+        b.iota("s32", x.shape.dims, numbers["iota_dimension"]),
+        b.broadcast(narrow, x.shape.dims, target["dimensions"]),
+        x["direction"],
+    )
 
 
 def _is_zero(x: Instruction) -> bool:
@@ -241,6 +317,8 @@ def _without(x: Instruction, d: int, dims: tuple) -> Instruction | None:
     if x.op != "broadcast":
         return None
     source = x.operands[0]
-    if d in x["dimensions"] or any(n != x.shape.dims[k] for n, k in zip(source.shape.dims, x["dimensions"])):
+    if d in x["dimensions"] or any(
+        n != x.shape.dims[k] for n, k in zip(source.shape.dims, x["dimensions"])
+    ):
         return None
     return b.broadcast(source, dims, tuple(k - (k > d) for k in x["dimensions"]))

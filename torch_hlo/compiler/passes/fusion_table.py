@@ -4,6 +4,7 @@ Geometry is expressed in *intervals of strides*: in a row-major array of dims (8
 interval (1, 768) of the linear index and the first two are (768, 6291456). Intervals survive reshapes, so
 f32[8,1024,768] reduced over {2} and f32[8192,768] reduced over {1} have the same geometry.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -83,7 +84,9 @@ def intervals(dims: tuple[Size, ...], chosen: Iterable[int]) -> Intervals:
 
 def broadcast_intervals(x: Instruction) -> Intervals:
     """What of a broadcast's space its operand spans; an operand dimension of size 1 may be stretched."""
-    return intervals(x.shape.dims, (d for d, n in zip(x["dimensions"], x.operands[0].shape.dims) if n != 1))
+    return intervals(
+        x.shape.dims, (d for d, n in zip(x["dimensions"], x.operands[0].shape.dims) if n != 1)
+    )
 
 
 def reduced_intervals(x: Instruction) -> Intervals:

@@ -1,8 +1,9 @@
 """Composite opcodes become primitive ones, so that later passes and codegen see fewer opcodes.
 
-    batch-norm-*, topk, map, call, ragged-dot, rng-bit-generator, stochastic-convert, uniform-(de)quantize, clamp with scalar bounds,
-    and async-start/async-done of computations (a program runs on one stream of steps; only collectives run beside it).
+batch-norm-*, topk, map, call, ragged-dot, rng-bit-generator, stochastic-convert, uniform-(de)quantize, clamp with scalar bounds,
+and async-start/async-done of computations (a program runs on one stream of steps; only collectives run beside it).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -56,7 +57,10 @@ def batch_norm_inference(out: Instruction) -> Instruction:
     axis = out["feature_index"]
     x, scale, offset, mean, variance = _wide(*out.operands)
     factor = h.divide(scale, _deviation(variance, out["epsilon"]))
-    y = h.add(h.multiply(h.subtract(x, _along(mean, x, axis)), _along(factor, x, axis)), _along(offset, x, axis))
+    y = h.add(
+        h.multiply(h.subtract(x, _along(mean, x, axis)), _along(factor, x, axis)),
+        _along(offset, x, axis),
+    )
     return h.convert(y, out.shape.dtype)
 
 
@@ -68,7 +72,9 @@ def batch_norm_training(out: Instruction) -> Instruction:
     variance = _mean(h.multiply(centred, centred), axis)
     factor = h.divide(scale, _deviation(variance, out["epsilon"]))
     y = h.add(h.multiply(centred, _along(factor, x, axis)), _along(offset, x, axis))
-    return h.tuple_(*(h.convert(v, s.dtype) for v, s in zip((y, mean, variance), out.shape.elements)))
+    return h.tuple_(
+        *(h.convert(v, s.dtype) for v, s in zip((y, mean, variance), out.shape.elements))
+    )
 
 
 def batch_norm_grad(out: Instruction) -> Instruction:
@@ -84,7 +90,12 @@ def batch_norm_grad(out: Instruction) -> Instruction:
     inner = h.subtract(grad, _along(h.divide(grad_offset, count), x, axis))
     inner = h.subtract(inner, h.multiply(centred, _along(h.divide(grad_scale, count), x, axis)))
     grad_x = h.multiply(inner, _along(h.multiply(scale, inverse), x, axis))
-    return h.tuple_(*(h.convert(v, s.dtype) for v, s in zip((grad_x, grad_scale, grad_offset), out.shape.elements)))
+    return h.tuple_(
+        *(
+            h.convert(v, s.dtype)
+            for v, s in zip((grad_x, grad_scale, grad_offset), out.shape.elements)
+        )
+    )
 
 
 # Called computations
@@ -127,10 +138,16 @@ def topk(out: Instruction) -> Instruction:
     last = x.shape.rank - 1
     direction = "GT" if out["largest"] else "LT"
     scalars = [Shape(t) for t in (x.shape.dtype, x.shape.dtype, "s32", "s32")]
-    comparator = h.computation(lambda a, b, i, j: h.compare(total_order(a), total_order(b), direction), scalars, "topk_" + direction.lower())
+    comparator = h.computation(
+        lambda a, b, i, j: h.compare(total_order(a), total_order(b), direction),
+        scalars,
+        "topk_" + direction.lower(),
+    )
     both = h.sort([x, h.iota("s32", x.shape.dims, last)], last, comparator, is_stable=True)
     limits = (*x.shape.dims[:-1], out["k"])
-    return h.tuple_(*(h.slice_(h.get_tuple_element(both, i), (0,) * (last + 1), limits) for i in (0, 1)))
+    return h.tuple_(
+        *(h.slice_(h.get_tuple_element(both, i), (0,) * (last + 1), limits) for i in (0, 1))
+    )
 
 
 # Conversions
@@ -141,18 +158,27 @@ def clamp(out: Instruction) -> Instruction | None:
     low, x, high = out.operands
     if low.shape.dims == high.shape.dims == x.shape.dims:
         return None
-    return h.clamp(*(h.broadcast(v, x.shape.dims, ()) if not v.shape.dims else v for v in out.operands))
+    return h.clamp(
+        *(h.broadcast(v, x.shape.dims, ()) if not v.shape.dims else v for v in out.operands)
+    )
 
 
 def stochastic_convert(out: Instruction) -> Instruction:
     """Rounds the magnitude up where the random bits are below the fraction. Results are integers."""
     x, random = out.operands
     if out.shape.kind not in "su":
-        fail("stochastic-convert", f"results of type {out.shape.dtype} have no defined rounding; convert to an integer type", x, random)
+        fail(
+            "stochastic-convert",
+            f"results of type {out.shape.dtype} have no defined rounding; convert to an integer type",
+            x,
+            random,
+        )
     (wide,) = _wide(x)
     magnitude = h.abs_(wide)
     whole = h.floor(magnitude)
-    scaled = h.multiply(h.subtract(magnitude, whole), h.full_like(wide, 2.0 ** DTYPES[random.shape.dtype].bits))
+    scaled = h.multiply(
+        h.subtract(magnitude, whole), h.full_like(wide, 2.0 ** DTYPES[random.shape.dtype].bits)
+    )
     up = h.compare(random, h.convert(scaled, random.shape.dtype), "LT")
     rounded = h.select(up, h.add(whole, h.full_like(whole, 1)), whole)
     negative = h.compare(wide, h.full_like(wide, 0), "LT")
@@ -161,7 +187,10 @@ def stochastic_convert(out: Instruction) -> Instruction:
 
 def _per_channel(out: Instruction) -> list[Instruction]:
     """Scale and zero point with the operand's dims."""
-    return [h.broadcast(v, out.operands[0].shape.dims, out.get("dimensions", ())) for v in out.operands[1:]]
+    return [
+        h.broadcast(v, out.operands[0].shape.dims, out.get("dimensions", ()))
+        for v in out.operands[1:]
+    ]
 
 
 def uniform_quantize(out: Instruction) -> Instruction:
@@ -172,7 +201,9 @@ def uniform_quantize(out: Instruction) -> Instruction:
 
 def uniform_dequantize(out: Instruction) -> Instruction:
     scale, zero = (h.convert(v, "f64") for v in _per_channel(out))
-    return h.convert(h.multiply(h.subtract(h.convert(out.operands[0], "f64"), zero), scale), out.shape.dtype)
+    return h.convert(
+        h.multiply(h.subtract(h.convert(out.operands[0], "f64"), zero), scale), out.shape.dtype
+    )
 
 
 def get_dimension_size(out: Instruction) -> Instruction | None:
@@ -188,7 +219,12 @@ def ragged_dot(out: Instruction) -> Instruction | None:
     x, y, _ = out.operands
     (ragged,) = out["lhs_ragged_dims"]
     ranks = (2, 2) if ragged in out["lhs_contracting_dims"] else (2, 3)
-    if (x.shape.rank, y.shape.rank) == ranks and not out["lhs_batch_dims"] and len(out["lhs_contracting_dims"]) == 1 and out.shape.dtype in ("f32", "f64"):
+    if (
+        (x.shape.rank, y.shape.rank) == ranks
+        and not out["lhs_batch_dims"]
+        and len(out["lhs_contracting_dims"]) == 1
+        and out.shape.dtype in ("f32", "f64")
+    ):
         return None
     return expand_ragged_dot(out)
 
@@ -213,14 +249,20 @@ def expand_ragged_dot(out: Instruction) -> Instruction:
     def inside(group: int, like: Instruction, dimension: int) -> Instruction:
         """Which elements along `dimension` belong to the group."""
         position = h.iota(sizes.shape.dtype, like.shape.dims, dimension)
-        low, high = (h.broadcast(h.reshape(h.slice_(v, (group,), (group + 1,)), ()), like.shape.dims, ()) for v in (starts, ends))
+        low, high = (
+            h.broadcast(h.reshape(h.slice_(v, (group,), (group + 1,)), ()), like.shape.dims, ())
+            for v in (starts, ends)
+        )
         return h.and_(h.compare(position, low, "GE"), h.compare(position, high, "LT"))
 
     if ragged in contract:
         other = out["rhs_contracting_dims"][contract.index(ragged)]
         results = []
         for g in range(sizes.shape.dims[0]):
-            left, right = (h.select(inside(g, v, d), v, h.full_like(v, 0)) for v, d in ((x, ragged), (y, other)))
+            left, right = (
+                h.select(inside(g, v, d), v, h.full_like(v, 0))
+                for v, d in ((x, ragged), (y, other))
+            )
             one = h.dot(left, right, *dims, out.shape.dtype)
             results.append(h.reshape(one, (1, *one.shape.dims)))
         return h.concatenate(results, 0) if results else h.full(0, out.shape.dtype, out.shape.dims)
@@ -229,9 +271,13 @@ def expand_ragged_dot(out: Instruction) -> Instruction:
     row = len(batch) + free.index(ragged)
     result = h.full(0, out.shape.dtype, out.shape.dims)
     kept = [d for d in range(y.shape.rank) if d != group_dim]
-    rhs_contract, rhs_batch = ([kept.index(d) for d in ds] for ds in (out["rhs_contracting_dims"], out["rhs_batch_dims"]))
+    rhs_contract, rhs_batch = (
+        [kept.index(d) for d in ds] for ds in (out["rhs_contracting_dims"], out["rhs_batch_dims"])
+    )
     for g in range(sizes.shape.dims[0]):
-        ranges = [(g, g + 1, 1) if d == group_dim else (0, n, 1) for d, n in enumerate(y.shape.dims)]
+        ranges = [
+            (g, g + 1, 1) if d == group_dim else (0, n, 1) for d, n in enumerate(y.shape.dims)
+        ]
         matrix = h.reshape(h.slice_(y, *zip(*ranges)), [y.shape.dims[d] for d in kept])
         one = h.dot(x, matrix, contract, rhs_contract, batch, rhs_batch, out.shape.dtype)
         result = h.select(inside(g, one, row), one, result)
@@ -244,7 +290,9 @@ def _inclusive_sum(v: Instruction) -> Instruction:
     square = (n, n)
     before = h.compare(h.iota("s32", square, 1), h.iota("s32", square, 0), "LE")
     spread = h.broadcast(v, square, (1,))
-    return h.reduce(h.select(before, spread, h.full_like(spread, 0)), h.constant(0, v.shape.dtype), (1,), "add")
+    return h.reduce(
+        h.select(before, spread, h.full_like(spread, 0)), h.constant(0, v.shape.dtype), (1,), "add"
+    )
 
 
 EXPANSIONS: dict[str, Callable[[Instruction], Instruction | None]] = {
@@ -275,5 +323,3 @@ RULES = rules(
 def legalize(module: Module) -> Module:
     """Composite opcodes -> primitive opcodes. Every expansion is free of composite opcodes, except inlined computations, which are shorter."""
     return rewrite(module, RULES)
-
-

@@ -2,6 +2,7 @@
 
 The state is u64[2] (key, counter) or, for Philox, u64[3] with the upper half of the counter; u32 states hold the same words, low first.
 """
+
 from __future__ import annotations
 
 from torch_hlo.hlo import build as h
@@ -19,10 +20,20 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 def rng_bit_generator(out: Instruction) -> Instruction:
     """(new state, bits)"""
     state, shape = out.operands[0], out.shape.elements[1]
-    words = h.bitcast_convert(h.reshape(state, (state.shape.dims[0] // 2, 2)), "u64") if state.shape.dtype == "u32" else state
+    words = (
+        h.bitcast_convert(h.reshape(state, (state.shape.dims[0] // 2, 2)), "u64")
+        if state.shape.dtype == "u32"
+        else state
+    )
     threefry = out["algorithm"] == "rng_three_fry"
-    if words.shape.dtype != "u64" or words.shape.dims not in (((2,),) if threefry else ((2,), (3,))):
-        fail("rng-bit-generator", f"{out['algorithm']} takes a state of u64[2]{'' if threefry else ' or u64[3]'}", state)
+    if words.shape.dtype != "u64" or words.shape.dims not in (
+        ((2,),) if threefry else ((2,), (3,))
+    ):
+        fail(
+            "rng-bit-generator",
+            f"{out['algorithm']} takes a state of u64[2]{'' if threefry else ' or u64[3]'}",
+            state,
+        )
     parts = [h.reshape(h.slice_(words, (i,), (i + 1,)), ()) for i in range(words.shape.dims[0])]
     bits = DTYPES[shape.dtype].itemsize * 8
     parts, values = (_threefry_bits if threefry else _philox_bits)(parts, shape.dims, bits)
@@ -55,8 +66,17 @@ def threefry(key: Words, x: Instruction, y: Instruction) -> Words:
     for i in range(5):
         for turn in _ROTATIONS[i % 2]:
             x = h.add(x, y)
-            y = h.xor(h.or_(h.shift_left(y, h.full_like(y, turn)), h.shift_right_logical(y, h.full_like(y, 32 - turn))), x)
-        x, y = h.add(x, keys[(i + 1) % 3]), h.add(h.add(y, keys[(i + 2) % 3]), h.full_like(y, i + 1))
+            y = h.xor(
+                h.or_(
+                    h.shift_left(y, h.full_like(y, turn)),
+                    h.shift_right_logical(y, h.full_like(y, 32 - turn)),
+                ),
+                x,
+            )
+        x, y = (
+            h.add(x, keys[(i + 1) % 3]),
+            h.add(h.add(y, keys[(i + 2) % 3]), h.full_like(y, i + 1)),
+        )
     return [x, y]
 
 
@@ -64,7 +84,10 @@ def philox(key: Words, counter: Words) -> Words:
     """10 rounds on four counter words."""
     x, keys = list(counter), list(key)
     for _ in range(10):
-        (low0, high0), (low1, high1) = (_halves(h.multiply(h.convert(v, "u64"), h.full(m, "u64", v.shape.dims))) for v, m in zip(x[::2], _MULTIPLIERS))
+        (low0, high0), (low1, high1) = (
+            _halves(h.multiply(h.convert(v, "u64"), h.full(m, "u64", v.shape.dims)))
+            for v, m in zip(x[::2], _MULTIPLIERS)
+        )
         x = [h.xor(h.xor(high1, x[1]), keys[0]), low1, h.xor(h.xor(high0, x[3]), keys[1]), low0]
         keys = [h.add(k, h.full_like(k, step)) for k, step in zip(keys, _KEY_STEPS)]
     return x
@@ -90,7 +113,9 @@ def _threefry_bits(state: Words, dims: tuple[Size, ...], bits: int) -> tuple[Wor
         split = next((d for d, n in enumerate(dims) if n % 2 == 0), static.index(max(static)))
         blocks = (*dims[:split], ceildiv(dims[split], 2), *dims[split + 1 :])
     count = product(blocks)
-    low, high = threefry([_spread(k, (count,)) for k in _halves(key)], *_halves(_counter(start, count)))
+    low, high = threefry(
+        [_spread(k, (count,)) for k in _halves(key)], *_halves(_counter(start, count))
+    )
     new = [key, _advanced(start, count, dims)]
     low, high = h.reshape(low, blocks), h.reshape(high, blocks)
     if bits == 64:
@@ -112,11 +137,15 @@ def _philox_bits(state: Words, dims: tuple[Size, ...], bits: int) -> tuple[Words
     counter = _counter(start, blocks)
     upper = _spread(state[2] if len(state) > 2 else key, (blocks,))
     carried = h.add(upper, h.convert(h.compare(counter, _spread(start, (blocks,)), "LT"), "u64"))
-    words = philox([_spread(k, (blocks,)) for k in _halves(key)], [*_halves(counter), *_halves(carried)])
+    words = philox(
+        [_spread(k, (blocks,)) for k in _halves(key)], [*_halves(counter), *_halves(carried)]
+    )
     after = _advanced(start, blocks, dims)
     new = [key, after]
     if len(state) > 2:
         new.append(h.add(state[2], h.convert(h.compare(after, start, "LT"), "u64")))
     values = [_joined(words[0], words[1]), _joined(words[2], words[3])] if bits == 64 else words
-    flat = h.reshape(h.concatenate([h.reshape(v, (blocks, 1)) for v in values], 1), (blocks * per_block,))
+    flat = h.reshape(
+        h.concatenate([h.reshape(v, (blocks, 1)) for v in values], 1), (blocks * per_block,)
+    )
     return new, h.reshape(h.slice_(flat, (0,), (total,)), dims)

@@ -7,6 +7,7 @@ The called computation is the meaning: loops over whole arrays with masks. Where
 Results of lu, for matrices [..., m, n]: both factors in one matrix; the pivots, from 0, [..., min(m, n)]; the rows' permutation [..., m].
 Results of qr: Q [..., m, k] with k from min(m, n) to m; R on and above the diagonal of a matrix [..., m, n]; memory for the kernel.
 """
+
 from __future__ import annotations
 
 import json
@@ -35,7 +36,14 @@ def is_qr(x: Instruction) -> bool:
 def _fused(out: Instruction) -> Instruction | None:
     if not (is_lu(out) or is_qr(out)) or out.operands[0].shape.dtype not in ("f32", "f64"):
         return None
-    return instr("fusion", out.operands, out.shape, kind="custom", calls=out["to_apply"], backend_config=out["backend_config"])
+    return instr(
+        "fusion",
+        out.operands,
+        out.shape,
+        kind="custom",
+        calls=out["to_apply"],
+        backend_config=out["backend_config"],
+    )
 
 
 def qr_memory(m: Size, n: Size) -> Size:
@@ -50,7 +58,13 @@ def used_results(x: Instruction) -> Collection[int]:
 
 
 def _with_used(c: Computation) -> Computation:
-    calls = [x for x in postorder((c.root,)) if x.op == "custom-call" and '"lapack"' in (x.get("opaque") or "") and x.get("backend_config") is None]
+    calls = [
+        x
+        for x in postorder((c.root,))
+        if x.op == "custom-call"
+        and '"lapack"' in (x.get("opaque") or "")
+        and x.get("backend_config") is None
+    ]
     if not calls:
         return c
     table, new = users((c.root,)), {}
@@ -62,7 +76,9 @@ def _with_used(c: Computation) -> Computation:
     for x in postorder((c.root,)):
         operands = tuple(done[o] for o in x.operands)
         if x in new:
-            done[x] = instr("custom-call", operands, x.shape, **{**dict(x.attrs), "backend_config": new[x]})
+            done[x] = instr(
+                "custom-call", operands, x.shape, **{**dict(x.attrs), "backend_config": new[x]}
+            )
         else:
             done[x] = x if operands == x.operands else replace(x, operands)
         carry_meta(x, done[x])

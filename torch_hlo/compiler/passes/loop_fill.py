@@ -5,11 +5,20 @@
 A loop over time stacks its results: each turn writes one element along the first dimension. The zeros that it starts with, one array for
 all results of a shape, would be written and then copied for each. AllocateBuffer is XLA's name for what the copies become; nothing computes it.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.base import hlo_pass, over_computations
 from torch_hlo.hlo import build as h
-from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, replace, rewrite_bottom_up, users
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    instr,
+    replace,
+    rewrite_bottom_up,
+    users,
+)
 
 ALLOCATE = "AllocateBuffer"
 
@@ -40,7 +49,12 @@ def _without_fill(x: Instruction) -> Instruction:
     initial = list(state.operands)
     for k, (value, result) in enumerate(zip(initial, body.root.operands, strict=True)):
         element = instr("get-tuple-element", body.params, index=k)
-        if value.op == "broadcast" and value.operands[0].op == "constant" and reads.get(element) == [result] and _is_covered(result, element, counter, turns):
+        if (
+            value.op == "broadcast"
+            and value.operands[0].op == "constant"
+            and reads.get(element) == [result]
+            and _is_covered(result, element, counter, turns)
+        ):
             initial[k] = h.custom_call(ALLOCATE, (), value.shape, serial=k)
     return x if initial == list(state.operands) else replace(x, (h.tuple_(*initial),))
 
@@ -55,7 +69,11 @@ def _counted(x: Instruction) -> tuple[Instruction | None, int]:
         return None, 0
     element = instr("get-tuple-element", (param,), index=count["index"])
     start = x.operands[0].operands[count["index"]]
-    if start.op != "constant" or start["literal"].numpy() != 0 or _line(x["body"].root.operands[count["index"]], element) != (1, 1):
+    if (
+        start.op != "constant"
+        or start["literal"].numpy() != 0
+        or _line(x["body"].root.operands[count["index"]], element) != (1, 1)
+    ):
         return None, 0
     return element, int(test.operands[1]["literal"].numpy())
 
@@ -75,8 +93,16 @@ def _line(x: Instruction, counter: Instruction) -> tuple[int, int] | None:
     return None if p is None or q is None else (p[0] + sign * q[0], p[1] + sign * q[1])
 
 
-def _is_covered(result: Instruction, element: Instruction, counter: Instruction, turns: int) -> bool:
+def _is_covered(
+    result: Instruction, element: Instruction, counter: Instruction, turns: int
+) -> bool:
     """Whether `result` is `element` with another one of its `turns` slices written in every turn."""
-    if result.op != "dynamic-update-slice" or result.operands[0] is not element or element.shape.dims[0] != turns:
+    if (
+        result.op != "dynamic-update-slice"
+        or result.operands[0] is not element
+        or element.shape.dims[0] != turns
+    ):
         return False
-    return result.operands[1].shape.dims == (1, *element.shape.dims[1:]) and _line(result.operands[2], counter) in ((1, 0), (-1, turns - 1))
+    return result.operands[1].shape.dims == (1, *element.shape.dims[1:]) and _line(
+        result.operands[2], counter
+    ) in ((1, 0), (-1, turns - 1))

@@ -8,6 +8,7 @@ and write nothing that another one writes (codegen/control.py runs them at the s
 an array, a turn at a time, take their rows from it and put them there. Which dimension holds the rows of what is found with the factors of
 hlo/factors.py, from the left operand of a product on: every instruction that has them has to be free along them.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -23,14 +24,20 @@ from torch_hlo.hlo.shape import Shape, tuple_shape
 NEAR = 5 << 18  # bytes that are read in every turn and still stay in a core's own cache
 ROWS = 64  # of a part, which pay for reading what does not stay there
 LEAST = 4  # rows of a part: fewer take products as long as all of them do
-_MOVES = frozenset("get-tuple-element broadcast reshape slice dynamic-slice dynamic-update-slice concatenate transpose dot convert reduce copy".split())
+_MOVES = frozenset(
+    "get-tuple-element broadcast reshape slice dynamic-slice dynamic-update-slice concatenate transpose dot convert reduce copy".split()
+)
 
 Rows = dict[Instruction, int]  # instruction -> which dimension is the rows'
 
 
 def loop_rows(cores: int) -> Pass:
     """The pass for so many cores: loops whose rows are independent are cut into loops that run at the same time."""
-    return Pass("loop_rows", lambda module: _apart(module, cores), "Loops whose rows are independent are cut into loops that run at the same time.")
+    return Pass(
+        "loop_rows",
+        lambda module: _apart(module, cores),
+        "Loops whose rows are independent are cut into loops that run at the same time.",
+    )
 
 
 def _apart(module: Module, cores: int) -> Module:
@@ -52,17 +59,30 @@ def _apart(module: Module, cores: int) -> Module:
 def _cut(x: Instruction, cores: int, read: set[int]) -> Instruction:
     """The loop over parts, of which the elements `read` are used; the loop itself where it cannot be cut, or that does not pay."""
     body, state = x["body"], x.operands[0]
-    if body.root.op != "tuple" or x.get("independent") or not all(e.is_static and not e.is_tuple for e in state.shape.elements):
+    if (
+        body.root.op != "tuple"
+        or x.get("independent")
+        or not all(e.is_static and not e.is_tuple for e in state.shape.elements)
+    ):
         return x
     order = body.instructions()
-    if not all(y.op in _MOVES or "pointwise" in OPCODES[y.op].traits or y.op in ("parameter", "constant", "tuple") for y in order):
+    if not all(
+        y.op in _MOVES
+        or "pointwise" in OPCODES[y.op].traits
+        or y.op in ("parameter", "constant", "tuple")
+        for y in order
+    ):
         return x
     for seed, dim in _seeds(order):
         rows = _rows(order, body, seed, dim)
         if rows is not None and _counts_alike(x, rows, read):
             count = seed.shape.dims[dim]
             parts = max(n for n in range(1, cores + 1) if count % n == 0)
-            if parts > 1 and count // parts >= LEAST and (_read_whole(body, rows) <= NEAR or count // parts >= ROWS):
+            if (
+                parts > 1
+                and count // parts >= LEAST
+                and (_read_whole(body, rows) <= NEAR or count // parts >= ROWS)
+            ):
                 return _Cutter(x, rows, count, parts).loop()
     return x
 
@@ -78,7 +98,10 @@ def _seeds(order: list[Instruction]) -> Iterator[tuple[Instruction, int]]:
 
 
 def _elements(c: Computation) -> list[Instruction]:
-    return [instr("get-tuple-element", (c.params[0],), index=k) for k in range(len(c.params[0].shape.elements))]
+    return [
+        instr("get-tuple-element", (c.params[0],), index=k)
+        for k in range(len(c.params[0].shape.elements))
+    ]
 
 
 def _counts_alike(x: Instruction, rows: Rows, read: set[int]) -> bool:
@@ -90,19 +113,27 @@ def _counts_alike(x: Instruction, rows: Rows, read: set[int]) -> bool:
     with_rows = {k for k, e in enumerate(elements) if e in rows}
     if any(y["index"] in with_rows for y in tested if y.op == "get-tuple-element"):
         return False
-    return all(k in with_rows or r is e or k not in read for k, (e, r) in enumerate(zip(elements, x["body"].root.operands, strict=True)))
+    return all(
+        k in with_rows or r is e or k not in read
+        for k, (e, r) in enumerate(zip(elements, x["body"].root.operands, strict=True))
+    )
 
 
 def _read_whole(body: Computation, rows: Rows) -> int:
     """Bytes of arrays without rows that products read: weights."""
-    read = {o for y in postorder((body.root,)) if y.op == "dot" for o in y.operands if o not in rows}
+    read = {
+        o for y in postorder((body.root,)) if y.op == "dot" for o in y.operands if o not in rows
+    }
     return sum(o.shape.nbytes for o in read)
 
 
 def _rows(order: list[Instruction], body: Computation, seed: Instruction, dim: int) -> Rows | None:
     """Which dimension of what holds the rows, if `seed` has them in `dim`; None when they meet somewhere."""
     (param,), results = body.params, body.root.operands
-    reads, rules = users((body.root,)), {y: factors(y) for y in order if y.op not in ("parameter", "tuple", "get-tuple-element")}
+    reads, rules = (
+        users((body.root,)),
+        {y: factors(y) for y in order if y.op not in ("parameter", "tuple", "get-tuple-element")},
+    )
     elements = _elements(body)
     rows: Rows = {}
     pending = [(seed, dim)]
@@ -117,23 +148,38 @@ def _rows(order: list[Instruction], body: Computation, seed: Instruction, dim: i
             if at is None:
                 return None
             pending.append((z, at))
-        numbers = [k for k, r in enumerate(results) if r is y] + ([y["index"]] if y.op == "get-tuple-element" else [])
+        numbers = [k for k, r in enumerate(results) if r is y] + (
+            [y["index"]] if y.op == "get-tuple-element" else []
+        )
         for k in numbers:  # what a turn leaves is what the next one has
             pending += [(results[k], d), (elements[k], d)]
-    if any(y.op == "get-tuple-element" and y.operands[0] is not param or y.op == "constant" for y in rows):
+    if any(
+        y.op == "get-tuple-element" and y.operands[0] is not param or y.op == "constant"
+        for y in rows
+    ):
         return None
     return rows
 
 
-def _alike(y: Instruction, d: int, readers, rules: dict[Instruction, Factors]) -> Iterator[tuple[Instruction, int | None]]:
+def _alike(
+    y: Instruction, d: int, readers, rules: dict[Instruction, Factors]
+) -> Iterator[tuple[Instruction, int | None]]:
     """What shares dimension `d` of `y` with it, and as which dimension; None where the rows meet."""
     for x in {y, *readers}:
         rule = rules.get(x)
         if rule is None:
             continue
-        uses = [(rule.results[0][d], x)] if x is y else [(rule.operands[j][d], o) for j, o in enumerate(x.operands) if o is y]
+        uses = (
+            [(rule.results[0][d], x)]
+            if x is y
+            else [(rule.operands[j][d], o) for j, o in enumerate(x.operands) if o is y]
+        )
         for factor, _ in uses:
-            if len(factor) != 1 or rule.roles[factor[0]] != "free" or rule.sizes[factor[0]] != y.shape.dims[d]:
+            if (
+                len(factor) != 1
+                or rule.roles[factor[0]] != "free"
+                or rule.sizes[factor[0]] != y.shape.dims[d]
+            ):
                 yield x, None
                 return
             for dims, z in ((rule.results[0], x), *zip(rule.operands, x.operands, strict=True)):
@@ -156,10 +202,23 @@ class _Cutter:
     def _goes_through_slices(self, k: int) -> bool:
         """Whether element k is only read and written by the slices that a turn needs: then inner loops share the array."""
         e, result = self.elements[k], self.results[k]
-        if e not in self.rows or result is not e and not (result.op == "dynamic-update-slice" and result.operands[0] is e and len(self.reads[result]) == 1):
+        if (
+            e not in self.rows
+            or result is not e
+            and not (
+                result.op == "dynamic-update-slice"
+                and result.operands[0] is e
+                and len(self.reads[result]) == 1
+            )
+        ):
             return False
         readers = [y for y in self.reads.get(e, ()) if y is not self.body.root]
-        return all(y.operands.count(e) == 1 and y.operands[0] is e and (y is result or y.op == "dynamic-slice") for y in readers)
+        return all(
+            y.operands.count(e) == 1
+            and y.operands[0] is e
+            and (y is result or y.op == "dynamic-slice")
+            for y in readers
+        )
 
     def loop(self) -> Instruction:
         x, count = self.x, len(self.elements)
@@ -167,7 +226,10 @@ class _Cutter:
         param = h.parameter(0, tuple_shape(Shape("s64"), *state.shape.elements))
         turn, *given = (h.get_tuple_element(param, k) for k in range(count + 1))
         first = h.multiply(turn, h.constant(self.each, "s64"))
-        begin = [self._part(g, self.rows[e], first) if self._is_local(e) else g for g, e in zip(given, self.elements, strict=True)]
+        begin = [
+            self._part(g, self.rows[e], first) if self._is_local(e) else g
+            for g, e in zip(given, self.elements, strict=True)
+        ]
         after = self._inner(h.tuple_(*begin, first))
         ends = []
         for k, (g, e, r) in enumerate(zip(given, self.elements, self.results, strict=True)):
@@ -178,7 +240,9 @@ class _Cutter:
             ends.append(end if e in self.whole else self._put(g, end, self.rows[e], first))
         body = Computation("part", (param,), h.tuple_(h.add(turn, h.constant(1, "s64")), *ends))
         more = Computation("parts", (param,), h.compare(turn, h.constant(self.parts, "s64"), "LT"))
-        whole = h.tuple_(h.constant(0, "s64"), *(h.get_tuple_element(state, k) for k in range(count)))
+        whole = h.tuple_(
+            h.constant(0, "s64"), *(h.get_tuple_element(state, k) for k in range(count))
+        )
         outer = instr("while", (whole,), condition=more, body=body, independent=self.parts)
         return h.tuple_(*(h.get_tuple_element(outer, k + 1) for k in range(count)))
 
@@ -188,38 +252,65 @@ class _Cutter:
     def _part(self, x: Instruction, dim: int, first: Instruction) -> Instruction:
         zero = h.constant(0, "s64")
         sizes = tuple(self.each if d == dim else n for d, n in enumerate(x.shape.dims))
-        return instr("dynamic-slice", (x, *(first if d == dim else zero for d in range(len(sizes)))), Shape(x.shape.dtype, sizes), dynamic_slice_sizes=sizes)
+        return instr(
+            "dynamic-slice",
+            (x, *(first if d == dim else zero for d in range(len(sizes)))),
+            Shape(x.shape.dtype, sizes),
+            dynamic_slice_sizes=sizes,
+        )
 
     def _put(self, x: Instruction, part: Instruction, dim: int, first: Instruction) -> Instruction:
         zero = h.constant(0, "s64")
-        return instr("dynamic-update-slice", (x, part, *(first if d == dim else zero for d in range(x.shape.rank))), x.shape)
+        return instr(
+            "dynamic-update-slice",
+            (x, part, *(first if d == dim else zero for d in range(x.shape.rank))),
+            x.shape,
+        )
 
     # -- the loop over the rows of one part --------------------------------------------------------------------------------
     def _inner(self, state: Instruction) -> Instruction:
         param = h.parameter(0, state.shape)
-        new: dict[Instruction, Instruction] = {e: h.get_tuple_element(param, k) for k, e in enumerate(self.elements)}
+        new: dict[Instruction, Instruction] = {
+            e: h.get_tuple_element(param, k) for k, e in enumerate(self.elements)
+        }
         first = h.get_tuple_element(param, len(self.elements))
         for y in postorder((self.body.root,), known=(self.param, *new)):
-            new[y] = self._row_part(y, [new[o] for o in y.operands], first) if y.op != "tuple" else h.tuple_(*(new[o] for o in y.operands), first)
+            new[y] = (
+                self._row_part(y, [new[o] for o in y.operands], first)
+                if y.op != "tuple"
+                else h.tuple_(*(new[o] for o in y.operands), first)
+            )
             carry_meta(y, new[y])
         condition = self.x["condition"]
         table = {e: h.get_tuple_element(param, k) for k, e in enumerate(_elements(condition))}
         for y in postorder((condition.root,), known=(condition.params[0], *table)):
             table[y] = instr(y.op, tuple(table[o] for o in y.operands), y.shape, **dict(y.attrs))
-        return h.while_(Computation(condition.name, (param,), table[condition.root]), Computation(self.body.name, (param,), new[self.body.root]), state)
+        return h.while_(
+            Computation(condition.name, (param,), table[condition.root]),
+            Computation(self.body.name, (param,), new[self.body.root]),
+            state,
+        )
 
-    def _row_part(self, y: Instruction, operands: list[Instruction], first: Instruction) -> Instruction:
+    def _row_part(
+        self, y: Instruction, operands: list[Instruction], first: Instruction
+    ) -> Instruction:
         """`y` on the part's rows."""
         d, attrs = self.rows.get(y), dict(y.attrs)
         if d is None:
             return instr(y.op, tuple(operands), y.shape, **attrs)
         dims = tuple(self.each if e == d else n for e, n in enumerate(y.shape.dims))
         if y.op == "slice":
-            attrs["slice"] = tuple((0, self.each, 1) if e == d else s for e, s in enumerate(y["slice"]))
+            attrs["slice"] = tuple(
+                (0, self.each, 1) if e == d else s for e, s in enumerate(y["slice"])
+            )
         elif y.op == "dynamic-slice":
             attrs["dynamic_slice_sizes"] = dims
         if y.op in ("dynamic-slice", "dynamic-update-slice") and y.operands[0] in self.whole:
             dims = y.shape.dims if y.op == "dynamic-update-slice" else dims
             at = d + (1 if y.op == "dynamic-slice" else 2)
-            operands[at] = first if operands[at].shape == first.shape else h.convert(first, operands[at].shape.dtype)
+            operands[at] = (
+                first
+                if operands[at].shape == first.shape
+                else h.convert(first, operands[at].shape.dtype)
+            )
         return instr(y.op, tuple(operands), Shape(y.shape.dtype, dims), **attrs)

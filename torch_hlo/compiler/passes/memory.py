@@ -10,6 +10,7 @@ Views (reshape, get-tuple-element, tuple, …) share their operand's slot, and s
 an operand that dies with it when it reads that operand only at the element it writes. An output is written where it belongs from the start whenever possible;
 an output aliased to a parameter is computed in the parameter's buffer if nothing reads the old value afterwards.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -64,14 +65,19 @@ class Assignment:
 
     def __str__(self) -> str:
         head = f"arena {self.arena} bytes, live peak {self.peak}, {len(self.lines)} buffers, {len(self.copies)} final copies"
-        rows = [f"  {str(b.slot):>20}  {str(b.slot.nbytes):>12}  [{b.start:>4},{b.end:>4}]  {', '.join(b.names)}" for b in self.lines]
+        rows = [
+            f"  {str(b.slot):>20}  {str(b.slot.nbytes):>12}  [{b.start:>4},{b.end:>4}]  {', '.join(b.names)}"
+            for b in self.lines
+        ]
         return "\n".join([head, *rows, *(f"  copy {s} -> {t}" for s, t in self.copies)])
 
     def largest(self, rows: int = 6) -> str:
         """The buffers of the arena that take most, a line each, for who has too little memory."""
         found = [b for b in self.lines if b.slot.base == "arena" and isinstance(b.slot.nbytes, int)]
         found.sort(key=lambda b: -b.slot.nbytes)
-        return "\n".join(f"  {b.slot.nbytes / 2**20:10.1f} MiB  {', '.join(b.names)[:150]}" for b in found[:rows])
+        return "\n".join(
+            f"  {b.slot.nbytes / 2**20:10.1f} MiB  {', '.join(b.names)[:150]}" for b in found[:rows]
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -87,13 +93,20 @@ class _Buffer:
     heir: _Buffer | None = None  # the buffer that this one became part of
 
 
-def assign(computation: Computation, order: Sequence[Instruction], aliases: Sequence[tuple[int, int]] = ()) -> Assignment:
+def assign(
+    computation: Computation, order: Sequence[Instruction], aliases: Sequence[tuple[int, int]] = ()
+) -> Assignment:
     """Assign memory to the steps in `order` (see schedule.py). `aliases`: (output, parameter) pairs, leaves counted."""
     return _Assigner(computation, order, aliases).run()
 
 
 class _Assigner:
-    def __init__(self, computation: Computation, order: Sequence[Instruction], aliases: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        computation: Computation,
+        order: Sequence[Instruction],
+        aliases: Sequence[tuple[int, int]],
+    ) -> None:
         self.computation, self.order = computation, order
         self.target = dict(aliases)  # output leaf -> parameter leaf
         self.time = {x: t for t, x in enumerate(order)}
@@ -116,6 +129,7 @@ class _Assigner:
     def _make_buffers(self) -> None:
         leaf = 0
         for p in self.computation.params:
+
             def parameter(shape: Shape) -> _Buffer:
                 nonlocal leaf
                 made = _Buffer(shape.nbytes, -1, -1, Slot("parameter", leaf, 0, shape.nbytes))
@@ -132,19 +146,35 @@ class _Assigner:
                 self.held[x] = self._view(x)
                 continue
             if x.op == "constant":
-                held = _Buffer(x.shape.nbytes, -1, self.end, Slot("constant", constants, 0, x.shape.nbytes), [x])
+                held = _Buffer(
+                    x.shape.nbytes,
+                    -1,
+                    self.end,
+                    Slot("constant", constants, 0, x.shape.nbytes),
+                    [x],
+                )
                 constants += 1
                 self.held[x] = held
                 continue
             t = self.time[x]
-            if x.op in STARTS and x.op != "all-reduce-start":  # (operands, results, contexts…): the operands stay where they are
+            if (
+                x.op in STARTS and x.op != "all-reduce-start"
+            ):  # (operands, results, contexts…): the operands stay where they are
                 given = tuple(self.held[o] for o in x.operands)
-                rest = (self._new(e, lambda s, t=t: _Buffer(s.nbytes, t, t), x) for e in x.shape.elements[1:])
+                rest = (
+                    self._new(e, lambda s, t=t: _Buffer(s.nbytes, t, t), x)
+                    for e in x.shape.elements[1:]
+                )
                 self.held[x] = (given if x.shape.elements[0].is_tuple else given[0], *rest)
                 continue
             if x.op == "while" and x["body"].root.op == "tuple":
                 shared = self._shared(x)
-                self.held[x] = tuple(shared[i] if i in shared else self._new(e, lambda s, t=t: _Buffer(s.nbytes, t, t), x) for i, e in enumerate(x.shape.elements))
+                self.held[x] = tuple(
+                    shared[i]
+                    if i in shared
+                    else self._new(e, lambda s, t=t: _Buffer(s.nbytes, t, t), x)
+                    for i, e in enumerate(x.shape.elements)
+                )
                 continue
             self.held[x] = self._new(x.shape, lambda s, t=t: _Buffer(s.nbytes, t, t), x)
         for t, x in enumerate(self.order):
@@ -156,7 +186,11 @@ class _Assigner:
     def _shared(self, x: Instruction) -> dict[int, object]:
         """Elements of a loop's state that its body hands on as they are: index -> what holds the initial value."""
         body, given = x["body"], self.held[x.operands[0]]
-        return {i: given[i] for i, y in enumerate(body.root.operands) if y.op == "get-tuple-element" and y.operands == body.params and y["index"] == i}
+        return {
+            i: given[i]
+            for i, y in enumerate(body.root.operands)
+            if y.op == "get-tuple-element" and y.operands == body.params and y["index"] == i
+        }
 
     def _new(self, shape: Shape, make, x: Instruction):
         if shape.is_tuple:
@@ -182,7 +216,9 @@ class _Assigner:
                 b.end = self.end  # a parameter or constant that is returned: read by a final copy
         for o, b in enumerate(leaves):
             p = self.target.get(o)
-            slot = Slot("output", o, 0, b.nbytes) if p is None else Slot("parameter", p, 0, b.nbytes)
+            slot = (
+                Slot("output", o, 0, b.nbytes) if p is None else Slot("parameter", p, 0, b.nbytes)
+            )
             if b.fixed is None and (p is None or self._may_overwrite(b, self.parameters[p])):
                 b.fixed = slot
             elif b.fixed != slot:
@@ -193,7 +229,9 @@ class _Assigner:
         """True when the step that writes `b` may write it into the parameter's memory."""
         if parameter.end > b.start or parameter.nbytes != b.nbytes:
             return False
-        return parameter.end < b.start or self._reads_only_in_place(self.order[b.start], parameter, b)
+        return parameter.end < b.start or self._reads_only_in_place(
+            self.order[b.start], parameter, b
+        )
 
     # -- writing over an operand -----------------------------------------------------------------------------------
     def _reuse_operands(self) -> None:
@@ -202,8 +240,11 @@ class _Assigner:
             results = [b for b in _leaves(self.held[x]) if b.start == t]
             if not any(b.fixed is None or b.fixed.base == "output" for b in results):
                 continue
-            dying = [b for b in dict.fromkeys(_root(b) for o in x.operands for b in _leaves(self.held[o]))
-                     if b.fixed is None and b.end == t and b.start < t]
+            dying = [
+                b
+                for b in dict.fromkeys(_root(b) for o in x.operands for b in _leaves(self.held[o]))
+                if b.fixed is None and b.end == t and b.start < t
+            ]
             for b in results:
                 if b.fixed is not None and b.fixed.base != "output":
                     continue
@@ -220,7 +261,11 @@ class _Assigner:
 
     def _reads_only_in_place(self, x: Instruction, operand: _Buffer, result: _Buffer) -> bool:
         """True when `x` reads `operand` only at the element of `result` that it then writes."""
-        numbers = [k for k, o in enumerate(x.operands) if any(_root(b) is operand for b in _leaves(self.held[o]))]
+        numbers = [
+            k
+            for k, o in enumerate(x.operands)
+            if any(_root(b) is operand for b in _leaves(self.held[o]))
+        ]
         leaf = next(j for j, b in enumerate(_leaves(self.held[x])) if b is result)
         if x.op == "fusion":
             from torch_hlo.compiler.passes.fusion_inplace import in_place
@@ -229,8 +274,11 @@ class _Assigner:
         if x.op in ("dynamic-update-slice", "scatter"):
             return numbers == [leaf]
         if x.op == "while":
-            return numbers == [0] and [_root(b) for b in _leaves(self.held[x.operands[0]])].count(operand) == 1 and \
-                _root(_leaves(self.held[x.operands[0]])[leaf]) is operand
+            return (
+                numbers == [0]
+                and [_root(b) for b in _leaves(self.held[x.operands[0]])].count(operand) == 1
+                and _root(_leaves(self.held[x.operands[0]])[leaf]) is operand
+            )
         return False
 
     # -- packing ---------------------------------------------------------------------------------------------------
@@ -243,7 +291,9 @@ class _Assigner:
         mine = [b for b in self.buffers if b.fixed is None]
         static = [b for b in mine if isinstance(b.nbytes, int)]
         places, top = self._offsets(static)
-        if scratch := self._scratch():  # among the arrays where that is possible; else behind them, which is where emitters put it
+        if (
+            scratch := self._scratch()
+        ):  # among the arrays where that is possible; else behind them, which is where emitters put it
             among, end = self._offsets([*static, *scratch])
             if end == top:
                 places = among
@@ -261,7 +311,9 @@ class _Assigner:
         places, top = {}, 0
         for i, b in enumerate(order):
             size = _align(b.nbytes)
-            clash = np.nonzero((starts[:i] <= b.end) & (ends[:i] >= b.start) & (highs[:i] > lows[:i]))[0]
+            clash = np.nonzero(
+                (starts[:i] <= b.end) & (ends[:i] >= b.start) & (highs[:i] > lows[:i])
+            )[0]
             best, best_gap, at = None, None, 0
             for k in clash[np.argsort(lows[clash], kind="stable")]:
                 gap = int(lows[k]) - at
@@ -282,9 +334,17 @@ class _Assigner:
                 continue
             result = _root(_leaves(self.held[x])[0])
             operands = [_root(b) for o in x.operands for b in _leaves(self.held[o])]
-            if any(b is result or b.fixed is not None and b.fixed == result.fixed for b in operands):
-                sizes = [y.shape.size * max(y.shape.itemsize, 4) for y in x["calls"].instructions() if y.op == "dot"]
-                found += [_Buffer(n, t, t) for n in sizes if isinstance(n, int) and n >= LARGE_SCRATCH]
+            if any(
+                b is result or b.fixed is not None and b.fixed == result.fixed for b in operands
+            ):
+                sizes = [
+                    y.shape.size * max(y.shape.itemsize, 4)
+                    for y in x["calls"].instructions()
+                    if y.op == "dot"
+                ]
+                found += [
+                    _Buffer(n, t, t) for n in sizes if isinstance(n, int) and n >= LARGE_SCRATCH
+                ]
         return found
 
     @staticmethod

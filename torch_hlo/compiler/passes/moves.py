@@ -3,6 +3,7 @@
 Canonical forms: a broadcast has sorted dimensions, an operand without size-1 dimensions, and adds at least one dimension larger than 1; a
 transpose moves at least one dimension of a size other than 1 (else it is a reshape); slices sit next to their source.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -79,7 +80,11 @@ def broadcast_ones(out: Instruction, x: Instruction) -> Instruction | None:
     keep = [i for i, s in enumerate(x.shape.dims) if s != 1]
     if len(keep) == x.shape.rank:
         return None
-    return h.broadcast(h.reshape(x, [x.shape.dims[i] for i in keep]), out.shape.dims, [out["dimensions"][i] for i in keep])
+    return h.broadcast(
+        h.reshape(x, [x.shape.dims[i] for i in keep]),
+        out.shape.dims,
+        [out["dimensions"][i] for i in keep],
+    )
 
 
 def broadcast_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Instruction:
@@ -119,7 +124,9 @@ def transpose_broadcast(out: Instruction, inner: Instruction, x: Instruction) ->
 def slice_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Instruction:
     """slice(broadcast(x)) -> broadcast(slice(x))"""
     ranges = [out["slice"][d] for d in inner["dimensions"]]
-    return h.broadcast(h.slice_(x, *zip(*ranges)) if ranges else x, out.shape.dims, inner["dimensions"])
+    return h.broadcast(
+        h.slice_(x, *zip(*ranges)) if ranges else x, out.shape.dims, inner["dimensions"]
+    )
 
 
 # Reshape and transpose
@@ -150,7 +157,9 @@ def transpose_ones(out: Instruction, x: Instruction) -> Instruction | None:
     if len(moved) == x.shape.rank:
         return None
     kept = sorted(moved)
-    small = h.transpose(h.reshape(x, [x.shape.dims[d] for d in kept]), [kept.index(d) for d in moved])
+    small = h.transpose(
+        h.reshape(x, [x.shape.dims[d] for d in kept]), [kept.index(d) for d in moved]
+    )
     return h.reshape(small, out.shape.dims)
 
 
@@ -205,7 +214,13 @@ def slice_iota(out: Instruction, inner: Instruction) -> Instruction | None:
     if stride != 1 or isinstance(start, Dim):
         return None
     small = h.iota(out.shape.dtype, out.shape.dims, inner["iota_dimension"])
-    return small if start == 0 else h.add(small, h.full_like(small, start)) if out.shape.kind in "su" else None
+    return (
+        small
+        if start == 0
+        else h.add(small, h.full_like(small, start))
+        if out.shape.kind in "su"
+        else None
+    )
 
 
 def slice_concatenate(out: Instruction, inner: Instruction) -> Instruction | None:
@@ -224,11 +239,15 @@ def slice_concatenate(out: Instruction, inner: Instruction) -> Instruction | Non
             ranges = list(out["slice"])
             ranges[d] = (low, high, 1)
             pieces.append(h.slice_(o, *zip(*ranges)))
-    whole = len(pieces) == len(inner.operands)  # nothing is dropped: leave one slice instead of many
+    whole = len(pieces) == len(
+        inner.operands
+    )  # nothing is dropped: leave one slice instead of many
     return h.concatenate(pieces, d) if pieces and not whole else None
 
 
-def slice_pad(out: Instruction, inner: Instruction, x: Instruction, y: Instruction) -> Instruction | None:
+def slice_pad(
+    out: Instruction, inner: Instruction, x: Instruction, y: Instruction
+) -> Instruction | None:
     """slice(pad(x)) -> slice(x) inside of x, a constant outside of it"""
     ranges = []
     for (s, e, k), (low, _, interior), n in zip(out["slice"], inner["padding"], x.shape.dims):
@@ -242,20 +261,32 @@ def slice_pad(out: Instruction, inner: Instruction, x: Instruction, y: Instructi
     return h.slice_(x, *zip(*ranges)) if ranges else None
 
 
-def pad_pad(out: Instruction, inner: Instruction, x: Instruction, y: Instruction) -> Instruction | None:
+def pad_pad(
+    out: Instruction, inner: Instruction, x: Instruction, y: Instruction
+) -> Instruction | None:
     """pad(pad(x, v), v) -> pad(x, v) when nothing is cropped in between"""
     if out.operands[1] is not y or any(i != 0 for *_, i in out["padding"]):
         return None
-    if any(isinstance(v, Dim) or v < 0 for p in (*out["padding"], *inner["padding"]) for v in p[:2]):
+    if any(
+        isinstance(v, Dim) or v < 0 for p in (*out["padding"], *inner["padding"]) for v in p[:2]
+    ):
         return None
-    return h.pad(x, y, [(a + lo, b + hi, i) for (a, b, i), (lo, hi, _) in zip(inner["padding"], out["padding"])])
+    return h.pad(
+        x,
+        y,
+        [(a + lo, b + hi, i) for (a, b, i), (lo, hi, _) in zip(inner["padding"], out["padding"])],
+    )
 
 
 def pad_crop(out: Instruction, x: Instruction) -> Instruction | None:
     """pad with negative amounts only -> slice"""
     if any(isinstance(v, Dim) or v > 0 for p in out["padding"] for v in p):
         return None
-    return h.slice_(x, [-lo for lo, *_ in out["padding"]], [n + hi for n, (_, hi, _) in zip(x.shape.dims, out["padding"])])
+    return h.slice_(
+        x,
+        [-lo for lo, *_ in out["padding"]],
+        [n + hi for n, (_, hi, _) in zip(x.shape.dims, out["padding"])],
+    )
 
 
 def pad_splat(out: Instruction, x: Instruction, y: Instruction) -> Instruction | None:
@@ -287,11 +318,18 @@ def _joined(a: Instruction, b: Instruction, d: int) -> Instruction | None:
     if a.op == b.op == "slice" and a.operands == b.operands:
         ranges = list(a["slice"])
         (s, e, k), (s2, e2, k2) = a["slice"][d], b["slice"][d]
-        rest = [r for i, r in enumerate(ranges) if i != d] == [r for i, r in enumerate(b["slice"]) if i != d]
+        rest = [r for i, r in enumerate(ranges) if i != d] == [
+            r for i, r in enumerate(b["slice"]) if i != d
+        ]
         if rest and k == k2 == 1 and e == s2:
             ranges[d] = (s, e2, 1)
             return h.slice_(a.operands[0], *zip(*ranges))
-    if a.op == b.op == "broadcast" and a.operands == b.operands and a["dimensions"] == b["dimensions"] and d not in a["dimensions"]:
+    if (
+        a.op == b.op == "broadcast"
+        and a.operands == b.operands
+        and a["dimensions"] == b["dimensions"]
+        and d not in a["dimensions"]
+    ):
         dims = list(a.shape.dims)
         dims[d] = dims[d] + b.shape.dims[d]
         return h.broadcast(a.operands[0], dims, a["dimensions"])
@@ -381,4 +419,3 @@ MOVES = rules(
     (op("dynamic-slice"), slice_of_update),
     (op("dynamic-update-slice"), update_everything),
 )  # fmt: skip
-

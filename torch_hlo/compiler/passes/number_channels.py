@@ -1,4 +1,5 @@
 """Every collective of a program has a channel of its own, numbered in program order: the order in which devices meet."""
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes.base import hlo_pass
@@ -15,7 +16,10 @@ def number_channels(module: Module) -> Module:
 
     def talks(c: Computation) -> bool:
         if c not in communicates:
-            communicates[c] = any(x.get("channel_id") is not None or any(map(talks, called(x))) for x in c.instructions())
+            communicates[c] = any(
+                x.get("channel_id") is not None or any(map(talks, called(x)))
+                for x in c.instructions()
+            )
         return communicates[c]
 
     def visit(c: Computation) -> Computation:
@@ -36,7 +40,11 @@ def number_channels(module: Module) -> Module:
             if y is not x:
                 carry_meta(x, y)
             new[x] = y
-        done[c] = c if new[c.root] is c.root else Computation(c.name, tuple(new[p] for p in c.params), new[c.root])
+        done[c] = (
+            c
+            if new[c.root] is c.root
+            else Computation(c.name, tuple(new[p] for p in c.params), new[c.root])
+        )
         return done[c]
 
     return module.with_root(visit(module.entry).root)

@@ -6,6 +6,7 @@
 So torch.topk, kthvalue and XLA's topk, which all are sorts, read each row about once (codegen/first.py). (XLA: TopkRewriter.) A sort of which one element
 further back is read, a median or a quantile, finds that one: {"nth":k}. Rows that lie across memory are transposed first.
 """
+
 from __future__ import annotations
 
 import json
@@ -44,7 +45,9 @@ def _selected(c: Computation) -> Computation:
     return c if not table else Computation(c.name, c.params, substituted(c.root, table))
 
 
-def _slices(x: Instruction, reads: dict[Instruction, list[Instruction]], root: Instruction) -> dict[Instruction, Instruction]:
+def _slices(
+    x: Instruction, reads: dict[Instruction, list[Instruction]], root: Instruction
+) -> dict[Instruction, Instruction]:
     """What replaces each slice of the sort's results; empty when something else is read of them, or not just a few elements."""
     found: dict[int, list[Instruction]] = {}
     for part in reads[x] if x.shape.is_tuple else [x]:
@@ -55,21 +58,45 @@ def _slices(x: Instruction, reads: dict[Instruction, list[Instruction]], root: I
     axis = x["dimensions"][0]
     dims = x.operands[0].shape.dims
     what = _choice([_cut(s, axis, dims) for slices in found.values() for s in slices], dims[axis])
-    if what is None or sort_key(x["to_apply"], [o.shape.dtype for o in x.operands]) is None or any(o.shape.kind == "c" for o in x.operands):
+    if (
+        what is None
+        or sort_key(x["to_apply"], [o.shape.dtype for o in x.operands]) is None
+        or any(o.shape.kind == "c" for o in x.operands)
+    ):
         return {}
     turn = (*(d for d in range(len(dims)) if d != axis), axis)
     rows = tuple(dims[d] for d in turn)
     # Positions need no memory: the iota stays inside.
-    outside = {o: o if axis == len(dims) - 1 else b.transpose(o, turn) for o in dict.fromkeys(x.operands) if not _is_positions(o, axis)}
-    params = {o: instr("parameter", (), t.shape, index=i) for i, (o, t) in enumerate(outside.items())}
-    inner = b.sort([params.get(o) or b.iota(o.shape.dtype, rows, len(rows) - 1) for o in x.operands], len(rows) - 1, x["to_apply"], x["is_stable"])
+    outside = {
+        o: o if axis == len(dims) - 1 else b.transpose(o, turn)
+        for o in dict.fromkeys(x.operands)
+        if not _is_positions(o, axis)
+    }
+    params = {
+        o: instr("parameter", (), t.shape, index=i) for i, (o, t) in enumerate(outside.items())
+    }
+    inner = b.sort(
+        [params.get(o) or b.iota(o.shape.dtype, rows, len(rows) - 1) for o in x.operands],
+        len(rows) - 1,
+        x["to_apply"],
+        x["is_stable"],
+    )
     numbers = sorted(found)
     parts = [b.get_tuple_element(inner, n) if x.shape.is_tuple else inner for n in numbers]
     kind, k = what
     low, high = (0, k) if kind == "first" else (k, k + 1)
-    results = b.tuple_(*(b.slice_(p, (*(0 for _ in rows[:-1]), low), (*rows[:-1], high)) for p in parts))
+    results = b.tuple_(
+        *(b.slice_(p, (*(0 for _ in rows[:-1]), low), (*rows[:-1], high)) for p in parts)
+    )
     config = json.dumps({kind: k}, separators=(",", ":"))
-    made = instr("fusion", tuple(outside.values()), results.shape, kind="custom", calls=Computation(kind, tuple(params.values()), results), backend_config=config)
+    made = instr(
+        "fusion",
+        tuple(outside.values()),
+        results.shape,
+        kind="custom",
+        calls=Computation(kind, tuple(params.values()), results),
+        backend_config=config,
+    )
     carry_meta(x, made)
     back = tuple(turn.index(d) for d in range(len(dims)))
 

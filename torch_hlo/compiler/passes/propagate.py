@@ -10,6 +10,7 @@ through instructions that only pass shardings on (pointwise, transpose, reshape,
 the values that enter and the values of the next round follow. Constants, and what is computed from nothing else, get a copy for each
 placement that a user wants.
 """
+
 from __future__ import annotations
 
 import re
@@ -18,7 +19,15 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from torch_hlo.compiler.passes.base import hlo_pass
-from torch_hlo.compiler.passes.propagate_factors import ManualRule, Reason, Rule, State, clear, identity, transfer
+from torch_hlo.compiler.passes.propagate_factors import (
+    ManualRule,
+    Reason,
+    Rule,
+    State,
+    clear,
+    identity,
+    transfer,
+)
 from torch_hlo.hlo.factors import arrays, factors
 from torch_hlo.hlo.ir import META, Computation, Instruction, Module, instr, with_fields
 from torch_hlo.hlo.match import inline
@@ -29,7 +38,9 @@ from torch_hlo.hlo.sharding import Mesh, Sharding, complement
 Tree = "int | tuple"  # a slot per array, nested as the shape is
 
 # Opcodes that, of constants, make constants: cheaper to compute again than to move.
-_CHEAP = frozenset("constant iota broadcast reshape transpose slice pad concatenate reverse copy".split())
+_CHEAP = frozenset(
+    "constant iota broadcast reshape transpose slice pad concatenate reverse copy".split()
+)
 _CALLS = {"call": "to_apply", "fusion": "calls"}
 _UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,\s]*)\]")
 
@@ -61,7 +72,9 @@ class _Scope:
     computation: Computation
     order: list[Instruction]
     values: dict[Instruction, Tree] = field(default_factory=dict)
-    uses: dict[tuple[Instruction, int], int] = field(default_factory=dict)  # (user, operand) -> slot of a constant
+    uses: dict[tuple[Instruction, int], int] = field(
+        default_factory=dict
+    )  # (user, operand) -> slot of a constant
     manual: dict[Instruction, tuple] = field(default_factory=dict)
     inner: dict[Instruction, list[_Scope]] = field(default_factory=dict)
     constants: set[Instruction] = field(default_factory=set)
@@ -82,7 +95,9 @@ class _Graph:
 
     # Building
 
-    def _slot(self, shape: Shape, label: str, given: Sharding | None = None, manual: tuple = ()) -> int:
+    def _slot(
+        self, shape: Shape, label: str, given: Sharding | None = None, manual: tuple = ()
+    ) -> int:
         if given is not None and given.maximal is not None:
             given = Sharding.replicate(self.mesh, shape.rank)  # one program runs on all devices
         state = State.free(shape.rank, manual) if given is None else State.given(given)
@@ -93,7 +108,9 @@ class _Graph:
         if not shape.is_tuple:
             return self._slot(shape, label, given, manual)
         given = given if type(given) is tuple else (given,) * len(shape.elements)
-        return tuple(self._tree(e, label, g, manual) for e, g in zip(shape.elements, given, strict=True))
+        return tuple(
+            self._tree(e, label, g, manual) for e, g in zip(shape.elements, given, strict=True)
+        )
 
     def _edge(self, rule: Rule | ManualRule, slots: tuple[int, ...], label: str) -> None:
         self.edges.append(_Edge(rule, slots, label))
@@ -111,7 +128,9 @@ class _Graph:
         for x in scope.order:
             if x.op == "parameter" and args is not None:
                 scope.values[x] = args[x["index"]]
-                scope.manual[x] = next((self.slots[s].state.manual for s in leaves(args[x["index"]])), ())
+                scope.manual[x] = next(
+                    (self.slots[s].state.manual for s in leaves(args[x["index"]])), ()
+                )
             else:
                 self._instruction(scope, x)
         return scope
@@ -139,9 +158,15 @@ class _Graph:
         tree = scope.values[x] = self._tree(x.shape, label, _with_open_dims(x, given), manual)
         operands = [s for i in range(len(x.operands)) for s in leaves(self._operand(scope, x, i))]
         if x.op == "custom-call" and x["custom_call_target"] in _BOUNDARIES:
-            outer, inner = (operands[0], tree) if x["custom_call_target"] == "SPMDFullToShardShape" else (tree, operands[0])
+            outer, inner = (
+                (operands[0], tree)
+                if x["custom_call_target"] == "SPMDFullToShardShape"
+                else (tree, operands[0])
+            )
             before = self.slots[outer].state.manual
-            axes = tuple(a for a in self.slots[inner].state.manual if not any(a.overlaps(b) for b in before))
+            axes = tuple(
+                a for a in self.slots[inner].state.manual if not any(a.overlaps(b) for b in before)
+            )
             self._edge(ManualRule(axes), (outer, inner), label)
             return
         slots = (*operands, *leaves(tree))
@@ -149,7 +174,12 @@ class _Graph:
             self._edge(self._rule(x), slots, label)
 
     def _rule(self, x: Instruction) -> Rule:
-        key = (x.op, x.shape, tuple([o.shape for o in x.operands]), tuple([p for p in x.attrs if p[0] not in _PLAIN]))
+        key = (
+            x.op,
+            x.shape,
+            tuple([o.shape for o in x.operands]),
+            tuple([p for p in x.attrs if p[0] not in _PLAIN]),
+        )
         rule = self.rules.get(key)
         if rule is None:
             shapes = [s for o in x.operands for s in arrays(o.shape)] + list(arrays(x.shape))
@@ -171,7 +201,9 @@ class _Graph:
         entering = self._operand(scope, x, 0)
         body, condition = self._visit(x["body"], [carried]), self._visit(x["condition"], [carried])
         scope.inner[x] = [body, condition]
-        for a, b, c in zip(leaves(entering), leaves(self._root(body)), leaves(carried), strict=True):
+        for a, b, c in zip(
+            leaves(entering), leaves(self._root(body)), leaves(carried), strict=True
+        ):
             self._flow(a, c, f"the values that enter {label}")
             self._flow(b, c, f"the next round of {label}")
         return carried
@@ -199,7 +231,10 @@ class _Graph:
         self.outputs = list(leaves(root))
         whole = root if isinstance(root, tuple) else (root,)
         for output, param in module.aliases:
-            for a, b in zip(leaves(whole[output]), leaves(self.scope.values[self.scope.computation.params[param]])):
+            for a, b in zip(
+                leaves(whole[output]),
+                leaves(self.scope.values[self.scope.computation.params[param]]),
+            ):
                 self._flow(a, b, f"output {output} overwrites parameter {param}")
 
     # Running
@@ -212,7 +247,12 @@ class _Graph:
                 slot = self.slots[i]
                 shown = State.given(slot.given, None if priority == priorities[-1] else priority)
                 if priority != priorities[0]:  # dimensions that have been open keep what they got
-                    shown = shown.with_dims(tuple(old if len(old) > len(new) else new for old, new in zip(slot.state.dims, shown.dims)))
+                    shown = shown.with_dims(
+                        tuple(
+                            old if len(old) > len(new) else new
+                            for old, new in zip(slot.state.dims, shown.dims)
+                        )
+                    )
                 slot.state = shown
             for through_all in (False, True):
                 self._settle(through_all)
@@ -237,7 +277,15 @@ class _Graph:
         new, reasons = transfer(edge.rule, states)
         for reason in reasons:
             self.why.setdefault(edge.slots[reason.target], []).append((edge, reason))
-        changed = [(self.slots[s], state) for s, old, state in zip(edge.slots, states, new) if state is not old] if reasons else []
+        changed = (
+            [
+                (self.slots[s], state)
+                for s, old, state in zip(edge.slots, states, new)
+                if state is not old
+            ]
+            if reasons
+            else []
+        )
         for slot, state in changed:
             slot.state = state
         return [j for slot, _ in changed for j in slot.edges]
@@ -270,7 +318,11 @@ class _Graph:
 
         def operand(x: Instruction, i: int) -> Instruction:
             slot = scope.uses.get((x, i))
-            return done[x.operands[i]] if slot is None else constant(x.operands[i], self.slots[slot].state)
+            return (
+                done[x.operands[i]]
+                if slot is None
+                else constant(x.operands[i], self.slots[slot].state)
+            )
 
         for x in scope.order:
             if x in scope.constants:
@@ -285,7 +337,9 @@ class _Graph:
             new_root = constant(root, self.slots[scope.uses[root, -1]].state)
         else:
             new_root = done[root]
-        return Computation(scope.computation.name, tuple(done[p] for p in scope.computation.params), new_root)
+        return Computation(
+            scope.computation.name, tuple(done[p] for p in scope.computation.params), new_root
+        )
 
 
 def _alias(graph: _Graph, scope: _Scope, x: Instruction) -> Tree:
@@ -298,16 +352,27 @@ _STRUCTURE = {
     "while": _Graph._while, "conditional": _Graph._conditional, "opt-barrier": _alias, "domain": _alias,
 }  # fmt: skip
 _BOUNDARIES = ("SPMDFullToShardShape", "SPMDShardToFullShape")
-_PLAIN = ("sharding", "frontend_attributes", "backend_config", "serial")  # no part of an instruction's rule
+_PLAIN = (
+    "sharding",
+    "frontend_attributes",
+    "backend_config",
+    "serial",
+)  # no part of an instruction's rule
 
 
 def _with_open_dims(x: Instruction, given):
     """XLA writes the open dimensions of an annotation as `backend_config="unspecified_dims=[0]"`."""
-    found = _UNSPECIFIED.search(x.get("backend_config") or "") if x.op == "custom-call" and isinstance(given, Sharding) else None
+    found = (
+        _UNSPECIFIED.search(x.get("backend_config") or "")
+        if x.op == "custom-call" and isinstance(given, Sharding)
+        else None
+    )
     if found is None:
         return given
     is_open = {int(d) for d in found.group(1).split(",") if d.strip()}
-    return given.with_dims(with_fields(dim, open=dim.open or d in is_open) for d, dim in enumerate(given.dims))
+    return given.with_dims(
+        with_fields(dim, open=dim.open or d in is_open) for d, dim in enumerate(given.dims)
+    )
 
 
 def leaves(tree: Tree) -> Iterator[int]:
@@ -337,12 +402,18 @@ def _sharding(state: State, mesh: Mesh) -> Sharding:
 def _is_constant(x: Instruction, known: set[Instruction]) -> bool:
     if x.op in ("constant", "iota"):
         return True
-    if x.shape.is_tuple or not x.operands or not (x.op in _CHEAP or "pointwise" in OPCODES[x.op].traits):
+    if (
+        x.shape.is_tuple
+        or not x.operands
+        or not (x.op in _CHEAP or "pointwise" in OPCODES[x.op].traits)
+    ):
         return False
     return all(o in known for o in x.operands)
 
 
-def _with_sharding(x: Instruction, operands: tuple, sharding, inner: tuple[Computation, ...]) -> Instruction:
+def _with_sharding(
+    x: Instruction, operands: tuple, sharding, inner: tuple[Computation, ...]
+) -> Instruction:
     attrs = dict(x.attrs)
     attrs["sharding"] = sharding
     if x.op == "while":
@@ -364,8 +435,15 @@ def inlined(c: Computation) -> Computation:
     def instruction(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
         if x.op in _CALLS:
             return inline(computation(x[_CALLS[x.op]]), operands)
-        if x.op == "custom-call" and x["custom_call_target"] == "Sharding" and not x.shape.rank and not x.shape.is_tuple:
-            return operands[0]  # a number is everywhere; inside reducers such a call would be in the way
+        if (
+            x.op == "custom-call"
+            and x["custom_call_target"] == "Sharding"
+            and not x.shape.rank
+            and not x.shape.is_tuple
+        ):
+            return operands[
+                0
+            ]  # a number is everywhere; inside reducers such a call would be in the way
         attrs = {}
         for name, value in x.attrs:
             if isinstance(value, Computation):
@@ -418,9 +496,17 @@ def explain(module: Module) -> str:
         sharding = _sharding(slot.state, graph.mesh)
         reasons = ["annotated"] if slot.given is not None else []
         for edge, reason in graph.why.get(i, ()):
-            source = graph.slots[edge.slots[reason.source]].label if not isinstance(edge.rule, ManualRule) else edge.label
+            source = (
+                graph.slots[edge.slots[reason.source]].label
+                if not isinstance(edge.rule, ManualRule)
+                else edge.label
+            )
             reasons.append(f"dimension {reason.dim} as {source} through {edge.label}")
         if not reasons and sharding.is_replicated:
-            reasons.append("nothing says how to split it" if complement(graph.mesh, sharding.manual) else "per-device code")
+            reasons.append(
+                "nothing says how to split it"
+                if complement(graph.mesh, sharding.manual)
+                else "per-device code"
+            )
         lines.append(f"{slot.label} {slot.shape} {sharding}: {'; '.join(reasons)}")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ axes that no array contradicts; arrays that lack axes of the list get them, if t
 factors want the same axis in one array, the factor that shards the weightiest array has it (as in Shardy's aggressive propagation).
 Programs repeat their layers, so steps are memoized: states and rules are interned and compare by identity.
 """
+
 from __future__ import annotations
 
 import math
@@ -31,7 +32,13 @@ class State:
     unreduced: Axes
 
     @staticmethod
-    def of(dims: tuple[Axes, ...], open: tuple[bool, ...], blocked: Axes = (), manual: Axes = (), unreduced: Axes = ()) -> State:
+    def of(
+        dims: tuple[Axes, ...],
+        open: tuple[bool, ...],
+        blocked: Axes = (),
+        manual: Axes = (),
+        unreduced: Axes = (),
+    ) -> State:
         key = (dims, open, blocked, manual, unreduced)
         found = State._interned.get(key)
         if found is None:
@@ -51,10 +58,17 @@ class State:
         dims = tuple(() if h else simplify(dim.axes) for h, dim in zip(hidden, s.dims))
         later = tuple(axis for h, dim in zip(hidden, s.dims) if h for axis in dim.axes)
         is_open = tuple(dim.open and not h for h, dim in zip(hidden, s.dims))
-        return State.of(dims, is_open, s.replicated + s.unreduced + s.manual + later, s.manual, s.unreduced)
+        return State.of(
+            dims, is_open, s.replicated + s.unreduced + s.manual + later, s.manual, s.unreduced
+        )
 
     def sharding(self, mesh: Mesh) -> Sharding:
-        return Sharding(mesh, tuple(DimSharding(axes) for axes in self.dims), unreduced=self.unreduced, manual=self.manual)
+        return Sharding(
+            mesh,
+            tuple(DimSharding(axes) for axes in self.dims),
+            unreduced=self.unreduced,
+            manual=self.manual,
+        )
 
     def with_dims(self, dims: tuple[Axes, ...]) -> State:
         return State.of(dims, self.open, self.blocked, self.manual, self.unreduced)
@@ -80,7 +94,9 @@ class Rule:
         arrays = factors.operands + factors.results
         ins = {f for dims in factors.operands for d in dims for f in d}
         outs = {f for dims in factors.results for d in dims for f in d}
-        weights = tuple(math.inf if op == "gather" and i == 1 else math.prod(s) for i, s in enumerate(sizes))
+        weights = tuple(
+            math.inf if op == "gather" and i == 1 else math.prod(s) for i, s in enumerate(sizes)
+        )
         return Rule(factors, arrays, sizes, ins == outs, weights)
 
 
@@ -92,7 +108,9 @@ def identity(sizes: tuple[int, ...]) -> Rule:
     rule = _identity.get(sizes)
     if rule is None:
         dims = tuple((f,) for f in range(len(sizes)))
-        rule = _identity[sizes] = Rule.of(Factors(sizes, ("free",) * len(sizes), (dims,), (dims,)), (sizes, sizes))
+        rule = _identity[sizes] = Rule.of(
+            Factors(sizes, ("free",) * len(sizes), (dims,), (dims,)), (sizes, sizes)
+        )
     return rule
 
 
@@ -125,7 +143,9 @@ def transfer(rule: Rule | ManualRule, states: tuple[State, ...]) -> Step:
     if found is None:
         if len(_steps) > 1_000_000:
             _steps.clear()
-        found = _steps[key] = _manual(rule, *states) if isinstance(rule, ManualRule) else _transfer(rule, states)
+        found = _steps[key] = (
+            _manual(rule, *states) if isinstance(rule, ManualRule) else _transfer(rule, states)
+        )
     return found
 
 
@@ -144,10 +164,18 @@ def _manual(rule: ManualRule, outer: State, inner: State) -> Step:
         while lead < len(axes) and any(axes[lead].overlaps(m) for m in rule.axes):
             lead += 1
         rest = axes[lead:]
-        if extends(inner.dims[d], rest) and outer.open[d] and not any(a.overlaps(u) for a in inner.dims[d] for u in _used(outer, d)):
+        if (
+            extends(inner.dims[d], rest)
+            and outer.open[d]
+            and not any(a.overlaps(u) for a in inner.dims[d] for u in _used(outer, d))
+        ):
             outside[d] = axes[:lead] + inner.dims[d]
             reasons.append(Reason(0, d, d, 1))
-        elif extends(rest, inner.dims[d]) and inner.open[d] and not any(a.overlaps(u) for a in rest for u in _used(inner, d)):
+        elif (
+            extends(rest, inner.dims[d])
+            and inner.open[d]
+            and not any(a.overlaps(u) for a in rest for u in _used(inner, d))
+        ):
             inside[d] = rest
             reasons.append(Reason(1, d, d, 0))
     return (outer.with_dims(tuple(outside)), inner.with_dims(tuple(inside))), tuple(reasons)
@@ -190,7 +218,9 @@ def project(dims: Dims, sizes: tuple[int, ...], state: State) -> tuple[dict[int,
             room, got = sizes[f], []
             while pending and room > 1:
                 axis = pending[0]
-                common = math.gcd(room, axis.size)  # the major part of the axis that divides what is left of the factor
+                common = math.gcd(
+                    room, axis.size
+                )  # the major part of the axis that divides what is left of the factor
                 if common == 1:
                     break
                 got.append(Axis(axis.name, axis.pre, common))
@@ -242,13 +272,20 @@ def _transfer(rule: Rule, states: tuple[State, ...]) -> Step:
             if not more:
                 continue
             state = result[t]
-            used = [a for k, other in enumerate(state.dims) if k != d for a in other] + list(state.blocked)
+            used = [a for k, other in enumerate(state.dims) if k != d for a in other] + list(
+                state.blocked
+            )
             used += [a for g in rule.arrays[t][d] if g != f for a in found.get(g, ())]
             count, room = 0, rule.sizes[t][d] if len(rule.arrays[t][d]) == 1 else factors.sizes[f]
             shards = math.prod(a.size for a in have)
             for axis in more:
                 shards *= axis.size
-                if shards > room or len(rule.arrays[t][d]) > 1 and room % shards or any(axis.overlaps(u) for u in used):
+                if (
+                    shards > room
+                    or len(rule.arrays[t][d]) > 1
+                    and room % shards
+                    or any(axis.overlaps(u) for u in used)
+                ):
                     break
                 count += 1
             if not count or not _reachable(rule, t, d, f, found):

@@ -9,6 +9,7 @@ another operand of that reader, so that it neither moves up nor becomes the firs
 steps are scheduled anew, until the peak fits or nothing helps. (XLA: HloRematerialization; Chen et al., Training Deep Nets with Sublinear Memory
 Cost, 2016.)
 """
+
 from __future__ import annotations
 
 import warnings
@@ -63,7 +64,9 @@ def within(module: Module, budget: int) -> Module:
             break
         module = module.with_root(root)
     if lowest > budget:
-        _warn(f"{module.name} needs {lowest / 2**20:.1f} MiB of working memory at least, the budget is {budget / 2**20:.1f}; use a smaller batch")
+        _warn(
+            f"{module.name} needs {lowest / 2**20:.1f} MiB of working memory at least, the budget is {budget / 2**20:.1f}; use a smaller batch"
+        )
     return best
 
 
@@ -138,7 +141,9 @@ class _Round:
             operands = {leaf for x, _ in c.chain for o in x.operands for leaf in leaves(o)}
             if excess <= 0:
                 break
-            if c.leaf in needed or operands & given:  # its own operands are computed again: next round
+            if (
+                c.leaf in needed or operands & given
+            ):  # its own operands are computed again: next round
                 continue
             chosen.append(c)
             given.add(c.leaf)
@@ -157,7 +162,13 @@ class _Round:
         trigger = self._trigger(x, late[0])
         if life.nbytes - held < SMALLEST or trigger is None:
             return None
-        return _Choice(chain, life.nbytes - held, sum(map(_seconds, dict.fromkeys(y for y, _ in chain))), late, trigger)
+        return _Choice(
+            chain,
+            life.nbytes - held,
+            sum(map(_seconds, dict.fromkeys(y for y, _ in chain))),
+            late,
+            trigger,
+        )
 
     def _chain(self, leaf: Leaf) -> tuple[list[Leaf], int]:
         """(what has to run again for a leaf, operands first; bytes of the operands that have to live through the peak for that)."""
@@ -168,7 +179,13 @@ class _Round:
         def add(leaf: Leaf) -> None:
             for other in dict.fromkeys(o for operand in leaf[0].operands for o in leaves(operand)):
                 source = self.lives[other]
-                if source.start < 0 or source.kept or max(source.uses) >= self.top or other in chain or other in held:
+                if (
+                    source.start < 0
+                    or source.kept
+                    or max(source.uses) >= self.top
+                    or other in chain
+                    or other in held
+                ):
                     continue
                 if source.nbytes > large and _may_repeat(other[0]) and len(chain) < CHAIN:
                     add(other)
@@ -181,7 +198,9 @@ class _Round:
 
     def _trigger(self, x: Instruction, reader: int) -> Leaf | None:
         """What the reader waits for anyway, and the repetition of `x` shall wait for: the last of its operands, computed after the peak."""
-        others = [leaf for o in self.order[reader].operands for leaf in leaves(o) if leaf[0] is not x]
+        others = [
+            leaf for o in self.order[reader].operands for leaf in leaves(o) if leaf[0] is not x
+        ]
         last = max(others, key=lambda leaf: self.lives[leaf].start, default=None)
         return last if last is not None and self.lives[last].start >= self.top else None
 
@@ -208,7 +227,13 @@ class _Round:
                 carry_meta(x, new[x])
         return self._mapped(self.computation.root, new, {})
 
-    def _repeated(self, leaf: Leaf, trigger: Leaf, new: dict[Instruction, Instruction], made: dict[Leaf, Instruction]) -> Instruction:
+    def _repeated(
+        self,
+        leaf: Leaf,
+        trigger: Leaf,
+        new: dict[Instruction, Instruction],
+        made: dict[Leaf, Instruction],
+    ) -> Instruction:
         """`leaf` computed once more, on the repetitions `made` before, not before `trigger`."""
         x, n = leaf
         operands = [self._mapped(o, new, made) for o in x.operands]
@@ -227,7 +252,9 @@ class _Round:
         carry_meta(x, repeated)
         return repeated
 
-    def _mapped(self, x: Instruction, new: dict[Instruction, Instruction], swapped: dict[Leaf, Instruction]) -> Instruction:
+    def _mapped(
+        self, x: Instruction, new: dict[Instruction, Instruction], swapped: dict[Leaf, Instruction]
+    ) -> Instruction:
         """Operand `x` on the new steps; the leaves in `swapped` are replaced."""
         if x.op == "get-tuple-element" and (x.operands[0], x["index"]) in swapped:
             return swapped[x.operands[0], x["index"]]
@@ -273,7 +300,9 @@ def _only(c: Computation, n: int) -> tuple[list[int], Computation]:
     root = c.root.operands[n]
     inside = set(postorder((root,)))
     used = [i for i, p in enumerate(c.params) if p in inside]
-    params = {c.params[i]: instr("parameter", (), c.params[i].shape, index=k) for k, i in enumerate(used)}
+    params = {
+        c.params[i]: instr("parameter", (), c.params[i].shape, index=k) for k, i in enumerate(used)
+    }
     new = dict(params)
     for x in postorder((root,), c.params):
         new[x] = replace(x, [new[o] for o in x.operands]) if x.operands else x

@@ -6,6 +6,7 @@
 
 A pointwise instruction moves when every operand is one of the same kind or can be rearranged for free (uniform constants, broadcasts).
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,14 +20,20 @@ from torch_hlo.hlo.ir import Instruction, Module, instr
 from torch_hlo.hlo.match import op, rewrite, rules, splat, var
 from torch_hlo.hlo.opcodes import OPCODES
 
-POINTWISE = " ".join(name for name, row in OPCODES.items() if "pointwise" in row.traits and "composite" not in row.traits)
+POINTWISE = " ".join(
+    name
+    for name, row in OPCODES.items()
+    if "pointwise" in row.traits and "composite" not in row.traits
+)
 
 _POINTWISE = frozenset(POINTWISE.split())
 
 
 def _rebuilt(out: Instruction, operands: Sequence[Instruction]) -> Instruction:
     """The pointwise `out` on operands of other dims."""
-    return instr(out.op, tuple(operands), out.shape.with_dims(operands[0].shape.dims), **dict(out.attrs))
+    return instr(
+        out.op, tuple(operands), out.shape.with_dims(operands[0].shape.dims), **dict(out.attrs)
+    )
 
 
 def equal_dims(out: Instruction) -> bool:
@@ -36,7 +43,9 @@ def equal_dims(out: Instruction) -> bool:
 
 def pointwise_of_broadcasts(out: Instruction) -> Instruction | None:
     """f(broadcast(x), broadcast(y)) -> broadcast(f(x, y)) when both repeat along the same dimensions"""
-    first = next((o for o in out.operands if o.op == "broadcast" and o.operands[0].shape.rank), None)
+    first = next(
+        (o for o in out.operands if o.op == "broadcast" and o.operands[0].shape.rank), None
+    )
     if first is None:
         return None
     dimensions, dims = first["dimensions"], first.operands[0].shape.dims
@@ -53,7 +62,11 @@ def pointwise_of_broadcasts(out: Instruction) -> Instruction | None:
 
 def pointwise_of_scalars(out: Instruction) -> Instruction | None:
     """f(broadcast(scalar), broadcast(scalar)) -> broadcast(f(scalar, scalar))"""
-    if not out.operands or not out.shape.rank or any(o.op != "broadcast" or o.operands[0].shape.rank for o in out.operands):
+    if (
+        not out.operands
+        or not out.shape.rank
+        or any(o.op != "broadcast" or o.operands[0].shape.rank for o in out.operands)
+    ):
         return None
     return h.broadcast(_rebuilt(out, [o.operands[0] for o in out.operands]), out.shape.dims, ())
 
@@ -72,7 +85,9 @@ def _with_dims(o: Instruction, dims: tuple[Size, ...]) -> Instruction | None:
         x, fill = o.operands
         kept = [d for d, n in enumerate(o.shape.dims) if n != 1 or any(o["padding"][d])]
         if tuple(o.shape.dims[d] for d in kept) == dims:
-            return h.pad(h.reshape(x, [x.shape.dims[d] for d in kept]), fill, [o["padding"][d] for d in kept])
+            return h.pad(
+                h.reshape(x, [x.shape.dims[d] for d in kept]), fill, [o["padding"][d] for d in kept]
+            )
     return None
 
 
@@ -102,7 +117,12 @@ def pointwise_of_transposes(out: Instruction) -> Instruction | None:
     return None if any(o is None for o in operands) else h.transpose(_rebuilt(out, operands), perm)
 
 
-_OUTWARD = (("broadcast", pointwise_of_scalars), ("broadcast", pointwise_of_broadcasts), ("reshape", pointwise_of_reshapes), ("transpose", pointwise_of_transposes))
+_OUTWARD = (
+    ("broadcast", pointwise_of_scalars),
+    ("broadcast", pointwise_of_broadcasts),
+    ("reshape", pointwise_of_reshapes),
+    ("transpose", pointwise_of_transposes),
+)
 
 
 def pointwise_of_moves(out: Instruction) -> Instruction | None:
@@ -114,14 +134,20 @@ def pointwise_of_moves(out: Instruction) -> Instruction | None:
     return next((y for move in moves if (y := move(out)) is not None), None)
 
 
-MOST_TURNED = 32  # instructions made of iotas and broadcasts that are written again in another order
+MOST_TURNED = (
+    32  # instructions made of iotas and broadcasts that are written again in another order
+)
 
 
-def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dict) -> Instruction | None:
+def _turned(
+    o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dict
+) -> Instruction | None:
     """The array whose transpose by `perm` is `o`, where nothing large in memory has to be moved for it; None elsewhere. `done`: what was found already."""
     if (o, perm) in done:
         return done[o, perm]
-    found = done[o, perm] = None  # counted before its operands are: a chain of residual sums is as long as the model is deep
+    found = done[o, perm] = (
+        None  # counted before its operands are: a chain of residual sums is as long as the model is deep
+    )
     if o.op == "transpose" and o["dimensions"] == perm:
         found = o.operands[0]
     elif o.op == "broadcast" and o.operands[0].shape.rank < o.shape.rank:
@@ -136,7 +162,11 @@ def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dic
         part = _turned(o.operands[0], perm, before(o.operands[0].shape.dims, perm), done)
         found = None if part is None else h.pad(part, o.operands[1], before(o["padding"], perm))
     elif o.op == "reshape":
-        found = _turned_ones(o, perm, dims) if o.operands[0].op == "transpose" else _turned_reshape(o, perm, dims, done)
+        found = (
+            _turned_ones(o, perm, dims)
+            if o.operands[0].op == "transpose"
+            else _turned_reshape(o, perm, dims, done)
+        )
     elif o.op in _POINTWISE and equal_dims(o) and len(done) < MOST_TURNED:
         parts: list[Instruction] = []
         for x in o.operands:
@@ -149,14 +179,21 @@ def _turned(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dic
     return found
 
 
-def _turned_reshape(o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dict) -> Instruction | None:
+def _turned_reshape(
+    o: Instruction, perm: Sequence[int], dims: Sequence[Size], done: dict
+) -> Instruction | None:
     """A reshape of what can be turned, if the dimensions that it splits or joins stay neighbours (groups of channels)."""
     x = o.operands[0]
     split = groups(x.shape.dims, o.shape.dims)
-    if split is None or any(not left or not right or any(perm[b] != perm[a] + 1 for a, b in zip(right, right[1:])) for left, right in split):
+    if split is None or any(
+        not left or not right or any(perm[b] != perm[a] + 1 for a, b in zip(right, right[1:]))
+        for left, right in split
+    ):
         return None
     order = [d for left, _ in sorted(split, key=lambda run: perm[run[1][0]]) for d in left]
-    part = _turned(x, tuple(order.index(d) for d in range(len(order))), [x.shape.dims[d] for d in order], done)
+    part = _turned(
+        x, tuple(order.index(d) for d in range(len(order))), [x.shape.dims[d] for d in order], done
+    )
     return None if part is None else h.reshape(part, dims)
 
 
@@ -171,17 +208,31 @@ def _turned_ones(o: Instruction, perm: Sequence[int], dims: Sequence[Size]) -> I
     return h.reshape(x, dims) if order == sorted(order) else None
 
 
-def _turned_scatter(o: Instruction, perm: Sequence[int], dims: Sequence[Size]) -> Instruction | None:
+def _turned_scatter(
+    o: Instruction, perm: Sequence[int], dims: Sequence[Size]
+) -> Instruction | None:
     """Elements scattered into a uniform array (the gradient of a maximum over positions), scattered into the turned one."""
-    if o.shape.is_tuple or o["update_window_dims"] or o.operands[0].op != "broadcast" or o.operands[0].operands[0].shape.rank:
+    if (
+        o.shape.is_tuple
+        or o["update_window_dims"]
+        or o.operands[0].op != "broadcast"
+        or o.operands[0].operands[0].shape.rank
+    ):
         return None
     names = ("inserted_window_dims", "scatter_dims_to_operand_dims", "input_batching_dims")
     places = {name: tuple(perm[d] for d in o.get(name) or ()) for name in names}
     if list(batch := places["input_batching_dims"]) != sorted(batch):
         return None
     places["inserted_window_dims"] = tuple(sorted(places["inserted_window_dims"]))
-    attrs = dict(o.attrs) | {name: value for name, value in places.items() if o.get(name) is not None}
-    return instr("scatter", (h.broadcast(o.operands[0].operands[0], dims, ()), *o.operands[1:]), o.shape.with_dims(tuple(dims)), **attrs)
+    attrs = dict(o.attrs) | {
+        name: value for name, value in places.items() if o.get(name) is not None
+    }
+    return instr(
+        "scatter",
+        (h.broadcast(o.operands[0].operands[0], dims, ()), *o.operands[1:]),
+        o.shape.with_dims(tuple(dims)),
+        **attrs,
+    )
 
 
 def before(values: Sequence, perm: Sequence[int]) -> tuple:
@@ -210,7 +261,10 @@ def window_of_transpose(out: Instruction) -> Instruction | None:
     window = before(out["window"], perm)
     if wants_channels_last(out) and not window[-1].is_trivial:
         return None
-    return h.transpose(instr("reduce-window", (x.operands[0], *inits), window=window, to_apply=out["to_apply"]), perm)
+    return h.transpose(
+        instr("reduce-window", (x.operands[0], *inits), window=window, to_apply=out["to_apply"]),
+        perm,
+    )
 
 
 def gradient_of_transpose(out: Instruction) -> Instruction | None:
@@ -222,7 +276,12 @@ def gradient_of_transpose(out: Instruction) -> Instruction | None:
         return None
     inverse = [perm.index(d) for d in range(len(perm))]
     attrs = dict(out.attrs) | {"window": window}
-    return h.transpose(instr("select-and-scatter", (turned.operands[0], h.transpose(source, inverse), init), **attrs), perm)
+    return h.transpose(
+        instr(
+            "select-and-scatter", (turned.operands[0], h.transpose(source, inverse), init), **attrs
+        ),
+        perm,
+    )
 
 
 def reverse_of_transpose(out: Instruction) -> Instruction:
@@ -244,9 +303,20 @@ def _taken(out: Instruction) -> int | None:
     at = out["start_index_map"]
     whole = [1 if d in at else n for d, n in enumerate(x.shape.dims)]
     others = tuple(d for d in range(out.shape.rank) if d not in at)
-    if len(at) != 1 or indices.shape.rank != 1 or out.get("operand_batching_dims") or out["collapsed_slice_dims"] != at:
+    if (
+        len(at) != 1
+        or indices.shape.rank != 1
+        or out.get("operand_batching_dims")
+        or out["collapsed_slice_dims"] != at
+    ):
         return None
-    return at[0] if list(out["slice_sizes"]) == whole and out["offset_dims"] == others and out["index_vector_dim"] == 1 else None
+    return (
+        at[0]
+        if list(out["slice_sizes"]) == whole
+        and out["offset_dims"] == others
+        and out["index_vector_dim"] == 1
+        else None
+    )
 
 
 def take_of_transpose(out: Instruction) -> Instruction | None:
@@ -274,14 +344,31 @@ def without_ones(out: Instruction) -> Instruction | None:
     if out.op == "opt-barrier":
         return h.reshape(h.opt_barrier(x), out.shape.dims)
     if out.op == "reduce-window":
-        idle = len(out.operands) == 2 and all(w.is_trivial for d, w in enumerate(out["window"]) if d not in kept)
-        inner = instr("reduce-window", (x, out.operands[1]), window=tuple(out["window"][d] for d in kept), to_apply=out["to_apply"]) if idle else None
+        idle = len(out.operands) == 2 and all(
+            w.is_trivial for d, w in enumerate(out["window"]) if d not in kept
+        )
+        inner = (
+            instr(
+                "reduce-window",
+                (x, out.operands[1]),
+                window=tuple(out["window"][d] for d in kept),
+                to_apply=out["to_apply"],
+            )
+            if idle
+            else None
+        )
         return None if inner is None else h.reshape(inner, out.shape.dims)
     if out.op == "reverse":
-        return h.reshape(h.reverse(x, [kept.index(d) for d in out["dimensions"] if d in kept]), out.shape.dims)
+        return h.reshape(
+            h.reverse(x, [kept.index(d) for d in out["dimensions"] if d in kept]), out.shape.dims
+        )
     if out.op == "pad":
         idle = not any(any(edges) for d, edges in enumerate(out["padding"]) if d not in kept)
-        return h.reshape(h.pad(x, out.operands[1], [out["padding"][d] for d in kept]), out.shape.dims) if idle else None
+        return (
+            h.reshape(h.pad(x, out.operands[1], [out["padding"][d] for d in kept]), out.shape.dims)
+            if idle
+            else None
+        )
     at = _taken(out)
     if at not in kept:
         return None
@@ -298,7 +385,11 @@ def reshape_of_transpose(out: Instruction) -> Instruction | None:
     turned = out.operands[0]
     x, perm = turned.operands[0], turned["dimensions"]
     split = groups(turned.shape.dims, out.shape.dims)
-    if split is None or any(not left or not right for left, right in split) or any(n == 1 for n in out.shape.dims):  # see transpose_ones
+    if (
+        split is None
+        or any(not left or not right for left, right in split)
+        or any(n == 1 for n in out.shape.dims)
+    ):  # see transpose_ones
         return None
     if any(perm[b] != perm[a] + 1 for left, _ in split for a, b in zip(left, left[1:])):
         return None
@@ -316,7 +407,7 @@ def repeat_of_transpose(out: Instruction) -> Instruction | None:
     at, dims, perm = spread["dimensions"], spread.shape.dims, turned["dimensions"]
     if not at or at[0] != 0 or len(out.shape.dims) != len(at) or list(at) != sorted(at):
         return None
-    repeats = [dims[a + 1:b] for a, b in zip(at, (*at[1:], len(dims)))]
+    repeats = [dims[a + 1 : b] for a, b in zip(at, (*at[1:], len(dims)))]
     sizes = [dims[a] * product(r) for a, r in zip(at, repeats)]
     if tuple(sizes) != out.shape.dims or any(dims[a] != n for a, n in zip(at, turned.shape.dims)):
         return None
@@ -348,9 +439,17 @@ def concatenate_without_ones(out: Instruction) -> Instruction | None:
     axis = out["dimensions"][0]
     kept = [d for d, n in enumerate(out.shape.dims) if n != 1 or d == axis]
     parts = [tuple(o.shape.dims[d] for d in kept) for o in out.operands]
-    if not any(o.op == "reshape" and o.operands[0].op == "transpose" and o.operands[0].shape.dims == dims for o, dims in zip(out.operands, parts)):
+    if not any(
+        o.op == "reshape" and o.operands[0].op == "transpose" and o.operands[0].shape.dims == dims
+        for o, dims in zip(out.operands, parts)
+    ):
         return None
-    return h.reshape(h.concatenate([h.reshape(o, dims) for o, dims in zip(out.operands, parts)], kept.index(axis)), out.shape.dims)
+    return h.reshape(
+        h.concatenate(
+            [h.reshape(o, dims) for o, dims in zip(out.operands, parts)], kept.index(axis)
+        ),
+        out.shape.dims,
+    )
 
 
 def reduce_of_transposes(out: Instruction) -> Instruction | None:
@@ -367,10 +466,16 @@ def reduce_of_transposes(out: Instruction) -> Instruction | None:
     turned = [_turned(o, perm, first.operands[0].shape.dims, {}) for o in out.operands[:n]]
     if any(o is None for o in turned):
         return None
-    reduced = instr("reduce", (*turned, *out.operands[n:]), dimensions=tuple(before), to_apply=out["to_apply"])
+    reduced = instr(
+        "reduce", (*turned, *out.operands[n:]), dimensions=tuple(before), to_apply=out["to_apply"]
+    )
     if n == 1:
         return h.transpose(reduced, order)
-    return reduced if order == sorted(order) else h.tuple_(*(h.transpose(h.get_tuple_element(reduced, i), order) for i in range(n)))
+    return (
+        reduced
+        if order == sorted(order)
+        else h.tuple_(*(h.transpose(h.get_tuple_element(reduced, i), order) for i in range(n)))
+    )
 
 
 def reduce_of_reshapes(out: Instruction) -> Instruction | None:
@@ -390,21 +495,35 @@ def reduce_of_reshapes(out: Instruction) -> Instruction | None:
         before += [d for d in left if x.shape.dims[d] != 1]
     if not before:
         return None
-    reduced = instr("reduce", (x, out.operands[1]), dimensions=tuple(before), to_apply=out["to_apply"])
+    reduced = instr(
+        "reduce", (x, out.operands[1]), dimensions=tuple(before), to_apply=out["to_apply"]
+    )
     return h.reshape(reduced, out.shape.dims)
 
 
 def reduce_of_broadcast(out: Instruction) -> Instruction | None:
     """maximum over repeated dimensions (also minimum, and, or) -> the value itself"""
     first = out.operands[0]
-    if len(out.operands) != 2 or first.op != "broadcast" or out["to_apply"].root.op not in ("maximum", "minimum", "and", "or"):
+    if (
+        len(out.operands) != 2
+        or first.op != "broadcast"
+        or out["to_apply"].root.op not in ("maximum", "minimum", "and", "or")
+    ):
         return None
     root, params = out["to_apply"].root, out["to_apply"].params
     idle = [d for d in out["dimensions"] if d not in first["dimensions"]]
-    if not idle or set(root.operands) != set(params) or any(isinstance(s, Dim) or s == 0 for s in first.shape.dims):
+    if (
+        not idle
+        or set(root.operands) != set(params)
+        or any(isinstance(s, Dim) or s == 0 for s in first.shape.dims)
+    ):
         return None
     kept = [d for d in range(first.shape.rank) if d not in idle]
-    smaller = h.broadcast(first.operands[0], [first.shape.dims[d] for d in kept], [kept.index(d) for d in first["dimensions"]])
+    smaller = h.broadcast(
+        first.operands[0],
+        [first.shape.dims[d] for d in kept],
+        [kept.index(d) for d in first["dimensions"]],
+    )
     rest = tuple(kept.index(d) for d in out["dimensions"] if d not in idle)
     return instr("reduce", (smaller, out.operands[1]), dimensions=rest, to_apply=out["to_apply"])
 

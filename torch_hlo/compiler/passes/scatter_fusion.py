@@ -7,6 +7,7 @@
 The messages of a graph network, or the gradients of a table, are then not written to memory first; and gradients of tables of one size are no
 copies of one array of zeros. Each update is computed once, where it is applied.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.passes import fusion_table as table
@@ -51,7 +52,12 @@ def _replaced(root: Instruction, found: dict[Instruction, Instruction]) -> Instr
         missing = [o for o in y.operands if o not in new]
         if x in new or not missing:
             stack.pop()
-            new.setdefault(x, y if all(new[o] is o for o in y.operands) else replace(y, tuple(new[o] for o in y.operands)))
+            new.setdefault(
+                x,
+                y
+                if all(new[o] is o for o in y.operands)
+                else replace(y, tuple(new[o] for o in y.operands)),
+            )
             carry_meta(x, new[x])
         else:
             stack.extend(reversed(missing))
@@ -77,16 +83,27 @@ def _fused(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Instr
     where = parameter(indices)
     made: dict[Instruction, Instruction] = {}
     for y in inside:  # operands before users
-        made[y] = replace(y, tuple(made[o] if o in made else parameter(o) for o in y.operands)) if y.operands else y
-    inner = instr("scatter", (first, where, made.get(updates) or parameter(updates)), x.shape, **dict(x.attrs))
+        made[y] = (
+            replace(y, tuple(made[o] if o in made else parameter(o) for o in y.operands))
+            if y.operands
+            else y
+        )
+    inner = instr(
+        "scatter", (first, where, made.get(updates) or parameter(updates)), x.shape, **dict(x.attrs)
+    )
     called = Computation("scatter", tuple(inputs.values()), inner)
-    return instr("fusion", tuple(inputs), x.shape, kind="custom", calls=called, backend_config=_CONFIG)
+    return instr(
+        "fusion", tuple(inputs), x.shape, kind="custom", calls=called, backend_config=_CONFIG
+    )
 
 
 def _computed(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> list[Instruction]:
     """What the scatter computes itself: instructions that only its updates need, operands before users."""
     start, indices, updates = x.operands
-    if not all(isinstance(d, int) for o in x.operands for d in o.shape.dims) or updates.shape.kind == "c":
+    if (
+        not all(isinstance(d, int) for o in x.operands for d in o.shape.dims)
+        or updates.shape.kind == "c"
+    ):
         return []
     wide = _is_wide(x)
     chosen: dict[Instruction, None] = {}
@@ -112,4 +129,9 @@ def _is_wide(x: Instruction) -> bool:
     """Whether windows are rows of the result that vectors fit into."""
     rank, last = x.shape.rank, x.operands[2].shape.rank - 1
     dropped = {*x.get("inserted_window_dims", ()), *x.get("input_batching_dims", ())}
-    return rank > 0 and rank - 1 not in dropped and last in x["update_window_dims"] and x.operands[2].shape.dims[last] >= WIDE
+    return (
+        rank > 0
+        and rank - 1 not in dropped
+        and last in x["update_window_dims"]
+        and x.operands[2].shape.dims[last] >= WIDE
+    )

@@ -4,6 +4,7 @@ Two orders are made, depth-first from the root and greedy by bytes freed, and th
 Both run the readers of a donated parameter before the step that overwrites it, when dependencies allow. Collectives run in the order of their
 channels: other devices may run programs that were cut elsewhere, and meet only if everybody keeps the order in which collectives were recorded.
 """
+
 from __future__ import annotations
 
 import heapq
@@ -14,11 +15,15 @@ from torch_hlo.hlo.ir import Computation, Instruction, postorder
 from torch_hlo.hlo.shape import Shape
 
 # Instructions that compute nothing: their value is (part of) an operand's memory.
-VIEWS = frozenset(("reshape", "bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency", "domain"))
+VIEWS = frozenset(
+    ("reshape", "bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency", "domain")
+)
 _NO_STEP = VIEWS | {"parameter", "constant"}
 STARTS = frozenset(("all-reduce-start", "all-gather-start", "collective-permute-start"))
 DONES = frozenset(s.replace("start", "done") for s in STARTS)
-COLLECTIVES = STARTS | frozenset("all-reduce all-gather reduce-scatter all-to-all collective-broadcast collective-permute ragged-all-to-all".split())
+COLLECTIVES = STARTS | frozenset(
+    "all-reduce all-gather reduce-scatter all-to-all collective-broadcast collective-permute ragged-all-to-all".split()
+)
 AHEAD = 12  # steps that a collective may start sooner than memory would have it: its result lives for that much longer
 ASSUMED_SIZE = 64  # value of a symbol when orders are compared
 
@@ -28,7 +33,9 @@ def is_step(x: Instruction) -> bool:
     return x.op not in _NO_STEP
 
 
-def schedule(computation: Computation, aliases: Sequence[tuple[int, int]] = ()) -> list[Instruction]:
+def schedule(
+    computation: Computation, aliases: Sequence[tuple[int, int]] = ()
+) -> list[Instruction]:
     """The steps of `computation` in execution order. `aliases`: (output, parameter) pairs that share memory."""
     order = postorder((*computation.params, computation.root))
     graph = _Graph(computation, order, aliases)
@@ -40,12 +47,20 @@ def schedule(computation: Computation, aliases: Sequence[tuple[int, int]] = ()) 
 class _Graph:
     """Steps with their true and wanted predecessors, by number."""
 
-    def __init__(self, computation: Computation, order: list[Instruction], aliases: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, computation: Computation, order: list[Instruction], aliases: Sequence[tuple[int, int]]
+    ) -> None:
         self.steps = [x for x in order if is_step(x)]
         number = {x: i for i, x in enumerate(self.steps)}
-        base: dict[Instruction, tuple[Instruction, ...]] = {}  # what an instruction's memory is made of: steps and parameters
+        base: dict[
+            Instruction, tuple[Instruction, ...]
+        ] = {}  # what an instruction's memory is made of: steps and parameters
         for x in order:
-            base[x] = (x,) if x.op not in VIEWS else tuple(dict.fromkeys(b for o in x.operands for b in base[o]))
+            base[x] = (
+                (x,)
+                if x.op not in VIEWS
+                else tuple(dict.fromkeys(b for o in x.operands for b in base[o]))
+            )
         self.before: list[list[int]] = []
         readers: dict[Instruction, list[int]] = {}
         for i, x in enumerate(self.steps):
@@ -65,14 +80,23 @@ class _Graph:
                 for writer in base[results[output]]:
                     if writer in number:
                         w = number[writer]
-                        self.wanted[w] += [r for r in readers.get(computation.params[p], ()) if r != w]
+                        self.wanted[w] += [
+                            r for r in readers.get(computation.params[p], ()) if r != w
+                        ]
         self.kept = {number[b] for b in base[root] if b in number}
         self.bytes = [_bytes(x.shape) for x in self.steps]
-        self.must, self.then = self.before, self.users  # what orders steps: data, and channels where those agree with the data
+        self.must, self.then = (
+            self.before,
+            self.users,
+        )  # what orders steps: data, and channels where those agree with the data
         self._order_channels()
 
     def _order_channels(self) -> None:
-        channels = sorted((x.get("channel_id"), i) for i, x in enumerate(self.steps) if x.get("channel_id") is not None and x.op in COLLECTIVES)
+        channels = sorted(
+            (x.get("channel_id"), i)
+            for i, x in enumerate(self.steps)
+            if x.get("channel_id") is not None and x.op in COLLECTIVES
+        )
         if len(channels) < 2:
             return
         must, then = [*map(list, self.before)], [*map(list, self.users)]
@@ -81,7 +105,9 @@ class _Graph:
             then[i].append(j)
         before, after = self.must, self.then
         self.must, self.then = must, then
-        if len(self._topological()) < len(self.steps):  # a program whose channels are numbered against its data flow
+        if len(self._topological()) < len(
+            self.steps
+        ):  # a program whose channels are numbered against its data flow
             self.must, self.then = before, after
 
     def _topological(self) -> list[int]:
@@ -132,14 +158,22 @@ class _Graph:
             i = order[k]
             if self.steps[i].op in DONES:
                 to = k
-                while to + 1 < len(order) and i not in self.must[order[to + 1]] and self.steps[order[to + 1]].op not in DONES:
+                while (
+                    to + 1 < len(order)
+                    and i not in self.must[order[to + 1]]
+                    and self.steps[order[to + 1]].op not in DONES
+                ):
                     to += 1
                 order.insert(to, order.pop(k))
         for k in range(len(order)):
             i = order[k]
             if self.steps[i].op in STARTS:
                 to = k
-                while to > max(k - AHEAD, 0) and order[to - 1] not in self.must[i] and self.steps[order[to - 1]].op not in STARTS:
+                while (
+                    to > max(k - AHEAD, 0)
+                    and order[to - 1] not in self.must[i]
+                    and self.steps[order[to - 1]].op not in STARTS
+                ):
                     to -= 1
                 order.insert(to, order.pop(k))
         return order

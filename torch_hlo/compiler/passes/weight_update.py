@@ -6,6 +6,7 @@ It is an annotation of the whole program, before propagation: the update of ever
 and so is, inside and outside of the program, what only updates read. (Xu et al., Automatic cross-replica sharding of weight update in
 data-parallel training, 2020; stage 1 of ZeRO, Rajbhandari et al., 2020.)
 """
+
 from __future__ import annotations
 
 import math
@@ -14,7 +15,16 @@ from dataclasses import replace as changed
 
 from torch_hlo.compiler.passes.base import Pass
 from torch_hlo.hlo import build as h
-from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, outputs, postorder, replace, users
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    instr,
+    outputs,
+    postorder,
+    replace,
+    users,
+)
 from torch_hlo.hlo.match import carry_meta
 from torch_hlo.hlo.opcodes import OPCODES
 from torch_hlo.hlo.sharding import Axis, DimSharding, Mesh, Sharding, ShardingError
@@ -24,7 +34,11 @@ _STRUCTURE = frozenset(("tuple", "broadcast", "reshape", "copy"))
 
 def weight_update_sharding(axes: Sequence[str]) -> Pass:
     """The pass for the mesh axes that split the batch. Raises ShardingError for axes that the mesh does not have."""
-    return Pass("weight_update_sharding", lambda module: shard_weight_update(module, axes), shard_weight_update.__doc__ or "")
+    return Pass(
+        "weight_update_sharding",
+        lambda module: shard_weight_update(module, axes),
+        shard_weight_update.__doc__ or "",
+    )
 
 
 def shard_weight_update(module: Module, axes: Sequence[str]) -> Module:
@@ -43,40 +57,70 @@ def shard_weight_update(module: Module, axes: Sequence[str]) -> Module:
         if split is None or result.shape != param.shape or result in params:
             continue
         if _only_updates(param, readers):
-            new[param] = instr("parameter", (), param.shape, **{**dict(param.attrs), "sharding": split})
+            new[param] = instr(
+                "parameter", (), param.shape, **{**dict(param.attrs), "sharding": split}
+            )
         else:
             whole[o] = given
-        new[result] = instr(result.op, result.operands, result.shape, **{**dict(result.attrs), "sharding": split})
+        new[result] = instr(
+            result.op, result.operands, result.shape, **{**dict(result.attrs), "sharding": split}
+        )
     if not new:
         return module
     done: dict[Instruction, Instruction] = {}
     for x in postorder((*params, *results)):
         y = new.get(x, x)
-        done[x] = y if not y.operands else replace(y, [done[v] for v in y.operands]) if any(done[v] is not v for v in y.operands) else y
+        done[x] = (
+            y
+            if not y.operands
+            else replace(y, [done[v] for v in y.operands])
+            if any(done[v] is not v for v in y.operands)
+            else y
+        )
         carry_meta(x, done[x])
-    final = [done[r] if o not in whole else h.custom_call("Sharding", (done[r],), r.shape, sharding=whole[o]) for o, r in enumerate(results)]
+    final = [
+        done[r]
+        if o not in whole
+        else h.custom_call("Sharding", (done[r],), r.shape, sharding=whole[o])
+        for o, r in enumerate(results)
+    ]
     root = module.entry.root
     if root.op == "tuple":
         shardings = root.get("sharding")
         if shardings is not None:
-            shardings = tuple(f.get("sharding") if r in new else s for f, r, s in zip(final, results, shardings, strict=True))
-        root = instr("tuple", tuple(final), root.shape, **{**dict(root.attrs), "sharding": shardings})
+            shardings = tuple(
+                f.get("sharding") if r in new else s
+                for f, r, s in zip(final, results, shardings, strict=True)
+            )
+        root = instr(
+            "tuple", tuple(final), root.shape, **{**dict(root.attrs), "sharding": shardings}
+        )
     else:
         (root,) = final
-    return changed(module, entry=Computation(module.entry.name, tuple(done[p] for p in params), root))
+    return changed(
+        module, entry=Computation(module.entry.name, tuple(done[p] for p in params), root)
+    )
 
 
-def _split(mesh: Mesh, given: Sharding, dims: Sequence[int], extra: tuple[Axis, ...]) -> Sharding | None:
+def _split(
+    mesh: Mesh, given: Sharding, dims: Sequence[int], extra: tuple[Axis, ...]
+) -> Sharding | None:
     """`given` with its largest evenly divisible dimension split further; None when an axis is in use or nothing divides."""
     used = (*given.axes, *given.unreduced, *given.manual)
     if not dims or given.maximal is not None or any(a.overlaps(b) for a in extra for b in used):
         return None
     parts = math.prod(a.size for a in extra)
-    blocks = [(n // s.size, d) for d, (n, s) in enumerate(zip(dims, given.dims, strict=True)) if n % (s.size * parts) == 0]
+    blocks = [
+        (n // s.size, d)
+        for d, (n, s) in enumerate(zip(dims, given.dims, strict=True))
+        if n % (s.size * parts) == 0
+    ]
     if not blocks:
         return None
     _, d = max(blocks, key=lambda b: (b[0], -b[1]))
-    return Sharding(mesh, tuple(DimSharding(s.axes + extra) if e == d else s for e, s in enumerate(given.dims)))
+    return Sharding(
+        mesh, tuple(DimSharding(s.axes + extra) if e == d else s for e, s in enumerate(given.dims))
+    )
 
 
 def _only_updates(param: Instruction, readers: dict[Instruction, list[Instruction]]) -> bool:

@@ -3,6 +3,7 @@
 Two steps without conflicts: each window finds the number of the element that it selects, and each element adds up the sources of the windows
 over it that selected it.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -21,10 +22,19 @@ def looked_at(out: Instruction) -> Instruction | None:
     """select-and-scatter with the scatter "add" -> slices, comparisons and sums; None where too many windows overlap, or sizes are symbolic."""
     x, source, init = out.operands
     window, rank = out["window"], out.shape.rank
-    if not all(o.shape.is_static for o in out.operands) or out["scatter"].root.op != "add" or any(w.base_dilation != 1 for w in window):
+    if (
+        not all(o.shape.is_static for o in out.operands)
+        or out["scatter"].root.op != "add"
+        or any(w.base_dilation != 1 for w in window)
+    ):
         return None
     over = [-(-((w.size - 1) * w.window_dilation + 1) // w.stride) for w in window]
-    if math.prod(over) > MOST_WINDOWS or out.shape.size == 0 or source.shape.size == 0 or out.shape.size >= 1 << 31:
+    if (
+        math.prod(over) > MOST_WINDOWS
+        or out.shape.size == 0
+        or source.shape.size == 0
+        or out.shape.size >= 1 << 31
+    ):
         return None
 
     def tap(v: Instruction, outside, offsets) -> Instruction:
@@ -32,19 +42,30 @@ def looked_at(out: Instruction) -> Instruction | None:
         edges = [(w.pad_low, w.pad_high, 0) for w in window]
         starts = [o * w.window_dilation for o, w in zip(offsets, window)]
         limits = [s + (n - 1) * w.stride + 1 for s, n, w in zip(starts, source.shape.dims, window)]
-        return h.slice_(h.pad(v, h.constant(outside, v.shape.dtype), edges), starts, limits, [w.stride for w in window])
+        return h.slice_(
+            h.pad(v, h.constant(outside, v.shape.dtype), edges),
+            starts,
+            limits,
+            [w.stride for w in window],
+        )
 
     number = h.reshape(h.iota("s32", (out.shape.size,), 0), out.shape.dims)
     best, chosen = h.full(0, x.shape.dtype, source.shape.dims), h.full(-1, "s32", source.shape.dims)
     none = h.full_like(chosen, 0)
     for offsets in itertools.product(*(range(w.size) for w in window)):
         value, at = tap(x, 0, offsets), tap(number, -1, offsets)
-        keeps = h.or_(h.compare(at, none, "LT"), h.and_(lift(out["select"], (best, value)), h.compare(chosen, none, "GE")))
+        keeps = h.or_(
+            h.compare(at, none, "LT"),
+            h.and_(lift(out["select"], (best, value)), h.compare(chosen, none, "GE")),
+        )
         best, chosen = h.select(keeps, best, value), h.select(keeps, chosen, at)
     # The last window that starts at or before the last element, and windows before the first that `back` would reach.
     last = [(n - 1 + w.pad_low) // w.stride for n, w in zip(out.shape.dims, window)]
     edges = [(o - 1, max(0, q + 1 - n), 0) for o, q, n in zip(over, last, source.shape.dims)]
-    padded = h.pad(chosen, h.constant(-1, "s32"), edges), h.pad(source, h.constant(0, source.shape.dtype), edges)
+    padded = (
+        h.pad(chosen, h.constant(-1, "s32"), edges),
+        h.pad(source, h.constant(0, source.shape.dtype), edges),
+    )
     total = h.broadcast(init, out.shape.dims, ())
     for back in itertools.product(*(range(o) for o in over)):
         starts = [o - 1 - b for o, b in zip(over, back)]
@@ -53,11 +74,21 @@ def looked_at(out: Instruction) -> Instruction | None:
             """For each element the value of the window (position + padding) / stride - back."""
             v = h.slice_(v, starts, [s + q + 1 for s, q in zip(starts, last)])
             dims = [n for q, w in zip(last, window) for n in (q + 1, w.stride)]
-            v = h.reshape(h.broadcast(v, dims, range(0, 2 * rank, 2)), [(q + 1) * w.stride for q, w in zip(last, window)])
-            return h.slice_(v, [w.pad_low for w in window], [w.pad_low + n for w, n in zip(window, out.shape.dims)])
+            v = h.reshape(
+                h.broadcast(v, dims, range(0, 2 * rank, 2)),
+                [(q + 1) * w.stride for q, w in zip(last, window)],
+            )
+            return h.slice_(
+                v,
+                [w.pad_low for w in window],
+                [w.pad_low + n for w, n in zip(window, out.shape.dims)],
+            )
 
         values = spread(padded[1])
-        total = h.add(total, h.select(h.compare(spread(padded[0]), number, "EQ"), values, h.full_like(values, 0)))
+        total = h.add(
+            total,
+            h.select(h.compare(spread(padded[0]), number, "EQ"), values, h.full_like(values, 0)),
+        )
     return total
 
 

@@ -3,6 +3,7 @@
 The products run beside the threads, so an execution one by one cannot see it; this looks at the code instead: a forward data flow over registers.
 `mov` renames: assemblers put copies between products, and know what to wait for.
 """
+
 from __future__ import annotations
 
 from torch_hlo.device.ptx.syntax import Instruction, Reg, Vec
@@ -28,7 +29,14 @@ def check(code: Code, blocks: list[tuple[int, int, tuple[int, ...]]]) -> None:
             _step(code, x, facts)
         for s in successors:
             old = entry[s]
-            new = dict(facts) if old is None else {r: min(facts.get(r, old.get(r, 1 << 30)), old.get(r, facts.get(r, 1 << 30))) for r in facts.keys() | old.keys()}
+            new = (
+                dict(facts)
+                if old is None
+                else {
+                    r: min(facts.get(r, old.get(r, 1 << 30)), old.get(r, facts.get(r, 1 << 30)))
+                    for r in facts.keys() | old.keys()
+                }
+            )
             if new != old:
                 entry[s] = new
                 work.append(s)
@@ -43,7 +51,12 @@ def _registers(operand) -> list[str]:
 def _step(code: Code, x: Instruction, facts: Facts) -> None:
     if x.opcode == "wgmma":
         return _product(code, x, facts)
-    if x.opcode == "mov" and isinstance(x.operands[0], Reg) and isinstance(x.operands[1], Reg) and x.guard is None:
+    if (
+        x.opcode == "mov"
+        and isinstance(x.operands[0], Reg)
+        and isinstance(x.operands[1], Reg)
+        and x.guard is None
+    ):
         target, source = x.operands[0].name, x.operands[1].name
         facts[target] = facts.get(source, _UNFENCED)
         return
@@ -51,7 +64,10 @@ def _step(code: Code, x: Instruction, facts: Facts) -> None:
     for name in code.uses(x):
         if facts.get(name, _UNFENCED) >= 0:
             verb = "writes" if name in written else "reads"
-            raise code.fail(x, f"{verb} {name}, which wgmma.mma_async is still working on: no wgmma.wait_group since")
+            raise code.fail(
+                x,
+                f"{verb} {name}, which wgmma.mma_async is still working on: no wgmma.wait_group since",
+            )
     for name in written:
         facts[name] = _UNFENCED
 
@@ -71,7 +87,9 @@ def _product(code: Code, x: Instruction, facts: Facts) -> None:
             del facts[name]  # the thread may read it; a product may go on with it
     else:
         accumulators = _registers(x.operands[0])
-        for name in accumulators + (_registers(x.operands[1]) if isinstance(x.operands[1], Vec) else []):
+        for name in accumulators + (
+            _registers(x.operands[1]) if isinstance(x.operands[1], Vec) else []
+        ):
             if facts.get(name) == _UNFENCED:
                 raise code.fail(x, f"{name} was written without a wgmma.fence since")
         for name in accumulators:

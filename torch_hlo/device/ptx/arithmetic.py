@@ -1,4 +1,5 @@
 """Integers, bits and predicates (PTX ISA, sections 9.7.1, 9.7.2, 9.7.6, 9.7.8)."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,7 +15,9 @@ _WIDE = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 U32 = np.uint32
 
 
-def simple(code: Code, x: Instruction, function: Callable, kind: str, kinds: tuple[str, ...] = ()) -> Run:
+def simple(
+    code: Code, x: Instruction, function: Callable, kind: str, kinds: tuple[str, ...] = ()
+) -> Run:
     """`d = function(a, b, …)` with operands of `kinds`, or all of the result's kind."""
     write = code.write(x, 0, kind)
     reads = [code.read(x, i + 1, k) for i, k in enumerate(kinds or (kind,) * (len(x.operands) - 1))]
@@ -53,7 +56,9 @@ def multiply(code: Code, x: Instruction) -> Run:
     if not part or not result:
         raise code.fail(x, "no such product")
     wide = NUMPY[result]
-    product = {"lo": np.multiply, "hi": high, "wide": lambda a, b: a.astype(wide) * b.astype(wide)}[part]
+    product = {"lo": np.multiply, "hi": high, "wide": lambda a, b: a.astype(wide) * b.astype(wide)}[
+        part
+    ]
     if x.opcode == "mul":
         return simple(code, x, product, result, (kind, kind))
     return simple(code, x, lambda a, b, c: product(a, b) + c, result, (kind, kind, result))
@@ -64,7 +69,9 @@ def multiply24(code: Code, x: Instruction) -> Run:
     _, kind = code.modifiers(x, "lo", ("u32", "s32"))
     by = NUMPY[kind].type(8)
     product = lambda a, b: ((a << by) >> by) * ((b << by) >> by)  # noqa: E731
-    return simple(code, x, product if x.opcode == "mul24" else lambda a, b, c: product(a, b) + c, kind)
+    return simple(
+        code, x, product if x.opcode == "mul24" else lambda a, b, c: product(a, b) + c, kind
+    )
 
 
 # -- division ---------------------------------------------------------------------------------------------------------------
@@ -75,7 +82,11 @@ def quotient(a, b):
     q = a // safe
     if a.dtype.kind == "i":
         q = q + ((q < 0) & (q * safe != a))
-    return _scalar(np.where(zero, a.dtype.type(-1) if a.dtype.kind == "i" else np.iinfo(a.dtype).max, q).astype(a.dtype))
+    return _scalar(
+        np.where(
+            zero, a.dtype.type(-1) if a.dtype.kind == "i" else np.iinfo(a.dtype).max, q
+        ).astype(a.dtype)
+    )
 
 
 def remainder(a, b):
@@ -107,13 +118,26 @@ def integer(code: Code, x: Instruction) -> Run:
         return floats.arithmetic(code, x)
     if x.modifiers[:-1] == ("sat",) and kind == "s32" and x.opcode in ("add", "sub"):
         wide = {"add": np.add, "sub": np.subtract}[x.opcode]
-        return simple(code, x, lambda a, b: np.clip(wide(a.astype(np.int64), b.astype(np.int64)), -(1 << 31), (1 << 31) - 1).astype(np.int32), kind)
+        return simple(
+            code,
+            x,
+            lambda a, b: np.clip(
+                wide(a.astype(np.int64), b.astype(np.int64)), -(1 << 31), (1 << 31) - 1
+            ).astype(np.int32),
+            kind,
+        )
     code.modifiers(x, INTEGERS)
     return simple(code, x, _INTEGER[x.opcode], kind)
 
 
 # -- bits ---------------------------------------------------------------------------------------------------------------------
-_LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "cnot": lambda a: (a == 0).astype(a.dtype)}
+_LOGIC = {
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "cnot": lambda a: (a == 0).astype(a.dtype),
+}
 
 
 @instruction(*_LOGIC)
@@ -137,7 +161,11 @@ def funnel(code: Code, x: Instruction) -> Run:
     most = np.uint64(32)
 
     def shifted(low, upper, n):
-        n = (n & U32(31)).astype(np.uint64) if clamp == "wrap" else np.minimum(n, U32(32)).astype(np.uint64)
+        n = (
+            (n & U32(31)).astype(np.uint64)
+            if clamp == "wrap"
+            else np.minimum(n, U32(32)).astype(np.uint64)
+        )
         both = upper.astype(np.uint64) << most | low
         return ((both << n) >> most if left == "l" else both >> n).astype(np.uint32)
 
@@ -176,13 +204,25 @@ def count(code: Code, x: Instruction) -> Run:
         def find(a):
             raw = a.view(UNSIGNED[a.dtype.itemsize])
             z = leading_zeros(_scalar(np.where(a < 0, ~raw, raw)) if a.dtype.kind == "i" else raw)
-            return _scalar(np.where(z == 8 * a.dtype.itemsize, U32(0xFFFFFFFF), z if amount else U32(8 * a.dtype.itemsize - 1) - z).astype(np.uint32))
+            return _scalar(
+                np.where(
+                    z == 8 * a.dtype.itemsize,
+                    U32(0xFFFFFFFF),
+                    z if amount else U32(8 * a.dtype.itemsize - 1) - z,
+                ).astype(np.uint32)
+            )
 
         return simple(code, x, find, "u32", (kind,))
     (kind,) = code.modifiers(x, ("b32", "b64"))
     if x.opcode == "brev":
         return simple(code, x, reversed_bits, kind)
-    return simple(code, x, leading_zeros if x.opcode == "clz" else lambda a: np.bitwise_count(a).astype(np.uint32), "u32", (kind,))
+    return simple(
+        code,
+        x,
+        leading_zeros if x.opcode == "clz" else lambda a: np.bitwise_count(a).astype(np.uint32),
+        "u32",
+        (kind,),
+    )
 
 
 @instruction("bfe")
@@ -195,13 +235,21 @@ def extract(code: Code, x: Instruction) -> Run:
         pos, length = pos & U32(255), length & U32(255)
         raw = a.view(unsigned)
         n = np.minimum(length, U32(width))
-        mask = np.where(n == width, ~unsigned.type(0), (unsigned.type(1) << n.astype(unsigned)) - unsigned.type(1))
+        mask = np.where(
+            n == width,
+            ~unsigned.type(0),
+            (unsigned.type(1) << n.astype(unsigned)) - unsigned.type(1),
+        )
         got = (raw >> pos.astype(unsigned)) & mask
         if kind[0] == "s":
             at = np.minimum(pos + length - U32(1), U32(width - 1)).astype(unsigned)
             sign = (raw >> at & unsigned.type(1) != 0) & (length != 0)
             have = np.clip(width - pos.astype(np.int64), 0, n)  # bits of the field that exist
-            fill = np.where(have == width, unsigned.type(0), ~((unsigned.type(1) << have.astype(unsigned)) - unsigned.type(1)))
+            fill = np.where(
+                have == width,
+                unsigned.type(0),
+                ~((unsigned.type(1) << have.astype(unsigned)) - unsigned.type(1)),
+            )
             got = np.where(sign, got | fill, got)
         return _scalar(np.asarray(got, unsigned)).view(a.dtype)
 
@@ -214,8 +262,14 @@ def insert(code: Code, x: Instruction) -> Run:
     width, dtype = 8 * SIZES[kind], NUMPY[kind]
 
     def field(a, b, pos, length):
-        pos, length = (pos & U32(255)).astype(dtype), np.minimum(length & U32(255), U32(width)).astype(dtype)
-        mask = np.where(length == width, ~dtype.type(0), (dtype.type(1) << length) - dtype.type(1)) << pos
+        pos, length = (
+            (pos & U32(255)).astype(dtype),
+            np.minimum(length & U32(255), U32(width)).astype(dtype),
+        )
+        mask = (
+            np.where(length == width, ~dtype.type(0), (dtype.type(1) << length) - dtype.type(1))
+            << pos
+        )
         return _scalar(np.asarray((b & ~mask) | ((a << pos) & mask), dtype))
 
     return simple(code, x, field, kind, (kind, kind, "u32", "u32"))
@@ -230,7 +284,14 @@ def mask(code: Code, x: Instruction) -> Run:
         return (v & U32(31) if mode == "wrap" else np.minimum(v, U32(32))).astype(np.uint64)
 
     if x.opcode == "bmsk":
-        return simple(code, x, lambda a, b: ((((np.uint64(1) << limited(b)) - np.uint64(1)) << limited(a)) & ones).astype(np.uint32), "b32")
+        return simple(
+            code,
+            x,
+            lambda a, b: (
+                (((np.uint64(1) << limited(b)) - np.uint64(1)) << limited(a)) & ones
+            ).astype(np.uint32),
+            "b32",
+        )
 
     def extend(a, n):
         by = np.uint64(64) - limited(n)
@@ -270,7 +331,9 @@ def permute(code: Code, x: Instruction) -> Run:
         result = np.uint32(0)
         for i in range(4):
             nibble = c >> four * U32(i) & U32(15)
-            byte = (both >> ((nibble.astype(np.uint64) & seven) * eight) & np.uint64(255)).astype(np.uint32)
+            byte = (both >> ((nibble.astype(np.uint64) & seven) * eight) & np.uint64(255)).astype(
+                np.uint32
+            )
             byte = np.where(nibble & U32(8), np.where(byte & U32(128), U32(255), U32(0)), byte)
             result = result | byte.astype(np.uint32) << U32(8 * i)
         return _scalar(np.asarray(result, np.uint32))
@@ -284,10 +347,19 @@ def dot4(code: Code, x: Instruction) -> Run:
     types = {"u32": np.uint8, "s32": np.int8}
 
     def product(a, b, c):
-        parts = [np.ascontiguousarray(v).reshape(-1, 1).view(types[k]).astype(np.int32) for v, k in ((a, a_kind), (b, b_kind))]
+        parts = [
+            np.ascontiguousarray(v).reshape(-1, 1).view(types[k]).astype(np.int32)
+            for v, k in ((a, a_kind), (b, b_kind))
+        ]
         return c + (parts[0] * parts[1]).sum(axis=1, dtype=np.int32).astype(c.dtype)
 
-    return simple(code, x, product, "u32" if x.modifiers == ("u32", "u32") else "s32", (a_kind, b_kind, "u32" if x.modifiers == ("u32", "u32") else "s32"))
+    return simple(
+        code,
+        x,
+        product,
+        "u32" if x.modifiers == ("u32", "u32") else "s32",
+        (a_kind, b_kind, "u32" if x.modifiers == ("u32", "u32") else "s32"),
+    )
 
 
 # -- comparison -----------------------------------------------------------------------------------------------------------------
@@ -295,7 +367,13 @@ def _unordered(compare: Callable) -> Callable:
     return lambda a, b: compare(a, b) | np.isnan(a) | np.isnan(b)
 
 
-_ORDERED = {"eq": np.equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+_ORDERED = {
+    "eq": np.equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
 _UNSIGNED = {"lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
 COMPARE = {
     "int": {**_ORDERED, **_UNSIGNED, "ne": np.not_equal},
@@ -314,13 +392,32 @@ def compare(code: Code, x: Instruction) -> Run:
     family = "int" if kind in (*INTEGERS, "b16", "b32", "b64") else "float"
     test = COMPARE[family].get(modifiers[0])
     combine = _COMBINE.get(modifiers[1]) if len(modifiers) == 3 else None
-    if test is None or len(modifiers) == 3 and combine is None or len(modifiers) > 3 or kind in ("f16x2", "bf16x2"):
+    if (
+        test is None
+        or len(modifiers) == 3
+        and combine is None
+        or len(modifiers) > 3
+        or kind in ("f16x2", "bf16x2")
+    ):
         raise code.fail(x, "no such comparison")
-    (a, b), ftz = [floats.decoded(code, x, i, kind) if family == "float" else code.read(x, i, kind) for i in (1, 2)], "ftz" in x.modifiers and kind == "f32"
+    (a, b), ftz = (
+        [
+            floats.decoded(code, x, i, kind) if family == "float" else code.read(x, i, kind)
+            for i in (1, 2)
+        ],
+        "ftz" in x.modifiers and kind == "f32",
+    )
     third = code.read(x, 3, "pred") if combine else None
     targets = code.items(x, 0)
     writes = [code.write(x, t, "pred" if result == "pred" else result) for t in targets]
-    true = {"u32": np.uint32(0xFFFFFFFF), "s32": np.int32(-1), "f32": np.float32(1), "u16": np.uint16(0xFFFF), "s16": np.int16(-1), "f16": np.float16(1)}.get(result)
+    true = {
+        "u32": np.uint32(0xFFFFFFFF),
+        "s32": np.int32(-1),
+        "f32": np.float32(1),
+        "u16": np.uint16(0xFFFF),
+        "s16": np.int16(-1),
+        "f16": np.float16(1),
+    }.get(result)
 
     def run(frame):
         u, v = a(frame), b(frame)
@@ -331,7 +428,10 @@ def compare(code: Code, x: Instruction) -> Run:
         for write, answer in zip(writes, answers, strict=True):
             if combine:
                 answer = combine(answer, third(frame))
-            write(frame, answer if result == "pred" else _scalar(np.where(answer, true, true.dtype.type(0))))
+            write(
+                frame,
+                answer if result == "pred" else _scalar(np.where(answer, true, true.dtype.type(0))),
+            )
 
     return run
 
@@ -345,4 +445,10 @@ def select(code: Code, x: Instruction) -> Run:
 @instruction("slct")
 def select_by_sign(code: Code, x: Instruction) -> Run:
     kinds = [m for m in x.modifiers if m != "ftz"]
-    return simple(code, x, lambda a, b, c: _scalar(np.where(c >= 0, a, b)), kinds[0], (kinds[0], kinds[0], kinds[1]))
+    return simple(
+        code,
+        x,
+        lambda a, b, c: _scalar(np.where(c >= 0, a, b)),
+        kinds[0],
+        (kinds[0], kinds[0], kinds[1]),
+    )

@@ -2,6 +2,7 @@
 
 A copy is made when it is issued, but until somebody has waited for it the memory counts as being written (races.py), so a missing wait is found.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -36,7 +37,9 @@ class Queue:
 
 
 def queue_of(frame, kind: str) -> Queue:
-    return frame.run.queues.setdefault(kind, Queue(np.zeros(frame.run.groups_here * frame.run.threads, np.int64)))
+    return frame.run.queues.setdefault(
+        kind, Queue(np.zeros(frame.run.groups_here * frame.run.threads, np.int64))
+    )
 
 
 def complete(frame, queue: Queue, before: np.ndarray, finish) -> None:
@@ -47,7 +50,17 @@ def complete(frame, queue: Queue, before: np.ndarray, finish) -> None:
         if done.any():
             finish(c.frame if done.all() else c.frame.select(done, ()), c, done)
         if not done.all():
-            left.append(c if not done.any() else Copies(c.frame.select(~done, ()), c.group[~done], c.place[~done], c.nbytes, None if c.data is None else c.data[~done]))
+            left.append(
+                c
+                if not done.any()
+                else Copies(
+                    c.frame.select(~done, ()),
+                    c.group[~done],
+                    c.place[~done],
+                    c.nbytes,
+                    None if c.data is None else c.data[~done],
+                )
+            )
     queue.pending = left
 
 
@@ -83,7 +96,12 @@ def copy(code: Code, x: Instruction) -> Run | None:
         return wait
     if rest[:2] == ["async", "mbarrier"]:
         return _arrive_after_copies(code, x)
-    if rest[0] != "async" or rest[1] not in ("ca", "cg") or rest[2] not in ("shared", "shared::cta") or rest[3:] != ["global"]:
+    if (
+        rest[0] != "async"
+        or rest[1] not in ("ca", "cg")
+        or rest[2] not in ("shared", "shared::cta")
+        or rest[3:] != ["global"]
+    ):
         raise code.fail(x, "this copy is not evaluated")
     target, source, size = code.address(x, 0), code.address(x, 1), x.operands[2].value
     if size not in (4, 8, 16) or rest[1] == "cg" and size != 16:
@@ -128,17 +146,26 @@ class Barrier:
         n = run.groups_here
         self.run = run
         self.there = np.zeros(n, bool)
-        self.expected, self.pending, self.bytes, self.phase = (np.zeros(n, np.int64) for _ in range(4))
+        self.expected, self.pending, self.bytes, self.phase = (
+            np.zeros(n, np.int64) for _ in range(4)
+        )
         warps = -(-run.threads // 32)
         self.clock = np.zeros((n, warps), np.int32)  # what those who arrived knew
         self.released = np.zeros((n, warps), np.int32)  # what the last phase's end tells
-        self.landing: list[tuple[int, int, np.ndarray]] = []  # (group, warp, units) of bulk copies of this phase
+        self.landing: list[
+            tuple[int, int, np.ndarray]
+        ] = []  # (group, warp, units) of bulk copies of this phase
 
     def arrive(self, frame, count) -> None:
         group = frame.group
-        left = self.pending - np.bincount(group, weights=frame.spread(count), minlength=len(self.pending)).astype(np.int64)
+        left = self.pending - np.bincount(
+            group, weights=frame.spread(count), minlength=len(self.pending)
+        ).astype(np.int64)
         if (left < 0).any():
-            raise Fault("more arrivals at an mbarrier than it expects in a phase", np.flatnonzero(left[group] < 0))
+            raise Fault(
+                "more arrivals at an mbarrier than it expects in a phase",
+                np.flatnonzero(left[group] < 0),
+            )
         self.tell(frame)
         self.pending = left
 
@@ -179,20 +206,38 @@ def barriers(frame, address, check: bool = True):
             barrier = frame.run.mbarriers[int(a)] = Barrier(frame.run)
         if check:
             if not barrier.there[part.group].all():
-                raise Fault("there is no mbarrier here: nobody has initialized it", np.flatnonzero(which))
+                raise Fault(
+                    "there is no mbarrier here: nobody has initialized it", np.flatnonzero(which)
+                )
             place = frame.run.shared.place(part, np.full(len(part), a), 8)
             races = frame.run.races
             units = races._units(place, 8)
             group, warp, lane = races._who(part, None)
             if not races._written_before(units, group, warp, lane).all():
-                raise Fault("an mbarrier is used by a thread that does not know yet that it was initialized: a barrier is missing", np.flatnonzero(which))
+                raise Fault(
+                    "an mbarrier is used by a thread that does not know yet that it was initialized: a barrier is missing",
+                    np.flatnonzero(which),
+                )
         yield barrier, part, which
 
 
 @instruction("mbarrier")
 def mbarrier(code: Code, x: Instruction) -> Run:
     what = x.modifiers[0]
-    rest = set(x.modifiers[1:]) - {"release", "acquire", "relaxed", "cta", "cluster", "shared", "shared::cta", "shared::cluster", "b64", "parity", "expect_tx", "noComplete"}
+    rest = set(x.modifiers[1:]) - {
+        "release",
+        "acquire",
+        "relaxed",
+        "cta",
+        "cluster",
+        "shared",
+        "shared::cta",
+        "shared::cluster",
+        "b64",
+        "parity",
+        "expect_tx",
+        "noComplete",
+    }
     if rest:
         raise code.fail(x, f".{min(rest)} is not evaluated")
     generic = not any(m.startswith("shared") for m in x.modifiers)
@@ -204,16 +249,28 @@ def mbarrier(code: Code, x: Instruction) -> Run:
         return locate(frame, "", value)[1] if generic else value
 
     expects = "expect_tx" in x.modifiers
-    amount = code.read(x, at + 1, "u32") if len(x.operands) > at + 1 and what not in ("test_wait", "try_wait") else None
+    amount = (
+        code.read(x, at + 1, "u32")
+        if len(x.operands) > at + 1 and what not in ("test_wait", "try_wait")
+        else None
+    )
     if what == "init":
 
         def init(frame):
             for barrier, part, which in barriers(frame, address(frame), check=False):
-                frame.run.races.write(part, frame.run.shared.place(part, address(frame)[which], 8), 8)
+                frame.run.races.write(
+                    part, frame.run.shared.place(part, address(frame)[which], 8), 8
+                )
                 g, count = part.group, frame.spread(amount(frame))[which].astype(np.int64)
                 if (count < 1).any():
                     raise Fault("an mbarrier expects at least one arrival", np.flatnonzero(which))
-                barrier.there[g], barrier.expected[g], barrier.pending[g], barrier.bytes[g], barrier.phase[g] = True, count, count, 0, 0
+                (
+                    barrier.there[g],
+                    barrier.expected[g],
+                    barrier.pending[g],
+                    barrier.bytes[g],
+                    barrier.phase[g],
+                ) = True, count, count, 0, 0
 
         return init
     if what == "inval":
@@ -227,7 +284,12 @@ def mbarrier(code: Code, x: Instruction) -> Run:
 
         def transact(frame):
             for barrier, part, which in barriers(frame, address(frame)):
-                np.add.at(barrier.bytes, part.group, (1 if what == "expect_tx" else -1) * frame.spread(amount(frame))[which].astype(np.int64))
+                np.add.at(
+                    barrier.bytes,
+                    part.group,
+                    (1 if what == "expect_tx" else -1)
+                    * frame.spread(amount(frame))[which].astype(np.int64),
+                )
                 barrier.complete()
 
         return transact
@@ -238,9 +300,17 @@ def mbarrier(code: Code, x: Instruction) -> Run:
             state = np.zeros(len(frame), np.uint64)
             for barrier, part, which in barriers(frame, address(frame)):
                 state[which] = barrier.phase[part.group]
-                number = np.uint32(1) if amount is None or expects else frame.spread(amount(frame))[which]
+                number = (
+                    np.uint32(1)
+                    if amount is None or expects
+                    else frame.spread(amount(frame))[which]
+                )
                 if expects:
-                    np.add.at(barrier.bytes, part.group, frame.spread(amount(frame))[which].astype(np.int64))
+                    np.add.at(
+                        barrier.bytes,
+                        part.group,
+                        frame.spread(amount(frame))[which].astype(np.int64),
+                    )
                 if what == "arrive_drop":
                     np.subtract.at(barrier.expected, part.group, np.int64(1))
                 barrier.arrive(part, number)
@@ -256,7 +326,9 @@ def mbarrier(code: Code, x: Instruction) -> Run:
             for barrier, part, _ in barriers(frame, address(frame)):
                 races = frame.run.races
                 group, warp = part.warps()
-                races.known[group, warp] = np.maximum(races.known[group, warp], barrier.released[group])
+                races.known[group, warp] = np.maximum(
+                    races.known[group, warp], barrier.released[group]
+                )
             write(frame, np.bool_(True))
 
         return passed
@@ -279,7 +351,11 @@ def wait_for_phase(code: Code, x: Instruction):
         ready = np.zeros(len(frame), bool)
         for barrier, part, which in barriers(frame, value):
             wanted = frame.spread(state(frame))[which].astype(np.int64)
-            ready[which] = (barrier.phase[part.group] & 1) != (wanted & 1) if parity else barrier.phase[part.group] > wanted
+            ready[which] = (
+                (barrier.phase[part.group] & 1) != (wanted & 1)
+                if parity
+                else barrier.phase[part.group] > wanted
+            )
         return ready
 
     return wait
@@ -318,7 +394,9 @@ def bulk(code: Code, x: Instruction, rest: list[str]) -> Run | None:
         keep = x.operands[0].value
 
         def finish(part, copies, done):
-            for frame_group, tid, place in zip(part.group, part.tid, copies.place[done], strict=True):
+            for frame_group, tid, place in zip(
+                part.group, part.tid, copies.place[done], strict=True
+            ):
                 part.run.races.finish_read(int(frame_group), int(tid) >> 5, place)
 
         def wait(frame):
@@ -330,11 +408,17 @@ def bulk(code: Code, x: Instruction, rest: list[str]) -> Run | None:
         return wait
     if rest[2:3] == ["prefetch"]:
         return None
-    if "reduce" in rest or any(m.startswith("multicast") or "im2col" in m or "tile::" in m or m == "cp_mask" for m in rest):
+    if "reduce" in rest or any(
+        m.startswith("multicast") or "im2col" in m or "tile::" in m or m == "cp_mask" for m in rest
+    ):
         raise code.fail(x, "this form of bulk copy is not evaluated")
     tensor = "tensor" in rest
     spaces = [m for m in rest if m.split("::")[0] in ("shared", "global")]
-    if spaces not in (["shared::cluster", "global"], ["shared::cta", "global"], ["global", "shared::cta"]):
+    if spaces not in (
+        ["shared::cluster", "global"],
+        ["shared::cta", "global"],
+        ["global", "shared::cta"],
+    ):
         raise code.fail(x, "this direction of a bulk copy is not evaluated")
     if spaces[0] == "global":
         return _bulk_store(code, x, tensor)
@@ -353,7 +437,9 @@ def _boxes(code: Code, x: Instruction, number: int):
     def read(frame):
         address = frame.spread(base(frame))
         coordinates = np.stack([frame.spread(c(frame)) for c in where], axis=-1).astype(np.int64)
-        return [(TensorMap.at(frame.run, int(a)), c) for a, c in zip(address, coordinates, strict=True)]
+        return [
+            (TensorMap.at(frame.run, int(a)), c) for a, c in zip(address, coordinates, strict=True)
+        ]
 
     return read
 
@@ -381,9 +467,15 @@ def _bulk_load(code: Code, x: Instruction, tensor: bool) -> Run:
                 if tensor:
                     data, offsets = maps[i][0].load(run, maps[i][1], int(to[i]))
                 else:
-                    n, start = int(frame.spread(size(frame))[i]), int(frame.spread(source(frame))[i])
+                    n, start = (
+                        int(frame.spread(size(frame))[i]),
+                        int(frame.spread(source(frame))[i]),
+                    )
                     if n % 16 or start % 16 or int(to[i]) % 16:
-                        raise Fault("bulk copies move multiples of 16 bytes between addresses that are multiples of 16", np.array([i]))
+                        raise Fault(
+                            "bulk copies move multiples of 16 bytes between addresses that are multiples of 16",
+                            np.array([i]),
+                        )
                     data, offsets = read_global(run, start, n), np.arange(n)
                 base = int(run.shared.place(one, np.array([to[i]]), 16)[0])
                 if len(offsets):
@@ -438,8 +530,14 @@ def _bulk_store(code: Code, x: Instruction, tensor: bool) -> Run:
             else:
                 n = int(frame.spread(size(frame))[i])
                 if n % 16 or int(frame.spread(target(frame))[i]) % 16:
-                    raise Fault("bulk copies move multiples of 16 bytes between addresses that are multiples of 16", np.array([i]))
-                addresses, offsets = int(frame.spread(target(frame))[i]) + np.arange(n), np.arange(n)
+                    raise Fault(
+                        "bulk copies move multiples of 16 bytes between addresses that are multiples of 16",
+                        np.array([i]),
+                    )
+                addresses, offsets = (
+                    int(frame.spread(target(frame))[i]) + np.arange(n),
+                    np.arange(n),
+                )
             if len(offsets):
                 run.shared.place(one, np.array([int(start[i]) + int(offsets.max()) & ~15]), 16)
             units = np.unique((base + offsets) // run.races.unit)

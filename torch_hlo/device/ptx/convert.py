@@ -1,4 +1,5 @@
 """Conversions (PTX ISA, section 9.7.9.21, cvt): between integers and floats of every width, with every rounding, and of pairs to narrow floats."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -23,8 +24,16 @@ def to_integer(value, kind: str, mode: str):
     low, high = float(info.min), float(info.max)  # high may round up to a power of two
     inside = (wide >= low) & (wide <= high) & (wide != float(2**64 if dtype.kind == "u" else 2**63))
     result = np.where(inside, wide, 0.0).astype(dtype)
-    nan = dtype.type(info.min if dtype.kind == "i" else 1 << 8 * dtype.itemsize - 1) if dtype.itemsize == 8 or value.dtype == np.float64 else dtype.type(0)
-    result = np.where(np.isnan(wide), nan, np.where(inside, result, np.where(wide < 0, dtype.type(info.min), dtype.type(info.max))))
+    nan = (
+        dtype.type(info.min if dtype.kind == "i" else 1 << 8 * dtype.itemsize - 1)
+        if dtype.itemsize == 8 or value.dtype == np.float64
+        else dtype.type(0)
+    )
+    result = np.where(
+        np.isnan(wide),
+        nan,
+        np.where(inside, result, np.where(wide < 0, dtype.type(info.min), dtype.type(info.max))),
+    )
     return result.astype(dtype)[()]
 
 
@@ -52,7 +61,11 @@ def to_tf32(value, mode: str):
 @instruction("cvt")
 def convert(code: Code, x: Instruction) -> Run:
     source, target = x.modifiers[-1], x.modifiers[-2]
-    modes = [m for m in x.modifiers[:-2] if m in ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")]
+    modes = [
+        m
+        for m in x.modifiers[:-2]
+        if m in ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
+    ]
     flags = {m for m in x.modifiers[:-2] if m not in modes}
     if flags - {"ftz", "sat", "satfinite", "relu"}:
         raise code.fail(x, f".{min(flags - {'ftz', 'sat', 'satfinite', 'relu'})} is not evaluated")
@@ -80,12 +93,17 @@ def convert(code: Code, x: Instruction) -> Run:
     return _from_float(code, x, target, mode, flags, read)
 
 
-def _from_integer(code: Code, x: Instruction, target: str, source: str, mode: str, flags: set[str]) -> Run:
+def _from_integer(
+    code: Code, x: Instruction, target: str, source: str, mode: str, flags: set[str]
+) -> Run:
     read = code.read(x, 1, source)
     if target in INTEGERS:
         write, dtype = code.write(x, 0, target), NUMPY[target]
         if "sat" in flags:
-            low, high = max(np.iinfo(dtype).min, np.iinfo(NUMPY[source]).min), min(np.iinfo(dtype).max, np.iinfo(NUMPY[source]).max)
+            low, high = (
+                max(np.iinfo(dtype).min, np.iinfo(NUMPY[source]).min),
+                min(np.iinfo(dtype).max, np.iinfo(NUMPY[source]).max),
+            )
             return lambda frame: write(frame, np.clip(read(frame), low, high).astype(dtype))
         return lambda frame: write(frame, read(frame).astype(dtype))
     if mode not in ("rn", "rz", "rm", "rp"):
@@ -114,7 +132,9 @@ def _directed(target: str, mode: str):
     """float64 -> a value of the target type (bf16 as float32), rounded by `mode`; rn is left to who writes."""
     if mode in ("rn", ""):
         return lambda v: v
-    dtype = np.dtype({"f16": np.float16, "f32": np.float32, "f64": np.float64, "bf16": np.float32}[target])
+    dtype = np.dtype(
+        {"f16": np.float16, "f32": np.float32, "f64": np.float64, "bf16": np.float32}[target]
+    )
 
     def bf16(value):
         if mode != "rz":
@@ -149,7 +169,9 @@ def _from_float(code: Code, x: Instruction, target: str, mode: str, flags: set[s
             value = np.where(np.isnan(value), value, np.maximum(value, value.dtype.type(0)))[()]
         if "satfinite" in flags:
             most = 65504.0 if target == "f16" else 3.3895313892515355e38
-            value = np.where(np.isnan(value), value, np.clip(value, -most, most)).astype(value.dtype)[()]
+            value = np.where(np.isnan(value), value, np.clip(value, -most, most)).astype(
+                value.dtype
+            )[()]
         if "ftz" in flags and target == "f32" and value.dtype == np.float32:
             value = floats.flushed(value)
         write(frame, value)
@@ -169,8 +191,16 @@ def _pack(code: Code, x: Instruction, target: str, mode: str, flags: set[str]) -
             value = np.where(np.isnan(value), value, np.maximum(value, np.float32(0)))
         if target == "f16x2":
             near = value.astype(np.float16)
-            return (near if mode == "rn" else floats.directed(near, value.astype(np.float64) - near, "rz")).view(np.uint16)
-        return floats.to_bf16(value) if mode == "rn" else (value.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+            return (
+                near
+                if mode == "rn"
+                else floats.directed(near, value.astype(np.float64) - near, "rz")
+            ).view(np.uint16)
+        return (
+            floats.to_bf16(value)
+            if mode == "rn"
+            else (value.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        )
 
     def run(frame):
         upper, lower = narrow(high(frame)), narrow(low(frame))
@@ -184,7 +214,9 @@ def _small(code: Code, x: Instruction, target: str, source: str, flags: set[str]
         high, low, write = code.read(x, 1, "f32"), code.read(x, 2, "f32"), code.write(x, 0, "b16")
 
         def both(frame):
-            upper, lower = (to_small(v(frame), target, "relu" in flags).astype(np.uint16) for v in (high, low))
+            upper, lower = (
+                to_small(v(frame), target, "relu" in flags).astype(np.uint16) for v in (high, low)
+            )
             write(frame, (upper << np.uint16(8) | lower)[()])
 
         return both
@@ -192,7 +224,9 @@ def _small(code: Code, x: Instruction, target: str, source: str, flags: set[str]
         read, write = code.read(x, 1, "b32"), code.write(x, 0, "b16")
 
         def narrow(frame):
-            small = to_small(floats.pairs(read(frame)).view(np.float16), target, "relu" in flags).astype(np.uint16)
+            small = to_small(
+                floats.pairs(read(frame)).view(np.float16), target, "relu" in flags
+            ).astype(np.uint16)
             write(frame, (small[..., 1] << np.uint16(8) | small[..., 0])[()])
 
         return narrow

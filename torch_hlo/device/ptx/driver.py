@@ -2,6 +2,7 @@
 
 Nothing is reused here: every array has a block of exactly its size, so accesses behind its end and of freed arrays are found.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -72,12 +73,26 @@ class Evaluator:
 
     def launch(self, handle: Image, kernel: Kernel, groups: int, words: int) -> None:
         if kernel.library is not None:
-            raise DriverError(f"{self.name}: {kernel.label} calls NVIDIA's library, which is not here")
-        values = np.frombuffer((ctypes.c_uint64 * (len(kernel.arguments))).from_address(words), np.uint64).tolist()
+            raise DriverError(
+                f"{self.name}: {kernel.label} calls NVIDIA's library, which is not here"
+            )
+        values = np.frombuffer(
+            (ctypes.c_uint64 * (len(kernel.arguments))).from_address(words), np.uint64
+        ).tolist()
         try:
             for m in kernel.maps:
-                address, sizes, strides, box = gpu.tiled(m, values[:len(kernel.arguments)])
-                values.append(encode_tiled(gpu.MAP_TYPES[m.itemsize], address, sizes, strides, box, swizzle=gpu.MAP_SWIZZLE, l2_promotion=gpu.MAP_PROMOTION))
+                address, sizes, strides, box = gpu.tiled(m, values[: len(kernel.arguments)])
+                values.append(
+                    encode_tiled(
+                        gpu.MAP_TYPES[m.itemsize],
+                        address,
+                        sizes,
+                        strides,
+                        box,
+                        swizzle=gpu.MAP_SWIZZLE,
+                        l2_promotion=gpu.MAP_PROMOTION,
+                    )
+                )
             handle.launch(kernel.name, groups, kernel.threads, values, self.memory, kernel.shared)
         except (PtxError, ValueError) as error:
             raise DriverError(f"{error} (of {kernel.label})") from None

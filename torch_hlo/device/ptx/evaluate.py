@@ -7,6 +7,7 @@ Threads with the same program counter are a *frame*: one NumPy operation does an
 meet are merged, and the frame that is furthest behind runs first, so threads meet again. Errors (PtxError) name the kernel, the instruction and
 the first threads: accesses outside of arrays or of shared variables, misaligned vectors, threads that wait for others that never come.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -18,7 +19,16 @@ from torch_hlo.device.ptx import accumulators
 from torch_hlo.device.ptx.global_races import GlobalRaces
 from torch_hlo.device.ptx.memory import Fault, GlobalMemory, Local, Shared
 from torch_hlo.device.ptx.races import Races
-from torch_hlo.device.ptx.syntax import SIZES, Function, Instruction, Module, PtxError, Sym, Variable, parse
+from torch_hlo.device.ptx.syntax import (
+    SIZES,
+    Function,
+    Instruction,
+    Module,
+    PtxError,
+    Sym,
+    Variable,
+    parse,
+)
 from torch_hlo.device.ptx.table import RENDEZVOUS, TABLE, Code, Run, bits
 
 THREADS_AT_ONCE = 1 << 14
@@ -48,19 +58,32 @@ class Frame:
         kept = registers if names is None else [n for n in names if n in registers]
         part = Frame.__new__(Frame)
         part.run = self.run
-        part.threads, part.group, part.tid, part.ctaid = self.threads[which], self.group[which], self.tid[which], self.ctaid[which]
+        part.threads, part.group, part.tid, part.ctaid = (
+            self.threads[which],
+            self.group[which],
+            self.tid[which],
+            self.ctaid[which],
+        )
         part.registers = {n: v[which] if np.ndim(v := registers[n]) else v for n in kept}
         return part
 
     def run_of_warps(self) -> np.ndarray | tuple:
         """The threads, if they are whole warps one after another; else nothing."""
         first = self.threads[::32]
-        return self.threads if len(self.threads) % 32 == 0 and (self.threads[31::32] - first == 31).all() and not (first & 31).any() else ()
+        return (
+            self.threads
+            if len(self.threads) % 32 == 0
+            and (self.threads[31::32] - first == 31).all()
+            and not (first & 31).any()
+            else ()
+        )
 
     def warps(self) -> tuple[np.ndarray, np.ndarray]:
         """(group, warp) of every warp with a thread here, each once."""
         per = -(-self.run.threads // 32)
-        return np.divmod(np.unique(self.group * per + (self.tid >> np.uint32(5)).astype(np.int64)), per)
+        return np.divmod(
+            np.unique(self.group * per + (self.tid >> np.uint32(5)).astype(np.int64)), per
+        )
 
     def spread(self, value) -> np.ndarray:
         """A value as an array with an element per thread."""
@@ -84,8 +107,15 @@ def merge(frames: list[Frame], names) -> Frame:
         if all(not v.ndim and v == values[0] for v in values):
             registers[name] = values[0]
         else:
-            shape = next(v.shape[1:] for v in values if v.ndim) if any(v.ndim for v in values) else ()
-            registers[name] = np.concatenate([v if v.ndim else np.full((len(f.threads), *shape), v) for v, f in zip(values, frames, strict=True)])[order]
+            shape = (
+                next(v.shape[1:] for v in values if v.ndim) if any(v.ndim for v in values) else ()
+            )
+            registers[name] = np.concatenate(
+                [
+                    v if v.ndim else np.full((len(f.threads), *shape), v)
+                    for v, f in zip(values, frames, strict=True)
+                ]
+            )[order]
     return Frame(run, threads[order], registers)
 
 
@@ -134,15 +164,31 @@ class Routine:
             self.blocks[-1].after = "ret"
         for pc, b in enumerate(self.blocks[:-2]):
             skipped = self.blocks[pc + 1]
-            b.skips = b.after == "branch" and b.condition is not None and b.target == pc + 2 and skipped.after == "next" and skipped.wait is None
+            b.skips = (
+                b.after == "branch"
+                and b.condition is not None
+                and b.target == pc + 2
+                and skipped.after == "next"
+                and skipped.wait is None
+            )
         self._find_live()
         ends = [*order[1:], len(function.body)]
-        accumulators.check(code, [(start, end, self._successors(i)) for i, (start, end) in enumerate(zip(order, ends, strict=True))])
+        accumulators.check(
+            code,
+            [
+                (start, end, self._successors(i))
+                for i, (start, end) in enumerate(zip(order, ends, strict=True))
+            ],
+        )
 
     def _successors(self, pc: int) -> tuple[int, ...]:
         block = self.blocks[pc]
         target = (block.target,) if block.after == "branch" else ()
-        following = (pc + 1,) if (block.after == "next" or block.condition is not None) and pc + 1 < len(self.blocks) else ()
+        following = (
+            (pc + 1,)
+            if (block.after == "next" or block.condition is not None) and pc + 1 < len(self.blocks)
+            else ()
+        )
         return target + following
 
     def _decode(self, code: Code, block: Block, x: Instruction, number: dict[int, int]) -> None:
@@ -161,7 +207,11 @@ class Routine:
                 raise code.fail(x, f"{x.opcode} is not evaluated")
             if x.opcode in RENDEZVOUS:
                 block.wait = RENDEZVOUS[x.opcode](code, x)
-                block.guard = code.read(x, x.guard, "pred") if x.guard is not None and block.wait is not None else None
+                block.guard = (
+                    code.read(x, x.guard, "pred")
+                    if x.guard is not None and block.wait is not None
+                    else None
+                )
             if x.opcode in TABLE:
                 run = TABLE[x.opcode](code, x)
                 if run is not None:
@@ -174,7 +224,11 @@ class Routine:
         """Backward data flow: which registers a block's successors may read. Parameters and variables are named there too, which does no harm."""
         numbers: dict[str, int] = {}
         mask = lambda names: sum(1 << numbers.setdefault(n, len(numbers)) for n in names)  # noqa: E731
-        used, defined, live = [mask(b.used) for b in self.blocks], [mask(b.defined) for b in self.blocks], [0] * len(self.blocks)
+        used, defined, live = (
+            [mask(b.used) for b in self.blocks],
+            [mask(b.defined) for b in self.blocks],
+            [0] * len(self.blocks),
+        )
         results = mask(r.name for r in self.function.results)
         successors = [self._successors(i) for i in range(len(self.blocks))]
         changed = True
@@ -205,7 +259,11 @@ def absorb(frame: Frame, which: np.ndarray, part: Frame, before: dict) -> None:
         new, old = bits(new), frame.registers.get(name)
         if not new.ndim and old is not None and not old.ndim and bits(old) == new:
             continue
-        whole = np.zeros((len(frame), *new.shape[1:]), new.dtype) if old is None or not old.ndim else bits(old).copy()
+        whole = (
+            np.zeros((len(frame), *new.shape[1:]), new.dtype)
+            if old is None or not old.ndim
+            else bits(old).copy()
+        )
         if old is not None and not old.ndim:
             whole[...] = bits(old)
         whole[which] = new
@@ -229,7 +287,10 @@ def guarded(code: Code, x: Instruction, run: Run) -> Run:
             try:
                 run(part)
             except Fault as fault:
-                raise Fault(str(fault), None if fault.threads is None else np.flatnonzero(which)[fault.threads]) from None
+                raise Fault(
+                    str(fault),
+                    None if fault.threads is None else np.flatnonzero(which)[fault.threads],
+                ) from None
             absorb(frame, which, part, before)
 
     return some
@@ -241,7 +302,9 @@ class _Execution:
     def __init__(self, routine: Routine, frame: Frame) -> None:
         self.routine, self.blocks, self.grid = routine, routine.blocks, frame.run
         self.pending: dict[int, list[Frame]] = {0: [frame]}
-        self.stuck: dict[int, tuple[int, int]] = {}  # block -> (threads, events) when nobody could go on
+        self.stuck: dict[
+            int, tuple[int, int]
+        ] = {}  # block -> (threads, events) when nobody could go on
         self.done: list[Frame] = []
 
     def run(self) -> Frame | None:
@@ -257,18 +320,29 @@ class _Execution:
                     self.pending.setdefault(pc, []).append(frame)
                     frame = None
         self._check_barriers()
-        return merge(self.done, [r.name for r in self.routine.function.results]) if self.done else None
+        return (
+            merge(self.done, [r.name for r in self.routine.function.results]) if self.done else None
+        )
 
     def _next(self) -> int:
         for pc in sorted(self.pending):
-            if self.blocks[pc].wait is None or self.stuck.get(pc) != (sum(map(len, self.pending[pc])), self.grid.events):
+            if self.blocks[pc].wait is None or self.stuck.get(pc) != (
+                sum(map(len, self.pending[pc])),
+                self.grid.events,
+            ):
                 return pc
         pc = min(self.pending)
         frame = self.pending[pc][0]
         rest = sum(map(len, self.done))
-        raise self.error(self.blocks[pc].steps[0][0] if self.blocks[pc].steps else self.blocks[pc].last, frame, Fault(
-            f"{sum(sum(map(len, f)) for f in self.pending.values())} threads wait here or elsewhere for others that never come"
-            + (f" ({rest} have ended)" if rest else ""), np.arange(len(frame))))
+        raise self.error(
+            self.blocks[pc].steps[0][0] if self.blocks[pc].steps else self.blocks[pc].last,
+            frame,
+            Fault(
+                f"{sum(sum(map(len, f)) for f in self.pending.values())} threads wait here or elsewhere for others that never come"
+                + (f" ({rest} have ended)" if rest else ""),
+                np.arange(len(frame)),
+            ),
+        )
 
     def _meet(self, pc: int, block: Block, frame: Frame) -> Frame | None:
         if block.guard is not None:
@@ -296,7 +370,9 @@ class _Execution:
         block = self.blocks[pc]
         self.grid.steps += 1
         if self.grid.steps > STEPS:
-            raise self.error(block.last, frame, Fault(f"still running after {STEPS} blocks of instructions"))
+            raise self.error(
+                block.last, frame, Fault(f"still running after {STEPS} blocks of instructions")
+            )
         x, acting = block.last, frame
         try:
             for x, run in block.steps:  # noqa: B007 - x is what an error names
@@ -320,7 +396,9 @@ class _Execution:
                         run(part)
                     absorb(frame, others, part, before)
                     return pc + 2, frame
-                self.pending.setdefault(pc + 1, []).append(frame.select(~taken, self.blocks[pc + 1].live))
+                self.pending.setdefault(pc + 1, []).append(
+                    frame.select(~taken, self.blocks[pc + 1].live)
+                )
                 return block.target, frame.select(taken, self.blocks[block.target].live)
             if block.condition is not None:
                 leaving = frame.spread(block.condition(frame))
@@ -350,8 +428,15 @@ class _Execution:
         for barrier in self.grid.barriers.values():
             if barrier.parked:
                 pc, frame, _ = barrier.parked[0]
-                raise self.error(self.blocks[pc].last, frame, Fault(f"{sum(len(f) for _, f, _ in barrier.parked)} threads wait at the barrier for others that "
-                                 "never come, because they have ended or wait elsewhere", np.arange(len(frame))))
+                raise self.error(
+                    self.blocks[pc].last,
+                    frame,
+                    Fault(
+                        f"{sum(len(f) for _, f, _ in barrier.parked)} threads wait at the barrier for others that "
+                        "never come, because they have ended or wait elsewhere",
+                        np.arange(len(frame)),
+                    ),
+                )
 
     def error(self, x: Instruction | None, frame: Frame, fault: Fault) -> PtxError:
         where = f"line {x.line}: `{x.text}`: " if x else ""
@@ -361,16 +446,39 @@ class _Execution:
             some = some if len(frame.threads) > 1 else np.zeros(1, int)
             first = int(some[0])
             who = f" [{len(some)} of {len(frame)} threads; the first is thread {int(frame.tid[first])} of group {int(frame.ctaid[first])}]"
-        return PtxError(f"kernel {self.grid.kernel}{'' if self.grid.kernel == self.routine.function.name else ' in ' + self.routine.function.name}, {where}{fault}{who}")
+        return PtxError(
+            f"kernel {self.grid.kernel}{'' if self.grid.kernel == self.routine.function.name else ' in ' + self.routine.function.name}, {where}{fault}{who}"
+        )
 
 
 class GridRun:
     """Some groups of a launch that run together: their memory, barriers and special registers."""
 
-    def __init__(self, image: Image, routine: Routine, first_group: int, groups_here: int, groups: int, threads: int, words: dict[str, np.ndarray],
-                 memory: GlobalMemory, dynamic_bytes: int, global_races: GlobalRaces) -> None:
-        self.image, self.kernel, self.memory, self.global_races = image, routine.function.name, memory, global_races
-        self.first_group, self.groups_here, self.groups, self.threads = first_group, groups_here, groups, threads
+    def __init__(
+        self,
+        image: Image,
+        routine: Routine,
+        first_group: int,
+        groups_here: int,
+        groups: int,
+        threads: int,
+        words: dict[str, np.ndarray],
+        memory: GlobalMemory,
+        dynamic_bytes: int,
+        global_races: GlobalRaces,
+    ) -> None:
+        self.image, self.kernel, self.memory, self.global_races = (
+            image,
+            routine.function.name,
+            memory,
+            global_races,
+        )
+        self.first_group, self.groups_here, self.groups, self.threads = (
+            first_group,
+            groups_here,
+            groups,
+            threads,
+        )
         self.dynamic_bytes, self.parameters = dynamic_bytes, words
         self.steps = self.events = 0
         self.barriers: dict[int, object] = {}
@@ -379,7 +487,10 @@ class GridRun:
         self.addresses = image.addresses | {name: v.ctypes.data for name, v in words.items()}
         start = local = _SHARED_START
         dynamic = []  # all names of the memory that the launch gives
-        variables = {**image.module.variables, **{k: v for r in image.called(routine) for k, v in r.function.variables.items()}}
+        variables = {
+            **image.module.variables,
+            **{k: v for r in image.called(routine) for k, v in r.function.variables.items()},
+        }
         for v in variables.values():
             if v.space == "shared" and v.nbytes:
                 start = _place(start, v.align)
@@ -396,13 +507,30 @@ class GridRun:
             self.addresses.update((v.name, start) for v in dynamic)
             start += dynamic_bytes
         warps = -(-threads // 32)
-        first = min((a for n, a in self.addresses.items() if n in variables and variables[n].space == "shared"), default=start)
-        self.shared = Shared(groups_here, first, start - first,
-                             lambda nbytes: Races(groups_here, warps, nbytes if start > first else 0, image.unit(routine)))
+        first = min(
+            (
+                a
+                for n, a in self.addresses.items()
+                if n in variables and variables[n].space == "shared"
+            ),
+            default=start,
+        )
+        self.shared = Shared(
+            groups_here,
+            first,
+            start - first,
+            lambda nbytes: Races(
+                groups_here, warps, nbytes if start > first else 0, image.unit(routine)
+            ),
+        )
         self.races = self.shared.races
         self.local = Local(groups_here * threads, local)
-        self.spaces: dict[str, object] = {"global": memory, "const": memory, "shared": self.shared, "local": self.local}
-
+        self.spaces: dict[str, object] = {
+            "global": memory,
+            "const": memory,
+            "shared": self.shared,
+            "local": self.local,
+        }
 
     def synchronized(self, frames: list[Frame] | None) -> None:
         """A barrier was completed, by the threads of these frames or by all."""
@@ -411,7 +539,11 @@ class GridRun:
         if frames is None:
             self.races.barrier(*np.divmod(np.arange(self.groups_here * warps), warps))
         else:
-            met = np.unique(np.concatenate([f.group * warps + (f.tid >> np.uint32(5)) for f in frames]).astype(np.int64))
+            met = np.unique(
+                np.concatenate([f.group * warps + (f.tid >> np.uint32(5)) for f in frames]).astype(
+                    np.int64
+                )
+            )
             self.races.barrier(*np.divmod(met, warps))
 
 
@@ -423,13 +555,19 @@ def _place(at: int, align: int) -> int:
 
 def _parameter(variable: Variable, value) -> np.ndarray:
     """The bytes of a kernel's parameter: a word's, or those given."""
-    data = bytes(value) if isinstance(value, (bytes, bytearray)) else int(value & (1 << 64) - 1).to_bytes(8, "little")
+    data = (
+        bytes(value)
+        if isinstance(value, (bytes, bytearray))
+        else int(value & (1 << 64) - 1).to_bytes(8, "little")
+    )
     if len(data) < variable.nbytes:
-        raise PtxError(f"parameter {variable.name} has {variable.nbytes} bytes, {len(data)} are given")
+        raise PtxError(
+            f"parameter {variable.name} has {variable.nbytes} bytes, {len(data)} are given"
+        )
     raw = np.zeros(len(data) + 64, np.uint8)
     skip = -raw.ctypes.data % 64
-    raw[skip:skip + len(data)] = np.frombuffer(data, np.uint8)
-    return raw[skip:skip + len(data)]
+    raw[skip : skip + len(data)] = np.frombuffer(data, np.uint8)
+    return raw[skip : skip + len(data)]
 
 
 class Image:
@@ -445,7 +583,7 @@ class Image:
             if v.space in ("global", "const"):
                 raw = np.zeros(v.nbytes + v.align, np.uint8)
                 skip = -raw.ctypes.data % v.align
-                raw[skip:skip + v.nbytes] = np.frombuffer(v.data, np.uint8)
+                raw[skip : skip + v.nbytes] = np.frombuffer(v.data, np.uint8)
                 self._data.append(raw)
                 self.addresses[v.name] = raw.ctypes.data + skip
                 self.blocks.append((raw.ctypes.data + skip, v.nbytes))
@@ -464,15 +602,25 @@ class Image:
             r = stack.pop()
             if r.function.name not in found:
                 found[r.function.name] = r
-                stack += [self.routine(o.name) for x in r.function.body if x.opcode == "call" for o in x.operands
-                          if isinstance(o, Sym) and o.name in self.module.functions]
+                stack += [
+                    self.routine(o.name)
+                    for x in r.function.body
+                    if x.opcode == "call"
+                    for o in x.operands
+                    if isinstance(o, Sym) and o.name in self.module.functions
+                ]
         return list(found.values())
 
     def unit(self, routine: Routine) -> int:
         """Bytes of the smallest access to shared memory."""
         sizes = [16]
         for x in (x for r in self.called(routine) for x in r.function.body):
-            if x.opcode in ("ld", "st", "atom", "red") and not {"global", "local", "param", "const"} & set(x.modifiers):
+            if x.opcode in ("ld", "st", "atom", "red") and not {
+                "global",
+                "local",
+                "param",
+                "const",
+            } & set(x.modifiers):
                 count = next((int(m[1]) for m in x.modifiers if m in ("v2", "v4", "v8")), 1)
                 sizes.append(count * next(SIZES[m] for m in x.modifiers if m in SIZES))
             elif x.opcode == "cp" and "bulk" not in x.modifiers and len(x.operands) > 2:
@@ -481,7 +629,15 @@ class Image:
                 sizes.append(8)
         return min(sizes)
 
-    def launch(self, kernel: str, groups: int, threads: int, words, memory: GlobalMemory, shared_bytes: int = 0) -> None:
+    def launch(
+        self,
+        kernel: str,
+        groups: int,
+        threads: int,
+        words,
+        memory: GlobalMemory,
+        shared_bytes: int = 0,
+    ) -> None:
         """Runs a kernel to its end. `words`: one 64-bit word per parameter (or an array of bytes for one that is longer); `shared_bytes`: dynamic
         shared memory of a group. Raises PtxError."""
         routine = self.routine(kernel)
@@ -489,21 +645,42 @@ class Image:
         if not function.entry:
             raise PtxError(f"{kernel} is no kernel")
         if len(words) != len(function.params):
-            raise PtxError(f"kernel {kernel} has {len(function.params)} parameters, {len(words)} are given")
+            raise PtxError(
+                f"kernel {kernel} has {len(function.params)} parameters, {len(words)} are given"
+            )
         if threads > function.max_threads:
-            raise PtxError(f"kernel {kernel} is launched with {threads} threads, and written for {function.max_threads}")
+            raise PtxError(
+                f"kernel {kernel} is launched with {threads} threads, and written for {function.max_threads}"
+            )
         parameters = {p.name: _parameter(p, w) for p, w in zip(function.params, words, strict=True)}
         blocks = self.blocks + [(v.ctypes.data, v.nbytes) for v in parameters.values()]
         for address, nbytes in blocks:
             memory.add(address, nbytes)
         try:
-            static = sum(v.nbytes for v in (*self.module.variables.values(), *function.variables.values()) if v.space == "shared")
-            at_once = max(1, min(THREADS_AT_ONCE // threads, SHARED_AT_ONCE // (static + shared_bytes + 1024)))
+            static = sum(
+                v.nbytes
+                for v in (*self.module.variables.values(), *function.variables.values())
+                if v.space == "shared"
+            )
+            at_once = max(
+                1, min(THREADS_AT_ONCE // threads, SHARED_AT_ONCE // (static + shared_bytes + 1024))
+            )
             races = GlobalRaces(memory)
             with np.errstate(all="ignore"):
                 for first in range(0, groups, at_once):
                     here = min(at_once, groups - first)
-                    run = GridRun(self, routine, first, here, groups, threads, parameters, memory, shared_bytes, races)
+                    run = GridRun(
+                        self,
+                        routine,
+                        first,
+                        here,
+                        groups,
+                        threads,
+                        parameters,
+                        memory,
+                        shared_bytes,
+                        races,
+                    )
                     routine.execute(Frame(run, np.arange(here * threads), {}))
         finally:
             for address, _ in blocks:

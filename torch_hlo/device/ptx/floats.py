@@ -2,6 +2,7 @@
 
 Types: f16 and f64 are NumPy's, f32 too; bf16 values travel as float32. Pairs (f16x2, bf16x2, f32x2) are arrays with a last dimension of 2.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -55,7 +56,9 @@ def encoded(code: Code, x: Instruction, number, kind: str):
     write = code.write(x, number, kind)
     if kind in ("bf16", "bf16x2"):
         pack = joined if kind == "bf16x2" else lambda v: v
-        return lambda frame, value: write(frame, pack(to_bf16(odd(value) if value.dtype is F64 else value)))
+        return lambda frame, value: write(
+            frame, pack(to_bf16(odd(value) if value.dtype is F64 else value))
+        )
     if kind == "f16x2":
         return lambda frame, value: write(frame, joined(value.astype(np.float16).view(np.uint16)))
     if kind == "f32x2":
@@ -74,7 +77,11 @@ def flushed(value):
 
 def saturated(value):
     """.sat: to [0, 1], NaN gives 0."""
-    return np.where(np.isnan(value), value.dtype.type(0), np.clip(value, value.dtype.type(0), value.dtype.type(1)))[()]
+    return np.where(
+        np.isnan(value),
+        value.dtype.type(0),
+        np.clip(value, value.dtype.type(0), value.dtype.type(1)),
+    )[()]
 
 
 # -- rounding ---------------------------------------------------------------------------------------------------------------
@@ -143,7 +150,10 @@ def fused64(a, b, c):
 
 def directed(value, exact_error, mode: str):
     """A rounded result moved to the neighbour that .rz, .rm or .rp ask for; `exact_error`: exact value minus `value`."""
-    down, up = np.nextafter(value, value.dtype.type(-np.inf)), np.nextafter(value, value.dtype.type(np.inf))
+    down, up = (
+        np.nextafter(value, value.dtype.type(-np.inf)),
+        np.nextafter(value, value.dtype.type(np.inf)),
+    )
     lower, higher = exact_error < 0, exact_error > 0
     if mode == "rm":
         return np.where(lower, down, value)[()]
@@ -189,17 +199,28 @@ def _zeros(result, a, b, negative):
     both = (a == 0) & (b == 0)
     if not both.any():
         return result
-    return np.where(both, np.where(negative, result.dtype.type(-0.0), result.dtype.type(0)), result)[()]
+    return np.where(
+        both, np.where(negative, result.dtype.type(-0.0), result.dtype.type(0)), result
+    )[()]
 
 
 def with_nan(function):
     """.NaN: NaN where one operand is NaN."""
-    return lambda a, b: np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), function(a, b))[()]
+    return lambda a, b: np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), function(a, b))[
+        ()
+    ]
 
 
 # -- the table -----------------------------------------------------------------------------------------------------------------
 FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64")
-_BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": minimum, "max": maximum}
+_BINARY = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "min": minimum,
+    "max": maximum,
+}
 _UNARY = {"neg": np.negative, "abs": np.abs}
 
 
@@ -215,7 +236,16 @@ def arithmetic(code: Code, x: Instruction) -> Run:
     """add, sub, mul, fma, mad, div, min, max, neg, abs on floating point types."""
     opcode = "fma" if x.opcode == "mad" else x.opcode
     mode, ftz, sat, relu, nan, xorsign, _, kind = code.modifiers(
-        x, ("rn", "rz", "rm", "rp", "approx", "full"), "ftz", "sat", "relu", "NaN", "xorsign", "abs", FLOATS)
+        x,
+        ("rn", "rz", "rm", "rp", "approx", "full"),
+        "ftz",
+        "sat",
+        "relu",
+        "NaN",
+        "xorsign",
+        "abs",
+        FLOATS,
+    )
     reads = [decoded(code, x, i, kind) for i in range(1, len(x.operands))]
     write = encoded(code, x, 0, kind)
     half = kind not in ("f32", "f32x2", "f64")
@@ -226,7 +256,9 @@ def arithmetic(code: Code, x: Instruction) -> Run:
             raise code.fail(x, f".{mode} is not evaluated here")
         function = _directed(opcode, mode)
     elif opcode == "fma":
-        function = {"f32": fused, "f32x2": fused, "f64": fused64}.get(kind, lambda a, b, c: odd_sum(a.astype(F64) * b.astype(F64), c.astype(F64)))
+        function = {"f32": fused, "f32x2": fused, "f64": fused64}.get(
+            kind, lambda a, b, c: odd_sum(a.astype(F64) * b.astype(F64), c.astype(F64))
+        )
     elif opcode in _BINARY:
         function = _BINARY[opcode]
         if nan:
@@ -235,7 +267,10 @@ def arithmetic(code: Code, x: Instruction) -> Run:
         raise code.fail(x, f"{x.opcode} of .{kind} is not evaluated")
     if xorsign:
         plain = function
-        function = lambda a, b: np.copysign(plain(np.abs(a), np.abs(b)), np.where(np.signbit(a) ^ np.signbit(b), -1, 1).astype(a.dtype))  # noqa: E731
+        function = lambda a, b: np.copysign(
+            plain(np.abs(a), np.abs(b)),
+            np.where(np.signbit(a) ^ np.signbit(b), -1, 1).astype(a.dtype),
+        )  # noqa: E731
     last = len(reads) == 2 and reads
     if not (ftz or sat or relu) and last:
         a, b = reads
@@ -249,7 +284,9 @@ def arithmetic(code: Code, x: Instruction) -> Run:
         if sat:
             result = saturated(result)
         if relu:
-            result = np.where(np.isnan(result), result, np.maximum(result, result.dtype.type(0)))[()]
+            result = np.where(np.isnan(result), result, np.maximum(result, result.dtype.type(0)))[
+                ()
+            ]
         if ftz and result.dtype == F32:
             result = flushed(result)
         write(frame, result)
@@ -272,7 +309,11 @@ def function(code: Code, x: Instruction) -> Run:
     mode, ftz, _, kind = code.modifiers(x, ("rn", "rz", "rm", "rp", "approx"), "ftz", "ftz", FLOATS)
     if mode in ("rz", "rm", "rp"):
         raise code.fail(x, f".{mode} is not evaluated here")
-    read, write, operate = decoded(code, x, 1, kind), encoded(code, x, 0, kind), _FUNCTIONS[x.opcode]
+    read, write, operate = (
+        decoded(code, x, 1, kind),
+        encoded(code, x, 0, kind),
+        _FUNCTIONS[x.opcode],
+    )
     if not ftz:
         return lambda frame: write(frame, operate(read(frame)))
     return lambda frame: write(frame, flushed(operate(flushed(read(frame)))))

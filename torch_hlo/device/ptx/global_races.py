@@ -3,6 +3,7 @@
 Reads are remembered as one reader, one warp, one group or several; when several warps have read, only a barrier of the whole group since then makes a
 write safe. Writing the value that is there already is no harm. Atomic, volatile, relaxed, acquire and release accesses are synchronization, and not looked at.
 """
+
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -13,7 +14,17 @@ from torch_hlo.device.ptx.memory import Fault
 from torch_hlo.device.ptx.races import NOBODY
 
 MANY = -2
-_FIELDS = ("write_group", "write_warp", "write_lane", "write_time", "read_group", "read_warp", "read_lane", "read_time", "read_epoch")
+_FIELDS = (
+    "write_group",
+    "write_warp",
+    "write_lane",
+    "write_time",
+    "read_group",
+    "read_warp",
+    "read_lane",
+    "read_time",
+    "read_epoch",
+)
 
 
 class Shadow:
@@ -54,12 +65,22 @@ class GlobalRaces:
                 shadow = self.shadows[starts[b]] = Shadow(ends[b] - starts[b], min(unit, 4))
             if shadow.unit > unit:
                 shadow.split(unit)
-            yield shadow, which, ((address[which] - starts[b]) // shadow.unit)[:, None] + np.arange(nbytes // shadow.unit)
+            yield (
+                shadow,
+                which,
+                ((address[which] - starts[b]) // shadow.unit)[:, None]
+                + np.arange(nbytes // shadow.unit),
+            )
 
     @staticmethod
     def _who(frame, which):
         group, warp = frame.group[which], (frame.tid[which] >> np.uint32(5)).astype(np.int64)
-        return group, frame.ctaid[which].astype(np.int64), warp, (frame.tid[which] & np.uint32(31)).astype(np.int64)
+        return (
+            group,
+            frame.ctaid[which].astype(np.int64),
+            warp,
+            (frame.tid[which] & np.uint32(31)).astype(np.int64),
+        )
 
     def _after_writes(self, known, s: Shadow, units, group, number, warp, lane) -> np.ndarray:
         """Whether the last write of every unit is known to the access."""
@@ -69,13 +90,17 @@ class GlobalRaces:
         w, time = s.write_warp[units], s.write_time[units]
         own = known[group, warp, warp][:, None]
         seen = known[group[:, None], warp[:, None], np.clip(w, 0, known.shape[1] - 1)] >= time
-        inside = np.where(w == warp[:, None], (s.write_lane[units] == lane[:, None]) | (time < own), seen)
+        inside = np.where(
+            w == warp[:, None], (s.write_lane[units] == lane[:, None]) | (time < own), seen
+        )
         return (writer == NOBODY) | (writer == number[:, None]) & inside
 
     def read(self, frame, address, nbytes: int, unit: int) -> None:
         """Raises Fault."""
         if not np.ndim(address):  # all threads read one place: one of them stands for the others
-            self._read(frame, np.array([address]), nbytes, unit, slice(0, 1), everybody=len(frame) > 1)
+            self._read(
+                frame, np.array([address]), nbytes, unit, slice(0, 1), everybody=len(frame) > 1
+            )
         else:
             self._read(frame, address, nbytes, unit, None, False)
 
@@ -98,7 +123,9 @@ class GlobalRaces:
                 lost = (got[units] != value) & (got[units] != MANY)
                 if lost.any():
                     got[units[lost]] = MANY
-            s.read_time[units] = np.broadcast_to(races.known[group, warp, warp][:, None], units.shape)
+            s.read_time[units] = np.broadcast_to(
+                races.known[group, warp, warp][:, None], units.shape
+            )
             s.read_epoch[units] = np.broadcast_to(races.epoch[group][:, None], units.shape)
             if everybody:
                 s.read_lane[units] = MANY
@@ -116,20 +143,47 @@ class GlobalRaces:
             reader = s.read_group[units]
             if (reader != NOBODY).any():
                 same_warp = s.read_warp[units] == warp[:, None]
-                inside = np.where(same_warp, (s.read_lane[units] == lane[:, None]) | (s.read_time[units] < races.known[group, warp, warp][:, None]),
-                                  s.read_epoch[units] < races.epoch[group][:, None])
-                known = s.read_warp[units] >= 0  # one other warp: its clock says more than the count of barriers
-                theirs = races.known[group[:, None], warp[:, None], np.clip(s.read_warp[units], 0, races.warps - 1)] >= s.read_time[units] + 1
+                inside = np.where(
+                    same_warp,
+                    (s.read_lane[units] == lane[:, None])
+                    | (s.read_time[units] < races.known[group, warp, warp][:, None]),
+                    s.read_epoch[units] < races.epoch[group][:, None],
+                )
+                known = (
+                    s.read_warp[units] >= 0
+                )  # one other warp: its clock says more than the count of barriers
+                theirs = (
+                    races.known[
+                        group[:, None],
+                        warp[:, None],
+                        np.clip(s.read_warp[units], 0, races.warps - 1),
+                    ]
+                    >= s.read_time[units] + 1
+                )
                 inside = inside | known & ~same_warp & theirs
                 late = ~((reader == NOBODY) | (reader == number[:, None]) & inside)
                 if late.any() and (bad := late.any(1) & ~unchanged()[which]).any():
                     first = units[bad][late[bad]][0]
-                    who = f"group {s.read_group[first]}" if s.read_group[first] >= 0 else "several groups"
-                    raise Fault(f"writes global memory that {who} {'have' if who[0] == 's' else 'has'} read in this launch, with no barrier in between", self._threads(which, bad))
+                    who = (
+                        f"group {s.read_group[first]}"
+                        if s.read_group[first] >= 0
+                        else "several groups"
+                    )
+                    raise Fault(
+                        f"writes global memory that {who} {'have' if who[0] == 's' else 'has'} read in this launch, with no barrier in between",
+                        self._threads(which, bad),
+                    )
             if not ordered.all() and (bad := ~ordered.all(1) & ~unchanged()[which]).any():
-                self._fault("writes", s, units[bad], ordered[bad], number[bad], self._threads(which, bad))
+                self._fault(
+                    "writes", s, units[bad], ordered[bad], number[bad], self._threads(which, bad)
+                )
             shape = units.shape
-            for name, value in (("write_group", number), ("write_warp", warp), ("write_lane", lane), ("write_time", races.known[group, warp, warp])):
+            for name, value in (
+                ("write_group", number),
+                ("write_warp", warp),
+                ("write_lane", lane),
+                ("write_time", races.known[group, warp, warp]),
+            ):
                 getattr(s, name)[units] = np.broadcast_to(value[:, None], shape)
             s.read_group[units] = NOBODY
 
@@ -141,5 +195,10 @@ class GlobalRaces:
     def _fault(verb: str, s: Shadow, units, ordered, number, threads=None) -> None:
         access, unit = np.argwhere(~ordered)[0]
         at = units[access, unit]
-        who = f"thread {32 * s.write_warp[at] + s.write_lane[at]}" + ("" if s.write_group[at] == number[access] else f" of group {s.write_group[at]}")
-        raise Fault(f"{verb} global memory that {who} has written in this launch, with no barrier in between", np.flatnonzero(~ordered.all(1)) if threads is None else threads)
+        who = f"thread {32 * s.write_warp[at] + s.write_lane[at]}" + (
+            "" if s.write_group[at] == number[access] else f" of group {s.write_group[at]}"
+        )
+        raise Fault(
+            f"{verb} global memory that {who} has written in this launch, with no barrier in between",
+            np.flatnonzero(~ordered.all(1)) if threads is None else threads,
+        )

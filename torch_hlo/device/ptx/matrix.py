@@ -7,6 +7,7 @@ shape m16n8kK and type, and element i of register r:
     C   row = group + 8 (r / 2)    column = 2 t + r % 2                  f32, s32, f64: a register per element; f16: pairs
 f64 has an element per 64-bit register; shapes with m8 have the first row block only.
 """
+
 from __future__ import annotations
 
 import re
@@ -76,14 +77,25 @@ def whole_warps(frame) -> int:
 
 def gather(frame, reads) -> np.ndarray:
     """Registers as [warp, lane, register], bits."""
-    return np.stack([frame.spread(bits(r(frame))) for r in reads], axis=-1).reshape(len(frame) // 32, 32, len(reads))
+    return np.stack([frame.spread(bits(r(frame))) for r in reads], axis=-1).reshape(
+        len(frame) // 32, 32, len(reads)
+    )
 
 
 @instruction("mma")
 def multiply(code: Code, x: Instruction) -> Run:
     shape = next((m for m in x.modifiers if re.fullmatch(r"m\d+n\d+k\d+", m)), "")
-    rest = [m for m in x.modifiers if m not in (shape, "sync", "aligned", "row", "col", "satfinite", "kind::f8f6f4")]
-    if shape not in SHAPES or len(rest) != 4 or rest[1] not in SHAPES[shape] or rest[2] not in SHAPES[shape]:
+    rest = [
+        m
+        for m in x.modifiers
+        if m not in (shape, "sync", "aligned", "row", "col", "satfinite", "kind::f8f6f4")
+    ]
+    if (
+        shape not in SHAPES
+        or len(rest) != 4
+        or rest[1] not in SHAPES[shape]
+        or rest[2] not in SHAPES[shape]
+    ):
         raise code.fail(x, "this matrix product is not evaluated")
     if [m for m in x.modifiers if m in ("row", "col")] != ["row", "col"]:
         raise code.fail(x, "A is row-major and B column-major (.row.col)")
@@ -91,16 +103,30 @@ def multiply(code: Code, x: Instruction) -> Run:
     m, n, k = map(int, re.findall(r"\d+", shape))
     e = PER_REGISTER[a_kind]
     integer, double = a_kind in ("s8", "u8"), a_kind == "f64"
-    allowed = {"s32"} if integer else {"f64"} if double else {"f32", "f16"} if a_kind in ("f16", "e4m3", "e5m2") else {"f32"}
+    allowed = (
+        {"s32"}
+        if integer
+        else {"f64"}
+        if double
+        else {"f32", "f16"}
+        if a_kind in ("f16", "e4m3", "e5m2")
+        else {"f32"}
+    )
     if not {d_kind, c_kind} <= allowed or PER_REGISTER[b_kind] != e:
         raise code.fail(x, "no such types")
     places = fragment_a(m, k, e), fragment_b(k, e), fragment_c(m)
     register = "b64" if double else "b32"
     reads = []
-    for number, kind, elements_of, per in ((1, a_kind, places[0], e), (2, b_kind, places[1], e), (3, c_kind, places[2], 2 if c_kind == "f16" else 1)):
+    for number, kind, elements_of, per in (
+        (1, a_kind, places[0], e),
+        (2, b_kind, places[1], e),
+        (3, c_kind, places[2], 2 if c_kind == "f16" else 1),
+    ):
         items = code.items(x, number)
         if len(items) != elements_of[0].shape[1] // per:
-            raise code.fail(x, f"{elements_of[0].shape[1] // per} registers of .{kind} were expected")
+            raise code.fail(
+                x, f"{elements_of[0].shape[1] // per} registers of .{kind} were expected"
+            )
         reads.append([code.read(x, o, register) for o in items])
     per_d = 2 if d_kind == "f16" else 1
     targets = code.items(x, 0)
@@ -136,7 +162,9 @@ def result(values: np.ndarray, kind: str, saturate: bool = False) -> np.ndarray:
     if kind == "f16":
         return np.ascontiguousarray(values.astype(np.float16)).view(np.uint32)
     dtype = {"f32": np.float32, "f64": np.float64}[kind]
-    return np.ascontiguousarray(values.astype(dtype)).view({"f32": np.uint32, "f64": np.uint64}[kind])
+    return np.ascontiguousarray(values.astype(dtype)).view(
+        {"f32": np.uint32, "f64": np.uint64}[kind]
+    )
 
 
 def store(frame, registers: np.ndarray, writes) -> None:
@@ -148,7 +176,23 @@ def store(frame, registers: np.ndarray, writes) -> None:
 # -- 8 x 8 matrices of 16-bit elements ----------------------------------------------------------------------------------------
 def _matrices(code: Code, x: Instruction) -> tuple[int, bool]:
     count = next((int(m[1]) for m in x.modifiers if m in ("x1", "x2", "x4")), 0)
-    rest = [m for m in x.modifiers if m not in ("x1", "x2", "x4", "sync", "aligned", "m8n8", "trans", "shared", "shared::cta", "b16")]
+    rest = [
+        m
+        for m in x.modifiers
+        if m
+        not in (
+            "x1",
+            "x2",
+            "x4",
+            "sync",
+            "aligned",
+            "m8n8",
+            "trans",
+            "shared",
+            "shared::cta",
+            "b16",
+        )
+    ]
     if not count or rest:
         raise code.fail(x, "this shape is not evaluated")
     return count, "trans" in x.modifiers
@@ -193,7 +237,11 @@ def store_matrices(code: Code, x: Instruction) -> Run:
         giving = np.tile(_LANE < 8 * count, warps)
         part = frame.select(giving, ()) if count < 4 else frame
         memory, at = locate(frame, space, frame.spread(address(frame))[giving])
-        tiles = np.ascontiguousarray(gather(frame, reads).swapaxes(1, 2)).view(np.uint16).reshape(warps, count, 8, 8)
+        tiles = (
+            np.ascontiguousarray(gather(frame, reads).swapaxes(1, 2))
+            .view(np.uint16)
+            .reshape(warps, count, 8, 8)
+        )
         if transposed:
             tiles = np.ascontiguousarray(tiles.swapaxes(2, 3))
         words = tiles.view(np.uint32).reshape(warps * count * 8, 4)

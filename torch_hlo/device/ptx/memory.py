@@ -3,6 +3,7 @@
 Addresses are int64. Global memory is this process's memory, and only blocks that were added may be touched. Shared and local memory are
 windows that begin at 0 in their own space; their generic addresses lie above every address of the host.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -12,7 +13,13 @@ import numpy as np
 
 SHARED_WINDOW, LOCAL_WINDOW = 1 << 48, 1 << 49  # generic addresses
 _FIRST = 4096  # NumPy takes no array at address 0
-STORAGE = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64), 16: np.dtype((np.void, 16))}
+STORAGE = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+    16: np.dtype((np.void, 16)),
+}
 
 
 class Fault(Exception):
@@ -28,14 +35,20 @@ def check_alignment(address, nbytes: int) -> None:
     wrong = address & (nbytes - 1)
     if wrong.any():
         at = np.flatnonzero(wrong)
-        raise Fault(f"address {int(np.atleast_1d(address)[at[0]]):#x} is not a multiple of {nbytes}", at)
+        raise Fault(
+            f"address {int(np.atleast_1d(address)[at[0]]):#x} is not a multiple of {nbytes}", at
+        )
 
 
 class Bytes:
     """A range of memory seen as elements of 1, 2, 4, 8 or 16 bytes."""
 
     def __init__(self, raw: np.ndarray) -> None:
-        self.views = {size: raw[: len(raw) // size * size].view(dtype) for size, dtype in STORAGE.items() if len(raw) >= size}
+        self.views = {
+            size: raw[: len(raw) // size * size].view(dtype)
+            for size, dtype in STORAGE.items()
+            if len(raw) >= size
+        }
 
     def take(self, address, size: int, count: int) -> list:
         """`count` neighbouring elements at each address, as bits."""
@@ -43,7 +56,11 @@ class Bytes:
             return [self.views[size][address >> (size.bit_length() - 1)]]
         whole = size * count
         rows = self.views[whole][address >> (whole.bit_length() - 1)]
-        parts = np.ascontiguousarray(np.frombuffer(rows.tobytes(), STORAGE[size]).reshape(-1, count).T) if np.ndim(rows) else np.frombuffer(rows.tobytes(), STORAGE[size])
+        parts = (
+            np.ascontiguousarray(np.frombuffer(rows.tobytes(), STORAGE[size]).reshape(-1, count).T)
+            if np.ndim(rows)
+            else np.frombuffer(rows.tobytes(), STORAGE[size])
+        )
         return list(parts)
 
     def put(self, address, values: list, size: int) -> None:
@@ -56,7 +73,10 @@ class Bytes:
             if np.ndim(address):
                 lost = view[first + i] != value
                 if lost.any():
-                    raise Fault("several threads write different values to one address", np.flatnonzero(lost))
+                    raise Fault(
+                        "several threads write different values to one address",
+                        np.flatnonzero(lost),
+                    )
 
 
 _PROCESS: list[Bytes] = []
@@ -64,7 +84,13 @@ _PROCESS: list[Bytes] = []
 
 def _process() -> Bytes:
     if not _PROCESS:
-        _PROCESS.append(Bytes(np.frombuffer((ctypes.c_uint8 * ((1 << 47) - _FIRST)).from_address(_FIRST), np.uint8)))
+        _PROCESS.append(
+            Bytes(
+                np.frombuffer(
+                    (ctypes.c_uint8 * ((1 << 47) - _FIRST)).from_address(_FIRST), np.uint8
+                )
+            )
+        )
     return _PROCESS[0]
 
 
@@ -101,8 +127,15 @@ class GlobalMemory:
         if len(wrong):
             a = int(address[wrong[0]])
             block = max(int(at[wrong[0]]), 0)
-            distance = f"{a - self.ends[block]} bytes after the end" if a >= self.starts[block] else f"{self.starts[block] - a} bytes before the start"
-            raise Fault(f"access of {nbytes} bytes at {a:#x} is outside of every array: {distance} of one of {self.ends[block] - self.starts[block]} bytes", wrong)
+            distance = (
+                f"{a - self.ends[block]} bytes after the end"
+                if a >= self.starts[block]
+                else f"{self.starts[block] - a} bytes before the start"
+            )
+            raise Fault(
+                f"access of {nbytes} bytes at {a:#x} is outside of every array: {distance} of one of {self.ends[block] - self.starts[block]} bytes",
+                wrong,
+            )
 
     def load(self, frame, address, size: int, count: int, watch: bool = False) -> list:
         """`watch`: an ordinary access of the frame's threads, which may race with others (global_races.py)."""
@@ -116,7 +149,13 @@ class GlobalMemory:
         check_alignment(address, size * len(values))
         self.check(address, size * len(values))
         if watch:
-            frame.run.global_races.write(frame, address, size * len(values), size, lambda: self._unchanged(address, values, size))
+            frame.run.global_races.write(
+                frame,
+                address,
+                size * len(values),
+                size,
+                lambda: self._unchanged(address, values, size),
+            )
         _process().put(address - _FIRST, values, size)
 
     @staticmethod
@@ -143,11 +182,17 @@ class Window:
     def place(self, frame, address, nbytes: int):
         """Where the accesses are in `raw`. Raises Fault."""
         check_alignment(address, nbytes)
-        if int(address.min()) < self.first or int(address.max()) + nbytes > self.first + self.nbytes:
+        if (
+            int(address.min()) < self.first
+            or int(address.max()) + nbytes > self.first + self.nbytes
+        ):
             a = np.atleast_1d(address)
             wrong = np.flatnonzero((a < self.first) | (a + nbytes > self.first + self.nbytes))
-            raise Fault(f"access of {nbytes} bytes at {self.what} address {int(a[wrong[0]]):#x}, {int(a[wrong[0]]) - self.first} bytes after the first "
-                        f"variable; there are {self.nbytes}", wrong)
+            raise Fault(
+                f"access of {nbytes} bytes at {self.what} address {int(a[wrong[0]]):#x}, {int(a[wrong[0]]) - self.first} bytes after the first "
+                f"variable; there are {self.nbytes}",
+                wrong,
+            )
         return address - self.first + self.owner(frame) * self.stride
 
     def load(self, frame, address, size: int, count: int) -> list:

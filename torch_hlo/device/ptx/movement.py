@@ -1,4 +1,5 @@
 """Data movement, calls and atomics (PTX ISA, sections 9.7.9, 9.7.12, 9.7.13)."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -8,11 +9,15 @@ from torch_hlo.device.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, Fault
 from torch_hlo.device.ptx.syntax import SIZES, Instruction, Mem, Sym, Vec
 from torch_hlo.device.ptx.table import NUMPY, UNSIGNED, Code, Run, bits, instruction
 
-_HINTS = frozenset("""volatile relaxed acquire release weak mmio cta cluster gpu sys ca cg cs lu cv wb wt nc L1::evict_normal L1::evict_unchanged L1::evict_first
-L1::evict_last L1::no_allocate L2::cache_hint L2::64B L2::128B L2::256B L2::evict_first L2::evict_last L2::evict_normal unified uni""".split())
+_HINTS = frozenset(
+    """volatile relaxed acquire release weak mmio cta cluster gpu sys ca cg cs lu cv wb wt nc L1::evict_normal L1::evict_unchanged L1::evict_first
+L1::evict_last L1::no_allocate L2::cache_hint L2::64B L2::128B L2::256B L2::evict_first L2::evict_last L2::evict_normal unified uni""".split()
+)
 _SPACES = {"global": "global", "const": "const", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared", "local": "local", "param": "param",
            "param::entry": "param", "param::func": "param"}  # fmt: skip
-_STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})  # section 8.5: accesses that may meet others
+_STRONG = frozenset(
+    {"volatile", "relaxed", "acquire", "release", "mmio"}
+)  # section 8.5: accesses that may meet others
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 
@@ -33,7 +38,10 @@ def parts(code: Code, x: Instruction) -> tuple[str, str, int]:
 
 def space_of(address) -> str:
     """The space of generic addresses, which must all be in one."""
-    found = {("global", "shared", "local", "local")[int(v)] for v in np.unique(np.atleast_1d(address >> 48) & 3)}
+    found = {
+        ("global", "shared", "local", "local")[int(v)]
+        for v in np.unique(np.atleast_1d(address >> 48) & 3)
+    }
     if len(found) > 1:
         raise Fault(f"generic addresses of {' and '.join(sorted(found))} memory in one instruction")
     return found.pop()
@@ -44,7 +52,11 @@ def locate(frame, space: str, address):
     if space:
         return frame.run.spaces[space], address
     space = space_of(address)
-    return frame.run.spaces[space], address - {"global": 0, "shared": SHARED_WINDOW, "local": LOCAL_WINDOW}[space]
+    return frame.run.spaces[space], address - {
+        "global": 0,
+        "shared": SHARED_WINDOW,
+        "local": LOCAL_WINDOW,
+    }[space]
 
 
 @instruction("ld", "ldu")
@@ -66,7 +78,9 @@ def load(code: Code, x: Instruction) -> Run:
             at = np.full(len(frame), at)
         memory, at = locate(frame, space, at)
         options = {"watch": True} if plain and memory is frame.run.memory else {}
-        for write, value in zip(writes, memory.load(frame, at, size, count, **options), strict=True):
+        for write, value in zip(
+            writes, memory.load(frame, at, size, count, **options), strict=True
+        ):
             write(frame, value.view(dtype))
 
     return run
@@ -83,7 +97,7 @@ def _load_parameter(code: Code, x: Instruction, writes, kind: str) -> Run:
     def run(frame):
         whole = frame.run.parameters[name] if mine else frame.registers[name]
         for i, write in enumerate(writes):
-            piece = whole[..., first + i * size:first + (i + 1) * size]
+            piece = whole[..., first + i * size : first + (i + 1) * size]
             if piece.shape[-1] != size:
                 raise Fault(f"parameter {name} has {whole.shape[-1]} bytes")
             write(frame, np.ascontiguousarray(piece).view(dtype)[..., 0])
@@ -126,7 +140,7 @@ def _store_parameter(code: Code, x: Instruction, reads, size: int) -> Run:
         whole = np.zeros((len(frame), nbytes), np.uint8) if old is None else old.copy()
         for i, read in enumerate(reads):
             value = np.ascontiguousarray(frame.spread(bits(read(frame))))
-            whole[:, first + i * size:first + (i + 1) * size] = value[:, None].view(np.uint8)
+            whole[:, first + i * size : first + (i + 1) * size] = value[:, None].view(np.uint8)
         frame.registers[name] = whole
 
     return run
@@ -141,14 +155,20 @@ def call(code: Code, x: Instruction) -> Run:
     arguments = [o.name for o in operands.pop(0).items] if operands else []
     function = code.module.functions.get(name)
     if function is None or not function.body:
-        raise code.fail(x, f"there is no function {name}" if name != "vprintf" else "vprintf is not evaluated")
+        raise code.fail(
+            x, f"there is no function {name}" if name != "vprintf" else "vprintf is not evaluated"
+        )
     if len(arguments) != len(function.params) or len(results) != len(function.results):
         raise code.fail(x, "the number of arguments is not the function's")
 
     def run(frame):
         from torch_hlo.device.ptx.evaluate import Frame
 
-        inner = Frame(frame.run, frame.threads, {p.name: frame.registers[a] for p, a in zip(function.params, arguments, strict=True)})
+        inner = Frame(
+            frame.run,
+            frame.threads,
+            {p.name: frame.registers[a] for p, a in zip(function.params, arguments, strict=True)},
+        )
         done = frame.run.image.routine(name).execute(inner)
         if done is None or len(done) != len(frame):
             raise Fault(f"{name} did not return in all threads")
@@ -168,7 +188,12 @@ def move(code: Code, x: Instruction) -> Run:
     if isinstance(source, Vec):
         count = len(source.items)
         part = f"b{8 * SIZES[kind] // count}"
-        reads, write, dtype, width = [code.read(x, s, part) for s in source.items], code.write(x, target, kind), UNSIGNED[SIZES[kind]], 8 * SIZES[kind] // count
+        reads, write, dtype, width = (
+            [code.read(x, s, part) for s in source.items],
+            code.write(x, target, kind),
+            UNSIGNED[SIZES[kind]],
+            8 * SIZES[kind] // count,
+        )
 
         def pack(frame):
             value = dtype.type(0)
@@ -180,7 +205,12 @@ def move(code: Code, x: Instruction) -> Run:
     if isinstance(target, Vec):
         count = len(target.items)
         part = f"b{8 * SIZES[kind] // count}"
-        read, writes, width, dtype = code.read(x, source, kind), [code.write(x, t, part) for t in target.items], 8 * SIZES[kind] // count, NUMPY[part]
+        read, writes, width, dtype = (
+            code.read(x, source, kind),
+            [code.write(x, t, part) for t in target.items],
+            8 * SIZES[kind] // count,
+            NUMPY[part],
+        )
 
         def unpack(frame):
             value = bits(read(frame))
@@ -192,7 +222,15 @@ def move(code: Code, x: Instruction) -> Run:
     return lambda frame: write(frame, read(frame))
 
 
-_WINDOWS = {"global": 0, "const": 0, "param": 0, "shared": SHARED_WINDOW, "shared::cta": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW}
+_WINDOWS = {
+    "global": 0,
+    "const": 0,
+    "param": 0,
+    "shared": SHARED_WINDOW,
+    "shared::cta": SHARED_WINDOW,
+    "shared::cluster": SHARED_WINDOW,
+    "local": LOCAL_WINDOW,
+}
 
 
 @instruction("cvta")
@@ -202,7 +240,11 @@ def to_generic(code: Code, x: Instruction) -> Run:
         raise code.fail(x, "32-bit addresses are not evaluated")
     window = np.uint64(_WINDOWS[space])
     read, write = code.read(x, 1, kind), code.write(x, 0, kind)
-    return (lambda frame: write(frame, read(frame) - window)) if to else lambda frame: write(frame, read(frame) + window)
+    return (
+        (lambda frame: write(frame, read(frame) - window))
+        if to
+        else lambda frame: write(frame, read(frame) + window)
+    )
 
 
 @instruction("isspacep")
@@ -228,10 +270,26 @@ def map_rank(code: Code, x: Instruction) -> Run:
     return run
 
 
-@instruction("prefetch", "prefetchu", "nanosleep", "membar", "fence", "discard", "applypriority", "pmevent", "createpolicy", "griddepcontrol", "setmaxnreg")
+@instruction(
+    "prefetch",
+    "prefetchu",
+    "nanosleep",
+    "membar",
+    "fence",
+    "discard",
+    "applypriority",
+    "pmevent",
+    "createpolicy",
+    "griddepcontrol",
+    "setmaxnreg",
+)
 def nothing(code: Code, x: Instruction) -> Run | None:
     """Hints, and orderings that one instruction at a time gives anyway."""
-    if x.opcode == "fence" and "proxy" in x.modifiers and any(m.startswith("async") for m in x.modifiers):
+    if (
+        x.opcode == "fence"
+        and "proxy" in x.modifiers
+        and any(m.startswith("async") for m in x.modifiers)
+    ):
         return lambda frame: frame.run.races.fence(*frame.warps())
     if x.opcode == "createpolicy":
         write = code.write(x, 0, "b64")
@@ -283,16 +341,28 @@ def atomic(code: Code, x: Instruction) -> Run:
     at = 1 if x.opcode == "atom" else 0
     address = code.address(x, at)
     paired = kind in ("f16x2", "bf16x2", "bf16", "f16")
-    reads = [floats.decoded(code, x, i, kind) if paired else code.read(x, i, kind) for i in range(at + 1, len(x.operands))]
+    reads = [
+        floats.decoded(code, x, i, kind) if paired else code.read(x, i, kind)
+        for i in range(at + 1, len(x.operands))
+    ]
     write = code.write(x, 0, kind if kind != "bf16" else "b16") if x.opcode == "atom" else None
     operate, size, dtype = _ATOMIC[operation], SIZES[kind], NUMPY[kind]
-    widen = {"bf16": floats.from_bf16, "f16x2": lambda v: floats.pairs(v).view(np.float16), "bf16x2": lambda v: floats.from_bf16(floats.pairs(v))}.get(kind, lambda v: v.view(dtype))
+    widen = {
+        "bf16": floats.from_bf16,
+        "f16x2": lambda v: floats.pairs(v).view(np.float16),
+        "bf16x2": lambda v: floats.from_bf16(floats.pairs(v)),
+    }.get(kind, lambda v: v.view(dtype))
     narrow = {"bf16": floats.to_bf16, "f16x2": lambda v: floats.joined(v.astype(np.float16).view(np.uint16)),
               "bf16x2": lambda v: floats.joined(floats.to_bf16(v))}.get(kind, lambda v: np.ascontiguousarray(v.astype(dtype)).view(UNSIGNED[size]))  # fmt: skip
 
     def run(frame):
         memory, where = locate(frame, space, frame.spread(address(frame)))
-        values = [np.broadcast_to(v, (len(frame), *np.shape(v))) if np.ndim(v) < 1 + kind.endswith("x2") else v for v in (r(frame) for r in reads)]
+        values = [
+            np.broadcast_to(v, (len(frame), *np.shape(v)))
+            if np.ndim(v) < 1 + kind.endswith("x2")
+            else v
+            for v in (r(frame) for r in reads)
+        ]
         owners = memory.owner(frame) if hasattr(memory, "owner") else 0
         key = np.asarray(where + owners * (1 << 32))
         old = np.zeros(len(frame), UNSIGNED[size])
@@ -303,7 +373,9 @@ def atomic(code: Code, x: Instruction) -> Run:
             part = frame.select(now, ()) if len(now) < len(frame) else frame
             (before,) = memory.load(part, where[now], size, 1)
             old[now] = before
-            memory.store(part, where[now], [narrow(operate(widen(before), *[v[now] for v in values]))], size)
+            memory.store(
+                part, where[now], [narrow(operate(widen(before), *[v[now] for v in values]))], size
+            )
             rest = np.setdiff1d(rest, now)
         if write is not None:
             write(frame, old.view(dtype))

@@ -4,6 +4,7 @@ Every warp counts its time; a synchronization tells the time of some warps to ot
 An access is in order when the warp knows a time of the other's access at or after it happened. Within a warp, lanes are ordered by
 bar.warp.sync and group barriers only (PTX ISA, section 9.7.13.3), not by running together.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -11,7 +12,11 @@ import numpy as np
 from torch_hlo.device.ptx.memory import Fault
 
 IN_FLIGHT = (1 << 25) - 1  # the time of a copy that nobody has waited for
-NOBODY, MANY, COPY = -1, 63, -3  # lanes: never written; several, or the whole warp; an asynchronous copy
+NOBODY, MANY, COPY = (
+    -1,
+    63,
+    -3,
+)  # lanes: never written; several, or the whole warp; an asynchronous copy
 
 
 class Races:
@@ -23,12 +28,18 @@ class Races:
         self.write_warp = np.full(n, NOBODY, np.int16)
         self.write_lane = np.full(n, NOBODY, np.int16)
         self.write_time = np.zeros(n, np.int32)
-        self.write_epoch = np.full(n, IN_FLIGHT, np.int32)  # of writes that a barrier of the whole group may order
+        self.write_epoch = np.full(
+            n, IN_FLIGHT, np.int32
+        )  # of writes that a barrier of the whole group may order
         self.reads = np.zeros(n * warps, np.int32)  # of every unit by every warp: 64 * time + lane
-        self.known = np.zeros((groups, warps, warps), np.int32)  # known[g, w, v]: the time of v that w knows
+        self.known = np.zeros(
+            (groups, warps, warps), np.int32
+        )  # known[g, w, v]: the time of v that w knows
         self.known[:, range(warps), range(warps)] = 1
         self.epoch = np.zeros(groups, np.int32)  # barriers of the whole group so far
-        self.fenced = np.zeros((groups, warps), np.int32)  # what fence.proxy.async has shown to asynchronous copies and wgmma
+        self.fenced = np.zeros(
+            (groups, warps), np.int32
+        )  # what fence.proxy.async has shown to asynchronous copies and wgmma
 
     # -- accesses -------------------------------------------------------------------------------------------------
     def _units(self, place, nbytes: int) -> np.ndarray:
@@ -39,7 +50,13 @@ class Races:
     def _who(frame, lanes):
         group = frame.group
         warp = (frame.tid >> np.uint32(5)).astype(np.int64)
-        return group, warp, (frame.tid & np.uint32(31)).astype(np.int64) if lanes is None else np.full(len(group), lanes)
+        return (
+            group,
+            warp,
+            (frame.tid & np.uint32(31)).astype(np.int64)
+            if lanes is None
+            else np.full(len(group), lanes),
+        )
 
     def _written_before(self, units, group, warp, lane):
         """Whether the last write is known to the warp."""
@@ -47,16 +64,24 @@ class Races:
         own = self.known[group, warp, warp][:, None]
         seen = self.known[group[:, None], warp[:, None], np.maximum(writer, 0)] >= time
         same = writer == warp[:, None]
-        return np.where(same, (self.write_lane[units] == lane[:, None]) & (lane[:, None] != MANY) | (time < own), seen) | (writer == NOBODY)
+        return np.where(
+            same,
+            (self.write_lane[units] == lane[:, None]) & (lane[:, None] != MANY) | (time < own),
+            seen,
+        ) | (writer == NOBODY)
 
     def read(self, frame, place, nbytes: int, lanes: int | None = None) -> None:
         """`lanes`: MANY when the warp reads as a whole. Raises Fault."""
         units = self._units(place, nbytes)
         group, warp, lane = self._who(frame, lanes)
-        if not (self.write_epoch[units] < self.epoch[group][:, None]).all():  # else the group has met since all of these writes
+        if not (
+            self.write_epoch[units] < self.epoch[group][:, None]
+        ).all():  # else the group has met since all of these writes
             self._check_read(frame, units, group, warp, lane)
         column = units * self.warps + warp[:, None]
-        mine = (64 * self.known[group, warp, warp].astype(np.int32) + lane.astype(np.int32))[:, None]
+        mine = (64 * self.known[group, warp, warp].astype(np.int32) + lane.astype(np.int32))[
+            :, None
+        ]
         old = self.reads[column]
         if (old >> 6 == mine >> 6).any():
             mine = np.where((old >> 6 == mine >> 6) & (old != mine), mine | MANY, mine)
@@ -94,21 +119,36 @@ class Races:
         known[at, warp] = IN_FLIGHT  # its own reads are looked at below
         late = times > known[:, None, :]
         mine = reads[at[:, None], np.arange(units.shape[1]), warp[:, None]]
-        late_mine = (mine >> 6 >= own[:, None]) & ((mine & MANY != lane[:, None]) | (lane[:, None] == MANY))
+        late_mine = (mine >> 6 >= own[:, None]) & (
+            (mine & MANY != lane[:, None]) | (lane[:, None] == MANY)
+        )
         wrong = late.any(2) | late_mine
         if wrong.any():
             first = np.argwhere(wrong)[0]
-            reader = int(np.argmax(late[tuple(first)])) if late[tuple(first)].any() else int(warp[first[0]])
+            reader = (
+                int(np.argmax(late[tuple(first)]))
+                if late[tuple(first)].any()
+                else int(warp[first[0]])
+            )
             flight = (times[tuple(first)] == IN_FLIGHT).any()
-            raise Fault(f"writes shared memory that warp {reader} " + ("is still reading asynchronously" if flight else "has read, with no barrier in between"),
-                        np.flatnonzero(wrong.any(1)))
+            raise Fault(
+                f"writes shared memory that warp {reader} "
+                + (
+                    "is still reading asynchronously"
+                    if flight
+                    else "has read, with no barrier in between"
+                ),
+                np.flatnonzero(wrong.any(1)),
+            )
 
     def _set(self, units, warp, lane, time, epoch=None) -> None:
         shape = units.shape
         self.write_warp[units] = np.broadcast_to(warp[:, None], shape)
         self.write_lane[units] = np.broadcast_to(lane[:, None], shape)
         self.write_time[units] = np.broadcast_to(np.asarray(time)[:, None], shape)
-        self.write_epoch[units] = IN_FLIGHT if epoch is None else np.broadcast_to(epoch[:, None], shape)
+        self.write_epoch[units] = (
+            IN_FLIGHT if epoch is None else np.broadcast_to(epoch[:, None], shape)
+        )
         self.reads.reshape(-1, self.warps)[units] = 0
 
     def _race(self, what: str, units, ordered) -> None:
@@ -116,10 +156,19 @@ class Races:
         at = units[access, unit]
         threads = np.flatnonzero(~ordered.all(1))
         if self.write_time[at] == IN_FLIGHT:
-            raise Fault(f"{what} shared memory that an asynchronous copy is still writing: nobody has waited for it", threads)
+            raise Fault(
+                f"{what} shared memory that an asynchronous copy is still writing: nobody has waited for it",
+                threads,
+            )
         lane = int(self.write_lane[at])
-        who = f"thread {32 * int(self.write_warp[at]) + lane}" if lane >= 0 else f"warp {int(self.write_warp[at])}"
-        raise Fault(f"{what} shared memory that {who} has written, with no barrier in between", threads)
+        who = (
+            f"thread {32 * int(self.write_warp[at]) + lane}"
+            if lane >= 0
+            else f"warp {int(self.write_warp[at])}"
+        )
+        raise Fault(
+            f"{what} shared memory that {who} has written, with no barrier in between", threads
+        )
 
     # -- asynchronous copies --------------------------------------------------------------------------------------
     def start_write(self, frame, place, nbytes: int) -> None:
@@ -132,16 +181,23 @@ class Races:
     def finish_write(self, frame, place, nbytes: int) -> None:
         """The threads of the frame have waited: it is as if they had written."""
         group, warp, lane = self._who(frame, None)
-        self._set(self._units(place, nbytes), warp, lane, self.known[group, warp, warp], self.epoch[group])
+        self._set(
+            self._units(place, nbytes), warp, lane, self.known[group, warp, warp], self.epoch[group]
+        )
 
     def start_read(self, frame, units: np.ndarray) -> None:
         """Each thread of the frame begins an asynchronous read of its units [thread, unit]: what it sees must be known to the thread, and fenced.
         Raises Fault."""
         group, warp, lane = self._who(frame, None)
         self._check_read(frame, units, group, warp, lane)
-        fenced = (self.write_time[units] <= self.fenced[group[:, None], self.write_warp[units]]) | (self.write_lane[units] == COPY)
+        fenced = (self.write_time[units] <= self.fenced[group[:, None], self.write_warp[units]]) | (
+            self.write_lane[units] == COPY
+        )
         if not fenced.all():
-            raise Fault("reads asynchronously what was written without a fence.proxy.async since", np.flatnonzero(~fenced.all(1)))
+            raise Fault(
+                "reads asynchronously what was written without a fence.proxy.async since",
+                np.flatnonzero(~fenced.all(1)),
+            )
         self.reads[units * self.warps + warp[:, None]] = 64 * IN_FLIGHT + MANY
 
     def finish_read(self, group: int, warp: int, units: np.ndarray) -> None:

@@ -1,8 +1,9 @@
 """PTX text as data (PTX ISA, sections 4 and 5): a module's variables and functions, a function's instructions.
 
-    module = parse(text)                      # raises PtxError naming the line
-    module.functions["k0"].body[3]            # Instruction(opcode='ld', modifiers=('param', 'b64'), operands=(Reg('%rd1'), Mem(...)), ...)
+module = parse(text)                      # raises PtxError naming the line
+module.functions["k0"].body[3]            # Instruction(opcode='ld', modifiers=('param', 'b64'), operands=(Reg('%rd1'), Mem(...)), ...)
 """
+
 from __future__ import annotations
 
 import math
@@ -88,7 +89,9 @@ class Function:
     params: list[Variable]
     results: list[Variable]
     variables: dict[str, Variable] = field(default_factory=dict)
-    registers: dict[str, str] = field(default_factory=dict)  # name, or the prefix of numbered ones -> type
+    registers: dict[str, str] = field(
+        default_factory=dict
+    )  # name, or the prefix of numbered ones -> type
     body: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     max_threads: int = 1024
@@ -105,9 +108,14 @@ class Module:
 SIZES = {"pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4,
          "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f32x2": 8, "b128": 16}  # fmt: skip
 _SPACES = ("global", "const", "shared", "local", "param")
-_TOKEN = re.compile(r"""\s*(?:(?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16})|(?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?)
-    |(?P<name>[%$_a-zA-Z][\w$]*(?:\.[\w]+)*)|(?P<mark>[-+~!{}\[\](),|<>=;:@]))""", re.X)
-_STATEMENT = re.compile(r"\s*(?:@\s*(!?)\s*([%$\w]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)([^;]*);")  # @!guard, opcode, operands
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16})|(?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?)
+    |(?P<name>[%$_a-zA-Z][\w$]*(?:\.[\w]+)*)|(?P<mark>[-+~!{}\[\](),|<>=;:@]))""",
+    re.X,
+)
+_STATEMENT = re.compile(
+    r"\s*(?:@\s*(!?)\s*([%$\w]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)([^;]*);"
+)  # @!guard, opcode, operands
 _OPERANDS = re.compile(r"(?:[^,\[{(]|\[[^\]]*\]|\{[^}]*\}|\([^)]*\))+")
 _LABEL = re.compile(r"\s*([$\w]+)\s*:(?!:)")
 _DIRECTIVE = re.compile(r"\s*\.([a-zA-Z_]\w*(?:::\w+)*)")
@@ -120,8 +128,12 @@ def parse(text: str) -> Module:
 
 class _Parser:
     def __init__(self, text: str) -> None:
-        self.text = re.sub(r"//[^\n]*|/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
-        self.at = self.counted = self.lines = 0  # where we are; how far lines are counted, and how many there are
+        self.text = re.sub(
+            r"//[^\n]*|/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), text, flags=re.S
+        )
+        self.at = self.counted = self.lines = (
+            0  # where we are; how far lines are counted, and how many there are
+        )
         self.operands: dict[str, Operand | None] = {}  # of the function at hand, by their text
         self.scopes: list[dict[str, str]] = []  # names declared in inner braces -> their own names
         self.renamed = 0
@@ -135,7 +147,7 @@ class _Parser:
         return self.lines + 1
 
     def fail(self, message: str) -> PtxError:
-        rest = self.text[self.at:].lstrip().split("\n", 1)[0]
+        rest = self.text[self.at :].lstrip().split("\n", 1)[0]
         return PtxError(f"line {self.line}: {message}: {rest[:100]!r}")
 
     def token(self) -> re.Match:
@@ -151,9 +163,9 @@ class _Parser:
 
     def mark(self) -> str:
         """The next character that is no space, which is where we are then; '}' at the end, so that whoever looks for it stops."""
-        while self.text[self.at:self.at + 1].isspace():
+        while self.text[self.at : self.at + 1].isspace():
             self.at += 1
-        return self.text[self.at:self.at + 1] or "}"
+        return self.text[self.at : self.at + 1] or "}"
 
     def accept(self, mark: str) -> bool:
         if self.peek() == mark:
@@ -182,7 +194,7 @@ class _Parser:
     def skip_line(self) -> str:
         end = self.text.find("\n", self.at)
         end = len(self.text) if end < 0 else end
-        line, self.at = self.text[self.at:end].strip(), end
+        line, self.at = self.text[self.at : end].strip(), end
         return line
 
     def integers(self) -> list[int]:
@@ -201,7 +213,7 @@ class _Parser:
     # -- module ---------------------------------------------------------------------------------------------------
     def module(self) -> Module:
         made = Module("", "", {}, {})
-        while self.text[self.at:].strip():
+        while self.text[self.at :].strip():
             word = self.directive()
             if word in ("visible", "extern", "weak", "common"):
                 continue
@@ -213,7 +225,9 @@ class _Parser:
                 self.skip_line()
             elif word in ("entry", "func"):
                 function = self.function(word == "entry")
-                if function.name not in made.functions or function.body:  # declarations come before definitions
+                if (
+                    function.name not in made.functions or function.body
+                ):  # declarations come before definitions
                     made.functions[function.name] = function
             elif word in _SPACES:
                 for v in self.declare(word):
@@ -232,7 +246,7 @@ class _Parser:
                 align = self.integer()
             elif word == "ptr":  # an attribute of parameters: `.ptr .global .align 16`
                 while self.directive():
-                    if self.text[self.at - 5:self.at] == "align":
+                    if self.text[self.at - 5 : self.at] == "align":
                         self.integer()
             elif word in SIZES:
                 kind = word
@@ -255,7 +269,15 @@ class _Parser:
                 data = self.data(SIZES[kind], kind)
                 count = max(count, len(data) // SIZES[kind])
             nbytes = count * SIZES[kind]
-            made.append(Variable(self.scoped(name), space, nbytes, align or SIZES[kind], data.ljust(nbytes, b"\0") if space in ("global", "const") else b""))
+            made.append(
+                Variable(
+                    self.scoped(name),
+                    space,
+                    nbytes,
+                    align or SIZES[kind],
+                    data.ljust(nbytes, b"\0") if space in ("global", "const") else b"",
+                )
+            )
             if not self.accept(","):
                 break
         if space != "param" or self.peek() == ";":
@@ -369,7 +391,10 @@ class _Parser:
             self.expect(";")
         elif word in _SPACES:
             if self.scopes:  # .param of a call, or of inline code: a name of its own
-                for name in re.findall(r"[%$\w]+(?=\s*(?:\[[^\]]*\]\s*)?[,;])", self.text[self.at:self.text.index(";", self.at) + 1]):
+                for name in re.findall(
+                    r"[%$\w]+(?=\s*(?:\[[^\]]*\]\s*)?[,;])",
+                    self.text[self.at : self.text.index(";", self.at) + 1],
+                ):
                     self.scoped(name, declare=True)
             for v in self.declare(word):
                 made.variables[v.name] = v
@@ -402,9 +427,15 @@ class _Parser:
         line = self.line
         guard = Reg(self.scoped(found[2]), bool(found[1])) if found[2] else None
         opcode, *modifiers = found[3].split(".")
-        operands = tuple(self.whole_operand(piece.strip()) for piece in _OPERANDS.findall(found[4]) if piece.strip())
+        operands = tuple(
+            self.whole_operand(piece.strip())
+            for piece in _OPERANDS.findall(found[4])
+            if piece.strip()
+        )
         self.at = found.end()
-        return Instruction(opcode, tuple(modifiers), operands, guard, line, " ".join(found[0].split()))
+        return Instruction(
+            opcode, tuple(modifiers), operands, guard, line, " ".join(found[0].split())
+        )
 
     def whole_operand(self, piece: str) -> Operand | None:
         """The text between two commas; outside of inner braces equal text is an equal operand."""
@@ -416,7 +447,7 @@ class _Parser:
         made = self.operand()
         if self.accept("|"):
             made = Vec((made, self.operand()))
-        if self.text[self.at:].strip():
+        if self.text[self.at :].strip():
             raise self.fail("not an operand")
         self.text, self.at, self.counted, self.lines = text, at, at, line - 1
         if not self.scopes:

@@ -6,25 +6,50 @@
 `Code` helps with operands: `code.read(x, 1, "f32")` is a function of the frame that gives operand 1 as float32, `code.write(x, 0, "f32")` a
 function of (frame, value). A value is an array with an element per thread of the frame, or a NumPy scalar where all threads agree.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import numpy as np
 
-from torch_hlo.device.ptx.syntax import SIZES, Function, Imm, Instruction, Mem, Module, Operand, PtxError, Reg, Sym, Vec
+from torch_hlo.device.ptx.syntax import (
+    SIZES,
+    Function,
+    Imm,
+    Instruction,
+    Mem,
+    Module,
+    Operand,
+    PtxError,
+    Reg,
+    Sym,
+    Vec,
+)
 
 Run = Callable[["Frame"], None]  # noqa: F821 - evaluate.py
 Decode = Callable[["Code", Instruction], Run]
 TABLE: dict[str, Decode] = {}
-RENDEZVOUS: dict[str, Callable] = {}  # instructions for which threads wait: (code, x) -> what tells who may go on
+RENDEZVOUS: dict[
+    str, Callable
+] = {}  # instructions for which threads wait: (code, x) -> what tells who may go on
 NUMPY = {k: np.dtype(v) for k, v in {
     "pred": np.bool_, "b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16": np.uint16, "s16": np.int16, "f16": np.float16,
     "bf16": np.uint16, "b32": np.uint32, "u32": np.uint32, "s32": np.int32, "f32": np.float32, "f16x2": np.uint32, "bf16x2": np.uint32,
     "b64": np.uint64, "u64": np.uint64, "s64": np.int64, "f64": np.float64, "f32x2": np.uint64,
 }.items()}  # fmt: skip
-UNSIGNED = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
-_UNDEFINED = {1: np.uint8(0xA5), 2: np.uint16(0x7FA5), 4: np.uint32(0x7FA5A5A5), 8: np.uint64(0x7FFDA5A5A5A5A5A5)}  # NaNs, and far from every address
+UNSIGNED = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+}
+_UNDEFINED = {
+    1: np.uint8(0xA5),
+    2: np.uint16(0x7FA5),
+    4: np.uint32(0x7FA5A5A5),
+    8: np.uint64(0x7FFDA5A5A5A5A5A5),
+}  # NaNs, and far from every address
 
 
 def instruction(*opcodes: str) -> Callable[[Decode], Decode]:
@@ -52,7 +77,9 @@ class Code:
 
     def kind(self, name: str) -> str:
         """The declared type of a register."""
-        found = self.function.registers.get(name) or self.function.registers.get(name.rstrip("0123456789"))
+        found = self.function.registers.get(name) or self.function.registers.get(
+            name.rstrip("0123456789")
+        )
         if found is None:
             if name in SPECIAL:
                 return SPECIAL[name][0]
@@ -81,11 +108,20 @@ class Code:
             value = _constant(operand, kind)
             return lambda frame: value
         if isinstance(operand, Sym):
-            known = {*self.function.variables, *self.module.variables, *(p.name for p in self.function.params if self.function.entry)}
+            known = {
+                *self.function.variables,
+                *self.module.variables,
+                *(p.name for p in self.function.params if self.function.entry),
+            }
             if operand.name not in known:
                 raise self.fail(x, f"{operand.name} has no address")
             name, offset = operand.name, operand.offset
-            return lambda frame: np.int64(frame.run.addresses[name] + offset).view(np.uint64).astype(UNSIGNED[dtype.itemsize]).view(dtype)
+            return lambda frame: (
+                np.int64(frame.run.addresses[name] + offset)
+                .view(np.uint64)
+                .astype(UNSIGNED[dtype.itemsize])
+                .view(dtype)
+            )
         if not isinstance(operand, Reg):
             raise self.fail(x, "an operand of another form was expected")
         name = operand.name
@@ -108,7 +144,9 @@ class Code:
 
             return same
         wide, narrow = UNSIGNED[have], UNSIGNED[dtype.itemsize]
-        return lambda frame: frame.registers.get(name, undefined).view(wide).astype(narrow).view(dtype)
+        return lambda frame: (
+            frame.registers.get(name, undefined).view(wide).astype(narrow).view(dtype)
+        )
 
     def write(self, x: Instruction, number: int | Operand | None, kind: str) -> Callable:
         """Sets a register; a wider one gets the value extended by its sign, if it has one."""
@@ -173,12 +211,19 @@ class Code:
 
     def results(self, x: Instruction) -> set[str]:
         """Registers that it sets in every thread: the first operand's, where that is no address."""
-        if x.guard is not None or not x.operands or x.opcode in _NO_RESULT or isinstance(x.operands[0], Mem):
+        if (
+            x.guard is not None
+            or not x.operands
+            or x.opcode in _NO_RESULT
+            or isinstance(x.operands[0], Mem)
+        ):
             return set()
         return {o.name for o in self.items(x, 0) if isinstance(o, Reg)}
 
 
-_NO_RESULT = frozenset("st red bar barrier bra call ret exit membar fence trap prefetch prefetchu nanosleep cp mbarrier wgmma setmaxnreg griddepcontrol".split())
+_NO_RESULT = frozenset(
+    "st red bar barrier bra call ret exit membar fence trap prefetch prefetchu nanosleep cp mbarrier wgmma setmaxnreg griddepcontrol".split()
+)
 
 
 def _constant(operand: Imm, kind: str):
@@ -187,7 +232,13 @@ def _constant(operand: Imm, kind: str):
         return np.bool_(operand.value)
     if operand.width or isinstance(operand.value, int) and dtype.kind != "f":
         value = operand.value
-        if operand.width == 32 and dtype.itemsize == 8 and kind == "f64" or operand.width == 64 and dtype.itemsize == 4:
+        if (
+            operand.width == 32
+            and dtype.itemsize == 8
+            and kind == "f64"
+            or operand.width == 64
+            and dtype.itemsize == 4
+        ):
             raise PtxError(f"a constant of {operand.width} bits as .{kind}")
         unsigned = UNSIGNED[dtype.itemsize]
         return unsigned.type(int(value) & (1 << 8 * dtype.itemsize) - 1).view(dtype)

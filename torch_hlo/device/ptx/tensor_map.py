@@ -4,6 +4,7 @@
 
 NVIDIA's own encoding is not documented; this one is read by this package only. The checks are those that the driver's documentation lists.
 """
+
 from __future__ import annotations
 
 import struct
@@ -16,15 +17,53 @@ from torch_hlo.device.ptx.memory import Fault
 from torch_hlo.device.ptx.wgmma import swizzled
 
 # CUtensorMapDataType -> bytes of an element
-(UINT8, UINT16, UINT32, INT32, UINT64, INT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT32_FTZ, TFLOAT32, TFLOAT32_FTZ) = range(13)
-_BYTES = {UINT8: 1, UINT16: 2, UINT32: 4, INT32: 4, UINT64: 8, INT64: 8, FLOAT16: 2, FLOAT32: 4, FLOAT64: 8, BFLOAT16: 2, FLOAT32_FTZ: 4, TFLOAT32: 4, TFLOAT32_FTZ: 4}
+(
+    UINT8,
+    UINT16,
+    UINT32,
+    INT32,
+    UINT64,
+    INT64,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    BFLOAT16,
+    FLOAT32_FTZ,
+    TFLOAT32,
+    TFLOAT32_FTZ,
+) = range(13)
+_BYTES = {
+    UINT8: 1,
+    UINT16: 2,
+    UINT32: 4,
+    INT32: 4,
+    UINT64: 8,
+    INT64: 8,
+    FLOAT16: 2,
+    FLOAT32: 4,
+    FLOAT64: 8,
+    BFLOAT16: 2,
+    FLOAT32_FTZ: 4,
+    TFLOAT32: 4,
+    TFLOAT32_FTZ: 4,
+}
 SWIZZLE_UNITS = (1, 2, 4, 8)  # CUtensorMapSwizzle (none, 32, 64, 128 bytes) -> units of 16 bytes
 NBYTES, ALIGNMENT = 128, 64
 _MAGIC, _FORMAT = b"tmap", "<4s4BQ5I4Q5H5B"
 
 
-def encode_tiled(dtype: int, address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], element_strides: Sequence[int] = (),
-                 interleave: int = 0, swizzle: int = 0, l2_promotion: int = 0, fill: int = 0) -> bytes:
+def encode_tiled(
+    dtype: int,
+    address: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    element_strides: Sequence[int] = (),
+    interleave: int = 0,
+    swizzle: int = 0,
+    l2_promotion: int = 0,
+    fill: int = 0,
+) -> bytes:
     """The map of an array of 1 to 5 dimensions. `sizes`, `box`, `element_strides`: elements, innermost dimension first; `strides`: bytes between
     neighbours, of all dimensions but the innermost; `fill` 1: NaN outside of the array. Raises ValueError as the driver refuses."""
     rank, size = len(sizes), _BYTES.get(dtype)
@@ -39,9 +78,23 @@ def encode_tiled(dtype: int, address: int, sizes: Sequence[int], strides: Sequen
     }  # fmt: skip
     for wanted, wrong in problems.items():
         if wrong:
-            raise ValueError(f"tensor map: {wanted}; sizes {tuple(sizes)}, strides {tuple(strides)}, box {tuple(box)}, address {address:#x}")
+            raise ValueError(
+                f"tensor map: {wanted}; sizes {tuple(sizes)}, strides {tuple(strides)}, box {tuple(box)}, address {address:#x}"
+            )
     pad = lambda values, n, by=0: (*values, *(by,) * (n - len(values)))  # noqa: E731
-    blob = struct.pack(_FORMAT, _MAGIC, dtype, rank, swizzle, fill, address, *pad([s - 1 for s in sizes], 5), *pad(strides, 4), *pad(box, 5, 1), *pad(element_strides, 5, 1))
+    blob = struct.pack(
+        _FORMAT,
+        _MAGIC,
+        dtype,
+        rank,
+        swizzle,
+        fill,
+        address,
+        *pad([s - 1 for s in sizes], 5),
+        *pad(strides, 4),
+        *pad(box, 5, 1),
+        *pad(element_strides, 5, 1),
+    )
     return blob.ljust(NBYTES, b"\0")
 
 
@@ -69,21 +122,45 @@ class TensorMap:
         magic, dtype, rank, swizzle, fill, base, *rest = struct.unpack_from(_FORMAT, raw)
         if magic != _MAGIC:
             raise Fault(f"there is no tensor map at {address:#x}")
-        sizes, strides, box, steps = rest[:rank], rest[5:5 + rank - 1], rest[9:9 + rank], rest[14:14 + rank]
-        return TensorMap(_BYTES[dtype], swizzle, bool(fill), base, np.array(sizes) + 1, np.array([_BYTES[dtype], *strides]), tuple(box), np.array(steps))
+        sizes, strides, box, steps = (
+            rest[:rank],
+            rest[5 : 5 + rank - 1],
+            rest[9 : 9 + rank],
+            rest[14 : 14 + rank],
+        )
+        return TensorMap(
+            _BYTES[dtype],
+            swizzle,
+            bool(fill),
+            base,
+            np.array(sizes) + 1,
+            np.array([_BYTES[dtype], *strides]),
+            tuple(box),
+            np.array(steps),
+        )
 
-    def _elements(self, corner: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _elements(
+        self, corner: np.ndarray, start: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(address, whether it is inside of the array, offset from the shared address `start`) of every element of a box, in order."""
         if len(corner) != len(self.sizes):
-            raise Fault(f"{len(corner)} coordinates for a tensor map of {len(self.sizes)} dimensions")
+            raise Fault(
+                f"{len(corner)} coordinates for a tensor map of {len(self.sizes)} dimensions"
+            )
         if start % 128:
             raise Fault(f"the shared address {start:#x} of a tensor copy is not a multiple of 128")
         counts = [-(-b // int(s)) for b, s in zip(self.box, self.steps, strict=True)]
-        index = np.stack(np.unravel_index(np.arange(int(np.prod(counts))), counts[::-1])[::-1], axis=-1)  # innermost first
+        index = np.stack(
+            np.unravel_index(np.arange(int(np.prod(counts))), counts[::-1])[::-1], axis=-1
+        )  # innermost first
         at = corner + index * self.steps
         inside = ((at >= 0) & (at < self.sizes)).all(axis=1)
         linear = start + np.arange(len(at)) * self.itemsize
-        return self.address + (at * self.strides).sum(axis=1), inside, swizzled(linear, SWIZZLE_UNITS[self.swizzle]) - start
+        return (
+            self.address + (at * self.strides).sum(axis=1),
+            inside,
+            swizzled(linear, SWIZZLE_UNITS[self.swizzle]) - start,
+        )
 
     def _bytes(self, first: np.ndarray) -> np.ndarray:
         return (first[:, None] + np.arange(self.itemsize)).ravel()

@@ -2,6 +2,7 @@
 
 `.sync` instructions wait for the lanes of their mask; a barrier waits for the threads of a group. An exited thread that somebody waits for is an error.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -30,7 +31,9 @@ def together(mask_operand: int | None, unit: int = 32):
 
         def wait(execution, pc, frame):
             n = frame.run.threads
-            if len(frame) == n * frame.run.groups_here and (read is None or np.all(read(frame) == U32(0xFFFFFFFF))):
+            if len(frame) == n * frame.run.groups_here and (
+                read is None or np.all(read(frame) == U32(0xFFFFFFFF))
+            ):
                 return True
             per = -(-n // unit)
             number = frame.group * per + frame.tid.astype(np.int64) // unit
@@ -46,7 +49,9 @@ def together(mask_operand: int | None, unit: int = 32):
             wanted = mask.astype(np.uint64) & exist[number]
             own = wanted >> lanes(frame).astype(np.uint64) & np.uint64(1)
             if not own.all():
-                raise Fault("a thread is not in the mask of lanes that it gives", np.flatnonzero(own == 0))
+                raise Fault(
+                    "a thread is not in the mask of lanes that it gives", np.flatnonzero(own == 0)
+                )
             return (here[number] & wanted) == wanted
 
         return wait
@@ -76,7 +81,10 @@ def shuffle(code: Code, x: Instruction) -> Run:
     """Section 9.7.9.6: d|p = a of lane j, if j is within the segment."""
     _, mode, _ = code.modifiers(x, "sync", ("up", "down", "bfly", "idx"), "b32")
     target, *second = code.items(x, 0)
-    write, found = code.write(x, target, "b32"), code.write(x, second[0], "pred") if second else None
+    write, found = (
+        code.write(x, target, "b32"),
+        code.write(x, second[0], "pred") if second else None,
+    )
     value, by, clamp = code.read(x, 1, "b32"), code.read(x, 2, "b32"), code.read(x, 3, "b32")
 
     def run(frame):
@@ -88,13 +96,20 @@ def shuffle(code: Code, x: Instruction) -> Run:
         inside = j >= top if mode == "up" else j <= top
         j = np.where(inside, j, lane)
         mine = frame.spread(value(frame))
-        if len(frame) % 32 == 0 and frame.run.threads % 32 == 0 and lane[0] == 0 and len(frame) == len(frame.run_of_warps()):
+        if (
+            len(frame) % 32 == 0
+            and frame.run.threads % 32 == 0
+            and lane[0] == 0
+            and len(frame) == len(frame.run_of_warps())
+        ):
             result = mine.reshape(-1, 32)[np.arange(len(frame)) >> 5, j]
         else:
             table, here, row = per_lane(frame, mine)
             missing = ~here[row, j]
             if missing.any():
-                raise Fault("a shuffle reads a lane that does not take part", np.flatnonzero(missing))
+                raise Fault(
+                    "a shuffle reads a lane that does not take part", np.flatnonzero(missing)
+                )
             result = table[row, j]
         write(frame, result)
         if found is not None:
@@ -133,7 +148,11 @@ def _mask(table: np.ndarray) -> np.ndarray:
 def match(code: Code, x: Instruction) -> Run:
     mode, _, kind = code.modifiers(x, ("any", "all"), "sync", ("b32", "b64"))
     target, *second = code.items(x, 0)
-    write, found, value = code.write(x, target, "b32"), code.write(x, second[0], "pred") if second else None, code.read(x, 1, kind)
+    write, found, value = (
+        code.write(x, target, "b32"),
+        code.write(x, second[0], "pred") if second else None,
+        code.read(x, 1, kind),
+    )
 
     def run(frame):
         mine = frame.spread(value(frame))
@@ -150,7 +169,14 @@ def match(code: Code, x: Instruction) -> Run:
     return run
 
 
-_REDUCE = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+_REDUCE = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
 
 
 @instruction("redux")
@@ -160,7 +186,11 @@ def reduce(code: Code, x: Instruction) -> Run:
 
     def run(frame):
         table, here, row = per_lane(frame, frame.spread(value(frame)))
-        neutral = {"min": np.iinfo(table.dtype).max, "max": np.iinfo(table.dtype).min, "and": -1}.get(operation, 0)
+        neutral = {
+            "min": np.iinfo(table.dtype).max,
+            "max": np.iinfo(table.dtype).min,
+            "and": -1,
+        }.get(operation, 0)
         table[~here] = np.array(neutral).astype(table.dtype)
         write(frame, _REDUCE[operation].reduce(table, axis=1, dtype=table.dtype)[row])
 
@@ -205,7 +235,9 @@ class Barrier:
             return
         released = [(at, f.select(complete[f.group]), e) for at, f, e in self.parked]
         left = [(at, f.select(~complete[f.group]), e) for at, f, e in self.parked]
-        self.grid.synchronized([f for _, f, _ in released] + [f.select(complete[f.group], ()) for f in self.arrived])
+        self.grid.synchronized(
+            [f for _, f, _ in released] + [f.select(complete[f.group], ()) for f in self.arrived]
+        )
         self.arrived = [p for f in self.arrived if len(p := f.select(~complete[f.group], ()))]
         self.parked = [p for p in left if len(p[1])]
         self.count[complete] = 0

@@ -11,6 +11,7 @@ A descriptor (9.7.15.5.1.2.2): start address, leading and stride byte offsets (1
                                       else   u % w + (k % 8) w; w units to the next: leading; 8 k to the next: stride
 Swizzling exchanges units: bits 4-6 of the address are xor-ed with bits 7-9 (64 bytes: 4-5 with 7-8; 32 bytes: 4 with 7).
 """
+
 from __future__ import annotations
 
 import re
@@ -88,29 +89,55 @@ def _read(frame, copies: Copies, done) -> None:
 
 def _multiply(code: Code, x: Instruction) -> Run:
     shape = next((m for m in x.modifiers if re.fullmatch(r"m64n\d+k\d+", m)), "")
-    kinds = [m for m in x.modifiers if m not in (shape, "mma_async", "sync", "aligned", "satfinite")]
-    if not shape or len(kinds) != 3 or kinds[1] not in _KINDS or kinds[2] not in _KINDS or _KINDS[kinds[1]] != _KINDS[kinds[2]]:
+    kinds = [
+        m for m in x.modifiers if m not in (shape, "mma_async", "sync", "aligned", "satfinite")
+    ]
+    if (
+        not shape
+        or len(kinds) != 3
+        or kinds[1] not in _KINDS
+        or kinds[2] not in _KINDS
+        or _KINDS[kinds[1]] != _KINDS[kinds[2]]
+    ):
         raise code.fail(x, "this product is not evaluated")
     d_kind, a_kind, b_kind = kinds
     n, k = map(int, re.findall(r"\d+", shape)[1:])
     integer = a_kind in ("s8", "u8")
     if k != _KINDS[a_kind] or n % (8 if not integer or n <= 32 else 16) or not 8 <= n <= 256:
         raise code.fail(x, "no such shape")
-    if d_kind not in (("s32",) if integer else ("f32", "f16") if a_kind != "bf16" and a_kind != "tf32" else ("f32",)):
+    if d_kind not in (
+        ("s32",)
+        if integer
+        else ("f32", "f16")
+        if a_kind != "bf16" and a_kind != "tf32"
+        else ("f32",)
+    ):
         raise code.fail(x, "no such types")
     targets = code.items(x, 0)
     per = 2 if d_kind == "f16" else 1
     if len(targets) != n // 2 // per:
         raise code.fail(x, f"{n // 2 // per} registers for the result were expected")
-    writes, olds = [code.write(x, t, "b32") for t in targets], [code.read(x, t, "b32") for t in targets]
+    writes, olds = (
+        [code.write(x, t, "b32") for t in targets],
+        [code.read(x, t, "b32") for t in targets],
+    )
     from_registers = isinstance(x.operands[1], Vec)
-    left = [code.read(x, o, "b32") for o in code.items(x, 1)] if from_registers else code.read(x, 1, "b64")
+    left = (
+        [code.read(x, o, "b32") for o in code.items(x, 1)]
+        if from_registers
+        else code.read(x, 1, "b64")
+    )
     right, accumulate = code.read(x, 2, "b64"), code.read(x, 3, "pred")
     rest = [o.value for o in x.operands[4:]]
     signs = (1, 1) if integer else tuple(rest[:2])
     transposes = rest[2:] if not integer else []
-    if set(signs) - {1, -1} or len(transposes) != ((1 if from_registers else 2) if _SIZES[a_kind] == 2 else 0):
-        raise code.fail(x, "scales are 1 or -1; types of 16 bits, and only they, say which operands are transposed")
+    if set(signs) - {1, -1} or len(transposes) != (
+        (1 if from_registers else 2) if _SIZES[a_kind] == 2 else 0
+    ):
+        raise code.fail(
+            x,
+            "scales are 1 or -1; types of 16 bits, and only they, say which operands are transposed",
+        )
     a_major = not (transposes[0] if not from_registers and transposes else 0)
     b_major = not (transposes[-1] if transposes else 0)
     rows, columns = matrix.fragment_c(16)
@@ -135,8 +162,12 @@ def _multiply(code: Code, x: Instruction) -> Run:
         product = (signs[0] * signs[1]) * (a @ b.swapaxes(1, 2))
         old = matrix.accumulators(matrix.gather(frame, olds), d_kind)  # [warp, lane, element]
         keep = frame.spread(accumulate(frame))[:, None].reshape(4 * count, 32, 1)
-        tiles = product.reshape(4 * count, 16, n // 8, 8).swapaxes(1, 2)  # [warp, 8 columns, row, column]
-        new = tiles[:, :, rows, columns].swapaxes(1, 2).reshape(4 * count, 32, n // 2)  # lanes, then 8 columns at a time
+        tiles = product.reshape(4 * count, 16, n // 8, 8).swapaxes(
+            1, 2
+        )  # [warp, 8 columns, row, column]
+        new = (
+            tiles[:, :, rows, columns].swapaxes(1, 2).reshape(4 * count, 32, n // 2)
+        )  # lanes, then 8 columns at a time
         with np.errstate(all="ignore"):
             total = np.where(keep, new + old.astype(work), new)
         matrix.store(frame, matrix.result(total, d_kind, "satfinite" in x.modifiers), writes)
@@ -149,7 +180,9 @@ def _multiply(code: Code, x: Instruction) -> Run:
     return run
 
 
-def _matrices(frame, leaders, descriptors, rows: int, k: int, kind: str, k_major: bool, units: list) -> np.ndarray:
+def _matrices(
+    frame, leaders, descriptors, rows: int, k: int, kind: str, k_major: bool, units: list
+) -> np.ndarray:
     """[warpgroup, row, k] of the matrices that the warpgroups' descriptors name; also starts their reads."""
     descriptors = frame.spread(descriptors)
     if (descriptors.reshape(-1, 128) != descriptors[::128, None]).any():
@@ -161,11 +194,16 @@ def _matrices(frame, leaders, descriptors, rows: int, k: int, kind: str, k_major
         mine = np.flatnonzero(first == d)
         at = addresses(int(d), rows, k, size, k_major)
         if at.min() < shared.first or at.max() + size > shared.first + shared.nbytes:
-            raise Fault(f"a matrix reaches outside of shared memory: addresses {at.min():#x} to {at.max() + size:#x} of {shared.first:#x} to "
-                        f"{shared.first + shared.nbytes:#x}", mine)
+            raise Fault(
+                f"a matrix reaches outside of shared memory: addresses {at.min():#x} to {at.max() + size:#x} of {shared.first:#x} to "
+                f"{shared.first + shared.nbytes:#x}",
+                mine,
+            )
         base = leaders.group[mine] * shared.stride - shared.first
         raw = shared.bytes.views[size][(at[None] + base[:, None, None]) // size]
-        words = np.ascontiguousarray(raw) if size == 4 else np.ascontiguousarray(raw).view(np.uint32)
+        words = (
+            np.ascontiguousarray(raw) if size == 4 else np.ascontiguousarray(raw).view(np.uint32)
+        )
         result[mine] = matrix.elements(words, kind)
         touched = np.unique(at // races.unit * races.unit)
         which = np.zeros(len(leaders), bool)

@@ -1,4 +1,5 @@
 """MLIR attributes as Python values: int, float, bool, str, list, dict, Dense, Type; enumerations become their word."""
+
 from __future__ import annotations
 
 import re
@@ -11,7 +12,9 @@ from torch_hlo.hlo.scan import Scanner
 from torch_hlo.hlo.shape import DTYPES, Literal, Shape
 from torch_hlo.hlo.stablehlo.types import MAX_DEPTH, Type, angle_group, parse_type
 
-_NUMBER = re.compile(r"-?(?:0x[0-9A-Fa-f]+|[0-9]+(?:\.[0-9]*(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)?)")
+_NUMBER = re.compile(
+    r"-?(?:0x[0-9A-Fa-f]+|[0-9]+(?:\.[0-9]*(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)?)"
+)
 _DENSE = re.compile(r'dense<\s*(?:("(?:[^"\\]++)*+")|([^<>"]*+))\s*>')
 _WORD = re.compile(r"[A-Za-z_][\w.$\-]*+")
 _SYMBOL = re.compile(r'@(?:([\w$.\-]+)|"([^"\n]*)")(?:::@(?:[\w$.\-]+|"[^"\n]*"))*')
@@ -53,7 +56,7 @@ def attribute(s: Scanner, depth: int = 0, typed: bool = True):
     if depth > MAX_DEPTH:
         raise s.error(f"attributes nest deeper than {MAX_DEPTH}")
     s.skip()
-    head = s.text[s.pos:s.pos + 1]
+    head = s.text[s.pos : s.pos + 1]
     if head == '"':
         value = s.string()
         if typed and s.accept(":"):
@@ -78,7 +81,9 @@ def attribute(s: Scanner, depth: int = 0, typed: bool = True):
     if head == "(":  # a function type
         s.balanced()
         s.expect("->")
-        return FunctionType(tuple(s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]))
+        return FunctionType(
+            tuple(s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)])
+        )
     if s.at("loc("):
         s.pos += 3
         return Raw(s.balanced())
@@ -115,8 +120,10 @@ def _bare_word(s: Scanner, typed: bool):
             parse_type(s)
         return word == "true"
     if word in ("dense_resource", "opaque", "sparse"):
-        raise s.error(f"{word} constants keep their values outside this text and cannot be read", begin)
-    if s.text[s.pos:s.pos + 1] == "<":  # affine_map<…>, complex<f32>, strided<…>
+        raise s.error(
+            f"{word} constants keep their values outside this text and cannot be read", begin
+        )
+    if s.text[s.pos : s.pos + 1] == "<":  # affine_map<…>, complex<f32>, strided<…>
         return Raw(f"{word}<{angle_group(s)}>")
     return word
 
@@ -150,7 +157,7 @@ def _hash(s: Scanner, depth: int):
     """`#stablehlo<precision DEFAULT>` -> "DEFAULT", `#stablehlo.dot<a = [1]>` -> {"a": [1]}; `#alias` stays a name."""
     found = s.need(_HASH, "an attribute")
     dialect, kind = found.group(1), found.group(2)
-    if s.text[s.pos:s.pos + 1] != "<":
+    if s.text[s.pos : s.pos + 1] != "<":
         return Raw(found.group())
     begin = s.pos
     text = angle_group(s)
@@ -202,9 +209,13 @@ def dense_literal(s: Scanner, value: Dense) -> tuple[Literal, bool]:
     if splat:
         elements = [text]
     else:
-        elements = literal_elements(s, text.replace("[", "{").replace("]", "}"), inner, value.position)
+        elements = literal_elements(
+            s, text.replace("[", "{").replace("]", "}"), inner, value.position
+        )
         if len(elements) != inner.size:
-            raise s.error(f"{shape} has {shape.size} elements, the constant {len(elements)}", value.position)
+            raise s.error(
+                f"{shape} has {shape.size} elements, the constant {len(elements)}", value.position
+            )
     return _from_elements(s, elements, inner, value.position), splat
 
 
@@ -222,7 +233,10 @@ def _from_hex(s: Scanner, text: str, shape: Shape, position: int) -> tuple[Liter
     if len(data) == size and count != 1:
         return Literal(shape.dtype, (), data), True
     if len(data) != size * count:
-        raise s.error(f"{shape} has {count} elements of {size} bytes, the constant {len(data)} bytes", position)
+        raise s.error(
+            f"{shape} has {count} elements of {size} bytes, the constant {len(data)} bytes",
+            position,
+        )
     return Literal(shape.dtype, shape.dims, data), False
 
 
@@ -243,7 +257,7 @@ def _from_elements(s: Scanner, elements: list[str], shape: Shape, position: int)
             bits = int(p, 16) if len(p) < 40 else 1 << 200
             if bits >= 1 << (8 * size):
                 raise s.error(f"{p} does not fit {shape.dtype}", position)
-            data[i * size:(i + 1) * size] = bits.to_bytes(size, "little")
+            data[i * size : (i + 1) * size] = bits.to_bytes(size, "little")
     if len(data) != row.itemsize * shape.size:
         raise s.error(f"bad {shape.dtype} constant", position)
     return Literal(shape.dtype, shape.dims, bytes(data))
@@ -264,5 +278,3 @@ def integers(s: Scanner, value, position: int) -> tuple[int, ...]:
     if type(value) in (int, bool):
         return (int(value),)
     raise s.error("expected a list of integers", position)
-
-

@@ -1,4 +1,5 @@
 """Rules of CHLO, the client dialect that JAX emits for functions StableHLO lacks: implicit broadcasting and special functions."""
+
 from __future__ import annotations
 
 import math
@@ -13,7 +14,9 @@ from torch_hlo.hlo.stablehlo.convert import RULES, Context, rule
 from torch_hlo.hlo.stablehlo.ops import broadcast_in_dim
 
 for _name in "acos acosh asin asinh atanh cosh sinh tan erf erf-inv erfc".split():
-    RULES["chlo." + _name.replace("-", "_")] = partial(lambda opcode, c: instr(opcode, tuple(c.x)), _name)
+    RULES["chlo." + _name.replace("-", "_")] = partial(
+        lambda opcode, c: instr(opcode, tuple(c.x)), _name
+    )
 RULES["erf"] = RULES["chlo.erf"]
 
 _SPECIAL = {
@@ -67,13 +70,17 @@ def _broadcasting(name: str, c: Context) -> Instruction:
     if name == "compare":
         kind = c.attr("compare_type", "word2")
         direction = c.attr("comparison_direction", "word")
-        return instr("compare", (x, y), direction=direction, type=kind if kind == "TOTALORDER" else None)
+        return instr(
+            "compare", (x, y), direction=direction, type=kind if kind == "TOTALORDER" else None
+        )
     fn = _SPECIAL.get("chlo." + name)
     return fn(x, y) if fn else instr(name.replace("_", "-"), (x, y))
 
 
-for _name in ("add subtract multiply divide remainder power maximum minimum and or xor shift_left shift_right_arithmetic "
-              "shift_right_logical atan2 complex compare next_after zeta polygamma").split():
+for _name in (
+    "add subtract multiply divide remainder power maximum minimum and or xor shift_left shift_right_arithmetic "
+    "shift_right_logical atan2 complex compare next_after zeta polygamma"
+).split():
     RULES["chlo.broadcast_" + _name] = partial(_broadcasting, _name)
 
 

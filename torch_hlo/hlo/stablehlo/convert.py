@@ -8,6 +8,7 @@ quantized types (an operation on quantized values dequantizes, computes, quantiz
 
 An unknown size `?` of an argument is a symbol; two that an operation needs to be equal become one.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -91,7 +92,14 @@ class Scope:
 class Context:
     """What a rule sees of one operation."""
 
-    def __init__(self, converter: Converter, op: Operation, scope: Scope, x: list[Instruction], types: list[Type]) -> None:
+    def __init__(
+        self,
+        converter: Converter,
+        op: Operation,
+        scope: Scope,
+        x: list[Instruction],
+        types: list[Type],
+    ) -> None:
         self.converter, self.op, self.scope, self.x, self.types = converter, op, scope, x, types
 
     def error(self, message: str) -> ParseError:
@@ -106,7 +114,9 @@ class Context:
 
     def ints(self, *names: str, default: Sequence[int] = ()) -> tuple[int, ...]:
         value = self.attr(*names)
-        return tuple(default) if value is None else integers(self.converter.s, value, self.op.position)
+        return (
+            tuple(default) if value is None else integers(self.converter.s, value, self.op.position)
+        )
 
     def int(self, *names: str, default: int | None = None) -> int:
         value = self.attr(*names, default=default)
@@ -118,7 +128,9 @@ class Context:
         """The declared shape of a result, all sizes known."""
         found = self.types[i].shape
         if UNKNOWN in found.dims:
-            raise self.error(f"the sizes of its result {self.declared(i)} are unknown; use the operation's dynamic form")
+            raise self.error(
+                f"the sizes of its result {self.declared(i)} are unknown; use the operation's dynamic form"
+            )
         return found
 
     def declared(self, i: int = 0) -> str:
@@ -131,12 +143,20 @@ class Context:
             raise self.error(f"region {i} is missing")
         return self.converter.closed_region(self, self.op.regions[i], shapes)
 
-    def made(self, opcode: str, *operands: Instruction, shape: Shape | None = None, **attrs) -> Instruction:
+    def made(
+        self, opcode: str, *operands: Instruction, shape: Shape | None = None, **attrs
+    ) -> Instruction:
         return instr(opcode, operands or tuple(self.x), shape, **attrs)
 
 
 class Converter:
-    def __init__(self, s: Scanner, functions: dict[str, Operation], equal: dict[str, Size], shardings: Shardings) -> None:
+    def __init__(
+        self,
+        s: Scanner,
+        functions: dict[str, Operation],
+        equal: dict[str, Size],
+        shardings: Shardings,
+    ) -> None:
         self.s, self.functions, self.equal, self.shardings = s, functions, equal, shardings
         self.computations: dict[tuple, Computation] = {}
         self.active: list[str] = []
@@ -151,14 +171,20 @@ class Converter:
         if not entry.regions:
             raise self.s.error(f"function @{entry_name} has no body", entry.position)
         params, table = [], []
-        placed = boundary(self, entry, "arg_attrs", [t.shape for _, t in entry.regions[0].args]) or [None] * len(entry.regions[0].args)
+        placed = boundary(
+            self, entry, "arg_attrs", [t.shape for _, t in entry.regions[0].args]
+        ) or [None] * len(entry.regions[0].args)
         for i, (arg, t) in enumerate(entry.regions[0].args):
             dims: list[Size] = []
             for d, n in enumerate(t.shape.dims):
                 size: Size = n
                 if n == UNKNOWN:
                     size = self._resolve(symbol(f"{arg if arg.isidentifier() else 'd'}_{d}"))
-                    if isinstance(size, Dim) and str(size) in symbols(size) and all(str(size) != found[0] for found in table):
+                    if (
+                        isinstance(size, Dim)
+                        and str(size) in symbols(size)
+                        and all(str(size) != found[0] for found in table)
+                    ):
                         table.append((str(size), i, d))
                 dims.append(size)
             shape = t.shape if t.shape.is_tuple else Shape(t.shape.dtype, tuple(dims))
@@ -170,11 +196,23 @@ class Converter:
         else:
             root = b.tuple_(*results)
             if wanted is not None:
-                root = annotated(root, tuple(w or self.shardings.open(x.shape.rank) for w, x in zip(wanted, results)))
-        return Module(name, Computation(entry_name, tuple(params), root), (), tuple(table), self.shardings.mesh)
+                root = annotated(
+                    root,
+                    tuple(w or self.shardings.open(x.shape.rank) for w, x in zip(wanted, results)),
+                )
+        return Module(
+            name,
+            Computation(entry_name, tuple(params), root),
+            (),
+            tuple(table),
+            self.shardings.mesh,
+        )
 
     def _first_public(self) -> str:
-        return next((n for n, f in self.functions.items() if f.attrs.get("sym_visibility") != "private"), next(iter(self.functions)))
+        return next(
+            (n for n, f in self.functions.items() if f.attrs.get("sym_visibility") != "private"),
+            next(iter(self.functions)),
+        )
 
     def _resolve(self, size: Size) -> Size:
         seen = 0
@@ -184,7 +222,12 @@ class Converter:
 
     # Bodies
 
-    def _body(self, function: Operation, args: Sequence[Instruction], quantized: Sequence[Quantized | None]) -> list[Instruction]:
+    def _body(
+        self,
+        function: Operation,
+        args: Sequence[Instruction],
+        quantized: Sequence[Quantized | None],
+    ) -> list[Instruction]:
         name = str(function.attrs.get("sym_name", ""))
         self.active.append(name)
         scope = Scope()
@@ -193,7 +236,10 @@ class Converter:
         results = self.block(block, scope)
         self.active.pop()
         if len(results) != len(function.types):
-            raise self.s.error(f"function @{name} returns {len(results)} values, its type says {len(function.types)}", function.position)
+            raise self.s.error(
+                f"function @{name} returns {len(results)} values, its type says {len(function.types)}",
+                function.position,
+            )
         return results
 
     def _bind(self, scope: Scope, names, values, quantized, position: int) -> None:
@@ -210,14 +256,19 @@ class Converter:
             if op.name in ("return", "sdy.return"):
                 return [self.use(scope, name, index, op.position) for name, index in op.operands]
             self.operation(op, scope)
-        raise self.s.error("this block does not end in a return", block.ops[-1].position if block.ops else self.s.pos)
+        raise self.s.error(
+            "this block does not end in a return",
+            block.ops[-1].position if block.ops else self.s.pos,
+        )
 
     def use(self, scope: Scope, name: str, index: int, position: int) -> Instruction:
         found = scope.find(name)
         if found is None:
             raise self.s.error(f"%{name} is not defined before its use", position)
         if index >= len(found[1]):
-            raise self.s.error(f"%{name} has {len(found[1])} results, there is no %{name}#{index}", position)
+            raise self.s.error(
+                f"%{name} has {len(found[1])} results, there is no %{name}#{index}", position
+            )
         value = found[1][index]
         return value
 
@@ -231,17 +282,28 @@ class Converter:
         except ShapeError as error:
             self._unify_operands(operands)
             raise self.s.error(f"{op.name}: {error}", op.position) from None
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
-            raise self.s.error(f"{op.name}: bad operands or attributes ({error})", op.position) from error
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:
+            raise self.s.error(
+                f"{op.name}: bad operands or attributes ({error})", op.position
+            ) from error
         wanted = sum(n for _, n in op.results)
         if wanted != len(results) and not (wanted == 0 and op.name in _NO_RESULT):
-            raise self.s.error(f"{op.name} has {len(results)} results, {wanted} are named", op.position)
+            raise self.s.error(
+                f"{op.name} has {len(results)} results, {wanted} are named", op.position
+            )
         if op.types and len(op.types) == len(results):
             for value, declared in zip(results, op.types):
                 self._check(op, value, declared)
         at = 0
         for name, count in op.results:
-            scope.values[name] = results[at:at + count]
+            scope.values[name] = results[at : at + count]
             for k in range(count):
                 if at + k < len(op.types) and (q := op.types[at + k].quantized) is not None:
                     scope.quantized[name, k] = q
@@ -253,7 +315,9 @@ class Converter:
         found = scope.find(name)
         return found[0].quantized.get((name, index)) if found else None
 
-    def _results(self, op: Operation, scope: Scope, operands: list[Instruction], kinds: list) -> list[Instruction]:
+    def _results(
+        self, op: Operation, scope: Scope, operands: list[Instruction], kinds: list
+    ) -> list[Instruction]:
         from torch_hlo.hlo.stablehlo.sdy import annotated
 
         convert = RULES.get(op.name)
@@ -263,16 +327,26 @@ class Converter:
         quantize = any(kinds) or any(t.quantized for t in types)
         if quantize and op.name not in _STORAGE and op.name not in _CALLS:
             operands = [x if q is None else dequantized(x, q) for x, q in zip(operands, kinds)]
-            types = [t if t.quantized is None else Type(Shape(t.quantized.expressed, t.shape.dims)) for t in types]
+            types = [
+                t if t.quantized is None else Type(Shape(t.quantized.expressed, t.shape.dims))
+                for t in types
+            ]
         context = Context(self, op, scope, operands, types)
         context.kinds = kinds
         made = convert(context)
         results = [made] if isinstance(made, Instruction) else list(made or [])
-        if op.name != "custom_call" and ("sdy.sharding" in op.attrs or "mhlo.sharding" in op.attrs) and results:
+        if (
+            op.name != "custom_call"
+            and ("sdy.sharding" in op.attrs or "mhlo.sharding" in op.attrs)
+            and results
+        ):
             given = self.shardings.of(op.attrs, [x.shape for x in results])
             results = [annotated(x, g, operands) for x, g in zip(results, given, strict=True)]
         if quantize and op.name not in _STORAGE and op.name not in _CALLS:
-            results = [x if t.quantized is None else quantized(x, t.quantized) for x, t in zip(results, op.types, strict=True)]
+            results = [
+                x if t.quantized is None else quantized(x, t.quantized)
+                for x, t in zip(results, op.types, strict=True)
+            ]
         return results
 
     def _check(self, op: Operation, value: Instruction, declared: Type) -> None:
@@ -303,13 +377,17 @@ class Converter:
 
     # Regions
 
-    def inner_block(self, c: Context, block: Block, values: Sequence[Instruction]) -> list[Instruction]:
+    def inner_block(
+        self, c: Context, block: Block, values: Sequence[Instruction]
+    ) -> list[Instruction]:
         """The results of a region that runs once, in place, for these arguments."""
         scope = Scope(c.scope)
         self._bind(scope, block.args, values, [t.quantized for _, t in block.args], c.op.position)
         return self.block(block, scope)
 
-    def closed_region(self, c: Context, block: Block, shapes: Sequence[Shape] | None) -> Computation:
+    def closed_region(
+        self, c: Context, block: Block, shapes: Sequence[Shape] | None
+    ) -> Computation:
         """A region without captured parameters: of reduce, sort, scatter, …"""
         scope = Scope()
         for name in free_names(block):
@@ -317,7 +395,9 @@ class Converter:
             if found is None:
                 raise c.error(f"%{name} is not defined before its use")
             if any(has_parameter(v) for v in found[1]):
-                raise c.error(f"its region uses %{name} from outside; only constants can be captured here")
+                raise c.error(
+                    f"its region uses %{name} from outside; only constants can be captured here"
+                )
             scope.values[name] = found[1]
         shapes = [t.shape for _, t in block.args] if shapes is None else shapes
         params = tuple(instr("parameter", (), s, index=i) for i, s in enumerate(shapes))
@@ -326,7 +406,9 @@ class Converter:
         root = results[0] if len(results) == 1 else b.tuple_(*results)
         return Computation(c.op.name, params, root)
 
-    def captured(self, c: Context, blocks: Sequence[Block]) -> tuple[list[str], list[list[Instruction]]]:
+    def captured(
+        self, c: Context, blocks: Sequence[Block]
+    ) -> tuple[list[str], list[list[Instruction]]]:
         """Names and values that regions use from outside and that depend on parameters."""
         names: dict[str, list[Instruction]] = {}
         for name in (n for block in blocks for n in free_names(block)):
@@ -338,7 +420,14 @@ class Converter:
         return list(names), list(names.values())
 
     def open_region(
-        self, c: Context, block: Block, state: Instruction, names: Sequence[str], groups, what: str, constant: Sequence[int] = ()
+        self,
+        c: Context,
+        block: Block,
+        state: Instruction,
+        names: Sequence[str],
+        groups,
+        what: str,
+        constant: Sequence[int] = (),
     ) -> Computation:
         """A region as a computation of one tuple: the block's arguments, then the captured values, which a body returns too.
 
@@ -350,13 +439,19 @@ class Converter:
         parts = [b.get_tuple_element(param, i) for i in range(len(state.operands))]
         outer = self.known
         fixed = (*constant, *range(len(block.args), len(parts)))
-        self.known = {parts[i]: sizes for i in fixed if (sizes := sizes_of(state.operands[i], outer)) is not None}
+        self.known = {
+            parts[i]: sizes
+            for i in fixed
+            if (sizes := sizes_of(state.operands[i], outer)) is not None
+        }
         scope = Scope(Scope())
         count = len(block.args)
-        self._bind(scope, block.args, parts[:count], [t.quantized for _, t in block.args], c.op.position)
+        self._bind(
+            scope, block.args, parts[:count], [t.quantized for _, t in block.args], c.op.position
+        )
         at = count
         for name, group in zip(names, groups):
-            scope.parent.values[name] = parts[at:at + len(group)]
+            scope.parent.values[name] = parts[at : at + len(group)]
             for k in range(len(group)):
                 if (q := self._quantized(c.scope, name, k)) is not None:
                     scope.parent.quantized[name, k] = q
@@ -366,7 +461,11 @@ class Converter:
                 scope.parent.values[name] = c.scope.find(name)[1]
         results = self.block(block, scope)
         self.known = outer
-        root = results[0] if what == "condition" else b.tuple_(*results, *(parts[count:] if what == "body" else ()))
+        root = (
+            results[0]
+            if what == "condition"
+            else b.tuple_(*results, *(parts[count:] if what == "body" else ()))
+        )
         return Computation(f"{c.op.name}_{what}", (param,), root)
 
     # Functions
@@ -379,10 +478,17 @@ class Converter:
         if name in self.active or len(self.active) > MAX_CALLS:
             raise c.error(f"function @{name} calls itself")
         kinds = [t.quantized for _, t in function.regions[0].args]
-        unknown = any(UNKNOWN in t.shape.dims for t in (*function.types, *(t for _, t in function.regions[0].args)))
-        if unknown or any(UNKNOWN in t.shape.dims for op in walk(function.regions[0]) for t in op.types):
+        unknown = any(
+            UNKNOWN in t.shape.dims
+            for t in (*function.types, *(t for _, t in function.regions[0].args))
+        )
+        if unknown or any(
+            UNKNOWN in t.shape.dims for op in walk(function.regions[0]) for t in op.types
+        ):
             return self._body(function, c.x, kinds)
-        return unpacked(b.call(self.function(c, name, [x.shape for x in c.x]), c.x), len(function.types))
+        return unpacked(
+            b.call(self.function(c, name, [x.shape for x in c.x]), c.x), len(function.types)
+        )
 
     def function(self, c: Context, name: str, shapes: Sequence[Shape]) -> Computation:
         """A function of arguments of these shapes as a computation."""
@@ -394,16 +500,24 @@ class Converter:
         if found is None:
             params = [instr("parameter", (), s, index=i) for i, s in enumerate(shapes)]
             known, self.known = self.known, {}
-            results = self._body(function, params, [t.quantized for _, t in function.regions[0].args])
+            results = self._body(
+                function, params, [t.quantized for _, t in function.regions[0].args]
+            )
             self.known = known
-            found = Computation(name, tuple(params), results[0] if len(results) == 1 else b.tuple_(*results))
+            found = Computation(
+                name, tuple(params), results[0] if len(results) == 1 else b.tuple_(*results)
+            )
             self.computations[key] = found
         return found
 
 
 def unpacked(x: Instruction, count: int) -> list[Instruction]:
     """The `count` results of an instruction."""
-    return [x] if count == 1 and not x.shape.is_tuple else [b.get_tuple_element(x, i) for i in range(count)]
+    return (
+        [x]
+        if count == 1 and not x.shape.is_tuple
+        else [b.get_tuple_element(x, i) for i in range(count)]
+    )
 
 
 def has_parameter(x: Instruction) -> bool:
@@ -427,12 +541,18 @@ def quantized(x: Instruction, q: Quantized) -> Instruction:
 def _parameters(q: Quantized) -> tuple[Instruction, Instruction, tuple[int, ...]]:
     if q.axis is None:
         return b.constant(q.scales[0], q.expressed), b.constant(q.zero_points[0], "s32"), ()
-    return b.constant(list(q.scales), q.expressed), b.constant(list(q.zero_points), "s32"), (q.axis,)
+    return (
+        b.constant(list(q.scales), q.expressed),
+        b.constant(list(q.zero_points), "s32"),
+        (q.axis,),
+    )
 
 
 # Operations on the stored integers themselves, those without results, and those whose regions or functions handle types.
-_STORAGE = frozenset("constant uniform_quantize uniform_dequantize reshape transpose broadcast_in_dim slice reverse concatenate "
-                     "dynamic_slice optimization_barrier return gather bitcast_convert".split())
+_STORAGE = frozenset(
+    "constant uniform_quantize uniform_dequantize reshape transpose broadcast_in_dim slice reverse concatenate "
+    "dynamic_slice optimization_barrier return gather bitcast_convert".split()
+)
 _NO_RESULT = frozenset({"custom_call"})
 _CALLS = frozenset({"func.call", "composite", "while", "case", "if", "tuple", "get_tuple_element"})
 
@@ -461,7 +581,9 @@ def _while(c: Context):
     state = b.tuple_(*c.x, *(v for group in groups for v in group))
     shape = tuple_shape(*(o.shape for o in state.operands))
     returned = body.ops[-1].operands if body.ops else []
-    constant = [i for i, ((arg, _), value) in enumerate(zip(body.args, returned)) if value == (arg, 0)]
+    constant = [
+        i for i, ((arg, _), value) in enumerate(zip(body.args, returned)) if value == (arg, 0)
+    ]
     condition = c.converter.open_region(c, cond, state, names, groups, "condition", constant)
     loop = c.converter.open_region(c, body, state, names, groups, "body", constant)
     for before, after in zip(shape.elements, loop.root.shape.elements):
@@ -476,7 +598,8 @@ def _case(c: Context):
     names, groups = c.converter.captured(c, c.op.regions)
     operand = b.tuple_(*(v for group in groups for v in group))
     branches = [
-        c.converter.open_region(c, region, operand, names, groups, f"branch{i}") for i, region in enumerate(c.op.regions)
+        c.converter.open_region(c, region, operand, names, groups, f"branch{i}")
+        for i, region in enumerate(c.op.regions)
     ]
     if not branches:
         raise c.error("has no branches")

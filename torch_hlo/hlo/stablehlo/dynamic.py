@@ -1,5 +1,6 @@
 """Operations whose sizes are operands. The operands are followed back to constants and sizes of arrays (`sizes_of`), so that the
 result has symbolic sizes and the operation becomes its static form; sizes that depend on data are an error."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -9,7 +10,13 @@ from torch_hlo.hlo.dim import Size, dim_max, dim_min
 from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.shape import Shape
 from torch_hlo.hlo.stablehlo.convert import Context, rule, unpacked
-from torch_hlo.hlo.stablehlo.ops import broadcast_in_dim, conv_window, dim_labels, gather_attributes, pairs
+from torch_hlo.hlo.stablehlo.ops import (
+    broadcast_in_dim,
+    conv_window,
+    dim_labels,
+    gather_attributes,
+    pairs,
+)
 from torch_hlo.hlo.stablehlo.types import UNKNOWN
 from torch_hlo.hlo.window import WindowDim
 
@@ -20,10 +27,18 @@ _ARITHMETIC: dict[str, Callable[[Size, Size], Size]] = {
 }  # fmt: skip
 
 
-def sizes_of(x: Instruction, known: Mapping[Instruction, list[Size]], depth: int = 0) -> list[Size] | None:
+def sizes_of(
+    x: Instruction, known: Mapping[Instruction, list[Size]], depth: int = 0
+) -> list[Size] | None:
     """The elements of a small integer array, in order, as sizes; None when they depend on data. `known` says more than the graph."""
     shape = x.shape
-    if depth > 200 or shape.is_tuple or shape.kind not in "su" or not isinstance(shape.size, int) or shape.size > MAX_SIZES:
+    if (
+        depth > 200
+        or shape.is_tuple
+        or shape.kind not in "su"
+        or not isinstance(shape.size, int)
+        or shape.size > MAX_SIZES
+    ):
         return None
     if x in known:
         return known[x]
@@ -39,7 +54,13 @@ def sizes_of(x: Instruction, known: Mapping[Instruction, list[Size]], depth: int
     if x.op in ("reshape", "convert", "copy"):
         return parts[0]
     if x.op == "broadcast":
-        return parts[0] * shape.size if x.operands[0].shape.rank == 0 else parts[0] if x.operands[0].shape.dims == shape.dims else None
+        return (
+            parts[0] * shape.size
+            if x.operands[0].shape.rank == 0
+            else parts[0]
+            if x.operands[0].shape.dims == shape.dims
+            else None
+        )
     if x.op == "concatenate" and x["dimensions"] == (0,):
         return [size for part in parts for size in part]
     if x.op == "slice" and shape.rank == 1:
@@ -55,7 +76,9 @@ def sizes_of(x: Instruction, known: Mapping[Instruction, list[Size]], depth: int
 def _sizes(c: Context, operand: int) -> list[Size]:
     found = sizes_of(c.x[operand], c.converter.known)
     if found is None:
-        raise c.error(f"operand {operand} is not a function of constants and array sizes; sizes that depend on data are not supported")
+        raise c.error(
+            f"operand {operand} is not a function of constants and array sizes; sizes that depend on data are not supported"
+        )
     return found
 
 
@@ -91,13 +114,19 @@ def _dynamic_iota(c: Context):
 @rule("real_dynamic_slice")
 def _real_dynamic_slice(c: Context):
     x, start, limit, _ = c.x
-    if sizes_of(start, c.converter.known) is not None or limit.op != "add" or start not in limit.operands:
+    if (
+        sizes_of(start, c.converter.known) is not None
+        or limit.op != "add"
+        or start not in limit.operands
+    ):
         return b.slice_(x, *(_sizes(c, i) for i in (1, 2, 3)))
     # [start : start + sizes] with a start that depends on data
     sizes = sizes_of(limit.operands[1 - limit.operands.index(start)], c.converter.known)
     if sizes is None or any(s != 1 for s in _sizes(c, 3)):
         raise c.error("the sizes of its result depend on data")
-    return b.dynamic_slice(x, [b.reshape(b.slice_(start, (i,), (i + 1,)), ()) for i in range(x.shape.rank)], sizes)
+    return b.dynamic_slice(
+        x, [b.reshape(b.slice_(start, (i,), (i + 1,)), ()) for i in range(x.shape.rank)], sizes
+    )
 
 
 @rule("dynamic_pad")
@@ -125,17 +154,25 @@ def _dynamic_reduce_window(c: Context):
     """`custom_call @stablehlo.dynamic_reduce_window(inputs, inits, sizes, strides, base dilations, window dilations, padding)`."""
     count = (len(c.x) - 5) // 2
     columns = [_sizes(c, 2 * count + i) for i in range(5)]
-    window = tuple(WindowDim(*row[:2], *pad, *row[2:]) for *row, pad in zip(*columns[:4], pairs(columns[4]), strict=True))
+    window = tuple(
+        WindowDim(*row[:2], *pad, *row[2:])
+        for *row, pad in zip(*columns[:4], pairs(columns[4]), strict=True)
+    )
     reducer = c.attr("called_computations")[0].name
-    arrays, inits = c.x[:count], c.x[count:2 * count]
+    arrays, inits = c.x[:count], c.x[count : 2 * count]
     scalars = [Shape(x.shape.dtype) for x in inits]
-    return unpacked(b.reduce_window(arrays, inits, window, c.converter.function(c, reducer, scalars * 2)), count)
+    return unpacked(
+        b.reduce_window(arrays, inits, window, c.converter.function(c, reducer, scalars * 2)), count
+    )
 
 
 @rule("dynamic_rng_bit_generator")
 def _dynamic_rng_bit_generator(c: Context):
     algorithm = "rng_" + str(c.attr("rng_algorithm")).lower()
-    return unpacked(b.rng_bit_generator(c.x[0], algorithm, Shape(c.types[1].shape.dtype, tuple(_sizes(c, 1)))), 2)
+    return unpacked(
+        b.rng_bit_generator(c.x[0], algorithm, Shape(c.types[1].shape.dtype, tuple(_sizes(c, 1)))),
+        2,
+    )
 
 
 @rule("dynamic_top_k")

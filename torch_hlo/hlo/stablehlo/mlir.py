@@ -5,6 +5,7 @@
 What a pretty form writes between the operands and the types becomes attributes: `dims = [0]` is attrs["dims"], a bare word is
 attrs["word"], `[0:4:2]` is attrs["ranges"], `[1] x [0]` a pair of lists. convert.py knows both names of an attribute.
 """
+
 from __future__ import annotations
 
 import re
@@ -27,7 +28,9 @@ _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
 _RANGES = re.compile(r"\[\s*(?:\d+\s*:[\d:,\s]*)\]")
 _LOC = re.compile(r"loc\b")
 _ALIAS = re.compile(r"[#!][\w$.\-]+\s*=")
-_ATTRIBUTES = re.compile(r'\{\s*(?:\}|"?[A-Za-z_][\w$.\-]*"?\s*(?:[=,}]))')  # a dictionary, not the body of a function
+_ATTRIBUTES = re.compile(
+    r'\{\s*(?:\}|"?[A-Za-z_][\w$.\-]*"?\s*(?:[=,}]))'
+)  # a dictionary, not the body of a function
 _BLOCK = re.compile(r"\^([\w$.\-]+)")
 
 
@@ -165,7 +168,9 @@ class Reader:
             s.expect(":")
         while not s.accept("}"):
             if s.at("^"):
-                raise s.error("control flow between blocks is not supported; use stablehlo.while and stablehlo.case")
+                raise s.error(
+                    "control flow between blocks is not supported; use stablehlo.while and stablehlo.case"
+                )
             block.ops.append(self.operation(depth))
         return block
 
@@ -193,7 +198,9 @@ class Reader:
             op.attrs["sym_visibility"] = found.group()
         op.attrs["sym_name"] = symbol(s, "the function's @name")
         self.attributes.clear()
-        args = s.listed("(", ")", lambda: self._typed_argument() if s.at("%") else ("", self._result_type()))
+        args = s.listed(
+            "(", ")", lambda: self._typed_argument() if s.at("%") else ("", self._result_type())
+        )
         op.attrs["arg_attrs"] = self.attributes.copy()
         self.attributes.clear()
         if s.accept("->"):
@@ -206,7 +213,9 @@ class Reader:
 
     def _result_type(self) -> Type:
         found = parse_type(self.s)
-        self.attributes.append(dictionary(self.s) if self.s.at("{") and self.s.peek(_ATTRIBUTES) else {})
+        self.attributes.append(
+            dictionary(self.s) if self.s.at("{") and self.s.peek(_ATTRIBUTES) else {}
+        )
         return found
 
     def dictionary(self) -> dict[str, object]:
@@ -272,7 +281,10 @@ class Reader:
             s.expect("x")
             return left, attribute(s)
         if key == "dim_numbers":
-            found = s.need(re.compile(r"\[[\w?,\s]*\]\s*x\s*\[[\w?,\s]*\]\s*->\s*\[[\w?,\s]*\]"), "[b, f, 0, 1]x[o, i, 0, 1]->[b, f, 0, 1]")
+            found = s.need(
+                re.compile(r"\[[\w?,\s]*\]\s*x\s*\[[\w?,\s]*\]\s*->\s*\[[\w?,\s]*\]"),
+                "[b, f, 0, 1]x[o, i, 0, 1]->[b, f, 0, 1]",
+            )
             return found.group()
         if key == "window":
             return self._fields()
@@ -379,7 +391,7 @@ _WITH_WORDS = frozenset({"compare", "chlo.broadcast_compare"})
 def _short(name: str) -> str:
     for prefix in ("stablehlo.", "mhlo."):
         if name.startswith(prefix):
-            return name[len(prefix):]
+            return name[len(prefix) :]
     return {"call": "func.call", "return": "return", "func.return": "return"}.get(name, name)
 
 

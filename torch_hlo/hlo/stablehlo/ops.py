@@ -1,4 +1,5 @@
 """Rules of the StableHLO operations. Attribute names: the generic form's, then the pretty form's."""
+
 from __future__ import annotations
 
 import re
@@ -20,26 +21,39 @@ def _plain(opcode: str, c: Context) -> Instruction:
 
 
 for _opcode, _row in OPCODES.items():
-    if "pointwise" in _row.traits and _row.check is None and _opcode not in ("compare", "select", "reduce-precision"):
+    if (
+        "pointwise" in _row.traits
+        and _row.check is None
+        and _opcode not in ("compare", "select", "reduce-precision")
+    ):
         RULES[_opcode.replace("-", "_")] = partial(_plain, _opcode)
 
 
 @rule("select")
 def _select(c: Context):
     pred, x, y = c.x
-    return b.select(pred if pred.shape.dims == x.shape.dims else b.broadcast(pred, x.shape.dims), x, y)
+    return b.select(
+        pred if pred.shape.dims == x.shape.dims else b.broadcast(pred, x.shape.dims), x, y
+    )
 
 
 @rule("compare")
 def _compare(c: Context):
     kind = c.attr("compare_type", "word2")
-    return instr("compare", tuple(c.x), direction=c.attr("comparison_direction", "word"), type=kind if kind == "TOTALORDER" else None)
+    return instr(
+        "compare",
+        tuple(c.x),
+        direction=c.attr("comparison_direction", "word"),
+        type=kind if kind == "TOTALORDER" else None,
+    )
 
 
 @rule("reduce_precision")
 def _reduce_precision(c: Context):
     found = re.fullmatch(r"e(\d+)m(\d+)", str(c.attr("format", default="")))
-    exponent, mantissa = map(int, found.groups()) if found else (c.int("exponent_bits"), c.int("mantissa_bits"))
+    exponent, mantissa = (
+        map(int, found.groups()) if found else (c.int("exponent_bits"), c.int("mantissa_bits"))
+    )
     return b.reduce_precision(c.x[0], exponent, mantissa)
 
 
@@ -129,7 +143,9 @@ def broadcast_in_dim(x: Instruction, dims, dimensions) -> Instruction:
 @rule("broadcast")
 def _broadcast(c: Context):
     sizes = c.ints("broadcast_sizes", "sizes")
-    return b.broadcast(c.x[0], (*sizes, *c.x[0].shape.dims), range(len(sizes), len(sizes) + c.x[0].shape.rank))
+    return b.broadcast(
+        c.x[0], (*sizes, *c.x[0].shape.dims), range(len(sizes), len(sizes) + c.x[0].shape.rank)
+    )
 
 
 @rule("reshape")
@@ -168,7 +184,11 @@ def _slice(c: Context):
 
 @rule("pad")
 def _pad(c: Context):
-    low, high, inner = c.ints("edge_padding_low", "low"), c.ints("edge_padding_high", "high"), c.ints("interior_padding", "interior")
+    low, high, inner = (
+        c.ints("edge_padding_low", "low"),
+        c.ints("edge_padding_high", "high"),
+        c.ints("interior_padding", "interior"),
+    )
     return instr("pad", tuple(c.x), padding=tuple(zip(low, high, inner, strict=True)))
 
 
@@ -253,7 +273,10 @@ def _dot_general(c: Context):
         batch = n.get("lhs_batching_dimensions", ()), n.get("rhs_batching_dimensions", ())
         contract = n.get("lhs_contracting_dimensions", ()), n.get("rhs_contracting_dimensions", ())
     else:
-        batch, contract = c.attr("batching_dims", default=((), ())), c.attr("contracting_dims", default=((), ()))
+        batch, contract = (
+            c.attr("batching_dims", default=((), ())),
+            c.attr("contracting_dims", default=((), ())),
+        )
     return _typed(c, instr(
         "dot", tuple(c.x), lhs_batch_dims=tuple(batch[0]), rhs_batch_dims=tuple(batch[1]), lhs_contracting_dims=tuple(contract[0]),
         rhs_contracting_dims=tuple(contract[1]), operand_precision=_precision(c),
@@ -263,13 +286,26 @@ def _dot_general(c: Context):
 def _typed(c: Context, x: Instruction) -> Instruction:
     """dot and convolution in the declared element type."""
     dtype = c.types[0].shape.dtype
-    return x if x.shape.dtype == dtype else instr(x.op, x.operands, x.shape.with_dtype(dtype), **dict(x.attrs))
+    return (
+        x
+        if x.shape.dtype == dtype
+        else instr(x.op, x.operands, x.shape.with_dtype(dtype), **dict(x.attrs))
+    )
 
 
 @rule("dot")
 def _dot(c: Context):
     x, y = c.x
-    return _typed(c, instr("dot", (x, y), lhs_contracting_dims=(x.shape.rank - 1,), rhs_contracting_dims=(0,), operand_precision=_precision(c)))
+    return _typed(
+        c,
+        instr(
+            "dot",
+            (x, y),
+            lhs_contracting_dims=(x.shape.rank - 1,),
+            rhs_contracting_dims=(0,),
+            operand_precision=_precision(c),
+        ),
+    )
 
 
 @rule("einsum")
@@ -284,33 +320,51 @@ def _einsum(c: Context):
     contract = [d for d in left if d in right and d not in output]
     x = _summed(x, left, [d for d in left if d not in right and d not in output])
     y = _summed(y, right, [d for d in right if d not in left and d not in output])
-    left, right = (("".join(d for d in side if d in other + output)) for side, other in ((left, right), (right, left)))
+    left, right = (
+        ("".join(d for d in side if d in other + output))
+        for side, other in ((left, right), (right, left))
+    )
     found = b.dot(x, y, [left.index(d) for d in contract], [right.index(d) for d in contract], [left.index(d) for d in batch],
                   [right.index(d) for d in batch], c.types[0].shape.dtype)  # fmt: skip
-    order = batch + [d for d in left if d not in batch + contract] + [d for d in right if d not in batch + contract]
+    order = (
+        batch
+        + [d for d in left if d not in batch + contract]
+        + [d for d in right if d not in batch + contract]
+    )
     return b.transpose(found, [order.index(d) for d in output])
 
 
 def _summed(x: Instruction, letters: str, gone: list[str]) -> Instruction:
-    return b.reduce(x, b.constant(0, x.shape.dtype), [letters.index(d) for d in gone], "add") if gone else x
+    return (
+        b.reduce(x, b.constant(0, x.shape.dtype), [letters.index(d) for d in gone], "add")
+        if gone
+        else x
+    )
 
 
 @rule("unary_einsum")
 def _unary_einsum(c: Context):
     letters, _, output = str(c.attr("einsum_config", "config")).replace(" ", "").partition("->")
     kept = [d for d in letters if d in output]
-    return b.transpose(_summed(c.x[0], letters, [d for d in letters if d not in output]), [kept.index(d) for d in output])
+    return b.transpose(
+        _summed(c.x[0], letters, [d for d in letters if d not in output]),
+        [kept.index(d) for d in output],
+    )
 
 
 def dim_labels(c: Context) -> str:
     found = c.attr("dimension_numbers", "dim_numbers")
     if isinstance(found, str):
-        left, right, out = (re.sub(r"[\[\],\s]", "", part) for part in re.split(r"\]\s*x\s*\[|->", found))
+        left, right, out = (
+            re.sub(r"[\[\],\s]", "", part) for part in re.split(r"\]\s*x\s*\[|->", found)
+        )
         return f"{left}_{right}->{out}"
     n = dimension_numbers(c, "dimension_numbers")
 
     def labels(names: str, letters: str, spatial: str) -> str:
-        places = dict(zip((n[name][0] for name in names.split()), letters)) | {d: str(i) for i, d in enumerate(n[spatial])}
+        places = dict(zip((n[name][0] for name in names.split()), letters)) | {
+            d: str(i) for i, d in enumerate(n[spatial])
+        }
         return "".join(places[i] for i in range(len(places)))
 
     return (labels("input_batch_dimension input_feature_dimension", "bf", "input_spatial_dimensions") + "_"
@@ -332,11 +386,18 @@ def conv_window(c: Context, labels: str, padding=None) -> tuple[WindowDim, ...]:
         value = c.attr(generic, default=pretty.get(short))
         return (default,) * rank if value is None else integers(s, value, at)
 
-    pads = pairs(column("padding", "pad", 0) if c.attr("padding") is not None or "pad" in pretty else (0,) * 2 * rank)
+    pads = pairs(
+        column("padding", "pad", 0)
+        if c.attr("padding") is not None or "pad" in pretty
+        else (0,) * 2 * rank
+    )
     sizes = [c.x[1].shape.dims[kernel.index(str(i))] for i in range(rank)]
     columns = zip(sizes, column("window_strides", "stride", 1), padding or pads, column("lhs_dilation", "lhs_dilate", 1),
                   column("rhs_dilation", "rhs_dilate", 1), column("window_reversal", "reverse", 0), strict=True)  # fmt: skip
-    return tuple(WindowDim(size, stride, low, high, lhs, rhs, bool(flip)) for size, stride, (low, high), lhs, rhs, flip in columns)
+    return tuple(
+        WindowDim(size, stride, low, high, lhs, rhs, bool(flip))
+        for size, stride, (low, high), lhs, rhs, flip in columns
+    )
 
 
 @rule("convolution")
@@ -353,10 +414,16 @@ def _reduce(c: Context):
     count = len(c.x) // 2
     scalars = [Shape(x.shape.dtype) for x in c.x[count:]]
     if (applied := c.attr("applies")) is not None:
-        to_apply = b.computation(lambda x, y: instr(str(applied).replace("_", "-"), (x, y)), [scalars[0]] * 2, str(applied))
+        to_apply = b.computation(
+            lambda x, y: instr(str(applied).replace("_", "-"), (x, y)),
+            [scalars[0]] * 2,
+            str(applied),
+        )
     else:
         to_apply = c.region(0, scalars * 2)
-    x = instr("reduce", tuple(c.x), dimensions=tuple(sorted(c.ints("dimensions"))), to_apply=to_apply)
+    x = instr(
+        "reduce", tuple(c.x), dimensions=tuple(sorted(c.ints("dimensions"))), to_apply=to_apply
+    )
     return unpacked(x, count)
 
 
@@ -365,18 +432,32 @@ def _windows(c: Context, rank: int) -> tuple[WindowDim, ...]:
     sizes = c.ints("window_dimensions", default=ones)
     columns = zip(sizes, c.ints("window_strides", default=ones), pairs(c.ints("padding", default=(0,) * 2 * rank)),
                   c.ints("base_dilations", default=ones), c.ints("window_dilations", default=ones), strict=True)  # fmt: skip
-    return tuple(WindowDim(size, stride, low, high, base, dilation) for size, stride, (low, high), base, dilation in columns)
+    return tuple(
+        WindowDim(size, stride, low, high, base, dilation)
+        for size, stride, (low, high), base, dilation in columns
+    )
 
 
 @rule("reduce_window")
 def _reduce_window(c: Context):
     count = len(c.x) // 2
-    return unpacked(instr("reduce-window", tuple(c.x), window=_windows(c, c.x[0].shape.rank), to_apply=c.region(0)), count)
+    return unpacked(
+        instr(
+            "reduce-window", tuple(c.x), window=_windows(c, c.x[0].shape.rank), to_apply=c.region(0)
+        ),
+        count,
+    )
 
 
 @rule("select_and_scatter")
 def _select_and_scatter(c: Context):
-    return instr("select-and-scatter", tuple(c.x), window=_windows(c, c.x[0].shape.rank), select=c.region(0), scatter=c.region(1))
+    return instr(
+        "select-and-scatter",
+        tuple(c.x),
+        window=_windows(c, c.x[0].shape.rank),
+        select=c.region(0),
+        scatter=c.region(1),
+    )
 
 
 @rule("map")
@@ -387,7 +468,13 @@ def _map(c: Context):
 @rule("sort")
 def _sort(c: Context):
     axis = c.int("dimension", default=-1) % max(c.x[0].shape.rank, 1)
-    x = instr("sort", tuple(c.x), dimensions=(axis,), is_stable=bool(c.attr("is_stable", default=False)), to_apply=c.region(0))
+    x = instr(
+        "sort",
+        tuple(c.x),
+        dimensions=(axis,),
+        is_stable=bool(c.attr("is_stable", default=False)),
+        to_apply=c.region(0),
+    )
     return unpacked(x, len(c.x))
 
 
@@ -406,13 +493,25 @@ def _cholesky(c: Context):
 
 @rule("triangular_solve")
 def _triangular_solve(c: Context):
-    flags = {name: bool(c.attr(name, default=False)) for name in ("left_side", "lower", "unit_diagonal")}
-    return instr("triangular-solve", tuple(c.x), transpose_a=str(c.attr("transpose_a", default="NO_TRANSPOSE")), **flags)
+    flags = {
+        name: bool(c.attr(name, default=False)) for name in ("left_side", "lower", "unit_diagonal")
+    }
+    return instr(
+        "triangular-solve",
+        tuple(c.x),
+        transpose_a=str(c.attr("transpose_a", default="NO_TRANSPOSE")),
+        **flags,
+    )
 
 
 @rule("batch_norm_training", "batch_norm_inference", "batch_norm_grad")
 def _batch_norm(c: Context):
-    x = instr(c.op.name.replace("_", "-"), tuple(c.x), epsilon=float(c.attr("epsilon")), feature_index=c.int("feature_index"))
+    x = instr(
+        c.op.name.replace("_", "-"),
+        tuple(c.x),
+        epsilon=float(c.attr("epsilon")),
+        feature_index=c.int("feature_index"),
+    )
     return unpacked(x, len(x.shape.elements) or 1)
 
 
@@ -460,11 +559,15 @@ _IGNORED_CALLS = frozenset({"shape_assertion", "stablehlo.dynamic_assert"})
 @rule("custom_call")
 def _custom_call(c: Context):
     callee = c.attr("callee")
-    target = callee.name if isinstance(callee, Symbol) else str(c.attr("call_target_name", default=""))
+    target = (
+        callee.name if isinstance(callee, Symbol) else str(c.attr("call_target_name", default=""))
+    )
     if target in _IGNORED_CALLS:
         return []
     dialect, _, name = target.partition(".")
-    if dialect in ("mhlo", "stablehlo", "chlo") and (convert := RULES.get("chlo." + name) or RULES.get(name)):
+    if dialect in ("mhlo", "stablehlo", "chlo") and (
+        convert := RULES.get("chlo." + name) or RULES.get(name)
+    ):
         for name, value in (c.attr("mhlo.attributes", default={}) or {}).items():
             c.op.attrs.setdefault(name, value)
         return convert(c)
@@ -497,10 +600,12 @@ def _groups(c: Context, name: str = "replica_groups") -> tuple[tuple[int, ...], 
     if value is None:
         return ()
     flat = c.ints(name)
-    width = value.type.shape.dims[-1] if isinstance(value, Dense) and value.type.shape.rank == 2 else 0
+    width = (
+        value.type.shape.dims[-1] if isinstance(value, Dense) and value.type.shape.rank == 2 else 0
+    )
     if not flat or not width:
         return ()
-    rows = [flat[i:i + width] for i in range(0, len(flat), width)]
+    rows = [flat[i : i + width] for i in range(0, len(flat), width)]
     return tuple(tuple(d for d in row if d >= 0) for row in rows)  # -1 pads short groups
 
 
@@ -508,24 +613,42 @@ def _collective(c: Context) -> dict:
     channel = c.attr("channel_handle", "channel_id")
     handle = channel.get("handle") if isinstance(channel, dict) else channel
     flag = c.attr("use_global_device_ids")
-    return dict(replica_groups=_groups(c), channel_id=handle if handle else None, use_global_device_ids=bool(flag))
+    return dict(
+        replica_groups=_groups(c),
+        channel_id=handle if handle else None,
+        use_global_device_ids=bool(flag),
+    )
 
 
 @rule("all_reduce")
 def _all_reduce(c: Context):
-    return unpacked(instr("all-reduce", tuple(c.x), to_apply=c.region(0), **_collective(c)), len(c.x))
+    return unpacked(
+        instr("all-reduce", tuple(c.x), to_apply=c.region(0), **_collective(c)), len(c.x)
+    )
 
 
 @rule("all_gather")
 def _all_gather(c: Context):
     shapes = [c.shape(i) for i in range(len(c.x))]
     shape = shapes[0] if len(shapes) == 1 else tuple_shape(*shapes)
-    return unpacked(instr("all-gather", tuple(c.x), shape, dimensions=(c.int("all_gather_dim"),), **_collective(c)), len(c.x))
+    return unpacked(
+        instr(
+            "all-gather", tuple(c.x), shape, dimensions=(c.int("all_gather_dim"),), **_collective(c)
+        ),
+        len(c.x),
+    )
 
 
 @rule("reduce_scatter")
 def _reduce_scatter(c: Context):
-    return instr("reduce-scatter", tuple(c.x), c.shape(), dimensions=(c.int("scatter_dimension"),), to_apply=c.region(0), **_collective(c))
+    return instr(
+        "reduce-scatter",
+        tuple(c.x),
+        c.shape(),
+        dimensions=(c.int("scatter_dimension"),),
+        to_apply=c.region(0),
+        **_collective(c),
+    )
 
 
 @rule("all_to_all")
@@ -537,7 +660,7 @@ def _all_to_all(c: Context):
         y = instr("all-to-all", (x,), x.shape, dimensions=(split,), **_collective(c))
         if split != concat:
             dims = list(x.shape.dims)
-            y = b.reshape(y, [*dims[:split], count, dims[split] // count, *dims[split + 1:]])
+            y = b.reshape(y, [*dims[:split], count, dims[split] // count, *dims[split + 1 :]])
             order = [d for d in range(len(dims) + 1) if d != split]
             order.insert(concat, split)
             dims[split] //= count
@@ -550,16 +673,24 @@ def _all_to_all(c: Context):
 @rule("collective_permute")
 def _collective_permute(c: Context):
     channel = _collective(c)["channel_id"]
-    return instr("collective-permute", tuple(c.x), source_target_pairs=tuple(pairs(c.ints("source_target_pairs"))), channel_id=channel)
+    return instr(
+        "collective-permute",
+        tuple(c.x),
+        source_target_pairs=tuple(pairs(c.ints("source_target_pairs"))),
+        channel_id=channel,
+    )
 
 
 @rule("collective_broadcast")
 def _collective_broadcast(c: Context):
-    return instr("collective-broadcast", tuple(c.x), replica_groups=_groups(c), channel_id=_collective(c)["channel_id"])
+    return instr(
+        "collective-broadcast",
+        tuple(c.x),
+        replica_groups=_groups(c),
+        channel_id=_collective(c)["channel_id"],
+    )
 
 
 @rule("partition_id", "replica_id")
 def _device(c: Context):
     return instr(c.op.name.replace("_", "-"), ())
-
-

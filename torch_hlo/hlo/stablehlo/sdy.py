@@ -3,6 +3,7 @@
 Everything becomes what XLA writes in HLO: attributes `sharding`; custom calls `Sharding` for constraints; regions written per device stand
 between the custom calls `SPMDFullToShardShape` and `SPMDShardToFullShape`.
 """
+
 from __future__ import annotations
 
 import re
@@ -26,10 +27,18 @@ class Shardings:
     """The meshes of a module, and its shardings on one mesh: the first with the most devices."""
 
     def __init__(self, text: str, operations: Iterable[Operation]) -> None:
-        self.named = {str(op.attrs["sym_name"]): _mesh(_raw(op.attrs["mesh"])) for op in operations if op.name == "sdy.mesh"}
+        self.named = {
+            str(op.attrs["sym_name"]): _mesh(_raw(op.attrs["mesh"]))
+            for op in operations
+            if op.name == "sdy.mesh"
+        }
         meshes = [m for m in self.named.values() if isinstance(m, Mesh)]
         if not meshes:
-            meshes = [m for found in _MESH.finditer(text) if found.group(1) and isinstance(m := _mesh(found.group(1)), Mesh)]
+            meshes = [
+                m
+                for found in _MESH.finditer(text)
+                if found.group(1) and isinstance(m := _mesh(found.group(1)), Mesh)
+            ]
         self.mesh: Mesh | None = max(meshes, key=lambda m: m.size, default=None)
         tiled = [t.replace('\\"', '"') for t in _TILED.findall(text)]
         partitions = int(found.group(1)) if (found := _PARTITIONS.search(text)) else 1
@@ -43,12 +52,14 @@ class Shardings:
         found = _MESH.match(text.strip())
         if not found:
             raise ShardingError(f"cannot read the sharding {text!r}: it begins with no mesh")
-        mesh = self.named.get(found.group(2), self.mesh) if found.group(2) else _mesh(found.group(1))
+        mesh = (
+            self.named.get(found.group(2), self.mesh) if found.group(2) else _mesh(found.group(1))
+        )
         if isinstance(mesh, int):
             return Sharding(self.mesh, maximal=mesh)
         if found.group(2) and found.group(2) not in self.named:
             raise ShardingError(f"mesh @{found.group(2)} is not defined")
-        body = text.strip()[found.end():].strip().removeprefix(",").strip()
+        body = text.strip()[found.end() :].strip().removeprefix(",").strip()
         value = parse_sharding("{" + body.replace('"', "") + "}", shape, mesh)
         return self._inside(onto(value, shape, self.mesh))
 
@@ -59,7 +70,9 @@ class Shardings:
     def _inside(self, value: Sharding) -> Sharding:
         if not self.manual:
             return value
-        return Sharding(value.mesh, value.dims, value.replicated, value.unreduced, value.manual + self.manual)
+        return Sharding(
+            value.mesh, value.dims, value.replicated, value.unreduced, value.manual + self.manual
+        )
 
     def of(self, attrs: dict, shapes: list[Shape]) -> list | None:
         """The shardings that `sdy.sharding` or `mhlo.sharding` gives to values of these shapes."""
@@ -110,17 +123,27 @@ def _listed(text: str) -> list[str]:
     return parts
 
 
-def annotated(x: Instruction, sharding: Sharding | tuple | None, operands: Iterable[Instruction] = ()) -> Instruction:
+def annotated(
+    x: Instruction, sharding: Sharding | tuple | None, operands: Iterable[Instruction] = ()
+) -> Instruction:
     """`x` with a sharding: on the instruction itself when it is new here, else by a custom call."""
     if sharding is None:
         return x
-    if x.op in ("parameter", "get-tuple-element") or x.get("sharding") is not None or any(x is o for o in operands):
+    if (
+        x.op in ("parameter", "get-tuple-element")
+        or x.get("sharding") is not None
+        or any(x is o for o in operands)
+    ):
         return constrained(x, sharding)
     return instr(x.op, x.operands, x.shape, **{**dict(x.attrs), "sharding": sharding})
 
 
-def constrained(x: Instruction, sharding: Sharding, target: str = "Sharding", shape: Shape | None = None) -> Instruction:
-    return instr("custom-call", (x,), shape or x.shape, custom_call_target=target, sharding=sharding)
+def constrained(
+    x: Instruction, sharding: Sharding, target: str = "Sharding", shape: Shape | None = None
+) -> Instruction:
+    return instr(
+        "custom-call", (x,), shape or x.shape, custom_call_target=target, sharding=sharding
+    )
 
 
 @rule("sdy.sharding_constraint", "sdy.reshard", *(f"sdy.{name}" for name in COLLECTIVES.split()))
@@ -150,41 +173,70 @@ def _constant(c: Context):
 @rule("sdy.named_computation")
 def _named(c: Context):
     table = c.converter.shardings
-    ins, outs = (_listed(_raw(v)) if (v := c.attr(key)) is not None else None for key in ("in_shardings", "out_shardings"))
-    values = c.x if ins is None else [constrained(x, table.shardy(t, x.shape)) for x, t in zip(c.x, ins, strict=True)]
+    ins, outs = (
+        _listed(_raw(v)) if (v := c.attr(key)) is not None else None
+        for key in ("in_shardings", "out_shardings")
+    )
+    values = (
+        c.x
+        if ins is None
+        else [constrained(x, table.shardy(t, x.shape)) for x, t in zip(c.x, ins, strict=True)]
+    )
     results = c.converter.inner_block(c, c.op.regions[0], values)
-    return results if outs is None else [constrained(x, table.shardy(t, x.shape)) for x, t in zip(results, outs, strict=True)]
+    return (
+        results
+        if outs is None
+        else [constrained(x, table.shardy(t, x.shape)) for x, t in zip(results, outs, strict=True)]
+    )
 
 
 @rule("sdy.manual_computation")
 def _manual_computation(c: Context):
     table: Shardings = c.converter.shardings
-    ins, outs = (_listed(_raw(c.attr(key, default=""))) for key in ("in_shardings", "out_shardings"))
-    axes = tuple(table.mesh.axis(name) for name in re.findall(r'"([^"]*)"', _raw(c.attr("manual_axes", default=""))))
+    ins, outs = (
+        _listed(_raw(c.attr(key, default=""))) for key in ("in_shardings", "out_shardings")
+    )
+    axes = tuple(
+        table.mesh.axis(name)
+        for name in re.findall(r'"([^"]*)"', _raw(c.attr("manual_axes", default="")))
+    )
     outside = table.manual
     values = []
     for x, text, (_, t) in zip(c.x, ins, c.op.regions[0].args, strict=True):
         whole = table.shardy(text, x.shape)
-        values.append(constrained(constrained(x, whole), _without(whole, axes), "SPMDFullToShardShape", t.shape))
+        values.append(
+            constrained(
+                constrained(x, whole), _without(whole, axes), "SPMDFullToShardShape", t.shape
+            )
+        )
     table.manual = outside + axes
     results = c.converter.inner_block(c, c.op.regions[0], values)
     table.manual = outside
     made = []
     for x, text, t in zip(results, outs, c.types, strict=True):
         whole = table.shardy(text, t.shape)
-        made.append(constrained(constrained(x, _without(whole, axes)), whole, "SPMDShardToFullShape", t.shape))
+        made.append(
+            constrained(
+                constrained(x, _without(whole, axes)), whole, "SPMDShardToFullShape", t.shape
+            )
+        )
     return made
 
 
 def _without(whole: Sharding, axes: tuple[Axis, ...]) -> Sharding:
     """The sharding of the blocks, inside a region that is per device along `axes`."""
     names = {a.name for a in axes}
-    dims = (DimSharding(tuple(a for a in d.axes if a.name not in names), d.open, d.priority) for d in whole.dims)
+    dims = (
+        DimSharding(tuple(a for a in d.axes if a.name not in names), d.open, d.priority)
+        for d in whole.dims
+    )
     kept = tuple(a for a in whole.replicated if a.name not in names)
     return Sharding(whole.mesh, tuple(dims), kept, whole.unreduced, whole.manual + axes)
 
 
-def boundary(converter: Converter, function: Operation, key: str, shapes: list[Shape]) -> list | None:
+def boundary(
+    converter: Converter, function: Operation, key: str, shapes: list[Shape]
+) -> list | None:
     """Shardings of the arguments (`arg_attrs`) or results (`res_attrs`) of a function; None when none is given."""
     table: Shardings = converter.shardings
     found = function.attrs.get(key)

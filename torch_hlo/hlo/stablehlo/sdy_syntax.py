@@ -2,6 +2,7 @@
 
 A sharding stays text here (`Raw`); sdy.py reads it when the mesh is known.
 """
+
 from __future__ import annotations
 
 import re

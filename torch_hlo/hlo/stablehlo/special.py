@@ -1,4 +1,5 @@
 """Special functions of CHLO as instructions (Cephes, Lanczos, Giles). Narrow floats are computed in f32."""
+
 from __future__ import annotations
 
 import math
@@ -26,18 +27,40 @@ class E:
     def op(self, name: str, *others) -> E:
         return E(instr(name, (self.x, *map(self.of, others))))
 
-    def __add__(self, other): return self.op("add", other)
-    def __sub__(self, other): return self.op("subtract", other)
-    def __mul__(self, other): return self.op("multiply", other)
-    def __truediv__(self, other): return self.op("divide", other)
-    def __neg__(self): return self.op("negate")
+    def __add__(self, other):
+        return self.op("add", other)
+
+    def __sub__(self, other):
+        return self.op("subtract", other)
+
+    def __mul__(self, other):
+        return self.op("multiply", other)
+
+    def __truediv__(self, other):
+        return self.op("divide", other)
+
+    def __neg__(self):
+        return self.op("negate")
+
     __radd__, __rmul__ = __add__, __mul__
-    def __rsub__(self, other): return E(self.of(other)) - self
-    def __rtruediv__(self, other): return E(self.of(other)) / self
-    def test(self, direction: str, other) -> Instruction: return b.compare(self.x, self.of(other), direction)
-    def __lt__(self, other): return self.test("LT", other)
-    def __le__(self, other): return self.test("LE", other)
-    def eq(self, other): return self.test("EQ", other)
+
+    def __rsub__(self, other):
+        return E(self.of(other)) - self
+
+    def __rtruediv__(self, other):
+        return E(self.of(other)) / self
+
+    def test(self, direction: str, other) -> Instruction:
+        return b.compare(self.x, self.of(other), direction)
+
+    def __lt__(self, other):
+        return self.test("LT", other)
+
+    def __le__(self, other):
+        return self.test("LE", other)
+
+    def eq(self, other):
+        return self.test("EQ", other)
 
     def where(self, pred: Instruction, other) -> E:
         """This where `pred`, else `other`."""
@@ -78,7 +101,11 @@ def lgamma(x: E) -> E:
     value = (z + 0.5 - (z + 7.5) / log_t) * log_t + (0.5 * math.log(2 * math.pi) + total.op("log"))
     a = x.op("abs")
     fraction = a - a.op("floor")
-    log_sine = ((1 - fraction).where(b.compare(fraction.x, fraction.of(0.5), "GT"), fraction) * math.pi).op("sine").op("log")
+    log_sine = (
+        ((1 - fraction).where(b.compare(fraction.x, fraction.of(0.5), "GT"), fraction) * math.pi)
+        .op("sine")
+        .op("log")
+    )
     reflected = (math.log(math.pi) - log_sine - value).where(b.is_finite(log_sine.x), -log_sine)
     return E(x.of(math.inf)).where(a.eq(math.inf), reflected.where(low, value))
 
@@ -94,10 +121,12 @@ def _digamma(x: E) -> E:
     z = 1 / (a * a)
     value = total + a.op("log") - 0.5 / a - z * polynomial(z, DIGAMMA)
     # Reduced first: tan of a large argument has no digits left.
-    turned = ((x - x.op("round-nearest-even")) * math.pi)
+    turned = (x - x.op("round-nearest-even")) * math.pi
     value = (value - math.pi / (turned.op("sine") / turned.op("cosine"))).where(negative, value)
     pole = b.and_(x <= 0, x.eq(x.op("floor")))
-    return E(x.of(math.nan)).where(pole, value.where(b.compare(x.x, x.of(math.inf), "NE"), math.inf))
+    return E(x.of(math.nan)).where(
+        pole, value.where(b.compare(x.x, x.of(math.inf), "NE"), math.inf)
+    )
 
 
 digamma = _floats(_digamma)
@@ -117,7 +146,9 @@ def _zeta(x: E, q: E) -> E:
     for i, c in enumerate(ZETA):
         factor = factor * (x + 2 * i)
         power = power / a
-        total = total + E(x.of(0)).where(b.or_(factor.eq(math.inf), power.eq(0)), factor * power / c)
+        total = total + E(x.of(0)).where(
+            b.or_(factor.eq(math.inf), power.eq(0)), factor * power / c
+        )
         factor = factor * (x + (2 * i + 1))
         power = power / a
     whole = q.eq(q.op("floor"))
@@ -176,14 +207,18 @@ def next_after(x: Instruction, y: Instruction) -> Instruction:
     from_bits, to_bits = b.bitcast_convert(x, bits), b.bitcast_convert(y, bits)
     smallest = b.full_like(from_bits, -(1 << (DTYPES[bits].bits - 1)))
     one, zero = b.full_like(from_bits, 1), b.full_like(from_bits, 0)
-    toward = b.or_(b.and_(to_bits, smallest), one)  # from zero: the smallest value with the sign of y
+    toward = b.or_(
+        b.and_(to_bits, smallest), one
+    )  # from zero: the smallest value with the sign of y
     same_sign = b.compare(b.and_(b.xor(from_bits, to_bits), smallest), zero, "EQ")
     shrinks = b.or_(b.compare(b.abs_(x), b.abs_(y), "GT"), b.not_(same_sign))
     stepped = b.add(from_bits, b.select(shrinks, b.negate(one), one))
     is_zero = b.compare(x, b.full_like(x, 0), "EQ")
     moved = b.bitcast_convert(b.select(is_zero, toward, stepped), x.shape.dtype)
     result = b.select(b.compare(x, y, "EQ"), y, moved)
-    return b.select(b.or_(b.compare(x, x, "NE"), b.compare(y, y, "NE")), b.full_like(x, math.nan), result)
+    return b.select(
+        b.or_(b.compare(x, x, "NE"), b.compare(y, y, "NE")), b.full_like(x, math.nan), result
+    )
 
 
 def mulhi(x: Instruction, y: Instruction) -> Instruction:
@@ -197,13 +232,20 @@ def mulhi(x: Instruction, y: Instruction) -> Instruction:
         return b.convert(instr("shift-right-logical", (product, b.full_like(product, bits))), dtype)
     half, mask = b.full_like(b.convert(x, "u64"), 32), b.full_like(b.convert(x, "u64"), 0xFFFFFFFF)
     u, v = b.convert(x, "u64"), b.convert(y, "u64")
-    (u0, u1), (v0, v1) = ((b.and_(w, mask), instr("shift-right-logical", (w, half))) for w in (u, v))
+    (u0, u1), (v0, v1) = (
+        (b.and_(w, mask), instr("shift-right-logical", (w, half))) for w in (u, v)
+    )
     low = instr("shift-right-logical", (b.multiply(u0, v0), half))
     first = b.add(b.multiply(u1, v0), low)
     second = b.add(b.multiply(u0, v1), b.and_(first, mask))
-    high = b.add(b.multiply(u1, v1), b.add(*(instr("shift-right-logical", (w, half)) for w in (first, second))))
+    high = b.add(
+        b.multiply(u1, v1),
+        b.add(*(instr("shift-right-logical", (w, half)) for w in (first, second))),
+    )
     if x.shape.kind == "s":  # as unsigned numbers, negative ones are 2^64 too large
         zero = b.full_like(x, 0)
         for a, other in ((x, v), (y, u)):
-            high = b.subtract(high, b.select(b.compare(a, zero, "LT"), other, b.full_like(other, 0)))
+            high = b.subtract(
+                high, b.select(b.compare(a, zero, "LT"), other, b.full_like(other, 0))
+            )
     return b.convert(high, dtype)

@@ -2,6 +2,7 @@
 
 A static tensor is a Shape. An unknown size `?` is the Unknown object in `dims` until conversion gives it a symbol.
 """
+
 from __future__ import annotations
 
 import re
@@ -23,8 +24,12 @@ ELEMENTS = {
 NAMES = {v: k for k, v in reversed(ELEMENTS.items())} | {"pred": "i1", "s64": "i64"}
 _DIMS = re.compile(r"((?:(?:[0-9]{1,19}|\?)\s*x\s*)*+)")
 _ELEMENT = re.compile(r"(complex<f(?:32|64)>|[A-Za-z]\w*)")
-_SCALAR = re.compile(r"(?:[su]?i(?:1|2|4|8|16|32|64)|index|bf16|f(?:16|32|64)|f8E\w+|complex<f(?:32|64)>)\b")
-_NUMBER = re.compile(r"[+-]?(?:0x[0-9A-Fa-f]{1,16}|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)")
+_SCALAR = re.compile(
+    r"(?:[su]?i(?:1|2|4|8|16|32|64)|index|bf16|f(?:16|32|64)|f8E\w+|complex<f(?:32|64)>)\b"
+)
+_NUMBER = re.compile(
+    r"[+-]?(?:0x[0-9A-Fa-f]{1,16}|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,9 @@ def _tensor(s: Scanner) -> Type:
 
 def _element(s: Scanner, text: str) -> str:
     if text not in ELEMENTS:
-        raise s.error(f"unknown element type {text!r}; known are {', '.join(ELEMENTS)}", s.pos - len(text))
+        raise s.error(
+            f"unknown element type {text!r}; known are {', '.join(ELEMENTS)}", s.pos - len(text)
+        )
     return ELEMENTS[text]
 
 
@@ -120,7 +127,9 @@ def _quantized(s: Scanner) -> Quantized:
     s.expect(">")
     if not pairs or any(scale <= 0 for scale, _ in pairs) or (axis is None and len(pairs) != 1):
         raise s.error("bad quantized type", begin)
-    return Quantized(storage, expressed, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), axis, limits)
+    return Quantized(
+        storage, expressed, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), axis, limits
+    )
 
 
 _ANGLE = re.compile(r'->|[<>]|"(?:[^"\\\n]++|\\.)*+"')
@@ -138,7 +147,7 @@ def angle_group(s: Scanner, opened: bool = False) -> str:
         s.pos = found.end()
         depth += {"<": 1, ">": -1}.get(found.group(), 0)
         if depth == 0:
-            return s.text[begin:found.start()]
+            return s.text[begin : found.start()]
 
 
 def type_text(shape: Shape) -> str:

@@ -3,6 +3,7 @@
 Tuples disappear: a value is the list of its array (and token) leaves. Each computation that `call`, `while` or `conditional` uses becomes a
 private function; reducers and comparators become regions. Shardings are Shardy's. Opcodes: `WRITERS[op](w, x) -> list of names`.
 """
+
 from __future__ import annotations
 
 import re
@@ -32,7 +33,9 @@ def stablehlo_text(module: Module) -> str:
     from torch_hlo.hlo.stablehlo import write_ops  # noqa: F401  it fills WRITERS
 
     program = _Program()
-    program.function("main", module.entry, public=True, aliases=dict((p, o) for o, p in module.aliases))
+    program.function(
+        "main", module.entry, public=True, aliases=dict((p, o) for o, p in module.aliases)
+    )
     name = re.sub(r"[^\w.]", "_", module.name) or "module"
     head = ""
     if module.mesh is not None:
@@ -60,7 +63,11 @@ _AXIS = re.compile(r"(?<=[{\s])[A-Za-z_][\w.\-]*(?=[,}:])")
 
 def placements(sharding: Sharding | tuple, shape: Shape) -> list[Sharding | None]:
     """One per leaf of the shape."""
-    return [p for s, e in zip(sharding, shape.elements) for p in placements(s, e)] if shape.is_tuple else [sharding]
+    return (
+        [p for s, e in zip(sharding, shape.elements) for p in placements(s, e)]
+        if shape.is_tuple
+        else [sharding]
+    )
 
 
 def _sharding_attribute(sharding: Sharding | tuple | None, shape: Shape) -> str:
@@ -91,7 +98,9 @@ class _Program:
             self.function(name, c)
         return self.names[c]
 
-    def function(self, name: str, c: Computation, public: bool = False, aliases: dict[int, int] | None = None) -> None:
+    def function(
+        self, name: str, c: Computation, public: bool = False, aliases: dict[int, int] | None = None
+    ) -> None:
         w = Writer(self, "    ")
         args, at = [], 0
         for p in c.params:
@@ -103,17 +112,27 @@ class _Program:
                     attrs.append(f"tf.aliasing_output = {aliases[p['index']]} : i32")
                 if (sharding := p.get("sharding")) is not None and not p.shape.is_tuple:
                     attrs.append(f"sdy.sharding = #sdy.sharding{sharding_text(sharding)}")
-                args.append(f"%arg{at}: {type_text(static(leaf))}" + (f" {{{', '.join(attrs)}}}" if attrs else ""))
+                args.append(
+                    f"%arg{at}: {type_text(static(leaf))}"
+                    + (f" {{{', '.join(attrs)}}}" if attrs else "")
+                )
                 at += 1
             w.values[p] = names
         results = w.block(c)
         types = [type_text(static(leaf)) for leaf in leaves(c.root.shape)]
         if c.root.op == "tuple" and (wanted := c.root.get("sharding")) is not None:
-            types = [f"{t} {{sdy.sharding = #sdy.sharding{sharding_text(s)}}}" for t, s in zip(types, placements(wanted, c.root.shape))]
+            types = [
+                f"{t} {{sdy.sharding = #sdy.sharding{sharding_text(s)}}}"
+                for t, s in zip(types, placements(wanted, c.root.shape))
+            ]
         w.emit("func.return", results, leaves(c.root.shape), [])
         visibility = "public" if public else "private"
         result = "" if not types else f" -> ({', '.join(types)})"
-        self.functions.append(f"  func.func {visibility} @{name}({', '.join(args)}){result} {{\n" + "\n".join(w.lines) + "\n  }")
+        self.functions.append(
+            f"  func.func {visibility} @{name}({', '.join(args)}){result} {{\n"
+            + "\n".join(w.lines)
+            + "\n  }"
+        )
 
 
 def _candidates(base: str) -> Iterator[str]:
@@ -126,7 +145,9 @@ def _candidates(base: str) -> Iterator[str]:
 
 def static(shape: Shape) -> Shape:
     if not shape.is_static:
-        raise WriteError(f"{shape}: StableHLO text needs known sizes; specialize the program for concrete inputs first")
+        raise WriteError(
+            f"{shape}: StableHLO text needs known sizes; specialize the program for concrete inputs first"
+        )
     return shape
 
 
@@ -146,7 +167,9 @@ class Writer:
                 if writer is None:
                     raise WriteError(f"{x.op} {x.shape}: no StableHLO operation means this")
                 self.values[x] = writer(self, x)
-                if (attribute := _sharding_attribute(x.get("sharding"), x.shape)) and x.op not in _UNPLACED:
+                if (
+                    attribute := _sharding_attribute(x.get("sharding"), x.shape)
+                ) and x.op not in _UNPLACED:
                     before, colon, types = self.lines[-1].rpartition(" : (")
                     self.lines[-1] = f"{before} {{{attribute}}}{colon}{types}"
         return self.values[c.root]
@@ -169,10 +192,19 @@ class Writer:
         body = f" ({', '.join(regions)})" if regions else ""
         properties = f" <{{{attrs}}}>" if attrs else ""
         outs = outs if len(result_shapes) == 1 else f"({outs})"
-        self.lines.append(f'{self.indent}{left}"{op}"({", ".join(operands)}){properties}{body} : ({types}) -> {outs}')
+        self.lines.append(
+            f'{self.indent}{left}"{op}"({", ".join(operands)}){properties}{body} : ({types}) -> {outs}'
+        )
         return results
 
-    def op(self, x: Instruction, name: str, attrs: str = "", regions: Sequence[str] = (), shape: Shape | None = None) -> list[str]:
+    def op(
+        self,
+        x: Instruction,
+        name: str,
+        attrs: str = "",
+        regions: Sequence[str] = (),
+        shape: Shape | None = None,
+    ) -> list[str]:
         """Instruction `x` as the operation `name` on its operands."""
         shapes = [leaf for o in x.operands for leaf in leaves(o.shape)]
         return self.emit(name, self.operands(x), shapes, leaves(shape or x.shape), attrs, regions)
@@ -187,19 +219,33 @@ class Writer:
         args = []
         for p in c.params:
             inner.values[p] = [inner.fresh().replace("%", "%a") for _ in leaves(p.shape)]
-            args += [f"{n}: {type_text(static(s))}" for n, s in zip(inner.values[p], leaves(p.shape))]
+            args += [
+                f"{n}: {type_text(static(s))}" for n, s in zip(inner.values[p], leaves(p.shape))
+            ]
         results = inner.block(c)
         inner.emit("stablehlo.return", results, leaves(c.root.shape), [])
         head = f"\n{self.indent}^bb0({', '.join(args)}):" if args else ""
         return "{" + head + "\n" + "\n".join(inner.lines) + f"\n{self.indent}}}"
 
-    def calling(self, c: Computation, args: Sequence[tuple[str, Shape]], arguments: Sequence[str]) -> str:
+    def calling(
+        self, c: Computation, args: Sequence[tuple[str, Shape]], arguments: Sequence[str]
+    ) -> str:
         """A region of block arguments `args` that calls the function of `c` with `arguments`."""
         inner = Writer(self.program, self.indent + "  ", self.counter)
         shapes = [leaf for p in c.params for leaf in leaves(p.shape)]
-        results = inner.emit("func.call", arguments, shapes, leaves(c.root.shape), f"callee = @{self.program.name_of(c)}")
+        results = inner.emit(
+            "func.call",
+            arguments,
+            shapes,
+            leaves(c.root.shape),
+            f"callee = @{self.program.name_of(c)}",
+        )
         inner.emit("stablehlo.return", results, leaves(c.root.shape), [])
-        head = f"\n{self.indent}^bb0({', '.join(f'{n}: {type_text(s)}' for n, s in args)}):" if args else ""
+        head = (
+            f"\n{self.indent}^bb0({', '.join(f'{n}: {type_text(s)}' for n, s in args)}):"
+            if args
+            else ""
+        )
         return "{" + head + "\n" + "\n".join(inner.lines) + f"\n{self.indent}}}"
 
 
@@ -228,7 +274,9 @@ def boolean(value) -> str:
 
 def matrix(rows: Sequence[Sequence[int]], width: int) -> str:
     """A dense rank-2 tensor of i64."""
-    text = "[" + ", ".join("[" + ", ".join(map(str, row)) + "]" for row in rows) + "]" if rows else ""
+    text = (
+        "[" + ", ".join("[" + ", ".join(map(str, row)) + "]" for row in rows) + "]" if rows else ""
+    )
     return f"dense<{text}> : tensor<{len(rows)}x{width}xi64>"
 
 
@@ -243,8 +291,11 @@ def dense_text(value: Literal) -> str:
     elif value.dims:
         size = DTYPES[value.dtype].itemsize
         uniform = len(data) and (data.reshape(-1, size) == data[:size]).all()
-        return f'dense<"0x{(value.data[:size] if uniform else value.data).hex().upper()}"> : {type_text(value.shape)}' if len(data) else \
-            f"dense<> : {type_text(value.shape)}"
+        return (
+            f'dense<"0x{(value.data[:size] if uniform else value.data).hex().upper()}"> : {type_text(value.shape)}'
+            if len(data)
+            else f"dense<> : {type_text(value.shape)}"
+        )
     elif DTYPES[value.dtype].kind == "c":
         half = len(value.data) // 2
         text = f"({_bits(value.data[:half])}, {_bits(value.data[half:])})"
@@ -269,7 +320,7 @@ def _nested(values: list, dims: tuple[int, ...], text: Callable) -> str:
         return text(values[0])
     pieces = [text(v) for v in values]
     for n in reversed(dims):
-        pieces = ["[" + ", ".join(pieces[i:i + n]) + "]" for i in range(0, len(pieces), n)]
+        pieces = ["[" + ", ".join(pieces[i : i + n]) + "]" for i in range(0, len(pieces), n)]
     return pieces[0]
 
 
@@ -281,7 +332,9 @@ _CHLO = {"acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "erf", "erf-
 _NO_FORM = {"stochastic-convert"}
 for _op, _row in OPCODES.items():
     if "pointwise" in _row.traits and _op not in _NO_FORM:
-        WRITERS[_op] = (lambda name: lambda w, x: w.op(x, name))(f"chlo.{_op.replace('-', '_')}" if _op in _CHLO else element_name(_op))
+        WRITERS[_op] = (lambda name: lambda w, x: w.op(x, name))(
+            f"chlo.{_op.replace('-', '_')}" if _op in _CHLO else element_name(_op)
+        )
 
 
 def dictionary(**entries: str | None) -> str:

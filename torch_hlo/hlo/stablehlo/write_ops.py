@@ -1,4 +1,5 @@
 """Writers of the opcodes that are not plain element-wise operations, see write.py."""
+
 from __future__ import annotations
 
 import re
@@ -25,7 +26,9 @@ from torch_hlo.hlo.stablehlo.write import (
 
 @writes("compare")
 def _compare(w: Writer, x: Instruction):
-    kind = {"f": "FLOAT", "s": "SIGNED", "u": "UNSIGNED", "p": "UNSIGNED", "c": "FLOAT"}[x.operands[0].shape.kind]
+    kind = {"f": "FLOAT", "s": "SIGNED", "u": "UNSIGNED", "p": "UNSIGNED", "c": "FLOAT"}[
+        x.operands[0].shape.kind
+    ]
     attrs = dictionary(
         comparison_direction=f"#stablehlo<comparison_direction {x['direction']}>",
         compare_type=f"#stablehlo<comparison_type {x.get('type') or kind}>",
@@ -35,7 +38,11 @@ def _compare(w: Writer, x: Instruction):
 
 @writes("reduce-precision")
 def _reduce_precision(w: Writer, x: Instruction):
-    return w.op(x, "stablehlo.reduce_precision", f"exponent_bits = {x['exponent_bits']} : i32, mantissa_bits = {x['mantissa_bits']} : i32")
+    return w.op(
+        x,
+        "stablehlo.reduce_precision",
+        f"exponent_bits = {x['exponent_bits']} : i32, mantissa_bits = {x['mantissa_bits']} : i32",
+    )
 
 
 @writes("bitcast-convert")
@@ -45,7 +52,9 @@ def _bitcast_convert(w: Writer, x: Instruction):
 
 @writes("uniform-quantize", "uniform-dequantize")
 def _quantize(w: Writer, x: Instruction):
-    raise WriteError(f"{x.op} of {x.operands[0].shape}: the scales are operands here and part of the type there")
+    raise WriteError(
+        f"{x.op} of {x.operands[0].shape}: the scales are operands here and part of the type there"
+    )
 
 
 # Shapes
@@ -85,7 +94,9 @@ def _of_unsigned(w: Writer, x: Instruction):
         return w.op(x, "stablehlo." + x.op)
     if x.op == "abs":
         return w[x.operands[0]]
-    (one,) = w.emit("stablehlo.constant", [], [], [x.shape], f"value = dense<1> : {type_text(x.shape)}")
+    (one,) = w.emit(
+        "stablehlo.constant", [], [], [x.shape], f"value = dense<1> : {type_text(x.shape)}"
+    )
     return w.emit("stablehlo.minimum", [*w.operands(x), one], [x.shape, x.shape], [x.shape])
 
 
@@ -102,13 +113,21 @@ def _reverse(w: Writer, x: Instruction):
 @writes("slice")
 def _slice(w: Writer, x: Instruction):
     starts, limits, strides = zip(*x["slice"], strict=True) if x["slice"] else ((), (), ())
-    return w.op(x, "stablehlo.slice", f"start_indices = {array(starts)}, limit_indices = {array(limits)}, strides = {array(strides)}")
+    return w.op(
+        x,
+        "stablehlo.slice",
+        f"start_indices = {array(starts)}, limit_indices = {array(limits)}, strides = {array(strides)}",
+    )
 
 
 @writes("pad")
 def _pad(w: Writer, x: Instruction):
     low, high, inner = zip(*x["padding"], strict=True) if x["padding"] else ((), (), ())
-    return w.op(x, "stablehlo.pad", f"edge_padding_low = {array(low)}, edge_padding_high = {array(high)}, interior_padding = {array(inner)}")
+    return w.op(
+        x,
+        "stablehlo.pad",
+        f"edge_padding_low = {array(low)}, edge_padding_high = {array(high)}, interior_padding = {array(inner)}",
+    )
 
 
 @writes("concatenate")
@@ -132,7 +151,9 @@ def _get_dimension_size(w: Writer, x: Instruction):
 
 
 def _struct(kind: str, **fields) -> str:
-    shown = [f"{k} = {list(v) if isinstance(v, tuple) else v}" for k, v in fields.items() if v != ()]
+    shown = [
+        f"{k} = {list(v) if isinstance(v, tuple) else v}" for k, v in fields.items() if v != ()
+    ]
     return f"#stablehlo.{kind}<{', '.join(shown)}>"
 
 
@@ -153,8 +174,10 @@ def _scatter(w: Writer, x: Instruction):
         input_batching_dims=x["input_batching_dims"], scatter_indices_batching_dims=x["scatter_indices_batching_dims"],
         scatter_dims_to_operand_dims=x["scatter_dims_to_operand_dims"], index_vector_dim=x["index_vector_dim"],
     )  # fmt: skip
-    attrs = f"scatter_dimension_numbers = {numbers}, indices_are_sorted = {boolean(x['indices_are_sorted'])}, " \
-            f"unique_indices = {boolean(x['unique_indices'])}"
+    attrs = (
+        f"scatter_dimension_numbers = {numbers}, indices_are_sorted = {boolean(x['indices_are_sorted'])}, "
+        f"unique_indices = {boolean(x['unique_indices'])}"
+    )
     return w.op(x, "stablehlo.scatter", attrs, [w.region(x["to_apply"])])
 
 
@@ -172,12 +195,18 @@ def _dot(w: Writer, x: Instruction):
         "dot", lhs_batching_dimensions=x["lhs_batch_dims"], rhs_batching_dimensions=x["rhs_batch_dims"],
         lhs_contracting_dimensions=x["lhs_contracting_dims"], rhs_contracting_dimensions=x["rhs_contracting_dims"],
     )  # fmt: skip
-    return w.op(x, "stablehlo.dot_general", dictionary(dot_dimension_numbers=numbers, precision_config=_precision(x)))
+    return w.op(
+        x,
+        "stablehlo.dot_general",
+        dictionary(dot_dimension_numbers=numbers, precision_config=_precision(x)),
+    )
 
 
 @writes("convolution")
 def _convolution(w: Writer, x: Instruction):
-    labels = re.sub(r"[bfio0-9]+", lambda m: "[" + ", ".join(m.group()) + "]", x["dim_labels"]).replace("_", "x")
+    labels = re.sub(
+        r"[bfio0-9]+", lambda m: "[" + ", ".join(m.group()) + "]", x["dim_labels"]
+    ).replace("_", "x")
     window = x["window"]
     attrs = dictionary(
         dimension_numbers=f"#stablehlo.conv<{labels}>", window_strides=array([d.stride for d in window]),
@@ -190,7 +219,9 @@ def _convolution(w: Writer, x: Instruction):
 
 @writes("reduce")
 def _reduce(w: Writer, x: Instruction):
-    return w.op(x, "stablehlo.reduce", f"dimensions = {array(x['dimensions'])}", [w.region(x["to_apply"])])
+    return w.op(
+        x, "stablehlo.reduce", f"dimensions = {array(x['dimensions'])}", [w.region(x["to_apply"])]
+    )
 
 
 def _windows(x: Instruction) -> str:
@@ -211,15 +242,26 @@ def _reduce_window(w: Writer, x: Instruction):
 
 @writes("select-and-scatter")
 def _select_and_scatter(w: Writer, x: Instruction):
-    kept = [part for part in re.split(r", (?=\w+ = )", _windows(x)) if not part.startswith(("base_dilations", "window_dilations"))]
+    kept = [
+        part
+        for part in re.split(r", (?=\w+ = )", _windows(x))
+        if not part.startswith(("base_dilations", "window_dilations"))
+    ]
     if any(d.base_dilation != 1 or d.window_dilation != 1 for d in x["window"]):
         raise WriteError(f"select-and-scatter of {x.operands[0].shape}: a dilated window")
-    return w.op(x, "stablehlo.select_and_scatter", ", ".join(kept), [w.region(x["select"]), w.region(x["scatter"])])
+    return w.op(
+        x,
+        "stablehlo.select_and_scatter",
+        ", ".join(kept),
+        [w.region(x["select"]), w.region(x["scatter"])],
+    )
 
 
 @writes("map")
 def _map(w: Writer, x: Instruction):
-    return w.op(x, "stablehlo.map", f"dimensions = {array(range(x.shape.rank))}", [w.region(x["to_apply"])])
+    return w.op(
+        x, "stablehlo.map", f"dimensions = {array(range(x.shape.rank))}", [w.region(x["to_apply"])]
+    )
 
 
 @writes("sort")
@@ -251,7 +293,11 @@ def _ragged_dot(w: Writer, x: Instruction):
 
 @writes("fft")
 def _fft(w: Writer, x: Instruction):
-    return w.op(x, "stablehlo.fft", f"fft_type = #stablehlo<fft_type {x['fft_type']}>, fft_length = {array(x['fft_length'])}")
+    return w.op(
+        x,
+        "stablehlo.fft",
+        f"fft_type = #stablehlo<fft_type {x['fft_type']}>, fft_length = {array(x['fft_length'])}",
+    )
 
 
 @writes("cholesky")
@@ -262,25 +308,41 @@ def _cholesky(w: Writer, x: Instruction):
 @writes("triangular-solve")
 def _triangular_solve(w: Writer, x: Instruction):
     flags = {name: boolean(x[name]) for name in ("left_side", "lower", "unit_diagonal")}
-    return w.op(x, "stablehlo.triangular_solve", dictionary(**flags, transpose_a=f"#stablehlo<transpose {x['transpose_a']}>"))
+    return w.op(
+        x,
+        "stablehlo.triangular_solve",
+        dictionary(**flags, transpose_a=f"#stablehlo<transpose {x['transpose_a']}>"),
+    )
 
 
 @writes("batch-norm-training", "batch-norm-inference", "batch-norm-grad")
 def _batch_norm(w: Writer, x: Instruction):
-    return w.op(x, "stablehlo." + x.op.replace("-", "_"), f"epsilon = {x['epsilon']:.9e} : f32, feature_index = {integer(x['feature_index'])}")
+    return w.op(
+        x,
+        "stablehlo." + x.op.replace("-", "_"),
+        f"epsilon = {x['epsilon']:.9e} : f32, feature_index = {integer(x['feature_index'])}",
+    )
 
 
 @writes("rng-bit-generator")
 def _rng_bit_generator(w: Writer, x: Instruction):
     algorithm = x["algorithm"].removeprefix("rng_").upper()
-    return w.op(x, "stablehlo.rng_bit_generator", f"rng_algorithm = #stablehlo<rng_algorithm {algorithm}>")
+    return w.op(
+        x, "stablehlo.rng_bit_generator", f"rng_algorithm = #stablehlo<rng_algorithm {algorithm}>"
+    )
 
 
 @writes("rng")
 def _rng(w: Writer, x: Instruction):
     rank = x.shape.rank
     text = "[" + ", ".join(map(str, x.shape.dims)) + "]" if rank else ""
-    sizes = w.emit("stablehlo.constant", [], [], [Shape("s64", (rank,))], f"value = dense<{text}> : tensor<{rank}xi64>")
+    sizes = w.emit(
+        "stablehlo.constant",
+        [],
+        [],
+        [Shape("s64", (rank,))],
+        f"value = dense<{text}> : tensor<{rank}xi64>",
+    )
     distribution = x["distribution"].removeprefix("rng_").upper()
     shapes = [*(o.shape for o in x.operands), Shape("s64", (rank,))]
     attrs = f"rng_distribution = #stablehlo<rng_distribution {distribution}>"
@@ -298,8 +360,8 @@ def _tuple(w: Writer, x: Instruction):
 @writes("get-tuple-element")
 def _get_tuple_element(w: Writer, x: Instruction):
     counts = [len(leaves(e)) for e in x.operands[0].shape.elements]
-    begin = sum(counts[:x["index"]])
-    return w[x.operands[0]][begin:begin + counts[x["index"]]]
+    begin = sum(counts[: x["index"]])
+    return w[x.operands[0]][begin : begin + counts[x["index"]]]
 
 
 @writes("opt-barrier")
@@ -329,7 +391,9 @@ def _while(w: Writer, x: Instruction):
 @writes("conditional")
 def _conditional(w: Writer, x: Instruction):
     selector, *operands = x.operands
-    regions = [w.calling(c, [], w[o]) for c, o in zip(x["branch_computations"], operands, strict=True)]
+    regions = [
+        w.calling(c, [], w[o]) for c, o in zip(x["branch_computations"], operands, strict=True)
+    ]
     name = "stablehlo.if" if selector.shape.dtype == "pred" else "stablehlo.case"
     return w.emit(name, w[selector], [selector.shape], leaves(x.shape), "", regions)
 
@@ -338,10 +402,18 @@ def _conditional(w: Writer, x: Instruction):
 def _custom_call(w: Writer, x: Instruction):
     config = x.get("backend_config") or x.get("opaque") or ""
     sharding = x.get("sharding")
-    if x["custom_call_target"] == "Sharding" and sharding is not None and not x.shape.is_tuple and not sharding.manual:
-        return w.op(x, "sdy.sharding_constraint", f"sharding = #sdy.sharding{sharding_text(sharding)}")
+    if (
+        x["custom_call_target"] == "Sharding"
+        and sharding is not None
+        and not x.shape.is_tuple
+        and not sharding.manual
+    ):
+        return w.op(
+            x, "sdy.sharding_constraint", f"sharding = #sdy.sharding{sharding_text(sharding)}"
+        )
     attrs = dictionary(
-        call_target_name=string(x["custom_call_target"]), backend_config=string(str(config)),
+        call_target_name=string(x["custom_call_target"]),
+        backend_config=string(str(config)),
         has_side_effect=boolean(x["custom_call_has_side_effect"]),
         **({"mhlo.sharding": string(to_xla(sharding))} if sharding is not None else {}),
     )
@@ -353,7 +425,11 @@ def _custom_call(w: Writer, x: Instruction):
 
 def _channel(x: Instruction) -> dict[str, str]:
     channel = x.get("channel_id")
-    return {} if channel is None else {"channel_handle": f"#stablehlo.channel_handle<handle = {channel}, type = 1>"}
+    return (
+        {}
+        if channel is None
+        else {"channel_handle": f"#stablehlo.channel_handle<handle = {channel}, type = 1>"}
+    )
 
 
 def _collective(x: Instruction) -> dict[str, str]:
@@ -371,7 +447,11 @@ def _all_reduce(w: Writer, x: Instruction):
 
 @writes("all-gather")
 def _all_gather(w: Writer, x: Instruction):
-    return w.op(x, "stablehlo.all_gather", dictionary(all_gather_dim=integer(x["dimensions"][0]), **_collective(x)))
+    return w.op(
+        x,
+        "stablehlo.all_gather",
+        dictionary(all_gather_dim=integer(x["dimensions"][0]), **_collective(x)),
+    )
 
 
 @writes("reduce-scatter")
@@ -387,14 +467,23 @@ def _all_to_all(w: Writer, x: Instruction):
     d = x["dimensions"][0]
     numbers = _collective(x)
     numbers.pop("use_global_device_ids", None)
-    attrs = dictionary(split_dimension=integer(d), concat_dimension=integer(d), split_count=integer(len(x["replica_groups"][0])), **numbers)
+    attrs = dictionary(
+        split_dimension=integer(d),
+        concat_dimension=integer(d),
+        split_count=integer(len(x["replica_groups"][0])),
+        **numbers,
+    )
     return w.op(x, "stablehlo.all_to_all", attrs)
 
 
 @writes("collective-permute")
 def _collective_permute(w: Writer, x: Instruction):
     attrs = _channel(x)
-    return w.op(x, "stablehlo.collective_permute", dictionary(source_target_pairs=matrix(x["source_target_pairs"], 2), **attrs))
+    return w.op(
+        x,
+        "stablehlo.collective_permute",
+        dictionary(source_target_pairs=matrix(x["source_target_pairs"], 2), **attrs),
+    )
 
 
 @writes("collective-broadcast")
@@ -420,14 +509,24 @@ def _copy_start(w: Writer, x: Instruction):
 
 @writes("copy-done")
 def _copy_done(w: Writer, x: Instruction):
-    return w[x.operands[0]][:len(leaves(x.shape))]
+    return w[x.operands[0]][: len(leaves(x.shape))]
 
 
 @writes("async-start")
 def _async_start(w: Writer, x: Instruction):
     shapes = [leaf for o in x.operands for leaf in leaves(o.shape)]
-    results = w.emit("func.call", w.operands(x), shapes, leaves(x.shape.elements[1]), f"callee = @{w.program.name_of(x['calls'])}")
-    rest = [w.emit("stablehlo.constant", [], [], [s], f"value = dense<0> : {type_text(s)}")[0] for e in x.shape.elements[2:] for s in leaves(e)]
+    results = w.emit(
+        "func.call",
+        w.operands(x),
+        shapes,
+        leaves(x.shape.elements[1]),
+        f"callee = @{w.program.name_of(x['calls'])}",
+    )
+    rest = [
+        w.emit("stablehlo.constant", [], [], [s], f"value = dense<0> : {type_text(s)}")[0]
+        for e in x.shape.elements[2:]
+        for s in leaves(e)
+    ]
     return [*w.operands(x), *results, *rest]
 
 
@@ -439,5 +538,4 @@ def _async_update(w: Writer, x: Instruction):
 @writes("async-done")
 def _async_done(w: Writer, x: Instruction):
     begin = len(leaves(x.operands[0].shape.elements[0]))
-    return w[x.operands[0]][begin:begin + len(leaves(x.shape))]
-
+    return w[x.operands[0]][begin : begin + len(leaves(x.shape))]

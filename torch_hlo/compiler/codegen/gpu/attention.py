@@ -1,4 +1,5 @@
 """Attention on a grid: softmax(q k^T scale + bias) v and its gradient without an array of scores; see attention_kernel.py for the kernels."""
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.attention_kernel import symbolic_sizes
@@ -10,7 +11,9 @@ from torch_hlo.hlo.ir import Instruction
 def emit_attention(program, x: Instruction) -> None:
     """Emit a fusion that `attention_of` describes; results are f32. Symbolic sizes are arguments of the kernels."""
     a = attention_of(x)
-    kernels = attention_mma.KERNELS if attention_mma.fits(program.target, a) else attention_fma.KERNELS
+    kernels = (
+        attention_mma.KERNELS if attention_mma.fits(program.target, a) else attention_fma.KERNELS
+    )
     inputs = [program.pointer(o) for o in x.operands]
     outputs = [program.pointer(x, i) for i in range(len(x.shape.elements))]
     sizes = [f"i64 {program.size(n)}" for n in symbolic_sizes(a)]
@@ -18,7 +21,9 @@ def emit_attention(program, x: Instruction) -> None:
     def launch(part: str, *pointers: str) -> None:
         kernel = kernels[part]
         name = program.once(("grid attention", kernel, a), lambda: kernel(program, a).define())
-        program.parallel(name, [f"ptr {p}" for p in pointers] + sizes, program.size(kernel.items(a)))
+        program.parallel(
+            name, [f"ptr {p}" for p in pointers] + sizes, program.size(kernel.items(a))
+        )
 
     if a.kind == "forward":
         return launch("forward", *inputs, *outputs)

@@ -6,6 +6,7 @@
 
 Nothing is added by two groups, so there are no atomics and results do not depend on chance.
 """
+
 from __future__ import annotations
 
 import math as numbers
@@ -49,8 +50,16 @@ class AttentionKernel:
         self.a = named(a)
         names = [*self.inputs, *(["bias"] if a.bias is not None else []), *self.outputs]
         self.dtype = dict(zip(names, (*a.dtypes, *["f32"] * len(self.outputs)), strict=True))
-        self.f = f = Writer(program, f"attention_{self.part}", [
-            ("i64", "lo"), ("i64", "hi"), *(("ptr", n) for n in names), *(("i64", f"n{i}") for i in range(len(symbolic_sizes(a))))])
+        self.f = f = Writer(
+            program,
+            f"attention_{self.part}",
+            [
+                ("i64", "lo"),
+                ("i64", "hi"),
+                *(("ptr", n) for n in names),
+                *(("i64", f"n{i}") for i in range(len(symbolic_sizes(a)))),
+            ],
+        )
         self.barrier_text = program.target.family.barrier
         self.exchange = Exchange(program.target, self.threads)
         self.one = f.emit().typed("float")
@@ -77,7 +86,12 @@ class AttentionKernel:
         self.enter(head)
         self.item(head, f.mul(block, BLOCK), f.mul(chunk, WIDTHS[self.part]))
         f.unit.declare(f.program)
-        return f.program.group_function(f.name, self.declarations() + self.exchange.declarations() + f.text(), self.threads, self.shared_bytes())
+        return f.program.group_function(
+            f.name,
+            self.declarations() + self.exchange.declarations() + f.text(),
+            self.threads,
+            self.shared_bytes(),
+        )
 
     def item(self, head: Int, first: Int, at: Int) -> None:
         """The block of rows (dkv: columns) from `first` on, and columns of outputs from `at` on."""
@@ -100,11 +114,23 @@ class AttentionKernel:
         f, a = self.f, self.a
         shared = f.div(head, a.group)
         of_query, of_key = (head, a.rows), (shared, a.columns)
-        shapes = {"q": (of_query, a.size), "k": (of_key, a.size), "v": (of_key, a.width), "grad": (of_query, a.width), "out": (of_query, a.width),
-                  "lse": (of_query, 1), "deltas": (of_query, 1), "dq": (of_query, a.size), "dk": (of_key, a.size), "dv": (of_key, a.width)}
+        shapes = {
+            "q": (of_query, a.size),
+            "k": (of_key, a.size),
+            "v": (of_key, a.width),
+            "grad": (of_query, a.width),
+            "out": (of_query, a.width),
+            "lse": (of_query, 1),
+            "deltas": (of_query, 1),
+            "dq": (of_query, a.size),
+            "dk": (of_key, a.size),
+            "dv": (of_key, a.width),
+        }
         for name, ((number, count), width) in shapes.items():
             if name in self.dtype:
-                pointer = f.gep(STORAGE[self.dtype[name]].memory, f"%{name}", f.mul(f.mul(number, count), width))
+                pointer = f.gep(
+                    STORAGE[self.dtype[name]].memory, f"%{name}", f.mul(f.mul(number, count), width)
+                )
                 setattr(self, name, Matrix(pointer, self.dtype[name], count, width))
 
     def read(self, m: Matrix, row: Int, column: Int) -> str:
@@ -116,7 +142,9 @@ class AttentionKernel:
             at = f.add(f.mul(row, m.width), column)
 
             def vector() -> list[str]:
-                raw = e.typed(storage.memory).load(f.gep(storage.memory, m.pointer, at), EACH * storage.bytes)
+                raw = e.typed(storage.memory).load(
+                    f.gep(storage.memory, m.pointer, at), EACH * storage.bytes
+                )
                 return [scalar.decode(e, m.dtype, raw)]
 
             return f.choose(inside, vector, lambda: ["zeroinitializer"], [self.four.type])[0]
@@ -124,7 +152,12 @@ class AttentionKernel:
         for i in range(EACH):
             inside = f.op(f"and i1 {here}, {f.icmp('slt', f.add(column, i), m.width)}")
             at = f.add(f.mul(row, m.width), f.add(column, i))
-            one, = f.choose(inside, lambda at=at: [load(f, m.dtype, m.pointer, at)], lambda: [self.one.const(0)], ["float"])
+            (one,) = f.choose(
+                inside,
+                lambda at=at: [load(f, m.dtype, m.pointer, at)],
+                lambda: [self.one.const(0)],
+                ["float"],
+            )
             value = f.op(f"insertelement {self.four.type} {value}, float {one}, i64 {i}")
         return value
 
@@ -135,23 +168,37 @@ class AttentionKernel:
         return v
 
     def unpacked(self, vector: str) -> list[str]:
-        return [self.f.op(f"extractelement {self.four.type} {vector}, i64 {i}") for i in range(EACH)]
+        return [
+            self.f.op(f"extractelement {self.four.type} {vector}, i64 {i}") for i in range(EACH)
+        ]
 
     # -- rows and scores ------------------------------------------------------------------------------------------
-    def across(self, combine: Callable[[str, str], str], values: list[str], threads: int) -> list[str]:
+    def across(
+        self, combine: Callable[[str, str], str], values: list[str], threads: int
+    ) -> list[str]:
         """Values folded over the `threads` neighbouring threads that share their rows."""
         e = self.f.emit()
         distance = 1
         while distance < threads:
-            values = [combine(v, self.exchange.other(e, i, "float", v, distance)) for i, v in enumerate(values)]
+            values = [
+                combine(v, self.exchange.other(e, i, "float", v, distance))
+                for i, v in enumerate(values)
+            ]
             distance *= 2
         return values
 
     def of_row(self, m: Matrix, row: Int) -> str:
         """The element of a vector of rows, zero outside."""
-        return self.f.choose(self.f.icmp("slt", row, m.count), lambda: [load(self.f, m.dtype, m.pointer, row)], lambda: [self.one.const(0)], ["float"])[0]
+        return self.f.choose(
+            self.f.icmp("slt", row, m.count),
+            lambda: [load(self.f, m.dtype, m.pointer, row)],
+            lambda: [self.one.const(0)],
+            ["float"],
+        )[0]
 
-    def row_products(self, x: Matrix, y: Matrix, rows: list[Int], lane: Int, threads: int) -> list[str]:
+    def row_products(
+        self, x: Matrix, y: Matrix, rows: list[Int], lane: Int, threads: int
+    ) -> list[str]:
         """Inner products of rows of two matrices, by `threads` neighbouring threads; `lane` is the number of this one."""
         f, t = self.f, self.one
         with f.loop(0, x.width, EACH * threads, [("float", t.const(0))] * len(rows)) as loop:
@@ -173,7 +220,9 @@ class AttentionKernel:
         if a.causal:
             seen = t.bin_and(seen, f.icmp("sle", column, row))
         if a.bias is not None:
-            s = self._biased(s, bias_of_head, row, column, t.bin_and(seen, f.icmp("slt", row, a.rows)), unit)
+            s = self._biased(
+                s, bias_of_head, row, column, t.bin_and(seen, f.icmp("slt", row, a.rows)), unit
+            )
         return t.select(seen, s, t.const(-numbers.inf))
 
     def bias_of_head(self, head: Int) -> str:
@@ -193,14 +242,24 @@ class AttentionKernel:
 
         def inside() -> list[str]:
             v = load(f, dtype, pointer, at)
-            return [t.select(v, s, t.const(-numbers.inf)) if dtype == "pred" else t.fma(v, t.const(unit), s)]
+            return [
+                t.select(v, s, t.const(-numbers.inf))
+                if dtype == "pred"
+                else t.fma(v, t.const(unit), s)
+            ]
 
         return f.choose(seen, inside, lambda: [s], ["float"])[0]
 
     def finite(self, top: str) -> str:
         """The largest score, 0 when nothing was seen."""
-        return self.one.select(self.one.cmp("oeq", top, self.one.const(-numbers.inf)), self.one.const(0), top)
+        return self.one.select(
+            self.one.cmp("oeq", top, self.one.const(-numbers.inf)), self.one.const(0), top
+        )
 
     def last_column(self, first_row: Int) -> Int:
         """The end of the columns that a block of rows sees."""
-        return self.f.min(self.f.add(first_row, BLOCK), self.a.columns) if self.a.causal else self.a.columns
+        return (
+            self.f.min(self.f.add(first_row, BLOCK), self.a.columns)
+            if self.a.causal
+            else self.a.columns
+        )

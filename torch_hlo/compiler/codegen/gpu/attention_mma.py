@@ -5,6 +5,7 @@ operand of the next (Dao 2023, FlashAttention-2). The group's own block and bloc
 than the matrix's, so that eight rows start in eight different banks. Copies are asynchronous: while one product runs, the matrix of the next one arrives.
 Scores are in units of log 2, so that weights are powers of two.
 """
+
 from __future__ import annotations
 
 import math as numbers
@@ -23,7 +24,10 @@ from torch_hlo.hlo.dim import ceildiv
 WARPS, CHUNK = 4, 16  # of a group; bytes of an asynchronous copy
 MOST_WIDTH = 256
 KEPT_WIDTH = 128  # up to this, the fragments of queries stay in registers
-_PACK = {"bf16": "cvt.rn.bf16x2.f32 $0, $1, $2;", "f16": "cvt.rn.f16x2.f32 $0, $1, $2;"}  # the second goes to the low half
+_PACK = {
+    "bf16": "cvt.rn.bf16x2.f32 $0, $1, $2;",
+    "f16": "cvt.rn.f16x2.f32 $0, $1, $2;",
+}  # the second goes to the low half
 LOG2E = 1 / numbers.log(2)
 
 Sums = list[list[str]]  # per 8 columns: row g columns 2t, 2t + 1, then row g + 8, of lane 4g + t
@@ -49,9 +53,18 @@ class Tile:
 def fits(target, a: Attention) -> bool:
     """Whether there are matrix units for these operands: 16-bit types whose rows are whole chunks."""
     types = a.dtypes[:3] if a.kind == "forward" else a.dtypes[:4]
-    if target.family.name != "nvptx" or types[0] not in _PACK or a.size % 8 or a.width % 8 or max(a.size, a.width) > MOST_WIDTH:
+    if (
+        target.family.name != "nvptx"
+        or types[0] not in _PACK
+        or a.size % 8
+        or a.width % 8
+        or max(a.size, a.width) > MOST_WIDTH
+    ):
         return False
-    return all(KERNELS[part].needs(a) <= machine(target).shared for part in (("forward",) if a.kind == "forward" else ("dq", "dkv")))
+    return all(
+        KERNELS[part].needs(a) <= machine(target).shared
+        for part in (("forward",) if a.kind == "forward" else ("dq", "dkv"))
+    )
 
 
 class _Warps(AttentionKernel):
@@ -65,7 +78,10 @@ class _Warps(AttentionKernel):
         thread = w.narrow("%kernel.t")
         lane, warp = w.rem(thread, 32), w.div(thread, 32)
         self.lane, self.own_rows = lane, w.mul(warp, 16)
-        self.g, self.t2 = w.wide(w.add(self.own_rows, w.div(lane, 4))), w.wide(w.mul(w.rem(lane, 4), 2))  # first row, first column of the lane
+        self.g, self.t2 = (
+            w.wide(w.add(self.own_rows, w.div(lane, 4))),
+            w.wide(w.mul(w.rem(lane, 4), 2)),
+        )  # first row, first column of the lane
         self.used: Int = 0
         self.base = ptx.shared_address(f, "@SELF.shared")
 
@@ -124,7 +140,11 @@ class _Warps(AttentionKernel):
     def lefts(self, tile: Tile) -> Callable[[int], list[str]]:
         """The warp's 16 rows as left operands: step of 16 columns -> fragment."""
         w = self.w
-        at = w.add(tile.at, w.mul(w.add(self.own_rows, w.rem(self.lane, 16)), tile.pitch), w.mul(w.div(self.lane, 16), CHUNK))
+        at = w.add(
+            tile.at,
+            w.mul(w.add(self.own_rows, w.rem(self.lane, 16)), tile.pitch),
+            w.mul(w.div(self.lane, 16), CHUNK),
+        )
         return lambda step: ptx.load_matrices(self.f, w.add(at, 32 * step))
 
     def products(self, left: Callable[[int], list[str]], tile: Tile) -> Sums:
@@ -138,28 +158,58 @@ class _Warps(AttentionKernel):
             for n in range(tile.rows // 16):
                 b = ptx.load_matrices(self.f, w.add(at, 16 * n * tile.pitch + 32 * step))
                 for half in (0, 1):
-                    sums[2 * n + half] = ptx.matrix_multiply(self.f, self.unit, self.unit, a, b[2 * half:2 * half + 2], sums[2 * n + half])
+                    sums[2 * n + half] = ptx.matrix_multiply(
+                        self.f,
+                        self.unit,
+                        self.unit,
+                        a,
+                        b[2 * half : 2 * half + 2],
+                        sums[2 * n + half],
+                    )
         return sums
 
     def add_product(self, weights: Sums, tile: Tile, column: Int, sums: Sums) -> Sums:
         """sums += W M: `weights` of the warp's rows and the rows of `tile`, columns of the tile from `column` (i32) on."""
         w, sums = self.w, list(sums)
-        at = w.add(tile.at, w.mul(w.rem(self.lane, 16), tile.pitch), w.mul(w.div(self.lane, 16), CHUNK), w.mul(column, 2))
+        at = w.add(
+            tile.at,
+            w.mul(w.rem(self.lane, 16), tile.pitch),
+            w.mul(w.div(self.lane, 16), CHUNK),
+            w.mul(column, 2),
+        )
         for step in range(tile.rows // 16):
-            low, high = weights[2 * step:2 * step + 2]
-            a = [self.pack(*low[:2]), self.pack(*low[2:]), self.pack(*high[:2]), self.pack(*high[2:])]
+            low, high = weights[2 * step : 2 * step + 2]
+            a = [
+                self.pack(*low[:2]),
+                self.pack(*low[2:]),
+                self.pack(*high[:2]),
+                self.pack(*high[2:]),
+            ]
             for n in range(len(sums) // 2):
-                b = ptx.load_matrices(self.f, w.add(at, 16 * step * tile.pitch + 32 * n), transposed=True)
+                b = ptx.load_matrices(
+                    self.f, w.add(at, 16 * step * tile.pitch + 32 * n), transposed=True
+                )
                 for half in (0, 1):
-                    sums[2 * n + half] = ptx.matrix_multiply(self.f, self.unit, self.unit, a, b[2 * half:2 * half + 2], sums[2 * n + half])
+                    sums[2 * n + half] = ptx.matrix_multiply(
+                        self.f,
+                        self.unit,
+                        self.unit,
+                        a,
+                        b[2 * half : 2 * half + 2],
+                        sums[2 * n + half],
+                    )
         return sums
 
     def pack(self, low: str, high: str) -> str:
-        return ptx.assembly(self.f, _PACK[self.dtype["q"]], ["i32"], [("float", high), ("float", low)], effect=False)[0]
+        return ptx.assembly(
+            self.f, _PACK[self.dtype["q"]], ["i32"], [("float", high), ("float", low)], effect=False
+        )[0]
 
     def power(self, x: str) -> str:
         """2^x."""
-        return ptx.assembly(self.f, "ex2.approx.ftz.f32 $0, $1;", ["float"], [("float", x)], effect=False)[0]
+        return ptx.assembly(
+            self.f, "ex2.approx.ftz.f32 $0, $1;", ["float"], [("float", x)], effect=False
+        )[0]
 
     # -- outputs --------------------------------------------------------------------------------------------------
     def held(self, width: int) -> int:
@@ -182,12 +232,18 @@ class _Warps(AttentionKernel):
             with f.when(f.icmp("slt", row, m.count)):
                 for n, values in enumerate(sums):
                     column = f.add(f.add(start, 8 * n), self.t2)
-                    inside = self.one.bin_and(f.icmp("sge", column, at), f.icmp("slt", column, m.width))
+                    inside = self.one.bin_and(
+                        f.icmp("sge", column, at), f.icmp("slt", column, m.width)
+                    )
                     with f.when(inside):
                         v = "poison"
                         for i in (0, 1):
-                            v = f.op(f"insertelement {pair.type} {v}, float {values[2 * half + i]}, i64 {i}")
-                        pair.store(v, f.gep("float", m.pointer, f.add(f.mul(row, m.width), column)), 8)
+                            v = f.op(
+                                f"insertelement {pair.type} {v}, float {values[2 * half + i]}, i64 {i}"
+                            )
+                        pair.store(
+                            v, f.gep("float", m.pointer, f.add(f.mul(row, m.width), column)), 8
+                        )
 
     def store_rows(self, m: Matrix, first: Int, values: list[str], condition: str) -> None:
         """One value for each of the lane's two rows, by the first of four lanes."""
@@ -199,7 +255,9 @@ class _Warps(AttentionKernel):
                     f.store("float", v, f.gep("float", m.pointer, row), 4)
 
     # -- scores ---------------------------------------------------------------------------------------------------
-    def scaled(self, sums: Sums, head: Int, partial: str, place: Callable[[int, int], tuple[Int, Int]]) -> Sums:
+    def scaled(
+        self, sums: Sums, head: Int, partial: str, place: Callable[[int, int], tuple[Int, Int]]
+    ) -> Sums:
         """Scores in units of log 2, masked where the block is `partial`; `place(n, i)`: row and column of element i of 8 columns."""
         t = self.one
         flat = [s for some in sums for s in some]
@@ -211,20 +269,36 @@ class _Warps(AttentionKernel):
         def plain() -> list[str]:
             return [t.mul(s, t.const(self.a.scale * LOG2E)) for s in flat]
 
-        values = masked() if self.a.bias is not None else self.f.choose(partial, masked, plain, ["float"] * len(flat))
+        values = (
+            masked()
+            if self.a.bias is not None
+            else self.f.choose(partial, masked, plain, ["float"] * len(flat))
+        )
         return _fours(values)
 
     def partial(self, first_row: Int, first_column: Int, columns: int) -> str:
         """Whether the mask hides something of a block whose rows begin at `first_row`."""
         f = self.f
         found = f.icmp("sgt", f.add(first_column, columns), self.a.columns)
-        return f.op(f"or i1 {found}, {f.icmp('sge', f.add(first_column, columns - 1), f.add(first_row, 1))}") if self.a.causal else found
+        return (
+            f.op(
+                f"or i1 {found}, {f.icmp('sge', f.add(first_column, columns - 1), f.add(first_row, 1))}"
+            )
+            if self.a.causal
+            else found
+        )
 
     def gradient(self, weights: Sums, dp: Sums, delta: Callable[[int, int], str]) -> Sums:
         """The gradients of the unscaled scores."""
         t = self.one
         scale = t.const(self.a.scale)
-        return [[t.mul(t.mul(p, t.sub(d, delta(n, i))), scale) for i, (p, d) in enumerate(zip(*some, strict=True))] for n, some in enumerate(zip(weights, dp, strict=True))]
+        return [
+            [
+                t.mul(t.mul(p, t.sub(d, delta(n, i))), scale)
+                for i, (p, d) in enumerate(zip(*some, strict=True))
+            ]
+            for n, some in enumerate(zip(weights, dp, strict=True))
+        ]
 
 
 class Forward(_Warps):
@@ -247,7 +321,11 @@ class Forward(_Warps):
             left = [left(step) for step in range(q.width // 16)].__getitem__
         column = self.w.narrow(self.column(at, a.width))
         rows = [f.add(f.add(first, self.g), 8 * half) for half in (0, 1)]
-        carry = [*[("float", t.const(-numbers.inf))] * 2, *[("float", t.const(0))] * 2, *self.accumulators(a.width)]
+        carry = [
+            *[("float", t.const(-numbers.inf))] * 2,
+            *[("float", t.const(0))] * 2,
+            *self.accumulators(a.width),
+        ]
         with f.loop(0, self.last_column(first), BLOCK, carry) as loop:
             before, sums, totals = loop.vars[:2], loop.vars[2:4], _fours(loop.vars[4:])
             self.arrive(0)  # keys; and nobody reads values any more
@@ -257,24 +335,54 @@ class Forward(_Warps):
             self.arrive(0)  # values; and nobody reads keys any more
             self.bring(k, self.k, f.add(loop.index, BLOCK))
             self.commit()
-            s = self.scaled(s, head, self.partial(f.add(first, self.w.wide(self.own_rows)), loop.index, BLOCK),
-                            lambda n, i: (rows[i // 2], f.add(f.add(loop.index, 8 * n + i % 2), self.t2)))
-            tops = [_tree(self._larger, [x for some in s for x in some[2 * half:2 * half + 2]]) for half in (0, 1)]
-            tops = [self._larger(p, q) for p, q in zip(before, self.across(self._larger, tops, 4), strict=True)]
+            s = self.scaled(
+                s,
+                head,
+                self.partial(f.add(first, self.w.wide(self.own_rows)), loop.index, BLOCK),
+                lambda n, i: (rows[i // 2], f.add(f.add(loop.index, 8 * n + i % 2), self.t2)),
+            )
+            tops = [
+                _tree(self._larger, [x for some in s for x in some[2 * half : 2 * half + 2]])
+                for half in (0, 1)
+            ]
+            tops = [
+                self._larger(p, q)
+                for p, q in zip(before, self.across(self._larger, tops, 4), strict=True)
+            ]
             finite = [self.finite(x) for x in tops]
-            weights = [[self.power(t.sub(x, finite[i // 2])) for i, x in enumerate(some)] for some in s]
+            weights = [
+                [self.power(t.sub(x, finite[i // 2])) for i, x in enumerate(some)] for some in s
+            ]
             factors = [self.power(t.sub(p, m)) for p, m in zip(before, finite, strict=True)]
-            added = [_tree(t.add, [x for some in weights for x in some[2 * half:2 * half + 2]]) for half in (0, 1)]
-            sums = [t.fma(old, factor, new) for old, factor, new in zip(sums, factors, added, strict=True)]
+            added = [
+                _tree(t.add, [x for some in weights for x in some[2 * half : 2 * half + 2]])
+                for half in (0, 1)
+            ]
+            sums = [
+                t.fma(old, factor, new)
+                for old, factor, new in zip(sums, factors, added, strict=True)
+            ]
             totals = [[t.mul(x, factors[i // 2]) for i, x in enumerate(some)] for some in totals]
             totals = self.add_product(weights, v, column, totals)
             loop.next = [*tops, *sums, *(x for some in totals for x in some)]
         ptx.wait_copies(f, 0)
-        tops, sums, totals = loop.vars[:2], self.across(t.add, loop.vars[2:4], 4), _fours(loop.vars[4:])
+        tops, sums, totals = (
+            loop.vars[:2],
+            self.across(t.add, loop.vars[2:4], 4),
+            _fours(loop.vars[4:]),
+        )
         sums = [t.select(t.cmp("oeq", x, t.const(0)), t.const(1), x) for x in sums]
         factors = [t.div(t.const(1), x) for x in sums]
-        self.write(self.out, first, at, [[t.mul(x, factors[i // 2]) for i, x in enumerate(some)] for some in totals])
-        lse = [t.fma(self.finite(top), t.const(1 / LOG2E), math.log(t, total)) for top, total in zip(tops, sums, strict=True)]
+        self.write(
+            self.out,
+            first,
+            at,
+            [[t.mul(x, factors[i // 2]) for i, x in enumerate(some)] for some in totals],
+        )
+        lse = [
+            t.fma(self.finite(top), t.const(1 / LOG2E), math.log(t, total))
+            for top, total in zip(tops, sums, strict=True)
+        ]
         self.store_rows(self.lse, first, lse, f.icmp("eq", at, 0))
 
     def _larger(self, a: str, b: str) -> str:
@@ -287,7 +395,12 @@ class QueryGradient(_Warps):
 
     @classmethod
     def tiles(cls, a: Attention) -> dict[str, tuple[int, int]]:
-        return {"q": (BLOCK, a.size), "grad": (BLOCK, a.width), "k": (BLOCK, a.size), "v": (BLOCK, a.width)}
+        return {
+            "q": (BLOCK, a.size),
+            "grad": (BLOCK, a.width),
+            "k": (BLOCK, a.size),
+            "v": (BLOCK, a.width),
+        }
 
     def item(self, head: Int, first: Int, at: Int) -> None:
         f, a, t = self.f, self.a, self.one
@@ -299,18 +412,30 @@ class QueryGradient(_Warps):
         self.commit()
         rows = [f.add(f.add(first, self.g), 8 * half) for half in (0, 1)]
         lse = [t.mul(self.of_row(self.lse, row), t.const(LOG2E)) for row in rows]
-        deltas = self.row_products(self.grad, self.out, rows, self.w.wide(self.w.rem(self.lane, 4)), 4)
+        deltas = self.row_products(
+            self.grad, self.out, rows, self.w.wide(self.w.rem(self.lane, 4)), 4
+        )
         self.store_rows(self.deltas, first, deltas, f.icmp("eq", at, 0))
-        of_q, of_grad, column = self.lefts(q), self.lefts(grad), self.w.narrow(self.column(at, a.size))
+        of_q, of_grad, column = (
+            self.lefts(q),
+            self.lefts(grad),
+            self.w.narrow(self.column(at, a.size)),
+        )
         with f.loop(0, self.last_column(first), BLOCK, self.accumulators(a.size)) as loop:
             self.arrive(1)  # values
             dp = self.products(of_grad, v)
             self.arrive(0)  # keys; and nobody reads values any more
             self.bring(v, self.v, f.add(loop.index, BLOCK))
             self.commit()
-            s = self.scaled(self.products(of_q, k), head, self.partial(f.add(first, self.w.wide(self.own_rows)), loop.index, BLOCK),
-                            lambda n, i: (rows[i // 2], f.add(f.add(loop.index, 8 * n + i % 2), self.t2)))
-            weights = [[self.power(t.sub(x, lse[i // 2])) for i, x in enumerate(some)] for some in s]
+            s = self.scaled(
+                self.products(of_q, k),
+                head,
+                self.partial(f.add(first, self.w.wide(self.own_rows)), loop.index, BLOCK),
+                lambda n, i: (rows[i // 2], f.add(f.add(loop.index, 8 * n + i % 2), self.t2)),
+            )
+            weights = [
+                [self.power(t.sub(x, lse[i // 2])) for i, x in enumerate(some)] for some in s
+            ]
             ds = self.gradient(weights, dp, lambda n, i: deltas[i // 2])
             totals = self.add_product(ds, k, column, _fours(loop.vars))
             self.barrier()
@@ -334,7 +459,12 @@ class KeyGradient(_Warps):
 
     @classmethod
     def tiles(cls, a: Attention) -> dict[str, tuple[int, int]]:
-        return {"k": (BLOCK, a.size), "v": (BLOCK, a.width), "q": (cls.rows(a), a.size), "grad": (cls.rows(a), a.width)}
+        return {
+            "k": (BLOCK, a.size),
+            "v": (BLOCK, a.width),
+            "q": (cls.rows(a), a.size),
+            "grad": (cls.rows(a), a.width),
+        }
 
     def item(self, head: Int, first: Int, at: Int) -> None:
         f, a, t, step = self.f, self.a, self.one, self.rows(self.a)
@@ -350,27 +480,39 @@ class KeyGradient(_Warps):
         at_v, at_k = (self.w.narrow(self.column(at, n)) for n in (a.width, a.size))
         hold_v, hold_k = self.accumulators(a.width), self.accumulators(a.size)
         with f.loop(start, a.rows, step, hold_v + hold_k) as loop:
-            rows = [f.add(f.add(loop.index, 8 * n + i), self.t2) for n in range(step // 8) for i in (0, 1)]
+            rows = [
+                f.add(f.add(loop.index, 8 * n + i), self.t2)
+                for n in range(step // 8)
+                for i in (0, 1)
+            ]
             lse = [t.mul(self.of_row(self.lse, row), t.const(LOG2E)) for row in rows]
             deltas = [self.of_row(self.deltas, row) for row in rows]
             self.arrive(1)  # gradients of the output
             dp = self.products(of_v, grad)
             self.arrive(0)  # queries
-            s = self.scaled(self.products(of_k, q), head, self.partial(loop.index, first, BLOCK), lambda n, i: (rows[2 * n + i % 2], columns[i // 2]))
-            weights = [[self.power(t.sub(x, lse[2 * n + i % 2])) for i, x in enumerate(some)] for n, some in enumerate(s)]
-            dv = self.add_product(weights, grad, at_v, _fours(loop.vars[:len(hold_v)]))
+            s = self.scaled(
+                self.products(of_k, q),
+                head,
+                self.partial(loop.index, first, BLOCK),
+                lambda n, i: (rows[2 * n + i % 2], columns[i // 2]),
+            )
+            weights = [
+                [self.power(t.sub(x, lse[2 * n + i % 2])) for i, x in enumerate(some)]
+                for n, some in enumerate(s)
+            ]
+            dv = self.add_product(weights, grad, at_v, _fours(loop.vars[: len(hold_v)]))
             self.barrier()
             self.bring(grad, self.grad, f.add(loop.index, step))
             self.commit()
             ds = self.gradient(weights, dp, lambda n, i: deltas[2 * n + i % 2])
-            dk = self.add_product(ds, q, at_k, _fours(loop.vars[len(hold_v):]))
+            dk = self.add_product(ds, q, at_k, _fours(loop.vars[len(hold_v) :]))
             self.barrier()
             self.bring(q, self.q, f.add(loop.index, step))
             self.commit()
             loop.next = [x for some in (*dv, *dk) for x in some]
         ptx.wait_copies(f, 0)
-        self.write(self.dv, first, at, _fours(loop.vars[:len(hold_v)]))
-        self.write(self.dk, first, at, _fours(loop.vars[len(hold_v):]))
+        self.write(self.dv, first, at, _fours(loop.vars[: len(hold_v)]))
+        self.write(self.dk, first, at, _fours(loop.vars[len(hold_v) :]))
 
 
 def _padded(width: int) -> int:
@@ -378,12 +520,15 @@ def _padded(width: int) -> int:
 
 
 def _fours(values: list[str]) -> Sums:
-    return [values[i:i + 4] for i in range(0, len(values), 4)]
+    return [values[i : i + 4] for i in range(0, len(values), 4)]
 
 
 def _tree(combine: Callable[[str, str], str], values: list[str]) -> str:
     while len(values) > 1:
-        values = [combine(*values[i:i + 2]) if i + 1 < len(values) else values[i] for i in range(0, len(values), 2)]
+        values = [
+            combine(*values[i : i + 2]) if i + 1 < len(values) else values[i]
+            for i in range(0, len(values), 2)
+        ]
     return values[0]
 
 

@@ -3,6 +3,7 @@
 A product is cut into blocks of C, and perhaps k into parts: groups of one block then each sum a part to an array of their own, and a second kernel
 adds these in a fixed order, so results are the same every time.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,9 @@ from torch_hlo.hlo.dim import Size, ceildiv
 
 BAND = 8  # rows of blocks that neighbouring groups share columns in: what they read stays in the second-level cache
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts that k may be cut into
-Store = Callable[[Int, Int, int, str], None]  # (row, first column, lanes, sums: a vector of so many, or a scalar); row and column are inside
+Store = Callable[
+    [Int, Int, int, str], None
+]  # (row, first column, lanes, sums: a vector of so many, or a scalar); row and column are inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,23 @@ def count(p: Product) -> Size:
 
 def lanes_of(p: Product, itemsize: int) -> int:
     """Neighbouring elements of C that are written at a time, at most 16 bytes; rows and products are multiples."""
-    return next(n for n in (8, 4, 2, 1) if n * itemsize <= 16 and divides(n, [p.n, p.c_m, *(entry[3] for entry in p.batch)]))
+    return next(
+        n
+        for n in (8, 4, 2, 1)
+        if n * itemsize <= 16 and divides(n, [p.n, p.c_m, *(entry[3] for entry in p.batch)])
+    )
 
 
 def parameters(batch: int, parts: int) -> list[str]:
     """Names of the i64 arguments of a kernel; strides are in elements. `k_each`, `c_part`: depth of a part of k, and elements between the parts' results."""
-    names = ["m", "n", "k", "a_m", "a_k", "b_n", "b_k", "c_m", "across", "down", "tiles"] + ["parts", "k_each", "c_part"] * (parts > 1)
-    return names + [f"{q}{i}" for i in range(batch) for q in ("size", "batch_a", "batch_b", "batch_c")]
+    names = ["m", "n", "k", "a_m", "a_k", "b_n", "b_k", "c_m", "across", "down", "tiles"] + [
+        "parts",
+        "k_each",
+        "c_part",
+    ] * (parts > 1)
+    return names + [
+        f"{q}{i}" for i in range(batch) for q in ("size", "batch_a", "batch_b", "batch_c")
+    ]
 
 
 def argument(name: str, batch: int, parts: int) -> int:
@@ -61,14 +74,33 @@ def argument(name: str, batch: int, parts: int) -> int:
     return "ABC".index(name) + 1 if name in "ABC" else 4 + parameters(batch, parts).index(name)
 
 
-def writer(program, name: str, batch: int, parts: int, more: Sequence[tuple[str, str]] = ()) -> Writer:
+def writer(
+    program, name: str, batch: int, parts: int, more: Sequence[tuple[str, str]] = ()
+) -> Writer:
     """The function of a product's kernel: (lo, hi, A, B, C, parameters, more)."""
     names = parameters(batch, parts)
-    return Writer(program, f"{name}_{batch}{'_parts' * (parts > 1)}",
-                  [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "ABC"), *(("i64", q) for q in names), *more])
+    return Writer(
+        program,
+        f"{name}_{batch}{'_parts' * (parts > 1)}",
+        [
+            ("i64", "lo"),
+            ("i64", "hi"),
+            *(("ptr", q) for q in "ABC"),
+            *(("i64", q) for q in names),
+            *more,
+        ],
+    )
 
 
-def launch(program, name: str, p: Product, cut: Blocks, pointers: Sequence[str], part: Size = 0, more: Sequence[str] = ()) -> None:
+def launch(
+    program,
+    name: str,
+    p: Product,
+    cut: Blocks,
+    pointers: Sequence[str],
+    part: Size = 0,
+    more: Sequence[str] = (),
+) -> None:
     """Start the kernel of function `name`, made with `writer`. `part`: elements between the results of parts."""
     across, down = ceildiv(p.n, cut.n), ceildiv(p.m, cut.m)
     sizes = [p.m, p.n, p.k, *p.a, *p.b, p.c_m, across, down, across * down]
@@ -116,33 +148,67 @@ def place(f: Writer, cut: Blocks, batch: int) -> Place:
         index = f.rem(rest, f"%size{i}") if i else rest
         indices.insert(0, index)
         rest = f.div(rest, f"%size{i}") if i else rest
-        offsets = [f.add(o, f.mul(index, f"%batch_{q}{i}")) for o, q in zip(offsets, "abc", strict=True)]
-    return Place(f.mul(w.wide(row), cut.m), f.mul(w.wide(column), cut.n), *offsets, k, before, tuple(indices))
+        offsets = [
+            f.add(o, f.mul(index, f"%batch_{q}{i}")) for o, q in zip(offsets, "abc", strict=True)
+        ]
+    return Place(
+        f.mul(w.wide(row), cut.m), f.mul(w.wide(column), cut.n), *offsets, k, before, tuple(indices)
+    )
 
 
-def add_parts(program, sums: str, result: str, total: Size, parts: int, wide: str, dtype: str) -> None:
+def add_parts(
+    program, sums: str, result: str, total: Size, parts: int, wide: str, dtype: str
+) -> None:
     """The second kernel of a product cut in k: `sums` are `parts` arrays of `total` accumulators of type `wide`."""
     lanes = 4 if divides(4, [total]) else 1
-    name = program.once(("sum of parts", wide, dtype, lanes), lambda: _sum_parts(program, wide, dtype, lanes))
-    program.parallel(name, [f"ptr {sums}", f"ptr {result}", f"i64 {program.size(total)}", f"i64 {parts}"], program.size(total // lanes))
+    name = program.once(
+        ("sum of parts", wide, dtype, lanes), lambda: _sum_parts(program, wide, dtype, lanes)
+    )
+    program.parallel(
+        name,
+        [f"ptr {sums}", f"ptr {result}", f"i64 {program.size(total)}", f"i64 {parts}"],
+        program.size(total // lanes),
+    )
 
 
-def store_sums(f: Writer, dtype: str, kind: str, lanes: int, sums: str, pointer: str, index: Int) -> None:
+def store_sums(
+    f: Writer, dtype: str, kind: str, lanes: int, sums: str, pointer: str, index: Int
+) -> None:
     """`lanes` neighbouring accumulators as elements of `dtype` at `index`, aligned to their total."""
     storage, e = STORAGE[dtype], f.emit(lanes)
-    value = e.cast("trunc", sums, kind, storage.memory) if kind[0] == "i" else scalar.encode(e, dtype, sums)
-    e.typed(storage.memory).store(value, f.gep(storage.memory, pointer, index), storage.bytes * lanes)
+    value = (
+        e.cast("trunc", sums, kind, storage.memory)
+        if kind[0] == "i"
+        else scalar.encode(e, dtype, sums)
+    )
+    e.typed(storage.memory).store(
+        value, f.gep(storage.memory, pointer, index), storage.bytes * lanes
+    )
 
 
 def _sum_parts(program, wide: str, dtype: str, lanes: int) -> str:
     """void(lo, hi, parts, c, size, count): c[i] = sum_p parts[p * size + i], in order, by vectors of `lanes`."""
-    f = Writer(program, f"sum_parts_{wide}_{dtype}_{lanes}", [("i64", "lo"), ("i64", "hi"), ("ptr", "parts"), ("ptr", "c"), ("i64", "size"), ("i64", "count")])
+    f = Writer(
+        program,
+        f"sum_parts_{wide}_{dtype}_{lanes}",
+        [
+            ("i64", "lo"),
+            ("i64", "hi"),
+            ("ptr", "parts"),
+            ("ptr", "c"),
+            ("i64", "size"),
+            ("i64", "count"),
+        ],
+    )
     kind = STORAGE[wide].memory
     t = f.emit(lanes).typed(kind)
     with f.loop("%lo", "%hi") as vector:
         i = f.mul(vector, lanes)
         with f.loop(0, "%count", carry=[(t.type, t.const(0))]) as part:
-            value = t.load(f.gep(kind, "%parts", f.add(f.mul(part.index, "%size"), i)), STORAGE[wide].bytes * lanes)
+            value = t.load(
+                f.gep(kind, "%parts", f.add(f.mul(part.index, "%size"), i)),
+                STORAGE[wide].bytes * lanes,
+            )
             part.next = [t.add(part.vars[0], value)]
         store_sums(f, dtype, kind, lanes, part.vars[0], "%c", i)
     return f.define()

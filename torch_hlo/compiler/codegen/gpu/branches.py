@@ -7,6 +7,7 @@ A step comes after another when both touch the same bytes and one of them writes
 queue in order; a step goes to the end of a branch whose last step it needs, else to a branch of its own while there are some left. `waits` are the
 branches whose present end it has to wait for besides. What is already known to be done, directly or through others, is not waited for.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -21,10 +22,14 @@ class Branches:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
-        self._uses: dict[int, list[tuple[Span, int, bool]]] = {}  # word -> (span, step, whether it writes) that later steps may depend on
+        self._uses: dict[
+            int, list[tuple[Span, int, bool]]
+        ] = {}  # word -> (span, step, whether it writes) that later steps may depend on
         self._branch: list[int] = []  # of each step
         self._last: list[int] = []  # step at the end of each branch
-        self._known: list[dict[int, int]] = []  # per branch: other branch -> the step of it up to which all is done
+        self._known: list[
+            dict[int, int]
+        ] = []  # per branch: other branch -> the step of it up to which all is done
 
     @property
     def count(self) -> int:
@@ -47,7 +52,11 @@ class Branches:
             uses.append((span, step, writing))
         branch = self._choose(needed)
         known = self._known[branch]
-        behind = {self._branch[d] for d in needed if self._branch[d] != branch and known.get(self._branch[d], -1) < d}
+        behind = {
+            self._branch[d]
+            for d in needed
+            if self._branch[d] != branch and known.get(self._branch[d], -1) < d
+        }
         waits = tuple(sorted(behind))
         for other in waits:
             for b, s in self._known[other].items():

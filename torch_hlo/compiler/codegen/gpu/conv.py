@@ -4,6 +4,7 @@
 
 Groups of few output features (depthwise) would leave blocks almost empty: a thread computes an element there. What matrix units take is conv_matrix.py's.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.conv import Labels, with_kernel_types
@@ -36,9 +37,18 @@ def convolution(program, x: Instruction) -> None:
     lhs, rhs = x.operands
     if lhs.shape.size == 0 or rhs.shape.size == 0:
         return emit_tree(program, build.full(0, dtype, x.shape.dims), (), x)
-    keyed = instr("convolution", tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands)), x.shape, **dict(x.attrs))
-    name, symbols, groups = program.once(("grid convolution", keyed), lambda: _write(program, keyed, kind))
-    arguments = [f"ptr {program.pointer(o)}" for o in (lhs, rhs, x)] + [f"i64 {program.size(s)}" for s in symbols]
+    keyed = instr(
+        "convolution",
+        tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands)),
+        x.shape,
+        **dict(x.attrs),
+    )
+    name, symbols, groups = program.once(
+        ("grid convolution", keyed), lambda: _write(program, keyed, kind)
+    )
+    arguments = [f"ptr {program.pointer(o)}" for o in (lhs, rhs, x)] + [
+        f"i64 {program.size(s)}" for s in symbols
+    ]
     program.parallel(name, arguments, program.size(groups))
 
 
@@ -55,11 +65,16 @@ def _write(program, x: Instruction, kind: str):
     at, window = Labels.parse(x["dim_labels"]), x["window"]
     feature_groups, batch_groups = x["feature_group_count"], x["batch_group_count"]
     groups = feature_groups * batch_groups
-    f = Writer(program, "conv", [("i64", "lo"), ("i64", "hi"), ("ptr", "A"), ("ptr", "B"), ("ptr", "C")])
+    f = Writer(
+        program, "conv", [("i64", "lo"), ("i64", "hi"), ("ptr", "A"), ("ptr", "B"), ("ptr", "C")]
+    )
     size = Sizes(f)
     d_l, d_r, d_o = lhs.shape.dims, rhs.shape.dims, x.shape.dims
     s_l, s_r, s_o = ([size(s) for s in row_major_strides(d)] for d in (d_l, d_r, d_o))
-    features, channels = d_r[at.rhs[0]], d_r[at.rhs[1]]  # output features of all groups, input features of one
+    features, channels = (
+        d_r[at.rhs[0]],
+        d_r[at.rhs[1]],
+    )  # output features of all groups, input features of one
     m, images = features // groups, d_o[at.out[0]]
     out_sizes, taps = [d_o[d] for d in at.out[2:]], [w.size for w in window]
     n, k = images * _product(out_sizes), channels * _product(taps)
@@ -70,7 +85,9 @@ def _write(program, x: Instruction, kind: str):
 
     def weight(i: Int, deep: Int, lanes: int) -> list[str]:
         channel, *tap = digits(f, deep, [size(v) for v in (channels, *taps)])
-        place = f.add(f.mul(f.add(i, f.mul(group, size(m))), s_r[at.rhs[0]]), f.mul(channel, s_r[at.rhs[1]]))
+        place = f.add(
+            f.mul(f.add(i, f.mul(group, size(m))), s_r[at.rhs[0]]), f.mul(channel, s_r[at.rhs[1]])
+        )
         for d, t, w in zip(at.rhs[2:], tap, window, strict=True):
             place = f.add(place, f.mul(f.sub(size(w.size - 1), t) if w.reversal else t, s_r[d]))
         return element(f, rhs.shape.dtype, kind, "%B", place)
@@ -95,11 +112,15 @@ def _write(program, x: Instruction, kind: str):
             inside = f.op(f"and i1 {inside}, {f.icmp('ult', p, size(d_l[d]))}")
             place = f.add(place, f.mul(p, s_l[d]))
         zero = f.emit().typed(kind).const(0)
-        return f.choose(inside, lambda: element(f, lhs.shape.dtype, kind, "%A", place), lambda: [zero], [kind])
+        return f.choose(
+            inside, lambda: element(f, lhs.shape.dtype, kind, "%A", place), lambda: [zero], [kind]
+        )
 
     def store(i: Int, j: Int, lanes: int, value: str) -> None:
         image, *where = digits(f, j, [size(v) for v in (images, *out_sizes)])
-        place = f.add(f.mul(image, s_o[at.out[0]]), f.mul(f.add(i, f.mul(group, size(m))), s_o[at.out[1]]))
+        place = f.add(
+            f.mul(image, s_o[at.out[0]]), f.mul(f.add(i, f.mul(group, size(m))), s_o[at.out[1]])
+        )
         for d, o in zip(at.out[2:], where, strict=True):
             place = f.add(place, f.mul(o, s_o[d]))
         f.store(kind, value, f.gep(kind, "%C", place))
@@ -112,6 +133,15 @@ def _write(program, x: Instruction, kind: str):
         store(row, column, 1, loop.vars[0])
         return f.define(), list(size.names), across * down * groups
     block = fma.Block(f, kind, SIDE)
-    block.write(fma.Operand(weight, size(m), row, True), fma.Operand(patch, size(n), column, False), size(k), store)
+    block.write(
+        fma.Operand(weight, size(m), row, True),
+        fma.Operand(patch, size(n), column, False),
+        size(k),
+        store,
+    )
     f.unit.declare(program)
-    return program.group_function("conv", block.declarations() + f.text(), fma.THREADS), list(size.names), across * down * groups
+    return (
+        program.group_function("conv", block.declarations() + f.text(), fma.THREADS),
+        list(size.names),
+        across * down * groups,
+    )

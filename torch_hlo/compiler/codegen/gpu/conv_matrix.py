@@ -7,6 +7,7 @@ With features last a run of input features is contiguous, so lines of the operan
 image element that an output position and a position in the window meet at; what lies in the padding, or between the elements of a dilated image, is copied
 as zeros. The gradient of the kernel is a convolution whose window is the gradient of the result: its lines of patches are pixels.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -75,10 +76,15 @@ class Convolution:
         class Patched(gemm.Product if m.tile.team == 1 else wgmma.Product):
             def panels(self, at: Place, bases) -> list[Panel]:
                 found = super().panels(at, bases)
-                found[side] = (Patches, PixelPatches)[side](f, (m.a, m.b)[side], m.tile.threads, bases[side], at, image)
+                found[side] = (Patches, PixelPatches)[side](
+                    f, (m.a, m.b)[side], m.tile.threads, bases[side], at, image
+                )
                 return found
 
-        bases = [f.gep("i8", f"%{q}", f.mul(offset, m.a.unit.itemsize)) for q, offset in (("A", at.a), ("B", at.b))]
+        bases = [
+            f.gep("i8", f"%{q}", f.mul(offset, m.a.unit.itemsize))
+            for q, offset in (("A", at.a), ("B", at.b))
+        ]
         bases[side] = ("%A", "%B")[side]  # patches know their places
         Patched(f, m.tile, m.a, m.b, lanes).write(at, bases, store)
         return Patched.declarations()
@@ -87,49 +93,85 @@ class Convolution:
 class _Patches(Panel):
     """`first`, `size`: of the rows of the product that the operand has, see Panel."""
 
-    def __init__(self, f: Writer, operand: Operand, threads: int, base: str, at: Place, image: Image, first: Int, size: Int) -> None:
+    def __init__(
+        self,
+        f: Writer,
+        operand: Operand,
+        threads: int,
+        base: str,
+        at: Place,
+        image: Image,
+        first: Int,
+        size: Int,
+    ) -> None:
         super().__init__(f, operand, threads, base, 0, first, size, at.k)
         self.at, self.image, self.start = at, image, base
 
     def corner(self, where: list[Int]) -> list[Int]:
         """Where the window of an output position begins."""
         w = self.w
-        return [w.minus(w.mul(w.narrow(o), d.stride), d.pad_low) for o, d in zip(where, self.image.window, strict=True)]
+        return [
+            w.minus(w.mul(w.narrow(o), d.stride), d.pad_low)
+            for o, d in zip(where, self.image.window, strict=True)
+        ]
 
     def steps(self, taps: list[Int]) -> list[Int]:
         """How far a position in the window is from its beginning."""
         w = self.w
-        return [w.mul(w.minus(d.size - 1, t) if d.reversal else t, d.window_dilation) for t, d in zip(taps, self.image.window, strict=True)]
+        return [
+            w.mul(w.minus(d.size - 1, t) if d.reversal else t, d.window_dilation)
+            for t, d in zip(taps, self.image.window, strict=True)
+        ]
 
     def image_at(self, number: Int) -> str:
         """Pointer to an image."""
-        return self.f.gep("i8", self.base, self.f.mul(number, product(self.image.sizes) * self.image.channels * self.o.unit.itemsize))
+        return self.f.gep(
+            "i8",
+            self.base,
+            self.f.mul(
+                number, product(self.image.sizes) * self.image.channels * self.o.unit.itemsize
+            ),
+        )
 
-    def copy_from(self, to: Int, image: str, ok: str, corner: list[Int], steps: list[Int], channel: Int) -> None:
+    def copy_from(
+        self, to: Int, image: str, ok: str, corner: list[Int], steps: list[Int], channel: Int
+    ) -> None:
         """Copy the chunk that begins at feature `channel` where a window and a position in it meet; zeros unless `ok` and inside."""
         f, w = self.f, self.w
         element: Int = 0
-        for size, first, step, d in zip(self.image.sizes, corner, steps, self.image.window, strict=True):
+        for size, first, step, d in zip(
+            self.image.sizes, corner, steps, self.image.window, strict=True
+        ):
             place = w.add(first, step)
             if d.base_dilation > 1:
                 quotient = f.op(f"sdiv i32 {place}, {d.base_dilation}")
-                whole = f.op(f"and i1 {f.icmp('eq', w.mul(quotient, d.base_dilation), place, 'i32')}, {f.icmp('sge', place, 0, 'i32')}")
+                whole = f.op(
+                    f"and i1 {f.icmp('eq', w.mul(quotient, d.base_dilation), place, 'i32')}, {f.icmp('sge', place, 0, 'i32')}"
+                )
                 ok, place = f.op(f"and i1 {ok}, {whole}"), quotient
             ok = f.op(f"and i1 {ok}, {f.icmp('ult', place, size, 'i32')}")
             element = w.add(w.mul(element, size), place)
-        offset = f.op(f"sext i32 {w.mul(w.add(w.mul(element, self.image.channels), channel), self.o.unit.itemsize)} to i64")
-        self._copy_async(to, f.gep("i8", image, f.select(ok, "i64", offset, 0)), w.where(ok, CHUNK, 0))
+        offset = f.op(
+            f"sext i32 {w.mul(w.add(w.mul(element, self.image.channels), channel), self.o.unit.itemsize)} to i64"
+        )
+        self._copy_async(
+            to, f.gep("i8", image, f.select(ok, "i64", offset, 0)), w.where(ok, CHUNK, 0)
+        )
 
 
 class Patches(_Patches):
     """Lines are output positions."""
 
-    def __init__(self, f: Writer, operand: Operand, threads: int, base: str, at: Place, image: Image) -> None:
+    def __init__(
+        self, f: Writer, operand: Operand, threads: int, base: str, at: Place, image: Image
+    ) -> None:
         super().__init__(f, operand, threads, base, at, image, at.row, "%m")
         self.images: list[str] = []  # pointers to the images of a thread's rows
         self.corners: list[list[Int]] = []  # where their windows begin, per dimension
         for i in range(self.copies):
-            number, *where = digits(f, f.add(at.row, f.add(self.line, i * self.step)), ["%m", *image.outputs])
+            number, *where = digits(
+                f, f.add(at.row, f.add(self.line, i * self.step)), ["%m", *image.outputs]
+            )
             self.images.append(self.image_at(number))
             self.corners.append(self.corner(where))
 
@@ -147,19 +189,32 @@ class Patches(_Patches):
         steps = self.steps(taps)
         known = f.icmp("slt", inside, self.k)
         for i, (start, corner) in enumerate(zip(self.images, self.corners, strict=True)):
-            self.copy_from(w.add(to, i * self.step * LINE), start, f.op(f"and i1 {known}, {self.ok[i]}"), corner, steps, channel)
+            self.copy_from(
+                w.add(to, i * self.step * LINE),
+                start,
+                f.op(f"and i1 {known}, {self.ok[i]}"),
+                corner,
+                steps,
+                channel,
+            )
         return pointer
 
 
 class PixelPatches(_Patches):
     """Lines are pixels of the gradient, along a line run output positions (the kernel's) and features."""
 
-    def __init__(self, f: Writer, operand: Operand, threads: int, base: str, at: Place, image: Image) -> None:
+    def __init__(
+        self, f: Writer, operand: Operand, threads: int, base: str, at: Place, image: Image
+    ) -> None:
         super().__init__(f, operand, threads, base, at, image, at.column, "%n")
         across = self.chunk
         if self.step > operand.depth:
-            across = f.add(across, f.mul(f.div(f.div("%kernel.t", LINE // CHUNK), operand.depth), LINE))
-        self.columns_of: dict[int, tuple[list[Int], Int]] = {}  # slab -> (where windows begin, first feature)
+            across = f.add(
+                across, f.mul(f.div(f.div("%kernel.t", LINE // CHUNK), operand.depth), LINE)
+            )
+        self.columns_of: dict[
+            int, tuple[list[Int], Int]
+        ] = {}  # slab -> (where windows begin, first feature)
         for slab in dict.fromkeys(s for s, _ in self.places):
             column = f.add(at.column, f.div(f.add(across, slab * LINE), operand.unit.itemsize))
             *where, channel = digits(f, column, [*image.outputs, image.channels])
@@ -171,8 +226,16 @@ class PixelPatches(_Patches):
         deep = f.sub(self.k, f.add(k, self.line))
         lines = {}
         for d in dict.fromkeys(d for _, d in self.places):
-            number, *taps = digits(f, f.add(f.add(k, self.line), f.add(d, self.at.start)), ["%k", *(n.size for n in self.image.window)])
-            lines[d] = self.image_at(number), self.steps([w.narrow(t) for t in taps]), f.icmp("sgt", deep, d)
+            number, *taps = digits(
+                f,
+                f.add(f.add(k, self.line), f.add(d, self.at.start)),
+                ["%k", *(n.size for n in self.image.window)],
+            )
+            lines[d] = (
+                self.image_at(number),
+                self.steps([w.narrow(t) for t in taps]),
+                f.icmp("sgt", deep, d),
+            )
         for i, ((slab, d), nbytes) in enumerate(zip(self.places, self.widths, strict=True)):
             (image, steps, known), (corner, channel) = lines[d], self.columns_of[slab]
             ok = f.op(f"and i1 {known}, {f.icmp('sgt', nbytes, 0, 'i32')}")
@@ -194,8 +257,18 @@ def emit(program, x: Instruction) -> bool:
         return False
     images, *sizes, channels = lhs.shape.dims
     outputs, features = x.shape.dims[1:-1], x.shape.dims[0 if gradient else -1]
-    static = (*sizes, channels, *outputs, features, *(n for w in window for n in (w.size, w.pad_low, w.pad_high)))
-    if not all(isinstance(n, int) for n in static) or channels * pair[0].itemsize % CHUNK or product(sizes) * channels * 4 >= 1 << 31:
+    static = (
+        *sizes,
+        channels,
+        *outputs,
+        features,
+        *(n for w in window for n in (w.size, w.pad_low, w.pad_high)),
+    )
+    if (
+        not all(isinstance(n, int) for n in static)
+        or channels * pair[0].itemsize % CHUNK
+        or product(sizes) * channels * 4 >= 1 << 31
+    ):
         return False
     taps, places = product(w.size for w in window), product(outputs)
     if gradient:
@@ -206,10 +279,24 @@ def emit(program, x: Instruction) -> bool:
     else:
         depth = taps * channels
         p = Product(images * places, features, depth, (depth, 1), (depth, 1), features, ())
-    found = matrix.engines(program.target, p, dtypes, x.shape.dtype, (1, places) if gradient else (taps, 1))
+    found = matrix.engines(
+        program.target, p, dtypes, x.shape.dtype, (1, places) if gradient else (taps, 1)
+    )
     if not found or depth == 0:
         return False
-    engine = Convolution(replace(found[0], bulk=False), Image(tuple(sizes), channels, tuple(outputs), window), gradient)
+    engine = Convolution(
+        replace(found[0], bulk=False),
+        Image(tuple(sizes), channels, tuple(outputs), window),
+        gradient,
+    )
     operands = [program.pointer(o) for o in (lhs, rhs)]
-    dot.compute(program, p, engine, x.shape.dtype, operands[::-1] if gradient else operands, program.pointer(x), x.shape.size)
+    dot.compute(
+        program,
+        p,
+        engine,
+        x.shape.dtype,
+        operands[::-1] if gradient else operands,
+        program.pointer(x),
+        x.shape.size,
+    )
     return True

@@ -12,6 +12,7 @@ An engine has `blocks` (what a group of threads computes), `kind` (register type
 `resident` (program.Group), `name`, `width(most)`: neighbouring columns it stores at a time; `write(f, place, lanes, store)` writes the kernel into `f` and returns
 definitions of shared memory; `maps(batch)`: for the copy engine. It is all that its code depends on but the finish.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -35,7 +36,12 @@ from torch_hlo.hlo.dim import Size
 from torch_hlo.hlo.ir import Computation, Instruction, Module, instr
 from torch_hlo.hlo.text import module_text
 
-REGISTER_TYPE = {"float": "f32", "double": "f64", "i32": "s32", "i64": "s64"}  # element type that values of a kind are loaded and added as
+REGISTER_TYPE = {
+    "float": "f32",
+    "double": "f64",
+    "i32": "s32",
+    "i64": "s64",
+}  # element type that values of a kind are loaded and added as
 LEAST_DEPTH = 256  # of a part of k
 
 
@@ -60,9 +66,19 @@ def element(f: Writer, dtype: str, kind: str, pointer: str, at: Int, lanes: int 
     if lanes == 1:
         value = load(f, dtype, pointer, at)
     else:
-        value = scalar.decode(e, dtype, e.typed(storage.memory).load(f.gep(storage.memory, pointer, at), storage.bytes * lanes))
-    value = value if storage.register == kind else scalar.convert(e, dtype, REGISTER_TYPE[kind], value)
-    return [value] if lanes == 1 else [f.op(f"extractelement {e.type(kind)} {value}, i64 {i}") for i in range(lanes)]
+        value = scalar.decode(
+            e,
+            dtype,
+            e.typed(storage.memory).load(f.gep(storage.memory, pointer, at), storage.bytes * lanes),
+        )
+    value = (
+        value if storage.register == kind else scalar.convert(e, dtype, REGISTER_TYPE[kind], value)
+    )
+    return (
+        [value]
+        if lanes == 1
+        else [f.op(f"extractelement {e.type(kind)} {value}, i64 {i}") for i in range(lanes)]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +109,24 @@ class Fma:
         return ()
 
     def write(self, f: Writer, at: blocks.Place, lanes: int, store: Store) -> str:
-        def operand(side: int, pointer: str, offset: Int, size: str, first: Int, strides: tuple[str, str]) -> fma.Operand:
+        def operand(
+            side: int, pointer: str, offset: Int, size: str, first: Int, strides: tuple[str, str]
+        ) -> fma.Operand:
             along_k, together = self.forms[side]
-            free, deep = 1 if not along_k and together > 1 else strides[0], 1 if along_k else strides[1]
+            free, deep = (
+                1 if not along_k and together > 1 else strides[0],
+                1 if along_k else strides[1],
+            )
 
             def values(row: Int, k: Int, count: int) -> list[str]:
-                return element(f, self.dtypes[side], self.kind, pointer, f.add(offset, f.add(f.mul(row, free), f.mul(k, deep))), count)
+                return element(
+                    f,
+                    self.dtypes[side],
+                    self.kind,
+                    pointer,
+                    f.add(offset, f.add(f.mul(row, free), f.mul(k, deep))),
+                    count,
+                )
 
             return fma.Operand(values, size, first, along_k, together)
 
@@ -119,7 +147,9 @@ def _fma(target, p: Product, dtypes: tuple[str, str], kind: str) -> Fma:
         return -(-m // side) * -(-n // side) * batch
 
     side = 128 if min(m, n) > 64 and groups(128) >= cores else 64
-    fitting = [s for s in SPLITS if static and p.k >= s * LEAST_DEPTH and groups(side) * s <= 2 * cores]
+    fitting = [
+        s for s in SPLITS if static and p.k >= s * LEAST_DEPTH and groups(side) * s <= 2 * cores
+    ]
     forms = tuple(_form(target, p, dtype, number) for number, dtype in enumerate(dtypes))
     return Fma(Blocks(side, side, max(fitting, default=1), 16), kind, dtypes, forms)
 
@@ -129,7 +159,9 @@ def _form(target, p: Product, dtype: str, side: int) -> tuple[bool, int]:
     rows, strides = ((p.m, p.a), (p.n, p.b))[side]
     along_k = strides[1] == 1
     inner, outer = (p.k, strides[0]) if along_k else (rows, strides[1])
-    whole = 1 in strides and divides(fma.QUAD, [inner, outer, *(entry[1 + side] for entry in p.batch)])
+    whole = 1 in strides and divides(
+        fma.QUAD, [inner, outer, *(entry[1 + side] for entry in p.batch)]
+    )
     return along_k, fma.QUAD if whole and target.lanes(8 * STORAGE[dtype].bytes) > 1 else 1
 
 
@@ -149,7 +181,15 @@ def emit(program, x: Instruction) -> bool:
     return True
 
 
-def compute(program, p: Product, engine: Engine, dtype: str, operands: Sequence[str], result: str, total: Size) -> None:
+def compute(
+    program,
+    p: Product,
+    engine: Engine,
+    dtype: str,
+    operands: Sequence[str],
+    result: str,
+    total: Size,
+) -> None:
     """Launch the kernels of a product of two arrays; `total`: elements of the result."""
     wide = REGISTER_TYPE[engine.kind]
     if engine.blocks.parts == 1:
@@ -159,19 +199,42 @@ def compute(program, p: Product, engine: Engine, dtype: str, operands: Sequence[
     blocks.add_parts(program, sums, result, total, engine.blocks.parts, wide, dtype)
 
 
-def emit_output(program, body: Computation, inner: Instruction, outer: Instruction, columns: int, operands: Sequence[Place],
-                results: Sequence[Place]) -> bool:
+def emit_output(
+    program,
+    body: Computation,
+    inner: Instruction,
+    outer: Instruction,
+    columns: int,
+    operands: Sequence[Place],
+    results: Sequence[Place],
+) -> bool:
     """The kernel of a fusion of kind output (dot.emit_output); False where the product is rewritten, cut in k or the library's, or the expression gathers."""
     found = _chosen(program, outer)
-    if found is None or found[2] or isinstance(found[1], LibraryProduct) or found[1].blocks.parts > 1:
+    if (
+        found is None
+        or found[2]
+        or isinstance(found[1], LibraryProduct)
+        or found[1].blocks.parts > 1
+    ):
         return False
     p, engine, _ = found
     wide = REGISTER_TYPE[engine.kind]
-    e = program.once(("expression", body, inner, columns, wide), lambda: expression(body, inner, columns, wide))
+    e = program.once(
+        ("expression", body, inner, columns, wide), lambda: expression(body, inner, columns, wide)
+    )
     if e is None:
         return False
-    arrays = [program.at(q) for q in (*(operands[body.params.index(leaf)] for leaf in e.leaves), *results)]
-    _launch(program, p, engine, Fused(e), [*(program.pointer(o) for o in outer.operands), arrays[-1]], more=arrays)
+    arrays = [
+        program.at(q) for q in (*(operands[body.params.index(leaf)] for leaf in e.leaves), *results)
+    ]
+    _launch(
+        program,
+        p,
+        engine,
+        Fused(e),
+        [*(program.pointer(o) for o in outer.operands), arrays[-1]],
+        more=arrays,
+    )
     return True
 
 
@@ -182,9 +245,21 @@ def _chosen(program, x: Instruction) -> tuple[Product, Engine | LibraryProduct, 
         return None
     swapped = p.n == 1 and p.m != 1
     if swapped:
-        p = replace(p, m=1, n=p.m, a=p.b, b=p.a, c_m=p.m, batch=tuple((n, b, a, c) for n, a, b, c in p.batch))
+        p = replace(
+            p,
+            m=1,
+            n=p.m,
+            a=p.b,
+            b=p.a,
+            c_m=p.m,
+            batch=tuple((n, b, a, c) for n, a, b, c in p.batch),
+        )
         dtypes = dtypes[::-1]
-    kind = ACCUMULATORS[result][0] if result in ACCUMULATORS and all((d, ACCUMULATORS[result][0]) in SOURCES for d in dtypes) else None
+    kind = (
+        ACCUMULATORS[result][0]
+        if result in ACCUMULATORS and all((d, ACCUMULATORS[result][0]) in SOURCES for d in dtypes)
+        else None
+    )
     target = program.target
     few = kind and gemv.engine(target, p, dtypes, kind)
     found = [few] if few else []
@@ -200,7 +275,9 @@ MOST_WAYS = 6  # engines on matrix units that are measured: the best by estimate
 LIBRARY = "library"
 
 
-def _fastest(program, x: Instruction, p: Product, dtypes: tuple[str, str], engines: list[Engine]) -> Engine | LibraryProduct:
+def _fastest(
+    program, x: Instruction, p: Product, dtypes: tuple[str, str], engines: list[Engine]
+) -> Engine | LibraryProduct:
     """The engine to take: the first, unless others were measured to be faster."""
     ways: dict[str, Engine | LibraryProduct] = {f"{e.name}/{e.blocks.parts}": e for e in engines}
     library = _library(program.target, x, p, dtypes)
@@ -209,42 +286,98 @@ def _fastest(program, x: Instruction, p: Product, dtypes: tuple[str, str], engin
     if len(ways) == 1 or not tune.active() or not all(o.shape.is_static for o in x.operands):
         return engines[0]
     parameters = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
-    alone = Module("step", Computation("main", parameters, instr("dot", parameters, x.shape, **dict(x.attrs))))
+    alone = Module(
+        "step", Computation("main", parameters, instr("dot", parameters, x.shape, **dict(x.attrs)))
+    )
     return ways[tune.choose(program.target.cache_key, module_text(alone), tuple(ways))]
 
 
 def _library(target, x: Instruction, p: Product, dtypes: tuple[str, str]) -> LibraryProduct | None:
     """The product as NVIDIA's library takes it, or None: at most one dimension of products, rows contiguous and aligned."""
     unit = matrix.units(target, dtypes, x.shape.dtype)
-    sums = {"float": "f32", "i32": "s32"}[unit[0].accumulator] if unit else "f64" if {*dtypes, x.shape.dtype} == {"f64"} else None
+    sums = (
+        {"float": "f32", "i32": "s32"}[unit[0].accumulator]
+        if unit
+        else "f64"
+        if {*dtypes, x.shape.dtype} == {"f64"}
+        else None
+    )
     if dtypes == ("f32", "f32") and x.shape.dtype == "f32":
         sums = "tf32" if target.tf32 else "f32"
-    if not target.library or sums is None or len(p.batch) > 1 or 1 not in p.a or 1 not in p.b or x.shape.dtype not in ("f32", "f64", "bf16", "f16", "s32"):
+    if (
+        not target.library
+        or sums is None
+        or len(p.batch) > 1
+        or 1 not in p.a
+        or 1 not in p.b
+        or x.shape.dtype not in ("f32", "f64", "bf16", "f16", "s32")
+    ):
         return None
     a_along_k, b_along_k = p.a[1] == 1, p.b[1] == 1
-    if sums == "s32" and not divides(4, [p.m, p.n, p.k]) or STORAGE[dtypes[0]].bytes == 1 and not (a_along_k and b_along_k and divides(16, [p.k, p.n])):
+    if (
+        sums == "s32"
+        and not divides(4, [p.m, p.n, p.k])
+        or STORAGE[dtypes[0]].bytes == 1
+        and not (a_along_k and b_along_k and divides(16, [p.k, p.n]))
+    ):
         return None
     return LibraryProduct(*dtypes, x.shape.dtype, sums, a_along_k, b_along_k)
 
 
 def _call_library(program, p: Product, product: LibraryProduct, pointers: Sequence[str]) -> None:
-    lines = [strides[0] if along else strides[1] for strides, along in ((p.a, product.a_along_k), (p.b, product.b_along_k))]
+    lines = [
+        strides[0] if along else strides[1]
+        for strides, along in ((p.a, product.a_along_k), (p.b, product.b_along_k))
+    ]
     sizes = [p.m, p.n, p.k, *lines, p.c_m, *(p.batch[0] if p.batch else (1, 0, 0, 0))]
-    program.library_product(product, [*(f"ptr {q}" for q in pointers), *(f"i64 {program.size(s)}" for s in sizes)])
+    program.library_product(
+        product, [*(f"ptr {q}" for q in pointers), *(f"i64 {program.size(s)}" for s in sizes)]
+    )
 
 
-def _launch(program, p: Product, engine: Engine, finish: Plain | Fused, pointers: list[str], part: Size = 0, more: Sequence[str] = ()) -> None:
-    lanes = engine.width(blocks.lanes_of(p, finish.bytes) if program.target.vector_bytes == 16 else 1)
-    name, sizes = program.once(("product", engine, finish, lanes, len(p.batch)), lambda: _write(program, engine, finish, lanes, len(p.batch)))
-    blocks.launch(program, name, p, engine.blocks, pointers, part, [*(f"ptr {q}" for q in more), *(f"i64 {program.size(n)}" for n in sizes)])
+def _launch(
+    program,
+    p: Product,
+    engine: Engine,
+    finish: Plain | Fused,
+    pointers: list[str],
+    part: Size = 0,
+    more: Sequence[str] = (),
+) -> None:
+    lanes = engine.width(
+        blocks.lanes_of(p, finish.bytes) if program.target.vector_bytes == 16 else 1
+    )
+    name, sizes = program.once(
+        ("product", engine, finish, lanes, len(p.batch)),
+        lambda: _write(program, engine, finish, lanes, len(p.batch)),
+    )
+    blocks.launch(
+        program,
+        name,
+        p,
+        engine.blocks,
+        pointers,
+        part,
+        [*(f"ptr {q}" for q in more), *(f"i64 {program.size(n)}" for n in sizes)],
+    )
 
 
-def _write(program, engine: Engine, finish: Plain | Fused, lanes: int, batch: int) -> tuple[str, tuple[Size, ...]]:
+def _write(
+    program, engine: Engine, finish: Plain | Fused, lanes: int, batch: int
+) -> tuple[str, tuple[Size, ...]]:
     """(the group function of a product, see blocks.writer; the symbolic sizes that `finish` wants last)."""
-    f = blocks.writer(program, f"{engine.name}_{finish.name}_{lanes}", batch, engine.blocks.parts, finish.parameters)
+    f = blocks.writer(
+        program,
+        f"{engine.name}_{finish.name}_{lanes}",
+        batch,
+        engine.blocks.parts,
+        finish.parameters,
+    )
     at = blocks.place(f, engine.blocks, batch)
     shared = engine.write(f, at, lanes, finish.store(f, at, engine.kind))
     f.unit.declare(program)
     maps = engine.maps(batch)
     f.params = [*f.params, *((MAP, f"map{i}") for i in range(len(maps)))]
-    return program.group_function(f.name, shared + f.text(), engine.threads, engine.shared, maps, engine.resident), tuple(finish.sizes)
+    return program.group_function(
+        f.name, shared + f.text(), engine.threads, engine.shared, maps, engine.resident
+    ), tuple(finish.sizes)

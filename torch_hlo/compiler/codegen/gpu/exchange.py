@@ -2,6 +2,7 @@
 
 Shared slots belong to a thread each: it writes its own and reads another's, between two barriers.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.emit import BITS, Emit
@@ -16,7 +17,10 @@ class Exchange:
 
     def declarations(self) -> str:
         """Definitions of the shared variables; @SELF becomes the kernel's name."""
-        return "".join(f"{name} = internal addrspace(3) global [{self.threads} x {kind}] undef, align 16\n" for (_, kind), name in self.slots.items())
+        return "".join(
+            f"{name} = internal addrspace(3) global [{self.threads} x {kind}] undef, align 16\n"
+            for (_, kind), name in self.slots.items()
+        )
 
     def other(self, e: Emit, number: int, kind: str, value: str, distance: int) -> str:
         """The value (accumulator `number`) of the thread whose number differs by the power of two `distance`."""
@@ -26,14 +30,24 @@ class Exchange:
 
     def first(self, e: Emit, number: int, kind: str, value: str, distance: int) -> str:
         """The value of the first thread whose number differs by a multiple of the power of two `distance`."""
-        return self._shared(e, number, kind, value, "0" if distance == 1 else e.op(f"and i64 %kernel.t, {distance - 1}"))
+        return self._shared(
+            e,
+            number,
+            kind,
+            value,
+            "0" if distance == 1 else e.op(f"and i64 %kernel.t, {distance - 1}"),
+        )
 
     def _shared(self, e: Emit, number: int, kind: str, value: str, thread: str) -> str:
         memory = "i8" if kind == "i1" else kind
         name = self.slots.setdefault((number, memory), f"@SELF.slots{number}{memory}")
         barrier = f"  {self.target.family.barrier}"
-        own, theirs = (e.op(f"getelementptr {memory}, ptr {name}, i64 {t}") for t in ("%kernel.t", thread))
-        e.do(f"store {memory} {e.cast('zext', value, 'i1', 'i8') if kind == 'i1' else value}, ptr {own}")
+        own, theirs = (
+            e.op(f"getelementptr {memory}, ptr {name}, i64 {t}") for t in ("%kernel.t", thread)
+        )
+        e.do(
+            f"store {memory} {e.cast('zext', value, 'i1', 'i8') if kind == 'i1' else value}, ptr {own}"
+        )
         e.lines.append(barrier)
         result = e.op(f"load {memory}, ptr {theirs}")
         e.lines.append(barrier)
@@ -43,12 +57,19 @@ class Exchange:
         bits = BITS[kind]
         raw = value if kind[0] == "i" else e.cast("bitcast", value, kind, f"i{bits}")
         if bits < 32:
-            got = e.cast("trunc", self._word(e, e.cast("zext", raw, f"i{bits}", "i32"), distance), "i32", f"i{bits}")
+            got = e.cast(
+                "trunc",
+                self._word(e, e.cast("zext", raw, f"i{bits}", "i32"), distance),
+                "i32",
+                f"i{bits}",
+            )
         elif bits == 32:
             got = self._word(e, raw, distance)
         else:
             low = self._word(e, e.cast("trunc", raw, "i64", "i32"), distance)
-            high = self._word(e, e.cast("trunc", e.op(f"lshr i64 {raw}, 32"), "i64", "i32"), distance)
+            high = self._word(
+                e, e.cast("trunc", e.op(f"lshr i64 {raw}, 32"), "i64", "i32"), distance
+            )
             high = e.op(f"shl i64 {e.cast('zext', high, 'i32', 'i64')}, 32")
             got = e.op(f"or i64 {high}, {e.cast('zext', low, 'i32', 'i64')}")
         return got if kind[0] == "i" else e.cast("bitcast", got, f"i{bits}", kind)

@@ -1,10 +1,11 @@
 """What a product's kernel does with finished sums, a vector of neighbouring columns at a time: convert and store, or whatever has been fused.
 
-    finish = Fused(expression)                           # or Plain(dtype)
-    f = blocks.writer(…, finish.parameters)
-    store = finish.store(f, place, kind)                 # a blocks.Store
-    finish.sizes                                         # symbolic sizes that the function got as last arguments
+finish = Fused(expression)                           # or Plain(dtype)
+f = blocks.writer(…, finish.parameters)
+store = finish.store(f, place, kind)                 # a blocks.Store
+finish.sizes                                         # symbolic sizes that the function got as last arguments
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -41,7 +42,9 @@ class Plain:
 
     def store(self, f: Writer, at: Place, kind: str) -> Store:
         def write(i: Int, j: Int, lanes: int, sums: str) -> None:
-            blocks.store_sums(f, self.dtype, kind, lanes, sums, "%C", f.add(at.c, f.add(f.mul(i, "%c_m"), j)))
+            blocks.store_sums(
+                f, self.dtype, kind, lanes, sums, "%C", f.add(at.c, f.add(f.mul(i, "%c_m"), j))
+            )
 
         return write
 
@@ -83,7 +86,7 @@ class _Element(Kernel):
         e = finish.e
         super().__init__(f.program.target, lanes, e.leaves, len(e.results))
         names = [f"%e{i}" for i in range(len(e.leaves) + len(e.results))]
-        self.leaves, self.outputs = dict(zip(e.leaves, names)), names[len(e.leaves):]
+        self.leaves, self.outputs = dict(zip(e.leaves, names)), names[len(e.leaves) :]
         self.f, self.expression, self.sizes, self.sums = f, e, finish.sizes, sums
         self.unit = f.unit
         self.levels = [Level(0, f.lines, f.block, 1, f.unit)]
@@ -100,7 +103,14 @@ class _Element(Kernel):
         self._push(Level(1, self.f.lines, self.f.block, 1, self.unit))
 
         def at(lane: Index) -> None:
-            e.values(self, places[0], lane, lambda n, x, element, value: self.store(self.outputs[n], x.shape.dtype, element, value))
+            e.values(
+                self,
+                places[0],
+                lane,
+                lambda n, x, element, value: self.store(
+                    self.outputs[n], x.shape.dtype, element, value
+                ),
+            )
 
         self.lanes_at(places[1], ix.product(e.inner), at)
 

@@ -4,6 +4,7 @@ A group of 256 threads goes through k in slices: while one is multiplied from sh
 the other of two buffers. A thread has four neighbouring rows and columns, or 2 x 2 such squares 64 apart, so what it reads of shared memory
 are vectors that no two threads of a warp fetch from one bank.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +14,10 @@ from torch_hlo.compiler.codegen.function import Int
 from torch_hlo.compiler.codegen.gpu.blocks import Store
 from torch_hlo.compiler.codegen.inline import Writer
 
-SIDE, QUAD = 16, 4  # threads along a side of a block; neighbouring elements of a thread, and elements it loads per slice
+SIDE, QUAD = (
+    16,
+    4,
+)  # threads along a side of a block; neighbouring elements of a thread, and elements it loads per slice
 THREADS = SIDE * SIDE
 PADDING = 4  # elements between lines of shared memory
 
@@ -42,7 +46,10 @@ class Block:
         self.t = f.emit().typed(kind)
 
     def declarations(self) -> str:
-        return "".join(f"@SELF.{x} = internal addrspace(3) global [{2 * self.slice * self.pitch} x {self.kind}] undef, align 16\n" for x in "ab")
+        return "".join(
+            f"@SELF.{x} = internal addrspace(3) global [{2 * self.slice * self.pitch} x {self.kind}] undef, align 16\n"
+            for x in "ab"
+        )
 
     def write(self, a: Operand, b: Operand, k: Int, store: Store, lanes: int = 1) -> None:
         """`store` is called with `lanes` (1, 2 or 4) neighbouring columns, of which the matrix has a multiple."""
@@ -60,9 +67,14 @@ class Block:
             ahead = f.add(loop.index, self.slice)
             fetched = [self._fetch(operand, ahead, k) for operand in (a, b)]
             for i in range(self.slice):
-                left, right = (self._take(name, f.add(now, i * self.pitch), place) for name, place in (("a", y), ("b", x)))
-                sums = [t.fma(p, q, sums[n]) if t.is_float else t.add(t.mul(p, q), sums[n])
-                        for n, (p, q) in enumerate((p, q) for p in left for q in right)]
+                left, right = (
+                    self._take(name, f.add(now, i * self.pitch), place)
+                    for name, place in (("a", y), ("b", x))
+                )
+                sums = [
+                    t.fma(p, q, sums[n]) if t.is_float else t.add(t.mul(p, q), sums[n])
+                    for n, (p, q) in enumerate((p, q) for p in left for q in right)
+                ]
             for name, operand, values in zip("ab", (a, b), fetched, strict=True):
                 self._put(name, operand, after, values)
             self._barrier()
@@ -75,7 +87,12 @@ class Block:
                 for c in range(0, width, lanes):
                     column = f.add(f.add(b.first, f.mul(x, QUAD)), self._place(c))
                     with f.when(f.icmp("slt", column, b.size)):
-                        store(row, column, lanes, self._vector(sums[r * width + c:r * width + c + lanes]))
+                        store(
+                            row,
+                            column,
+                            lanes,
+                            self._vector(sums[r * width + c : r * width + c + lanes]),
+                        )
 
     @staticmethod
     def _place(i: int) -> int:
@@ -85,7 +102,9 @@ class Block:
     def _vector(self, values: list[str]) -> str:
         result = values[0] if len(values) == 1 else "poison"
         for i, v in enumerate(values if len(values) > 1 else ()):
-            result = self.f.op(f"insertelement <{len(values)} x {self.kind}> {result}, {self.kind} {v}, i64 {i}")
+            result = self.f.op(
+                f"insertelement <{len(values)} x {self.kind}> {result}, {self.kind} {v}, i64 {i}"
+            )
         return result
 
     # -- slices ----------------------------------------------------------------------------------------------------
@@ -105,7 +124,14 @@ class Block:
         for row, deep in self._places(o):
             at, depth = f.add(o.first, row), f.add(base, deep)
             inside = f.op(f"and i1 {f.icmp('slt', at, o.size)}, {f.icmp('slt', depth, k)}")
-            result.append(f.choose(inside, lambda at=at, depth=depth: o.load(at, depth, o.lanes), lambda: [self.t.const(0)] * o.lanes, [self.kind] * o.lanes))
+            result.append(
+                f.choose(
+                    inside,
+                    lambda at=at, depth=depth: o.load(at, depth, o.lanes),
+                    lambda: [self.t.const(0)] * o.lanes,
+                    [self.kind] * o.lanes,
+                )
+            )
         return result
 
     def _put(self, name: str, o: Operand, buffer: Int, fetched: list[list[str]]) -> None:
@@ -114,7 +140,12 @@ class Block:
         for (row, deep), values in zip(self._places(o), fetched, strict=True):
             if o.lanes > 1 and not o.along_k:
                 where = f.add(buffer, f.add(f.mul(deep, self.pitch), row))
-                f.store(f"<{o.lanes} x {self.kind}>", self._vector(values), f.gep(self.kind, f"@SELF.{name}", where), 16)
+                f.store(
+                    f"<{o.lanes} x {self.kind}>",
+                    self._vector(values),
+                    f.gep(self.kind, f"@SELF.{name}", where),
+                    16,
+                )
                 continue
             for i, value in enumerate(values):
                 where = f.add(buffer, f.add(f.mul(f.add(deep, i), self.pitch), row))

@@ -6,6 +6,7 @@ A ring of `stages` slices of both operands is in shared memory (panel.py): while
 is outside of the matrices is copied as zeros, so nothing else knows of edges. Finished sums pass through shared memory once more, so that a
 lane has neighbouring elements of a row, and go to `store`: conversion, or whatever has been fused with the product.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -53,7 +54,9 @@ class Tile:
     @property
     def shared(self) -> int:
         """Bytes of shared memory; the results' way out uses the same."""
-        return max(self.stages * self.slice_bytes, self.warps * FRAGMENT * (self.warp_n + PADDING) * 4)
+        return max(
+            self.stages * self.slice_bytes, self.warps * FRAGMENT * (self.warp_n + PADDING) * 4
+        )
 
     @property
     def registers(self) -> int:
@@ -85,14 +88,31 @@ class Product:
         shared = ptx.shared_address(f, "@SELF.shared")
         team = w.div(w.narrow("%kernel.t"), 32 * t.team)
         down = t.m // t.warp_m
-        self.warp_row, self.warp_column = w.mul(w.rem(team, down), t.warp_m), w.mul(w.div(team, down), t.warp_n)
+        self.warp_row, self.warp_column = (
+            w.mul(w.rem(team, down), t.warp_m),
+            w.mul(w.div(team, down), t.warp_n),
+        )
         self._give(shared, self.multiply(shared, at, bases), at.row, at.column, store)
 
     def panels(self, at: Place, bases: Sequence[str]) -> list[Panel]:
         """Both operands' blocks in shared memory."""
-        sides = ((self.a, ("%a_m", "%a_k"), at.row, "%m"), (self.b, ("%b_n", "%b_k"), at.column, "%n"))
-        return [Panel(self.f, o, self.tile.threads, base, self.f.mul(strides[0 if o.along_k else 1], o.unit.itemsize), first, size, at.k)
-                for base, (o, strides, first, size) in zip(bases, sides, strict=True)]
+        sides = (
+            (self.a, ("%a_m", "%a_k"), at.row, "%m"),
+            (self.b, ("%b_n", "%b_k"), at.column, "%n"),
+        )
+        return [
+            Panel(
+                self.f,
+                o,
+                self.tile.threads,
+                base,
+                self.f.mul(strides[0 if o.along_k else 1], o.unit.itemsize),
+                first,
+                size,
+                at.k,
+            )
+            for base, (o, strides, first, size) in zip(bases, sides, strict=True)
+        ]
 
     def multiply(self, shared: str, at: Place, bases: Sequence[str]) -> list[str]:
         """The loop over k: the warp's sums by [fragment of rows][half fragment of columns][four]."""
@@ -108,7 +128,12 @@ class Product:
             pointers = self.bring(w.add(shared, stage * size), panels, pointers, stage * depth)
         zero = "0.0" if self.kind == "float" else "0"
         end = w.add(shared, t.stages * size)
-        carry = [("i32", shared), ("i32", w.add(shared, ahead * size)), *(("ptr", p) for p in pointers), *[(self.kind, zero)] * t.registers]
+        carry = [
+            ("i32", shared),
+            ("i32", w.add(shared, ahead * size)),
+            *(("ptr", p) for p in pointers),
+            *[(self.kind, zero)] * t.registers,
+        ]
         with f.loop(0, at.k, depth, carry=carry) as loop:
             now, to, *rest = loop.vars
             pointers, sums = rest[:2], rest[2:]
@@ -116,10 +141,20 @@ class Product:
             self.barrier()  # the slice is complete, and all warps are done with the one that is overwritten now
             pointers = self.bring(to, panels, pointers, f.add(loop.index, ahead * depth))
             for step in range(STEPS):
-                left = [panels[0].fragment(w.add(now, places[0]), i, step) for i in range(t.fragments)]
-                right = [panels[1].fragment(w.add(now, places[1]), j, step) for j in range(t.warp_n // FRAGMENT)]
+                left = [
+                    panels[0].fragment(w.add(now, places[0]), i, step) for i in range(t.fragments)
+                ]
+                right = [
+                    panels[1].fragment(w.add(now, places[1]), j, step)
+                    for j in range(t.warp_n // FRAGMENT)
+                ]
                 sums = self._step(left, right, sums)
-            loop.next = [self.next(now, size, end, shared), self.next(to, size, end, shared), *pointers, *sums]
+            loop.next = [
+                self.next(now, size, end, shared),
+                self.next(to, size, end, shared),
+                *pointers,
+                *sums,
+            ]
         ptx.wait_copies(f, 0)
         self.barrier()
         return loop.vars[4:]
@@ -127,7 +162,9 @@ class Product:
     def bring(self, to: Int, panels: Sequence[Panel], pointers: Sequence[Int], k: Int) -> list[Int]:
         """Begin to copy the slice at `k` to shared address `to`."""
         places = (to, self.w.add(to, self.a.nbytes))
-        result = [p.bring(place, at, k) for p, place, at in zip(panels, places, pointers, strict=True)]
+        result = [
+            p.bring(place, at, k) for p, place, at in zip(panels, places, pointers, strict=True)
+        ]
         ptx.commit_copies(self.f)
         return result
 
@@ -145,7 +182,14 @@ class Product:
             for b in right:
                 for half in range(2):
                     at = next(numbers)
-                    result += ptx.matrix_multiply(self.f, self.a.unit, self.b.unit, a, (b[half], b[half + 2]), sums[at:at + 4])
+                    result += ptx.matrix_multiply(
+                        self.f,
+                        self.a.unit,
+                        self.b.unit,
+                        a,
+                        (b[half], b[half + 2]),
+                        sums[at : at + 4],
+                    )
         return result
 
     def next(self, slot: str, size: int, end: Int, start: str) -> Int:
@@ -172,25 +216,37 @@ class Product:
         each = columns // self.lanes
         line, across = w.div(lane, each), w.mul(w.rem(lane, each), self.lanes)
         theirs = w.add(patch, w.mul(line, pitch), w.mul(across, 4))
-        first_row, first_column = f.add(row, w.wide(self.warp_row)), f.add(column, w.wide(w.add(self.warp_column, across)))
+        first_row, first_column = (
+            f.add(row, w.wide(self.warp_row)),
+            f.add(column, w.wide(w.add(self.warp_column, across))),
+        )
         fragments = t.warp_n // FRAGMENT
         for i in range(t.fragments):
-            mine = sums[i * 8 * fragments:]
+            mine = sums[i * 8 * fragments :]
             for j in range(fragments):
                 base = self.b.row(w, j, 0)
                 for high in range(2):  # rows g, g + 8
                     for place, members in runs:
                         values = [mine[8 * j + 4 * half + 2 * high + c] for half, c in members]
-                        ptx.store_shared(f, self.kind, values, w.add(own, 8 * high * pitch + 4 * (base + place)))
+                        ptx.store_shared(
+                            f, self.kind, values, w.add(own, 8 * high * pitch + 4 * (base + place))
+                        )
             ptx.meet_warp(f)
-            with f.loop(0, FRAGMENT, height, known_nonempty=True) as step:  # a loop, because what is fused may be long
+            with f.loop(
+                0, FRAGMENT, height, known_nonempty=True
+            ) as step:  # a loop, because what is fused may be long
                 down = w.narrow(step)
                 at_row = f.add(first_row, w.wide(self._row(i, w.add(line, down))))
                 ok_row = f.icmp("slt", at_row, "%m")
                 for right in range(0, t.warp_n, columns):
                     at_column = f.add(first_column, right)
                     with f.when(f.op(f"and i1 {ok_row}, {f.icmp('slt', at_column, '%n')}")):
-                        store(at_row, at_column, self.lanes, self._read(w.add(theirs, w.mul(down, pitch), 4 * right)))
+                        store(
+                            at_row,
+                            at_column,
+                            self.lanes,
+                            self._read(w.add(theirs, w.mul(down, pitch), 4 * right)),
+                        )
             ptx.meet_warp(f)
 
     def _read(self, address: Int) -> str:
@@ -199,7 +255,11 @@ class Product:
         if n == 1:
             return ptx.load_shared(f, [self.kind], address)[0]
         each = min(n, 4)
-        values = [v for part in range(0, n, each) for v in ptx.load_shared(f, [self.kind] * each, self.w.add(address, 4 * part))]
+        values = [
+            v
+            for part in range(0, n, each)
+            for v in ptx.load_shared(f, [self.kind] * each, self.w.add(address, 4 * part))
+        ]
         vector = "poison"
         for i, v in enumerate(values):
             vector = f.op(f"insertelement <{n} x {self.kind}> {vector}, {self.kind} {v}, i64 {i}")

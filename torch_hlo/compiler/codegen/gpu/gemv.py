@@ -5,6 +5,7 @@
 
 Sums are in the accumulator's type, in an order that depends on sizes only.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,7 +21,12 @@ from torch_hlo.compiler.codegen.product import Product
 from torch_hlo.compiler.codegen.scalar import STORAGE
 
 MOST_ROWS = 8
-EACH, WARPS, LANES, AHEAD = 4, 8, 32, 4  # columns of a warp; warps of a group; of a warp; rows of B that a warp loads before it uses them
+EACH, WARPS, LANES, AHEAD = (
+    4,
+    8,
+    32,
+    4,
+)  # columns of a warp; warps of a group; of a warp; rows of B that a warp loads before it uses them
 LEAST_DEPTH = 512  # of a part of k
 
 
@@ -68,15 +74,39 @@ def engine(target, p: Product, dtypes: tuple[str, str], kind: str) -> Gemv | Non
         if p.a[1] != 1:
             return None
         inside = [p.k, p.b[0], *(v for entry in p.batch for v in entry[1:3])] + [p.a[0]] * (p.m > 1)
-        lanes = next(n for n in (8, 4, 2, 1) if n * max(sizes) <= 16 and (n == 1 or target.vector_bytes == 16) and divides(n, inside))
+        lanes = next(
+            n
+            for n in (8, 4, 2, 1)
+            if n * max(sizes) <= 16 and (n == 1 or target.vector_bytes == 16) and divides(n, inside)
+        )
         columns = WARPS * EACH
     else:
-        most = min(16 // sizes[1], 8 if p.m <= 4 else 4, 16 // STORAGE["f32" if kind in ("float", "i32") else "f64"].bytes * 2)
-        lanes = next(n for n in (8, 4, 2, 1) if n <= most and (n == 1 or target.vector_bytes == 16) and divides(n, [p.n, p.b[1], *(e[2] for e in p.batch)]))
+        most = min(
+            16 // sizes[1],
+            8 if p.m <= 4 else 4,
+            16 // STORAGE["f32" if kind in ("float", "i32") else "f64"].bytes * 2,
+        )
+        lanes = next(
+            n
+            for n in (8, 4, 2, 1)
+            if n <= most
+            and (n == 1 or target.vector_bytes == 16)
+            and divides(n, [p.n, p.b[1], *(e[2] for e in p.batch)])
+        )
         columns = LANES * lanes
     count = blocks.count(p)
     groups = -(-p.n // columns) * count if isinstance(p.n, int) and isinstance(count, int) else 0
-    parts = max((s for s in SPLITS if groups and isinstance(p.k, int) and p.k >= s * LEAST_DEPTH and groups * s <= 2 * machine(target).cores), default=1)
+    parts = max(
+        (
+            s
+            for s in SPLITS
+            if groups
+            and isinstance(p.k, int)
+            and p.k >= s * LEAST_DEPTH
+            and groups * s <= 2 * machine(target).cores
+        ),
+        default=1,
+    )
     return Gemv(Blocks(p.m, columns, parts, LANES * 8), kind, dtypes, p.m, along_k, lanes)
 
 
@@ -101,9 +131,15 @@ def _rows(f: Writer, g: Gemv, at: Place, lanes: int, store: Store) -> str:
     starts = [f.add(at.b, f.mul(f.min(f.add(first, c), last), "%b_n")) for c in range(EACH)]
     rows = [f.add(at.a, f.mul("%a_m", r)) for r in range(g.rows)]
     t = f.emit().typed(g.kind)
-    with f.loop(f.mul(lane, g.lanes), at.k, LANES * g.lanes, carry=[(g.kind, t.const(0))] * (g.rows * EACH)) as loop:
-        matrix = [element(f, g.dtypes[1], g.kind, "%B", f.add(s, loop.index), g.lanes) for s in starts]
-        vectors = [element(f, g.dtypes[0], g.kind, "%A", f.add(s, loop.index), g.lanes) for s in rows]
+    with f.loop(
+        f.mul(lane, g.lanes), at.k, LANES * g.lanes, carry=[(g.kind, t.const(0))] * (g.rows * EACH)
+    ) as loop:
+        matrix = [
+            element(f, g.dtypes[1], g.kind, "%B", f.add(s, loop.index), g.lanes) for s in starts
+        ]
+        vectors = [
+            element(f, g.dtypes[0], g.kind, "%A", f.add(s, loop.index), g.lanes) for s in rows
+        ]
         sums = list(loop.vars)
         for i in range(g.lanes):
             for n in range(g.rows * EACH):
@@ -120,7 +156,12 @@ def _rows(f: Writer, g: Gemv, at: Place, lanes: int, store: Store) -> str:
         for r in range(g.rows):
             for c in range(0, EACH, lanes):
                 with f.when(f.icmp("slt", f.add(first, c), "%n")):
-                    store(r, f.add(first, c), lanes, _vector(f, g.kind, sums[r * EACH + c:r * EACH + c + lanes]))
+                    store(
+                        r,
+                        f.add(first, c),
+                        lanes,
+                        _vector(f, g.kind, sums[r * EACH + c : r * EACH + c + lanes]),
+                    )
     return exchange.declarations()
 
 
@@ -134,34 +175,60 @@ def _columns(f: Writer, g: Gemv, at: Place, lanes: int, store: Store) -> str:
     base = f.add(at.b, f.select(ok, "i64", column, 0))
     last = f.sub(at.k, 1)
     t = f.emit().typed(g.kind)
-    with f.loop(f.mul(warp, AHEAD), at.k, WARPS * AHEAD, carry=[(g.kind, t.const(0))] * (g.rows * g.lanes)) as loop:
+    with f.loop(
+        f.mul(warp, AHEAD), at.k, WARPS * AHEAD, carry=[(g.kind, t.const(0))] * (g.rows * g.lanes)
+    ) as loop:
         deep = [f.add(loop.index, u) for u in range(AHEAD)]
         inside = [f.icmp("slt", k, at.k) for k in deep]
         near = [f.min(k, last) for k in deep]
-        matrix = [element(f, g.dtypes[1], g.kind, "%B", f.add(base, f.mul(k, "%b_k")), g.lanes) for k in near]
+        matrix = [
+            element(f, g.dtypes[1], g.kind, "%B", f.add(base, f.mul(k, "%b_k")), g.lanes)
+            for k in near
+        ]
         sums = list(loop.vars)
         for u in range(AHEAD):
             for r in range(g.rows):
-                a, = element(f, g.dtypes[0], g.kind, "%A", f.add(at.a, f.add(f.mul("%a_m", r), f.mul(near[u], "%a_k"))))
+                (a,) = element(
+                    f,
+                    g.dtypes[0],
+                    g.kind,
+                    "%A",
+                    f.add(at.a, f.add(f.mul("%a_m", r), f.mul(near[u], "%a_k"))),
+                )
                 a = f.select(inside[u], g.kind, a, t.const(0))
                 for c in range(g.lanes):
-                    sums[r * g.lanes + c] = _multiply(f, g.kind, a, matrix[u][c], sums[r * g.lanes + c])
+                    sums[r * g.lanes + c] = _multiply(
+                        f, g.kind, a, matrix[u][c], sums[r * g.lanes + c]
+                    )
         loop.next = sums
     width = LANES * g.lanes
     kind = f"<{g.lanes} x {g.kind}>" if g.lanes > 1 else g.kind
 
     def slot(of_warp: Int, row: Int) -> str:
-        return f.gep(g.kind, "@SELF.sums", f.add(f.add(f.mul(of_warp, g.rows * width), f.mul(row, width)), across))
+        return f.gep(
+            g.kind,
+            "@SELF.sums",
+            f.add(f.add(f.mul(of_warp, g.rows * width), f.mul(row, width)), across),
+        )
 
     for r in range(g.rows):
-        f.store(kind, _vector(f, g.kind, loop.vars[r * g.lanes:(r + 1) * g.lanes]), slot(warp, r), 4 * g.lanes)
+        f.store(
+            kind,
+            _vector(f, g.kind, loop.vars[r * g.lanes : (r + 1) * g.lanes]),
+            slot(warp, r),
+            4 * g.lanes,
+        )
     f.lines.append(f"  {f.program.target.family.barrier}")
     with f.when(f.op(f"and i1 {f.icmp('slt', warp, g.rows)}, {ok}")):  # warp i folds row i
         vt = f.emit(g.lanes).typed(g.kind)
         total = vt.load(slot(0, warp), 4 * g.lanes)
         for other in range(1, WARPS):
             total = vt.add(total, vt.load(slot(other, warp), 4 * g.lanes))
-        parts = [f.op(f"extractelement {kind} {total}, i64 {i}") for i in range(g.lanes)] if g.lanes > 1 else [total]
+        parts = (
+            [f.op(f"extractelement {kind} {total}, i64 {i}") for i in range(g.lanes)]
+            if g.lanes > 1
+            else [total]
+        )
         for c in range(0, g.lanes, lanes):
-            store(warp, f.add(column, c), lanes, _vector(f, g.kind, parts[c:c + lanes]))
+            store(warp, f.add(column, c), lanes, _vector(f, g.kind, parts[c : c + lanes]))
     return f"@SELF.sums = internal addrspace(3) global [{WARPS * g.rows * width} x {g.kind}] undef, align 16\n"

@@ -6,6 +6,7 @@ same sum and results do not depend on chance. Barriers stand where all threads o
 
 Rows across memory (ColumnGroup): 32 neighbouring threads have neighbouring rows, and a few such slices of threads take turns along them.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -46,17 +47,29 @@ def row_kernel(target, plan: RowPlan, leaves: Sequence[Instruction], outputs: in
     return RowGroup(target, lanes, leaves, outputs, max(threads, target.warp))
 
 
-def column_kernel(target, plan: RowPlan, width: Size, leaves: Sequence[Instruction], outputs: int) -> RowKernel:
+def column_kernel(
+    target, plan: RowPlan, width: Size, leaves: Sequence[Instruction], outputs: int
+) -> RowKernel:
     """The kernel of rows across memory, `width` neighbours: a thread per row where they are short or do not fill groups, else a group per 32 of them."""
     length = plan.dims[plan.inner[0]]
     rows = plan.outer_sizes()
-    if not (isinstance(width, int) and width % GRID_COLUMNS == 0 and isinstance(length, int) and length >= 16):
+    if not (
+        isinstance(width, int)
+        and width % GRID_COLUMNS == 0
+        and isinstance(length, int)
+        and length >= 16
+    ):
         return RowKernel(target, 1, leaves, outputs)
     total: Size = 1
     for size in rows:
         total = total * size
     slices = 8
-    while slices < MOST_SLICES and isinstance(total, int) and total * slices < BUSY_THREADS and slices * 16 <= length:
+    while (
+        slices < MOST_SLICES
+        and isinstance(total, int)
+        and total * slices < BUSY_THREADS
+        and slices * 16 <= length
+    ):
         slices *= 2
     while slices * 4 > length:
         slices //= 2
@@ -66,7 +79,9 @@ def column_kernel(target, plan: RowPlan, width: Size, leaves: Sequence[Instructi
 class GroupKernel(RowKernel):
     """See the module. `threads`: a power of two, of one group."""
 
-    def __init__(self, target, lanes: int, leaves: Sequence[Instruction], outputs: int, threads: int) -> None:
+    def __init__(
+        self, target, lanes: int, leaves: Sequence[Instruction], outputs: int, threads: int
+    ) -> None:
         super().__init__(target, lanes, leaves, outputs)
         self.threads = threads
         self.exchange = Exchange(target, threads)
@@ -77,11 +92,19 @@ class GroupKernel(RowKernel):
         e, kinds = self.level.scalar, reducer.kinds
         first = distance
         while distance < self.threads:
-            others = [self.exchange.other(e, n, kind, v, distance) for n, (kind, v) in enumerate(zip(kinds, accs, strict=True))]
+            others = [
+                self.exchange.other(e, n, kind, v, distance)
+                for n, (kind, v) in enumerate(zip(kinds, accs, strict=True))
+            ]
             accs = reducer.combine(self, accs, others)
             distance *= 2
-        if reducer.op is None:  # both sides of an exchange need not agree when the reducer is not quite commutative
-            accs = [self.exchange.first(e, n, kind, v, first) for n, (kind, v) in enumerate(zip(kinds, accs, strict=True))]
+        if (
+            reducer.op is None
+        ):  # both sides of an exchange need not agree when the reducer is not quite commutative
+            accs = [
+                self.exchange.first(e, n, kind, v, first)
+                for n, (kind, v) in enumerate(zip(kinds, accs, strict=True))
+            ]
         return accs
 
     def barrier(self) -> None:
@@ -89,13 +112,17 @@ class GroupKernel(RowKernel):
 
     def define(self, program, name: str) -> str:
         self.unit.declare(program)
-        return program.group_function(name, self.exchange.declarations() + self.text(name), self.threads)
+        return program.group_function(
+            name, self.exchange.declarations() + self.text(name), self.threads
+        )
 
 
 class RowGroup(GroupKernel):
     """A group per row."""
 
-    def lane_loop(self, low, high, extent, body, unroll=1, carry=(), aligned=False, compact=False) -> list[list[str]]:
+    def lane_loop(
+        self, low, high, extent, body, unroll=1, carry=(), aligned=False, compact=False
+    ) -> list[list[str]]:
         """Vectors `low + lanes * thread`, and every `threads`-th after it. The range is a multiple of `lanes`."""
         parent = self.levels[-1]
         op = parent.scalar.op
@@ -108,7 +135,17 @@ class RowGroup(GroupKernel):
             first = op(f"add i64 {first}, {low}")
         saved, self.lane_var = self.lane_var, var
         try:
-            return self._vector_loop(var, first, str(high), body, 1, kinds, state, nonempty=False, step=self.lanes * self.threads)
+            return self._vector_loop(
+                var,
+                first,
+                str(high),
+                body,
+                1,
+                kinds,
+                state,
+                nonempty=False,
+                step=self.lanes * self.threads,
+            )
         finally:
             self.lane_var = saved
 
@@ -131,7 +168,9 @@ class ColumnGroup(GroupKernel):
         self.slices = slices
         op = self.level.scalar.op
         self.slice = op(f"udiv i64 %kernel.t, {GRID_COLUMNS}")
-        self._column = variable("loop", (op(f"urem i64 %kernel.t, {GRID_COLUMNS}"),), GRID_COLUMNS, 0)
+        self._column = variable(
+            "loop", (op(f"urem i64 %kernel.t, {GRID_COLUMNS}"),), GRID_COLUMNS, 0
+        )
         self._names[self._column] = self._column.payload[0]
 
     def column(self, block: Index) -> Index:

@@ -2,6 +2,7 @@
 
 An intrinsic without code is a fatal error inside LLVM that ends the process, so every call of one is checked against the family's list.
 """
+
 from __future__ import annotations
 
 import re
@@ -23,7 +24,9 @@ def check_intrinsics(text: str, target: GpuTarget) -> None:
     for found in dict.fromkeys(_INTRINSIC.findall(text)):
         parts = found.split(".")
         if not any(".".join(parts[:n]) in allowed for n in range(1, len(parts) + 1)):
-            raise CodegenError(f"llvm.{found} has no code on {target.name}: write it with other instructions (codegen/gpu/math.py)")
+            raise CodegenError(
+                f"llvm.{found} has no code on {target.name}: write it with other instructions (codegen/gpu/math.py)"
+            )
 
 
 def module_text(program: GpuProgram) -> str:
@@ -32,9 +35,18 @@ def module_text(program: GpuProgram) -> str:
     body = program.device_text()
     check_intrinsics(body, target)
     used = set(re.findall(r"@(\w+)\(", body))
-    declared = [d for d in target.family.declarations if d[d.index("@") + 1:d.index("(")] in used]
+    declared = [d for d in target.family.declarations if d[d.index("@") + 1 : d.index("(")] in used]
     flags = _CODE_OBJECT if target.family.name == "amdgcn" else ""
-    return "\n".join([*declared, "", body, "attributes #0 = { nounwind }", "attributes #1 = { nounwind willreturn memory(none) }", flags])
+    return "\n".join(
+        [
+            *declared,
+            "",
+            body,
+            "attributes #0 = { nounwind }",
+            "attributes #1 = { nounwind willreturn memory(none) }",
+            flags,
+        ]
+    )
 
 
 def device_image(program: GpuProgram, dump=None) -> tuple[bytes, tuple[Kernel, ...]]:
@@ -76,7 +88,13 @@ sys.stdout.buffer.write(machine.emit_object(module))
 def _isolated(text: str, triple: str, target: GpuTarget) -> bytes:
     """LLVM's SPIR-V writer keeps tables of blocks by address from one module to the next (LLVM 22): the second module may get branches of the
     first. Above -O0 its combiner also narrows `and` without its operand. So: a process per module, unoptimized; drivers optimize."""
-    done = subprocess.run([sys.executable, "-c", _ASSEMBLER, triple, target.cpu, target.features], input=text.encode(), capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _ASSEMBLER, triple, target.cpu, target.features],
+        input=text.encode(),
+        capture_output=True,
+    )
     if done.returncode:
-        raise RuntimeError(f"generated device IR is invalid for {target.name}: {done.stderr.decode(errors='replace')[-2000:]}")
+        raise RuntimeError(
+            f"generated device IR is invalid for {target.name}: {done.stderr.decode(errors='replace')[-2000:]}"
+        )
     return done.stdout

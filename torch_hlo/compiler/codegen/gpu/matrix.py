@@ -9,6 +9,7 @@
 
 Everything else, and operands without a contiguous dimension, goes to fma.py.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -49,10 +50,20 @@ def units(target, dtypes: Sequence[str], result: str) -> tuple[MatrixUnit, Matri
     if any(d not in MATRIX_UNITS for d in names):
         return None
     a, b = (MATRIX_UNITS[d] for d in names)
-    if a.itemsize != b.itemsize or a.accumulator != b.accumulator or a.itemsize > 1 and a != b or target.capability < max(a.oldest, b.oldest):
+    if (
+        a.itemsize != b.itemsize
+        or a.accumulator != b.accumulator
+        or a.itemsize > 1
+        and a != b
+        or target.capability < max(a.oldest, b.oldest)
+    ):
         return None
     kind = DTYPES[result].kind
-    fits = kind == "f" and DTYPES[result].bits <= 32 if a.accumulator == "float" else kind in "su" and DTYPES[result].bits in (8, 16, 32)
+    fits = (
+        kind == "f" and DTYPES[result].bits <= 32
+        if a.accumulator == "float"
+        else kind in "su" and DTYPES[result].bits in (8, 16, 32)
+    )
     return (a, b) if fits else None
 
 
@@ -87,8 +98,17 @@ class Matrix:
         return most
 
     def write(self, f: Writer, at: Place, lanes: int, store: Store) -> str:
-        bases = [f.gep("i8", f"%{q}", f.mul(offset, o.unit.itemsize)) for q, offset, o in (("A", at.a, self.a), ("B", at.b, self.b))]
-        kind = gemm.Product if self.tile.team == 1 else wgmma.EngineProduct if self.bulk else wgmma.Product
+        bases = [
+            f.gep("i8", f"%{q}", f.mul(offset, o.unit.itemsize))
+            for q, offset, o in (("A", at.a, self.a), ("B", at.b, self.b))
+        ]
+        kind = (
+            gemm.Product
+            if self.tile.team == 1
+            else wgmma.EngineProduct
+            if self.bulk
+            else wgmma.Product
+        )
         kind(f, self.tile, self.a, self.b, lanes).write(at, bases, store)
         return kind.declarations()
 
@@ -104,13 +124,18 @@ class Matrix:
         for name, rows, o in (("a", "m", self.a), ("b", "n", self.b)):
             inner, outer = ("k", rows) if o.along_k else (rows, "k")
             sizes = (number(inner), number(outer), *(number(f"size{i}") for i in range(batch)))
-            strides = (number(f"{name}_{outer}"), *(number(f"batch_{name}{i}") for i in range(batch)))
+            strides = (
+                number(f"{name}_{outer}"),
+                *(number(f"batch_{name}{i}") for i in range(batch)),
+            )
             box = (LINE // o.unit.itemsize, o.rows if o.along_k else o.depth, *[1] * batch)
             found.append(TensorMap(number(name.upper()), o.unit.itemsize, sizes, strides, box))
         return tuple(found)
 
 
-def engines(target, p: Product, dtypes: Sequence[str], result: str, repeats: tuple[int, int] = (1, 1)) -> list[Matrix]:
+def engines(
+    target, p: Product, dtypes: Sequence[str], result: str, repeats: tuple[int, int] = (1, 1)
+) -> list[Matrix]:
     """Engines for a product, the least estimated time first; none where no matrix unit takes the types, or an operand has no contiguous dimension.
     `repeats`: how often each operand has an element of its array."""
     pair = units(target, dtypes, result)
@@ -132,16 +157,46 @@ def engines(target, p: Product, dtypes: Sequence[str], result: str, repeats: tup
         if tile.shared > have.shared or not _fits(tile, forms):
             continue
         across, down = -(-n // tile.n), -(-m // tile.m)
-        for parts in (1, *(s for s in SPLITS if all(isinstance(v, int) for v in (p.m, p.n, p.k)) and depth >= s * LEAST_DEPTH)):
+        for parts in (
+            1,
+            *(
+                s
+                for s in SPLITS
+                if all(isinstance(v, int) for v in (p.m, p.n, p.k)) and depth >= s * LEAST_DEPTH
+            ),
+        ):
             groups = across * down * batch * parts
-            resident = min(max(1, have.shared // tile.shared), max(1, 1024 // tile.threads), max(1, 65536 // (tile.threads * (tile.registers + 64))))
-            each = -(-groups // have.cores)  # blocks that a core goes through; those resident together hide each other's start and end
+            resident = min(
+                max(1, have.shared // tile.shared),
+                max(1, 1024 // tile.threads),
+                max(1, 65536 // (tile.threads * (tile.registers + 64))),
+            )
+            each = -(
+                -groups // have.cores
+            )  # blocks that a core goes through; those resident together hide each other's start and end
             slices = -(-depth // (parts * LINE))
-            compute = each * (tile.m * tile.n * slices * LINE / (have.rate * share * (0.6 if tile.team == 1 and target.cpu == "sm_90a" else 1)) + 1500 / min(resident, each))
-            moved = (min(across, 8) * m / repeats[0] + min(down, 8) * n / repeats[1]) * depth / have.bandwidth + m * n * 8 * (parts > 1) * (parts + 1) / have.bandwidth
+            compute = each * (
+                tile.m
+                * tile.n
+                * slices
+                * LINE
+                / (have.rate * share * (0.6 if tile.team == 1 and target.cpu == "sm_90a" else 1))
+                + 1500 / min(resident, each)
+            )
+            moved = (
+                min(across, 8) * m / repeats[0] + min(down, 8) * n / repeats[1]
+            ) * depth / have.bandwidth + m * n * 8 * (parts > 1) * (parts + 1) / have.bandwidth
             time = max(compute, batch * moved) + (3000 if parts > 1 else 0)
-            a, b = (Operand(unit, along, rows, width) for (unit, along, width), rows in zip(forms, (tile.m, tile.n), strict=True))
-            bulk = tile.team > 1 and all(o.width == 16 for o in (a, b)) and len(p.batch) <= 3 and all(0 not in entry[1:3] for entry in p.batch)
+            a, b = (
+                Operand(unit, along, rows, width)
+                for (unit, along, width), rows in zip(forms, (tile.m, tile.n), strict=True)
+            )
+            bulk = (
+                tile.team > 1
+                and all(o.width == 16 for o in (a, b))
+                and len(p.batch) <= 3
+                and all(0 not in entry[1:3] for entry in p.batch)
+            )
             found.append((time, Matrix(Blocks(tile.m, tile.n, parts, a.depth), tile, a, b, bulk)))
     return [engine for _, engine in sorted(found, key=lambda each: each[0])]
 
@@ -155,5 +210,9 @@ def _fits(tile: Tile, forms) -> bool:
     16-bit types only."""
     if tile.team > 1 and not all(along or unit.itemsize == 2 for unit, along, _ in forms):
         return False
-    return all(along or rows * unit.itemsize % LINE == 0 and (unit.itemsize != 4 or warp % 32 == 0)
-               for (unit, along, _), rows, warp in zip(forms, (tile.m, tile.n), (tile.warp_m, tile.warp_n), strict=True))
+    return all(
+        along or rows * unit.itemsize % LINE == 0 and (unit.itemsize != 4 or warp % 32 == 0)
+        for (unit, along, _), rows, warp in zip(
+            forms, (tile.m, tile.n), (tile.warp_m, tile.warp_n), strict=True
+        )
+    )

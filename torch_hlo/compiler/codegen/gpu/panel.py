@@ -9,6 +9,7 @@ c xor key(l), so that neither copies nor fragments touch a bank twice (for 16-bi
 A slice of k is 128 bytes deep in both, four instructions of a matrix unit. Where rows are contiguous and elements are not 16 bits wide, no
 instruction transposes; a fragment then holds the block's rows in another order, which `Panel.row` gives and results undo.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -47,7 +48,9 @@ class Operand:
         """Groups of 128 bytes along the rows, when those are contiguous."""
         nbytes = self.rows * self.unit.itemsize
         if nbytes % LINE:
-            raise ValueError(f"{self.rows} rows of {self.unit.name} are no multiple of {LINE} bytes")
+            raise ValueError(
+                f"{self.rows} rows of {self.unit.name} are no multiple of {LINE} bytes"
+            )
         return nbytes // LINE
 
     @property
@@ -66,7 +69,9 @@ class Operand:
         if self.unit.itemsize == 1:
             return w.add(w.mul(w.rem(r, 8), 2), w.div(r, 8), FRAGMENT * fragment)
         high, half, low = w.div(w.rem(r, 8), 4), w.div(r, 8), w.rem(r, 4)
-        return w.add(w.mul(high, 16), w.mul(half, 4), low, 32 * (fragment // 2) + 8 * (fragment % 2))
+        return w.add(
+            w.mul(high, 16), w.mul(half, 4), low, 32 * (fragment // 2) + 8 * (fragment % 2)
+        )
 
     def runs(self, w: Words, t: Int) -> tuple[Int, list[tuple[int, list[tuple[int, int]]]]]:
         """Where the columns of a fragment's two halves (8 columns each) lie that lane 4g + t has sums of, when this is the right operand: (a place by
@@ -75,20 +80,35 @@ class Operand:
             return w.mul(t, 2), [(0, [(0, 0), (0, 1)]), (8, [(1, 0), (1, 1)])]
         if self.unit.itemsize == 1:
             return w.mul(t, 4), [(0, [(0, 0), (1, 0), (0, 1), (1, 1)])]
-        return w.add(w.mul(w.div(t, 2), 16), w.mul(w.rem(t, 2), 2)), [(0, [(0, 0), (0, 1)]), (4, [(1, 0), (1, 1)])]
+        return w.add(w.mul(w.div(t, 2), 16), w.mul(w.rem(t, 2), 2)), [
+            (0, [(0, 0), (0, 1)]),
+            (4, [(1, 0), (1, 1)]),
+        ]
 
     def key(self, w: Words, line: Int) -> Int:
         """What the chunks of a line are exchanged by: different for the eight lines that are read together."""
         if self.along_k or self.unit.itemsize > 1:
             return w.rem(line, 8)
-        return w.add(w.rem(line, 2), w.mul(w.rem(w.div(line, 4), 4), 2))  # lines 4i and 4i + 1 are read together
+        return w.add(
+            w.rem(line, 2), w.mul(w.rem(w.div(line, 4), 4), 2)
+        )  # lines 4i and 4i + 1 are read together
 
 
 class Panel:
     """An operand inside a kernel of `threads` threads. `base`: pointer to the matrix; `stride`: bytes between its lines in memory; `first`, `size`:
     the block's first row and the number of rows of the matrix; `k`: its depth. All but `base` are i64."""
 
-    def __init__(self, f: Writer, operand: Operand, threads: int, base: str, stride: Int, first: Int, size: Int, k: Int) -> None:
+    def __init__(
+        self,
+        f: Writer,
+        operand: Operand,
+        threads: int,
+        base: str,
+        stride: Int,
+        first: Int,
+        size: Int,
+        k: Int,
+    ) -> None:
         self.f, self.o, self.w = f, operand, Words(f)
         self.step = threads * CHUNK // LINE  # lines that all threads copy at a time
         self.k, self.base = k, base
@@ -116,8 +136,13 @@ class Panel:
             start = f.add(f.mul(inside, stride), f.add(across, f.mul(first, itemsize)))
             self.advance = f.mul(stride, o.depth)
             left = f.sub(f.mul(f.sub(size, first), itemsize), across)
-            self.places = [divmod(i * self.step, o.depth) for i in range(self.copies)]  # (slab, k) from the first copy
-            widths = {s: w.saturate(f.sub(left, s * LINE), 0, CHUNK) for s in dict.fromkeys(s for s, _ in self.places)}
+            self.places = [
+                divmod(i * self.step, o.depth) for i in range(self.copies)
+            ]  # (slab, k) from the first copy
+            widths = {
+                s: w.saturate(f.sub(left, s * LINE), 0, CHUNK)
+                for s in dict.fromkeys(s for s, _ in self.places)
+            }
             self.widths = [widths[s] for s, _ in self.places]
             self.jumps = [f.add(f.mul(stride, d), s * LINE) for s, d in self.places]
         self.start = f.gep("i8", base, start)
@@ -137,7 +162,10 @@ class Panel:
             valid = [w.where(ok, inside, 0) for ok in self.ok]
         else:
             deep = f.sub(left, self.line)
-            valid = [w.where(f.icmp("sgt", deep, d), n, 0) for (_, d), n in zip(self.places, self.widths, strict=True)]
+            valid = [
+                w.where(f.icmp("sgt", deep, d), n, 0)
+                for (_, d), n in zip(self.places, self.widths, strict=True)
+            ]
         copy = self._copy_async if o.width in ptx.COPY_WIDTHS else self._copy
         for i, (jump, nbytes) in enumerate(zip(self.jumps, valid, strict=True)):
             copy(w.add(to, i * self.step * LINE), f.gep("i8", pointer, jump), nbytes)
@@ -155,7 +183,9 @@ class Panel:
         words: list[Int] = [0] * (CHUNK // 4)
         for at in range(0, CHUNK, size):
             ok = w.less(at, nbytes)
-            value = f.load(f"i{8 * size}", f.select(ok, "ptr", f.gep("i8", source, at), self.base), size)
+            value = f.load(
+                f"i{8 * size}", f.select(ok, "ptr", f.gep("i8", source, at), self.base), size
+            )
             value = w.where(ok, f.op(f"zext i{8 * size} {value} to i32"), 0)
             words[at // 4] = w.add(words[at // 4], w.mul(value, 1 << 8 * (at % 4)))
         ptx.store_shared(f, "i32", words, to)
@@ -178,14 +208,21 @@ class Panel:
                 chunk = w.xor(chunk, w.rem(w.div(lane, 8), 2))
             elif o.unit.itemsize == 1:
                 r, q = w.rem(lane, 8), w.div(lane, 8)
-                line = w.add(w.mul(w.div(r, 2), 4), w.rem(r, 2), w.mul(w.rem(q, 2), 2), w.mul(w.div(q, 2), 16))
+                line = w.add(
+                    w.mul(w.div(r, 2), 4),
+                    w.rem(r, 2),
+                    w.mul(w.rem(q, 2), 2),
+                    w.mul(w.div(q, 2), 16),
+                )
             else:
                 line = w.rem(lane, 4)
                 chunk = w.xor(chunk, w.mul(w.div(lane, 16), 4))
                 slab = w.add(slab, w.mul(w.rem(w.div(lane, 4), 4), 4))
             self.lines = w.add(w.mul(line, LINE), slab)
         column = w.mul(w.xor(chunk, o.key(w, line)), CHUNK)
-        self.columns = {d: w.xor(column, d) for d in range(0, LINE, CHUNK)}  # the lane's chunk exchanged by a constant
+        self.columns = {
+            d: w.xor(column, d) for d in range(0, LINE, CHUNK)
+        }  # the lane's chunk exchanged by a constant
 
     def fragment(self, at: Int, i: int, step: int) -> list[str]:
         """Fragment `i` of the warp's rows at instruction `step` of the slice at shared address `at`: four registers, rows 0 … 7 and 8 … 15 of the
@@ -206,13 +243,22 @@ class Panel:
             return self._rounded(registers)
         slab, inside = divmod(i * FRAGMENT * o.unit.itemsize, LINE)
         place = w.add(at, self.lines, self.columns[inside])
-        got = ptx.load_matrices(f, w.add(place, (slab * o.depth + step * depth) * LINE), transposed=True)
+        got = ptx.load_matrices(
+            f, w.add(place, (slab * o.depth + step * depth) * LINE), transposed=True
+        )
         if o.unit.itemsize == 2:
             return got
-        return [ptx.permute_bytes(f, got[2 * half], got[2 * half + 1], how) for half in range(2) for how in (0x6420, 0x7531)]
+        return [
+            ptx.permute_bytes(f, got[2 * half], got[2 * half + 1], how)
+            for half in range(2)
+            for how in (0x6420, 0x7531)
+        ]
 
     def _rounded(self, registers: list[str]) -> list[str]:
         """The unit ignores the low bits of 32-bit operands: round them instead, to nearest with ties away from zero."""
         if self.o.unit.name != "tf32":
             return registers
-        return [ptx.assembly(self.f, "cvt.rna.tf32.f32 $0, $1;", ["i32"], [("i32", r)], effect=False)[0] for r in registers]
+        return [
+            ptx.assembly(self.f, "cvt.rna.tf32.f32 $0, $1;", ["i32"], [("i32", r)], effect=False)[0]
+            for r in registers
+        ]

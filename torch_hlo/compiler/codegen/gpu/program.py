@@ -4,6 +4,7 @@ The plan is the same `entry(ptr block)` as on the CPU, and steps are emitted by 
 `parallel` becomes the launch of a kernel made from the function, copies and host reads go through the driver. The word HOST of the block
 points to a table of the host's functions (see CALLS), which device/gpu.py fills.
 """
+
 from __future__ import annotations
 
 import re
@@ -27,7 +28,9 @@ _WORK = frozenset(("host_call", "launch", "copy", "fetch", "fill"))
 TURN = 1 << 20  # bytes of scratch memory that steps use in turns
 THREADS = 128  # of a group, where threads do not work together
 _NAME = re.compile(r"@(?!llvm\.)([\w.$]+)")
-_HEAD = re.compile(r"define (?:internal )?void @(?P<name>[\w.$]+)\((?P<params>[^\n]*)\) #0 \{\nentry:\n")
+_HEAD = re.compile(
+    r"define (?:internal )?void @(?P<name>[\w.$]+)\((?P<params>[^\n]*)\) #0 \{\nentry:\n"
+)
 _STACK_SLOT = re.compile(r"^  %[\w.$]+ = alloca [^\n]*\n", re.M)
 
 
@@ -57,7 +60,9 @@ class LibraryProduct:
     b_along_k: bool
 
 
-MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'  # type of a parameter that is a TensorMap
+MAP = (
+    'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'  # type of a parameter that is a TensorMap
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +141,20 @@ class GpuProgram(Program):
         self.routines.setdefault(name)
         return name
 
-    def group_function(self, name: str, text: str, threads: int, shared: int = 0, maps: tuple[TensorMap, ...] = (), resident: int = 0) -> str:
+    def group_function(
+        self,
+        name: str,
+        text: str,
+        threads: int,
+        shared: int = 0,
+        maps: tuple[TensorMap, ...] = (),
+        resident: int = 0,
+    ) -> str:
         """A function one item of which is worked on by a Group: `shared` bytes of memory are given at launch, which the text declares as an external array of
         no length; its last parameters are `maps`, of type MAP, which callers do not give."""
-        name = self.function(f"{name}_{threads}", text.replace(f"@{name}(", f"@{name}_{threads}(", 1))
+        name = self.function(
+            f"{name}_{threads}", text.replace(f"@{name}(", f"@{name}_{threads}(", 1)
+        )
         self.groups[name] = Group(threads, shared, maps, resident)
         return name
 
@@ -148,7 +163,12 @@ class GpuProgram(Program):
         self._depth += 1
         lines, work = self.code.lines, self._work
         start, top = len(lines), self._top
-        if self._depth == 1 and isinstance(top, int) and isinstance(self._turn, int) and top <= self._turn < top + TURN:
+        if (
+            self._depth == 1
+            and isinstance(top, int)
+            and isinstance(self._turn, int)
+            and top <= self._turn < top + TURN
+        ):
             self._top = self._turn
         try:
             super().step(x)
@@ -158,7 +178,9 @@ class GpuProgram(Program):
         if self._depth == 0:
             if self._work > work:
                 self._place_step(x, lines, start)
-            self._turn = -(-self._written[-1].end // ALIGNMENT) * ALIGNMENT if self._written else self._turn
+            self._turn = (
+                -(-self._written[-1].end // ALIGNMENT) * ALIGNMENT if self._written else self._turn
+            )
             self._written = []
 
     def _place_step(self, x: Instruction, lines: list[str], start: int) -> None:
@@ -182,7 +204,9 @@ class GpuProgram(Program):
     def _host(self, call: str, *arguments: str) -> None:
         self._work += call in _WORK
         table = self._base(HOST)
-        slot = self._prologue_once(("slot", call), f"getelementptr ptr, ptr {table}, i64 {CALLS.index(call)}")
+        slot = self._prologue_once(
+            ("slot", call), f"getelementptr ptr, ptr {table}, i64 {CALLS.index(call)}"
+        )
         function = self._prologue_once(("call", call), f"load ptr, ptr {slot}")
         self.code.do(f"call void {function}({', '.join(('ptr %block', *arguments))})")
 
@@ -192,7 +216,14 @@ class GpuProgram(Program):
             found = self._bases[key] = self._prologue(expression)
         return found
 
-    def parallel(self, function: str, arguments: Sequence[str], items: str | int, grain: int = 1, cost: float = 0.0) -> None:
+    def parallel(
+        self,
+        function: str,
+        arguments: Sequence[str],
+        items: str | int,
+        grain: int = 1,
+        cost: float = 0.0,
+    ) -> None:
         """Launch `function` on [0, items): a group of threads per item where the function wants that, else a thread. `grain` and `cost`
         are for thread pools."""
         if str(items) == "0":
@@ -211,13 +242,20 @@ class GpuProgram(Program):
         if number is None:
             number = self._kernel_numbers[product] = len(self.kernels)
             kinds = "".join("p" if a.startswith("ptr") else "n" for a in arguments)
-            self.kernels.append(Kernel(f"library{number}", "n" + kinds, 0, self._label(), library=product))
+            self.kernels.append(
+                Kernel(f"library{number}", "n" + kinds, 0, self._label(), library=product)
+            )
         self._store_arguments(["i64 1", *arguments])
         self._host("launch", f"i64 {number}", "i64 1", "ptr %arguments")
 
     def _label(self) -> str:
         x = self._step
-        return "" if x is None else f"{x.op} {x.shape}" + (f" ({META[x].op_name})" if META.get(x) and META[x].op_name else "")
+        return (
+            ""
+            if x is None
+            else f"{x.op} {x.shape}"
+            + (f" ({META[x].op_name})" if META.get(x) and META[x].op_name else "")
+        )
 
     def _kernel(self, function: str, arguments: Sequence[str]) -> int:
         found = self._kernel_numbers.get(function)
@@ -225,18 +263,35 @@ class GpuProgram(Program):
             found = self._kernel_numbers[function] = len(self.kernels)
             kinds = [a.split(" ", 1)[0] for a in arguments]
             if any(k not in ("ptr", "i64") for k in kinds):
-                raise CodegenError(f"kernel {function}: arguments are pointers and i64, got {kinds}")
+                raise CodegenError(
+                    f"kernel {function}: arguments are pointers and i64, got {kinds}"
+                )
             group = self.groups.get(function)
             g = group or Group(THREADS)
             name = f"k{found}_" + re.sub(r"\W", "_", function)
-            self.kernels.append(Kernel(name, "n" + "".join("p" if k == "ptr" else "n" for k in kinds), g.threads, self._label(), g.shared, g.maps))
-            self._kernel_texts.append(kernel_text(self.functions[function], name, self.target.family, g, group is not None))
+            self.kernels.append(
+                Kernel(
+                    name,
+                    "n" + "".join("p" if k == "ptr" else "n" for k in kinds),
+                    g.threads,
+                    self._label(),
+                    g.shared,
+                    g.maps,
+                )
+            )
+            self._kernel_texts.append(
+                kernel_text(
+                    self.functions[function], name, self.target.family, g, group is not None
+                )
+            )
         return found
 
     def copy(self, target: Place, source: Place) -> None:
         if (target.word, target.offset) == (source.word, source.offset) or source.nbytes == 0:
             return
-        if self._depth == 0 and self._branches.count > 1:  # at the end of the program: after all steps
+        if (
+            self._depth == 0 and self._branches.count > 1
+        ):  # at the end of the program: after all steps
             self._host("branch", "i64 0", f"i64 {(1 << self._branches.count) - 2}")
         to, by, n = self.at(target), self.at(source), self.size(source.nbytes)
         self._host("copy", f"ptr {to}", f"ptr {by}", f"i64 {n}")
@@ -260,9 +315,15 @@ class GpuProgram(Program):
         """All kernels and what they call, with address spaces, and names without dots, which PTX does not take."""
         family = self.target.family
         called = _called((*self._kernel_texts, *self.functions.values()))
-        helpers = [t.replace("define void", "define internal void", 1) for f, t in self.functions.items() if f in called]
+        helpers = [
+            t.replace("define void", "define internal void", 1)
+            for f, t in self.functions.items()
+            if f in called
+        ]
         spaces = Spaces(family)
-        text = "\n".join(spaces.assign(t) for t in (*self._library(), *helpers, *self._kernel_texts))
+        text = "\n".join(
+            spaces.assign(t) for t in (*self._library(), *helpers, *self._kernel_texts)
+        )
         return _NAME.sub(lambda m: "@" + re.sub(r"\W", "_", m[1]), text)
 
     def _library(self) -> list[str]:
@@ -288,29 +349,59 @@ def kernel_text(text: str, name: str, family: Family, g: Group, group: bool) -> 
     if head is None:
         raise CodegenError(f"kernel {name} is not a function of a range: {text[:120]!r}")
     params = [p.strip() for p in head["params"].split(",")][2:]
-    body = text[head.end():]
+    body = text[head.end() :]
     # Stack slots are as aligned as their elements: threads have many stacks, and drivers place over-aligned ones wrongly.
-    slots = [re.sub(r"\[1 x ([\w.]+)\]", r"\1", s.split(", align")[0]).rstrip() + "\n" for s in _STACK_SLOT.findall(body)]
+    slots = [
+        re.sub(r"\[1 x ([\w.]+)\]", r"\1", s.split(", align")[0]).rstrip() + "\n"
+        for s in _STACK_SLOT.findall(body)
+    ]
     body = _STACK_SLOT.sub("", body)
-    start = [f"  %kernel.g0 = call {family.ids} {family.group_id}", f"  %kernel.t0 = call {family.ids} {family.thread_id}"]
+    start = [
+        f"  %kernel.g0 = call {family.ids} {family.group_id}",
+        f"  %kernel.t0 = call {family.ids} {family.thread_id}",
+    ]
     if family.ids == "i32":
-        start += ["  %kernel.g = zext i32 %kernel.g0 to i64", "  %kernel.t = zext i32 %kernel.t0 to i64"]
+        start += [
+            "  %kernel.g = zext i32 %kernel.g0 to i64",
+            "  %kernel.t = zext i32 %kernel.t0 to i64",
+        ]
     else:
         start += ["  %kernel.g = add i64 %kernel.g0, 0", "  %kernel.t = add i64 %kernel.t0, 0"]
     if group:
         start += ["  %lo = add i64 %kernel.g, 0"]
     else:
-        start += [f"  %kernel.first = mul i64 %kernel.g, {threads}", "  %lo = add i64 %kernel.first, %kernel.t"]
-    start += ["  %hi = add i64 %lo, 1",
-              "  %kernel.any = icmp slt i64 %lo, %items", "  br i1 %kernel.any, label %entry, label %kernel.none", "entry:\n"]
-    attributes = f'#0{family.attributes}' + (f' "amdgpu-flat-work-group-size"="{threads},{threads}"' if family.name == "amdgcn" else "")
-    extra = f' "nvvm.maxntid"="{threads}"' + (f' "nvvm.minctasm"="{g.resident}"' if g.resident else "") if family.name == "nvptx" else ""
-    size = f" !reqd_work_group_size !{{i32 {threads}, i32 1, i32 1}}" if family.name == "spirv64" else ""
+        start += [
+            f"  %kernel.first = mul i64 %kernel.g, {threads}",
+            "  %lo = add i64 %kernel.first, %kernel.t",
+        ]
+    start += [
+        "  %hi = add i64 %lo, 1",
+        "  %kernel.any = icmp slt i64 %lo, %items",
+        "  br i1 %kernel.any, label %entry, label %kernel.none",
+        "entry:\n",
+    ]
+    attributes = f"#0{family.attributes}" + (
+        f' "amdgpu-flat-work-group-size"="{threads},{threads}"' if family.name == "amdgcn" else ""
+    )
+    extra = (
+        f' "nvvm.maxntid"="{threads}"' + (f' "nvvm.minctasm"="{g.resident}"' if g.resident else "")
+        if family.name == "nvptx"
+        else ""
+    )
+    size = (
+        f" !reqd_work_group_size !{{i32 {threads}, i32 1, i32 1}}"
+        if family.name == "spirv64"
+        else ""
+    )
     before = text[: head.start()].replace("@SELF", f"@{name}")
     body = body.rstrip()
     if not body.endswith("}"):
         raise CodegenError(f"kernel {name} has more than one function in its text")
     body = body[:-1].rstrip() + "\nkernel.none:\n  ret void\n}\n"
     signature = ", ".join(["i64 %items", *params])
-    return (f"{before}define {family.kernel} void @{name}({signature}) {attributes}{extra}{size} {{\nkernel.start:\n" + "".join(slots)
-            + "\n".join(start) + body.replace("@SELF", f"@{name}"))
+    return (
+        f"{before}define {family.kernel} void @{name}({signature}) {attributes}{extra}{size} {{\nkernel.start:\n"
+        + "".join(slots)
+        + "\n".join(start)
+        + body.replace("@SELF", f"@{name}")
+    )

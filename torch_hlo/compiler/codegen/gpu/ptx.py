@@ -3,6 +3,7 @@
 Each is one line of inline assembly, spelled as in NVIDIA's PTX ISA (https://docs.nvidia.com/cuda/parallel-thread-execution); sections are
 named below. Addresses of shared memory are i32 values (`shared_address`), those of global memory pointers.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,21 +12,48 @@ from dataclasses import dataclass
 from torch_hlo.compiler.codegen.function import Function, Int
 from torch_hlo.compiler.codegen.gpu.words import Words
 
-_REGISTER = {"i16": "h", "i32": "r", "i64": "l", "ptr": "l", "float": "f", "double": "d"}  # LLVM type -> constraint
+_REGISTER = {
+    "i16": "h",
+    "i32": "r",
+    "i64": "l",
+    "ptr": "l",
+    "float": "f",
+    "double": "d",
+}  # LLVM type -> constraint
 
 
-def assembly(f: Function, text: str, results: Sequence[str] = (), operands: Sequence[tuple[str, object]] = (), effect: bool = True) -> list[str]:
+def assembly(
+    f: Function,
+    text: str,
+    results: Sequence[str] = (),
+    operands: Sequence[tuple[str, object]] = (),
+    effect: bool = True,
+) -> list[str]:
     """Emit `text`, in which $0… are results (of LLVM types `results`), then `operands`, (type, value) pairs. `effect`: it does more than give
     its results, so that its place among memory accesses matters."""
-    constraints = [f"={_REGISTER[kind]}" for kind in results] + [_REGISTER[kind] for kind, _ in operands] + ["~{memory}"] * effect
-    kind = "void" if not results else results[0] if len(results) == 1 else f"{{ {', '.join(results)} }}"
+    constraints = (
+        [f"={_REGISTER[kind]}" for kind in results]
+        + [_REGISTER[kind] for kind, _ in operands]
+        + ["~{memory}"] * effect
+    )
+    kind = (
+        "void"
+        if not results
+        else results[0]
+        if len(results) == 1
+        else f"{{ {', '.join(results)} }}"
+    )
     arguments = ", ".join(f"{k} {v}" for k, v in operands)
     call = f'call {kind} asm {"sideeffect " if effect else ""}"{text}", "{",".join(constraints)}"({arguments})'
     if not results:
         f.do(call)
         return []
     value = f.op(call)
-    return [value] if len(results) == 1 else [f.op(f"extractvalue {kind} {value}, {i}") for i in range(len(results))]
+    return (
+        [value]
+        if len(results) == 1
+        else [f.op(f"extractvalue {kind} {value}, {i}") for i in range(len(results))]
+    )
 
 
 def shared_address(f: Function, name: str) -> str:
@@ -41,7 +69,12 @@ def copy_async(f: Function, width: int, to: str, source: str, nbytes: str) -> No
     """`width` bytes from global to shared memory, of which those from `nbytes` (an i32) on are zeros and not read. Both sides are aligned to
     `width`. 16 bytes go past the first-level cache."""
     cached = "cg" if width == 16 else "ca"
-    assembly(f, f"cp.async.{cached}.shared.global [$0], [$1], {width}, $2;", (), [("i32", to), ("ptr", source), ("i32", nbytes)])
+    assembly(
+        f,
+        f"cp.async.{cached}.shared.global [$0], [$1], {width}, $2;",
+        (),
+        [("i32", to), ("ptr", source), ("i32", nbytes)],
+    )
 
 
 def commit_copies(f: Function) -> None:
@@ -59,7 +92,12 @@ def load_matrices(f: Function, address: str, transposed: bool = False) -> list[s
     """ldmatrix.x4: four 8 x 8 matrices of 16-bit elements. Lane 8q + r gives the address of row r (16 bytes) of matrix q; lane 4g + t gets
     elements 2t and 2t + 1 of row g of every matrix, or with `transposed` of column g, as an i32 per matrix."""
     how = ".trans" if transposed else ""
-    return assembly(f, f"ldmatrix.sync.aligned.m8n8.x4{how}.shared.b16 {{$0, $1, $2, $3}}, [$4];", ["i32"] * 4, [("i32", address)])
+    return assembly(
+        f,
+        f"ldmatrix.sync.aligned.m8n8.x4{how}.shared.b16 {{$0, $1, $2, $3}}, [$4];",
+        ["i32"] * 4,
+        [("i32", address)],
+    )
 
 
 def load_shared(f: Function, kinds: Sequence[str], address: str) -> list[str]:
@@ -67,19 +105,28 @@ def load_shared(f: Function, kinds: Sequence[str], address: str) -> list[str]:
     vector = {1: "", 2: ".v2", 4: ".v4"}[len(kinds)]
     names = ", ".join(f"${i}" for i in range(len(kinds)))
     where = names if len(kinds) == 1 else f"{{{names}}}"
-    return assembly(f, f"ld.shared{vector}.b32 {where}, [${len(kinds)}];", kinds, [("i32", address)])
+    return assembly(
+        f, f"ld.shared{vector}.b32 {where}, [${len(kinds)}];", kinds, [("i32", address)]
+    )
 
 
 def store_shared(f: Function, kind: str, values: Sequence[str], address: str) -> None:
     """Consecutive 32-bit words, one, two or four, aligned to their total."""
     vector = {1: "", 2: ".v2", 4: ".v4"}[len(values)]
     names = ", ".join(f"${i + 1}" for i in range(len(values)))
-    assembly(f, f"st.shared{vector}.b32 [$0], {names if len(values) == 1 else f'{{{names}}}'};", (), [("i32", address), *((kind, v) for v in values)])
+    assembly(
+        f,
+        f"st.shared{vector}.b32 [$0], {names if len(values) == 1 else f'{{{names}}}'};",
+        (),
+        [("i32", address), *((kind, v) for v in values)],
+    )
 
 
 def permute_bytes(f: Function, a: str, b: str, selector: int) -> str:
     """prmt: hexadecimal digit i of `selector` says which byte of b:a (0 … 7, a's first) becomes byte i."""
-    return assembly(f, f"prmt.b32 $0, $1, $2, {selector:#x};", ["i32"], [("i32", a), ("i32", b)], effect=False)[0]
+    return assembly(
+        f, f"prmt.b32 $0, $1, $2, {selector:#x};", ["i32"], [("i32", a), ("i32", b)], effect=False
+    )[0]
 
 
 def meet_warp(f: Function) -> None:
@@ -116,13 +163,28 @@ MATRIX_UNITS: dict[str, MatrixUnit] = {
 }  # fmt: skip
 
 
-def matrix_multiply(f: Function, a: MatrixUnit, b: MatrixUnit, left: Sequence[str], right: Sequence[str], sums: Sequence[str]) -> list[str]:
+def matrix_multiply(
+    f: Function,
+    a: MatrixUnit,
+    b: MatrixUnit,
+    left: Sequence[str],
+    right: Sequence[str],
+    sums: Sequence[str],
+) -> list[str]:
     """mma.sync: D = A B + C on fragments: `left` four, `right` two registers, `sums` and the result four. `a` and `b` have one itemsize; 16-bit
     and tf32 operands one type."""
     kind, out = a.accumulator, "s32" if a.accumulator == "i32" else "f32"
-    text = (f"mma.sync.aligned.m16n8k{a.k}.row.col.{out}.{a.name}.{b.name}.{out} "
-            "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};")
-    return assembly(f, text, [kind] * 4, [*(("i32", v) for v in (*left, *right)), *((kind, v) for v in sums)], effect=False)
+    text = (
+        f"mma.sync.aligned.m16n8k{a.k}.row.col.{out}.{a.name}.{b.name}.{out} "
+        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+    )
+    return assembly(
+        f,
+        text,
+        [kind] * 4,
+        [*(("i32", v) for v in (*left, *right)), *((kind, v) for v in sums)],
+        effect=False,
+    )
 
 
 # -- Hopper's matrix units (wgmma) -----------------------------------------------------------------------------------------
@@ -143,8 +205,15 @@ def matrix_descriptor(w: Words, address: Int, along_k: bool, slab: int) -> str:
     return f.op(f"or i64 {start}, {leading << 16 | 1024 >> 4 << 32 | 1 << 62}")
 
 
-def warpgroup_multiply(f: Function, a: MatrixUnit, b: MatrixUnit, n: int, steps: Sequence[tuple[str, str]], rows: tuple[bool, bool],
-                       sums: Sequence[str]) -> list[str]:
+def warpgroup_multiply(
+    f: Function,
+    a: MatrixUnit,
+    b: MatrixUnit,
+    n: int,
+    steps: Sequence[tuple[str, str]],
+    rows: tuple[bool, bool],
+    sums: Sequence[str],
+) -> list[str]:
     """wgmma.mma_async: C (64 x n) += A B for each (descriptor of A, of B) in `steps`, as one group. `rows`: the operands are contiguous along
     rows (16-bit types only). The results are not to be touched before `wait_units`. Warp i of the four holds rows 16 i …, of every eight columns
     the sums of mma.sync."""
@@ -156,12 +225,23 @@ def warpgroup_multiply(f: Function, a: MatrixUnit, b: MatrixUnit, n: int, steps:
     lines = ["{ .reg .pred on; setp.eq.u32 on, 0, 0; wgmma.fence.sync.aligned;"]
     for i in range(len(steps)):
         at = 2 * count + 2 * i  # after the results and the sums, which are the same registers
-        lines.append(f"wgmma.mma_async.sync.aligned.m64n{n}k{a.k}.{out}.{a.name}.{b.name} {{{registers}}}, ${at}, ${at + 1}, on{scale}{order};")
+        lines.append(
+            f"wgmma.mma_async.sync.aligned.m64n{n}k{a.k}.{out}.{a.name}.{b.name} {{{registers}}}, ${at}, ${at + 1}, on{scale}{order};"
+        )
     lines.append("wgmma.commit_group.sync.aligned; }")
-    constraints = [f"={_REGISTER[kind]}"] * count + [str(i) for i in range(count)] + ["l"] * (2 * len(steps)) + ["~{memory}"]
+    constraints = (
+        [f"={_REGISTER[kind]}"] * count
+        + [str(i) for i in range(count)]
+        + ["l"] * (2 * len(steps))
+        + ["~{memory}"]
+    )
     result = f"{{ {', '.join([kind] * count)} }}"
-    arguments = ", ".join([f"{kind} {v}" for v in sums] + [f"i64 {d}" for pair in steps for d in pair])
-    value = f.op(f'call {result} asm sideeffect "{" ".join(lines)}", "{",".join(constraints)}"({arguments})')
+    arguments = ", ".join(
+        [f"{kind} {v}" for v in sums] + [f"i64 {d}" for pair in steps for d in pair]
+    )
+    value = f.op(
+        f'call {result} asm sideeffect "{" ".join(lines)}", "{",".join(constraints)}"({arguments})'
+    )
     return [f.op(f"extractvalue {result} {value}, {i}") for i in range(count)]
 
 
@@ -184,7 +264,9 @@ def fence_barriers(f: Function) -> None:
 
 def expect_bytes(f: Function, barrier: Int, nbytes: int) -> None:
     """Arrive at a barrier whose phase also waits for so many bytes."""
-    assembly(f, f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {nbytes};", (), [("i32", barrier)])
+    assembly(
+        f, f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {nbytes};", (), [("i32", barrier)]
+    )
 
 
 def wait_barrier(f: Function, barrier: Int, parity: Int) -> None:
@@ -193,14 +275,21 @@ def wait_barrier(f: Function, barrier: Int, parity: Int) -> None:
     f.jump(again)
     f.start(again)
     text = "{ .reg .pred over; mbarrier.try_wait.parity.shared::cta.b64 over, [$1], $2; selp.b32 $0, 1, 0, over; }"
-    over, = assembly(f, text, ["i32"], [("i32", barrier), ("i32", parity)])
+    (over,) = assembly(f, text, ["i32"], [("i32", barrier), ("i32", parity)])
     f.branch(f.icmp("ne", over, 0, "i32"), done, again)
     f.start(done)
 
 
-def copy_tensor(f: Function, to: Int, tensor_map: str, coordinates: Sequence[Int], barrier: Int) -> None:
+def copy_tensor(
+    f: Function, to: Int, tensor_map: str, coordinates: Sequence[Int], barrier: Int
+) -> None:
     """The box of an array (program.TensorMap) at `coordinates` (i32, innermost first) to shared memory; its bytes arrive at `barrier`. One thread."""
     n = len(coordinates)
     place = ", ".join(f"${i + 2}" for i in range(n))
     text = f"cp.async.bulk.tensor.{n}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {{{place}}}], [${n + 2}];"
-    assembly(f, text, (), [("i32", to), ("ptr", tensor_map), *(("i32", c) for c in coordinates), ("i32", barrier)])
+    assembly(
+        f,
+        text,
+        (),
+        [("i32", to), ("ptr", tensor_map), *(("i32", c) for c in coordinates), ("i32", barrier)],
+    )

@@ -4,6 +4,7 @@ A group goes through its elements in tiles. A thread folds four neighbours in re
 threads, what lies before the tile from the group's last carry. Chunks of a long row are folded first; then each group begins with the fold of the chunks before
 its own. Every fold has a fixed shape and keeps the order of the elements, so the reducer need not commute and results do not depend on chance.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen import scalar, window
@@ -31,7 +32,11 @@ _SYMBOLIC_CHUNKS = 32
 def reduce_window(program, x: Instruction) -> None:
     scanned = scan_dimension(x)
     dims = x.operands[0].shape.dims
-    long = scanned is not None and scanned[0] == len(dims) - 1 and not (isinstance(dims[-1], int) and dims[-1] <= SHORT_ROW)
+    long = (
+        scanned is not None
+        and scanned[0] == len(dims) - 1
+        and not (isinstance(dims[-1], int) and dims[-1] <= SHORT_ROW)
+    )
     if not long or x.operands[0].shape.size == 0 or Reducer(x).needs_initial():
         return window.reduce_window(program, x)
     s = _Scan(program, x, backward=scanned[1])
@@ -64,14 +69,23 @@ class _Scan:
         places = program.places(x) if x.shape.is_tuple else (program.places(x),)
         key = (name, x["to_apply"], x["window"], tuple(o.shape for o in x.operands))
         function, sizes = program.once(key, lambda: self._write(name, len(totals)))
-        pointers = [p for o, i, place in zip(self.operands, self.initials, places, strict=True)
-                    for p in (program.pointer(o), program.pointer(i), program.at(place))]
-        arguments = [f"ptr {p}" for p in (*pointers, *totals)] + [f"i64 {program.size(n)}" for n in sizes]
+        pointers = [
+            p
+            for o, i, place in zip(self.operands, self.initials, places, strict=True)
+            for p in (program.pointer(o), program.pointer(i), program.at(place))
+        ]
+        arguments = [f"ptr {p}" for p in (*pointers, *totals)] + [
+            f"i64 {program.size(n)}" for n in sizes
+        ]
         program.parallel(function, arguments, program.size(items))
 
     def _write(self, name: str, totals: int) -> tuple[str, list[Size]]:
-        pointers = [f"{side}{i}" for i in range(len(self.types)) for side in ("from", "init", "to")] + [f"total{i}" for i in range(totals)]
-        self.f = f = Writer(self.program, name, [("i64", "lo"), ("i64", "hi"), *(("ptr", p) for p in pointers)])
+        pointers = [
+            f"{side}{i}" for i in range(len(self.types)) for side in ("from", "init", "to")
+        ] + [f"total{i}" for i in range(totals)]
+        self.f = f = Writer(
+            self.program, name, [("i64", "lo"), ("i64", "hi"), *(("ptr", p) for p in pointers)]
+        )
         size = Sizes(f)
         self.exchange = Exchange(self.program.target, THREADS)
         n = size(self.length)
@@ -79,7 +93,9 @@ class _Scan:
         per = f.mul(f.ceildiv(f.ceildiv(n, self.chunks), TILE), TILE)
         first = f.mul(chunk, per)
         end = f.min(f.add(first, per), n)
-        self.identity = [p for i, t in enumerate(self.types) for p in self._parts(load(f, t, f"%init{i}", 0))]
+        self.identity = [
+            p for i, t in enumerate(self.types) for p in self._parts(load(f, t, f"%init{i}", 0))
+        ]
         before = self._before(row, chunk) if name == "scan_chunks" else self.identity
         with f.loop(first, end, TILE, list(zip(self.kinds, before, strict=True))) as loop:
             at = f.add(loop.index, f.mul("%kernel.t", EACH))
@@ -92,9 +108,15 @@ class _Scan:
         if name == "scan_totals":
             with f.when(f.icmp("eq", "%kernel.t", 0)):
                 for i, (kind, v) in enumerate(zip(self.kinds, loop.vars, strict=True)):
-                    f.store(self._memory(kind), self._stored(kind, v), f.gep(self._memory(kind), f"%total{i}", "%lo"))
+                    f.store(
+                        self._memory(kind),
+                        self._stored(kind, v),
+                        f.gep(self._memory(kind), f"%total{i}", "%lo"),
+                    )
         f.unit.declare(self.program)
-        return self.program.group_function(name, self.exchange.declarations() + f.text(), THREADS), list(size.names)
+        return self.program.group_function(
+            name, self.exchange.declarations() + f.text(), THREADS
+        ), list(size.names)
 
     # -- values ---------------------------------------------------------------------------------------------------
     def _parts(self, value) -> list[str]:
@@ -104,7 +126,11 @@ class _Scan:
         """The fold of neighbours a and b."""
         f, r = self.f, self.reducer
         if r.op is None:
-            return [p for v in apply(f, r.computation, [*r.grouped(a), *r.grouped(b)]) for p in self._parts(v)]
+            return [
+                p
+                for v in apply(f, r.computation, [*r.grouped(a), *r.grouped(b)])
+                for p in self._parts(v)
+            ]
         kind = DTYPES[self.types[0]].kind
         fn = scalar.TABLE[r.op, "f" if kind == "c" else kind]
         return [fn(f.emit().typed(t), p, q) for t, p, q in zip(self.kinds, a, b, strict=True)]
@@ -123,12 +149,20 @@ class _Scan:
         distance = 1
         while distance < THREADS:
             e = f.emit()
-            other = [self.exchange.other(e, i, kind, v, distance) for i, (kind, v) in enumerate(zip(self.kinds, total, strict=True))]
+            other = [
+                self.exchange.other(e, i, kind, v, distance)
+                for i, (kind, v) in enumerate(zip(self.kinds, total, strict=True))
+            ]
             upper = f.icmp("ne", f.op(f"and i64 %kernel.t, {distance}"), 0)
             further = self._combine(other, left)
             lower_first, upper_first = self._combine(total, other), self._combine(other, total)
-            left = [f.select(upper, k, p, q) for k, p, q in zip(self.kinds, further, left, strict=True)]
-            total = [f.select(upper, k, p, q) for k, p, q in zip(self.kinds, upper_first, lower_first, strict=True)]
+            left = [
+                f.select(upper, k, p, q) for k, p, q in zip(self.kinds, further, left, strict=True)
+            ]
+            total = [
+                f.select(upper, k, p, q)
+                for k, p, q in zip(self.kinds, upper_first, lower_first, strict=True)
+            ]
             distance *= 2
         return left, total
 
@@ -138,8 +172,14 @@ class _Scan:
 
         def loaded() -> list[str]:
             at = f.add(f.mul(row, self.chunks), "%kernel.t")
-            raw = [f.load(self._memory(kind), f.gep(self._memory(kind), f"%total{i}", at)) for i, kind in enumerate(self.kinds)]
-            return [f.op(f"trunc i8 {v} to i1") if kind == "i1" else v for kind, v in zip(self.kinds, raw, strict=True)]
+            raw = [
+                f.load(self._memory(kind), f.gep(self._memory(kind), f"%total{i}", at))
+                for i, kind in enumerate(self.kinds)
+            ]
+            return [
+                f.op(f"trunc i8 {v} to i1") if kind == "i1" else v
+                for kind, v in zip(self.kinds, raw, strict=True)
+            ]
 
         own = f.choose(f.icmp("slt", "%kernel.t", chunk), loaded, lambda: self.identity, self.kinds)
         return self._across(own)[1]
@@ -153,7 +193,12 @@ class _Scan:
     # -- memory ---------------------------------------------------------------------------------------------------
     def _whole(self) -> bool:
         """Whether a thread's elements are a vector, all inside or all outside."""
-        return not self.backward and isinstance(self.length, int) and self.length % EACH == 0 and all(STORAGE[t].parts == 1 for t in self.types)
+        return (
+            not self.backward
+            and isinstance(self.length, int)
+            and self.length % EACH == 0
+            and all(STORAGE[t].parts == 1 for t in self.types)
+        )
 
     def _place(self, row: Int, at: Int, n: Int) -> Int:
         f = self.f
@@ -166,19 +211,37 @@ class _Scan:
         """The accumulators of a thread's elements, identities beyond the end."""
         f = self.f
         if self._whole():
+
             def read() -> list[str]:
-                return [load(f, t, f"%from{i}", self._place(row, at, n), EACH, align=self._align(t)) for i, t in enumerate(self.types)]
+                return [
+                    load(f, t, f"%from{i}", self._place(row, at, n), EACH, align=self._align(t))
+                    for i, t in enumerate(self.types)
+                ]
 
             e = f.emit(EACH)
-            vectors = f.choose(f.icmp("slt", at, end), read, lambda: [e.splat(k, v) for k, v in zip(self.kinds, self.identity, strict=True)],
-                               [e.type(k) for k in self.kinds])
-            return [[f.op(f"extractelement {e.type(k)} {v}, i64 {j}") for k, v in zip(self.kinds, vectors, strict=True)] for j in range(EACH)]
+            vectors = f.choose(
+                f.icmp("slt", at, end),
+                read,
+                lambda: [e.splat(k, v) for k, v in zip(self.kinds, self.identity, strict=True)],
+                [e.type(k) for k in self.kinds],
+            )
+            return [
+                [
+                    f.op(f"extractelement {e.type(k)} {v}, i64 {j}")
+                    for k, v in zip(self.kinds, vectors, strict=True)
+                ]
+                for j in range(EACH)
+            ]
         found = []
         for j in range(EACH):
             one = f.add(at, j)
 
             def read(one=one) -> list[str]:
-                return [p for i, t in enumerate(self.types) for p in self._parts(load(f, t, f"%from{i}", self._place(row, one, n)))]
+                return [
+                    p
+                    for i, t in enumerate(self.types)
+                    for p in self._parts(load(f, t, f"%from{i}", self._place(row, one, n)))
+                ]
 
             found.append(f.choose(f.icmp("slt", one, end), read, lambda: self.identity, self.kinds))
         return found
@@ -190,11 +253,17 @@ class _Scan:
                 for i, (t, kind) in enumerate(zip(self.types, self.kinds, strict=True)):
                     vector, e = "poison", f.emit(EACH)
                     for j, v in enumerate(values):
-                        vector = f.op(f"insertelement {e.type(kind)} {vector}, {kind} {v[i]}, i64 {j}")
-                    store(f, t, vector, f"%to{i}", self._place(row, at, n), EACH, align=self._align(t))
+                        vector = f.op(
+                            f"insertelement {e.type(kind)} {vector}, {kind} {v[i]}, i64 {j}"
+                        )
+                    store(
+                        f, t, vector, f"%to{i}", self._place(row, at, n), EACH, align=self._align(t)
+                    )
             return
         for j, flat in enumerate(values):
             one = f.add(at, j)
             with f.when(f.icmp("slt", one, end)):
-                for i, (t, v) in enumerate(zip(self.types, self.reducer.grouped(flat), strict=True)):
+                for i, (t, v) in enumerate(
+                    zip(self.types, self.reducer.grouped(flat), strict=True)
+                ):
                     store(f, t, v, f"%to{i}", self._place(row, one, n))

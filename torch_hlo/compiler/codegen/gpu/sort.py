@@ -4,6 +4,7 @@ What is sorted are items: (key, position) where the comparator orders one operan
 are ordered by position, so the order is total, the sort is stable, and the network needs no stability of its own. The operands move once, at the end.
 Batcher 1968; merge path: Green, McColl and Bader 2012.
 """
+
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.function import Int
@@ -29,15 +30,19 @@ def sort(program, x: Instruction) -> None:
     n, rows = s.length, s.rows
     if isinstance(n, int) and n <= s.chunk:
         return s.launch("sort_row", s.chunk_kernel, [], rows)
-    arrays = [[program.at(program.scratch(rows * n * _BYTES[kind])) for kind in s.kinds] for _ in range(2)]
+    arrays = [
+        [program.at(program.scratch(rows * n * _BYTES[kind])) for kind in s.kinds] for _ in range(2)
+    ]
     s.launch("sort_chunk", s.chunk_kernel, arrays[0], rows * ceildiv(n, s.chunk))
     f, count = program.code, len(s.kinds)
-    with f.while_([("i64", str(s.chunk)), *(("ptr", p) for p in (*arrays[0], *arrays[1]))]) as merge:
-        width, source, target = merge.vars[0], merge.vars[1:1 + count], merge.vars[1 + count:]
+    with f.while_(
+        [("i64", str(s.chunk)), *(("ptr", p) for p in (*arrays[0], *arrays[1]))]
+    ) as merge:
+        width, source, target = merge.vars[0], merge.vars[1 : 1 + count], merge.vars[1 + count :]
         f.break_if(merge, f.icmp("sge", width, program.size(n)))
         s.launch("sort_merge", s.merge_kernel, [*source, *target], rows * ceildiv(n, EACH), width)
         merge.next = [f.mul(width, 2), *target, *source]
-    s.launch("sort_move", s.move_kernel, merge.vars[1:1 + count], rows * n)
+    s.launch("sort_move", s.move_kernel, merge.vars[1 : 1 + count], rows * n)
 
 
 class _Sort:
@@ -49,7 +54,9 @@ class _Sort:
         self.dims, self.axis = x.operands[0].shape.dims, x["dimensions"][0]
         self.length = self.dims[self.axis]
         if isinstance(self.length, int) and self.length >= 1 << 31:
-            raise CodegenError(f"sort {x.shape}: rows of 2^31 elements or more are not sorted on GPUs; split them")
+            raise CodegenError(
+                f"sort {x.shape}: rows of 2^31 elements or more are not sorted on GPUs; split them"
+            )
         self.rows: Size = 1
         for d, size in enumerate(self.dims):
             self.rows = self.rows * (size if d != self.axis else 1)
@@ -68,16 +75,33 @@ class _Sort:
 
         def build() -> tuple[str, list[Size]]:
             sides = [("ptr", f"{side}{i}") for i in range(len(places)) for side in ("from", "to")]
-            self.f = f = Writer(program, name, [("i64", "lo"), ("i64", "hi"), *sides, *(("ptr", f"work{i}") for i in range(len(work))),
-                                                *(("i64", f"w{i}") for i in range(len(numbers)))])
+            self.f = f = Writer(
+                program,
+                name,
+                [
+                    ("i64", "lo"),
+                    ("i64", "hi"),
+                    *sides,
+                    *(("ptr", f"work{i}") for i in range(len(work))),
+                    *(("i64", f"w{i}") for i in range(len(numbers))),
+                ],
+            )
             self.size = Sizes(f)
             made = kernel()
             return made or f.define(), list(self.size.names)
 
         shapes = tuple((o.shape.dtype, o.shape.dims) for o in x.operands)
         function, sizes = program.once((name, shapes, self.axis, x["to_apply"]), build)
-        pointers = [p for o, place in zip(x.operands, places, strict=True) for p in (program.pointer(o), program.at(place))]
-        arguments = [*(f"ptr {p}" for p in (*pointers, *work)), *(f"i64 {v}" for v in numbers), *(f"i64 {program.size(n)}" for n in sizes)]
+        pointers = [
+            p
+            for o, place in zip(x.operands, places, strict=True)
+            for p in (program.pointer(o), program.at(place))
+        ]
+        arguments = [
+            *(f"ptr {p}" for p in (*pointers, *work)),
+            *(f"i64 {v}" for v in numbers),
+            *(f"i64 {program.size(n)}" for n in sizes),
+        ]
         program.parallel(function, arguments, program.size(items))
 
     # -- items ----------------------------------------------------------------------------------------------------
@@ -104,7 +128,12 @@ class _Sort:
             k = key_of(f, self.key, dtype, self.place(position))
             return [k if f"i{bits}" == kind else f.op(f"zext i{bits} {k} to {kind}")]
 
-        return [*f.choose(f.icmp("slt", position, self.size(self.length)), inside, lambda: ["-1"], [kind]), *parts]
+        return [
+            *f.choose(
+                f.icmp("slt", position, self.size(self.length)), inside, lambda: ["-1"], [kind]
+            ),
+            *parts,
+        ]
 
     def before(self, a: list[str], b: list[str]) -> str:
         """i1: item a comes before item b."""
@@ -127,11 +156,16 @@ class _Sort:
     def _compare(self, i: Int, j: Int) -> str:
         """The comparator on the elements at two positions."""
         f = self.f
-        values = [load(f, t, f"%from{k}", self.place(p)) for k, t in enumerate(self.types) for p in (i, j)]
+        values = [
+            load(f, t, f"%from{k}", self.place(p)) for k, t in enumerate(self.types) for p in (i, j)
+        ]
         return apply(f, self.x["to_apply"], values)[0]
 
     def load(self, arrays: list[str], at: Int) -> list[str]:
-        return [self.f.load(kind, self.f.gep(kind, p, at), _BYTES[kind]) for kind, p in zip(self.kinds, arrays, strict=True)]
+        return [
+            self.f.load(kind, self.f.gep(kind, p, at), _BYTES[kind])
+            for kind, p in zip(self.kinds, arrays, strict=True)
+        ]
 
     def store(self, arrays: list[str], at: Int, item: list[str]) -> None:
         for kind, p, v in zip(self.kinds, arrays, item, strict=True):
@@ -168,8 +202,16 @@ class _Sort:
             down = f.op(f"trunc i64 {f.op(f'lshr i64 {i}, {a}')} to i1")
             p, q = self.load(shared, i), self.load(shared, j)
             swap = f.op(f"xor i1 {self.before(q, p)}, {down}")
-            self.store(shared, i, [f.select(swap, k, v, u) for k, u, v in zip(self.kinds, p, q, strict=True)])
-            self.store(shared, j, [f.select(swap, k, u, v) for k, u, v in zip(self.kinds, p, q, strict=True)])
+            self.store(
+                shared,
+                i,
+                [f.select(swap, k, v, u) for k, u, v in zip(self.kinds, p, q, strict=True)],
+            )
+            self.store(
+                shared,
+                j,
+                [f.select(swap, k, u, v) for k, u, v in zip(self.kinds, p, q, strict=True)],
+            )
             f.do(self.program.target.family.barrier)
         for at in mine:
             target = f.add(first, at)
@@ -178,9 +220,16 @@ class _Sort:
                 if whole:
                     self.move(target, item[-1])
                 else:
-                    self.store([f"%work{i}" for i in range(len(self.kinds))], f.add(self.start, target), item)
+                    self.store(
+                        [f"%work{i}" for i in range(len(self.kinds))],
+                        f.add(self.start, target),
+                        item,
+                    )
         f.unit.declare(self.program)
-        memory = "".join(f"{name} = internal addrspace(3) global [{chunk} x {kind}] undef, align 16\n" for name, kind in zip(shared, self.kinds, strict=True))
+        memory = "".join(
+            f"{name} = internal addrspace(3) global [{chunk} x {kind}] undef, align 16\n"
+            for name, kind in zip(shared, self.kinds, strict=True)
+        )
         return self.program.group_function(f.name, memory + f.text(), threads)
 
     def merge_kernel(self) -> None:
@@ -198,22 +247,38 @@ class _Sort:
         def at(position: Int) -> list[str]:
             return self.load(source, f.add(self.start, position))
 
-        low, high = f.max(f.sub(diagonal, f.sub(end, middle)), 0), f.min(diagonal, f.sub(middle, start))
-        with f.while_([("i64", low), ("i64", high)]) as search:  # how many of the first `diagonal` items come from the left run
+        low, high = (
+            f.max(f.sub(diagonal, f.sub(end, middle)), 0),
+            f.min(diagonal, f.sub(middle, start)),
+        )
+        with f.while_(
+            [("i64", low), ("i64", high)]
+        ) as search:  # how many of the first `diagonal` items come from the left run
             low, high = search.vars
             f.break_if(search, f.icmp("sge", low, high))
             probe = f.div(f.add(low, high), 2)
-            right_first = self.before(at(f.add(middle, f.sub(f.sub(diagonal, 1), probe))), at(f.add(start, probe)))
-            search.next = [f.select(right_first, "i64", low, f.add(probe, 1)), f.select(right_first, "i64", probe, high)]
+            right_first = self.before(
+                at(f.add(middle, f.sub(f.sub(diagonal, 1), probe))), at(f.add(start, probe))
+            )
+            search.next = [
+                f.select(right_first, "i64", low, f.add(probe, 1)),
+                f.select(right_first, "i64", probe, high),
+            ]
         left = f.add(start, search.vars[0])
         right = f.add(middle, f.sub(diagonal, search.vars[0]))
-        with f.loop(first, f.min(f.add(first, EACH), n), carry=[("i64", left), ("i64", right)]) as out:
+        with f.loop(
+            first, f.min(f.add(first, EACH), n), carry=[("i64", left), ("i64", right)]
+        ) as out:
             i, j = out.vars
             has_left, has_right = f.icmp("slt", i, middle), f.icmp("slt", j, end)
             p, q = at(f.select(has_left, "i64", i, start)), at(f.select(has_right, "i64", j, start))
             right_first = f.op(f"or i1 {f.op(f'xor i1 {has_left}, true')}, {self.before(q, p)}")
             takes = f.op(f"and i1 {has_right}, {right_first}")
-            self.store(target, f.add(self.start, out.index), [f.select(takes, k, v, u) for k, u, v in zip(self.kinds, p, q, strict=True)])
+            self.store(
+                target,
+                f.add(self.start, out.index),
+                [f.select(takes, k, v, u) for k, u, v in zip(self.kinds, p, q, strict=True)],
+            )
             step = f.op(f"zext i1 {takes} to i64")
             out.next = [f.add(i, f.sub(1, step)), f.add(j, step)]
 
@@ -221,7 +286,7 @@ class _Sort:
         """A thread per element of the results, in the order of their memory."""
         f, n = self.f, self.size(self.length)
         inner: Size = 1
-        for d in self.dims[self.axis + 1:]:
+        for d in self.dims[self.axis + 1 :]:
             inner = inner * d
         rest, low = f.div("%lo", self.size(inner)), f.rem("%lo", self.size(inner))
         outer, target = f.div(rest, n), f.rem(rest, n)

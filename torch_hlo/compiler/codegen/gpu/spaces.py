@@ -3,6 +3,7 @@
 Where a pointer comes from says what it is: parameters of kernels are global, `alloca` is the stack, variables say it themselves (constants need not); getelementptr,
 select and phi keep the space of their operands. A phi of pointers must have a first incoming value that is already known.
 """
+
 from __future__ import annotations
 
 import re
@@ -14,7 +15,9 @@ _POINTER = re.compile(r"(?<![\w.])ptr( align \d+)? ([%@][\w.$]+)")
 _POINTERS = re.compile(r"(<\d+ x )ptr>( align \d+)? (%[\w.$]+)")
 _BY_VALUE = re.compile(r"(?<![\w.])ptr byval[^%]*(%[\w.$]+)")
 _PHI = re.compile(r"phi ptr \[(?:\s*)([%@][\w.$]+)")
-_MANGLED = re.compile(r"@(llvm\.(?:masked\.(?:load|store|gather|scatter)|memset|memcpy|memmove)\.[\w.]*)\(")
+_MANGLED = re.compile(
+    r"@(llvm\.(?:masked\.(?:load|store|gather|scatter)|memset|memcpy|memmove)\.[\w.]*)\("
+)
 
 
 class SpaceError(ValueError):
@@ -36,8 +39,16 @@ class Spaces:
             if line.startswith("define "):
                 # what a kernel is given lies in memory, what kernels give to functions on the stack
                 space = GLOBAL if f" {self.family.kernel} " in line else self.family.stack
-                spaces = {**self.variables, **{m[2]: space for m in _POINTER.finditer(line)}, **{m[1]: 0 for m in _BY_VALUE.finditer(line)}}
-                lines.append(_POINTER.sub(lambda m, space=space: f"ptr{_suffix(space)}{m[1] or ''} {m[2]}", line))
+                spaces = {
+                    **self.variables,
+                    **{m[2]: space for m in _POINTER.finditer(line)},
+                    **{m[1]: 0 for m in _BY_VALUE.finditer(line)},
+                }
+                lines.append(
+                    _POINTER.sub(
+                        lambda m, space=space: f"ptr{_suffix(space)}{m[1] or ''} {m[2]}", line
+                    )
+                )
             elif line.startswith("@"):
                 lines.append(self._variable(line))
             elif "ptr" in line or "alloca" in line:

@@ -5,6 +5,7 @@
 
 Nothing else in code generation knows the instruction sets, but the matrix units (mma.py).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -107,7 +108,11 @@ class GpuTarget:
     def machine(self) -> llvm.TargetMachine:
         initialize()
         return llvm.Target.from_triple(self.family.triple).create_target_machine(
-            cpu=self.cpu, features=self.features, opt=3, reloc="pic" if self.family.name == "amdgcn" else "default")
+            cpu=self.cpu,
+            features=self.features,
+            opt=3,
+            reloc="pic" if self.family.name == "amdgcn" else "default",
+        )
 
     @property
     def name(self) -> str:
@@ -153,7 +158,9 @@ MACHINES = {
 
 def machine(target: GpuTarget) -> Machine:
     """What is known of a device by its architecture; other families get a middling one."""
-    return MACHINES.get(target.cpu) or MACHINES.get(target.cpu.rstrip("a"), Machine(64, target.family.shared_bytes, 1000, 1000))
+    return MACHINES.get(target.cpu) or MACHINES.get(
+        target.cpu.rstrip("a"), Machine(64, target.family.shared_bytes, 1000, 1000)
+    )
 
 
 # What is accepted after the family's name. PTX versions: the oldest that knows the architecture and its matrix units, so that old drivers take the text.
@@ -171,7 +178,9 @@ def gpu_target(name: str) -> GpuTarget:
         return GpuTarget(FAMILIES[family], cpu, _PTX[cpu], tf32=config.get("TF32"))
     if family == "amdgcn" and cpu in _WAVES:
         return GpuTarget(FAMILIES[family], cpu, warp=_WAVES[cpu])
-    raise ValueError(f"no GPU target {name!r}: choose spirv64, {', '.join(f'nvptx:{c}' for c in _PTX)} or {', '.join(f'amdgcn:{c}' for c in _WAVES)}")
+    raise ValueError(
+        f"no GPU target {name!r}: choose spirv64, {', '.join(f'nvptx:{c}' for c in _PTX)} or {', '.join(f'amdgcn:{c}' for c in _WAVES)}"
+    )
 
 
 def nvptx_target(major: int, minor: int) -> GpuTarget:
@@ -180,5 +189,10 @@ def nvptx_target(major: int, minor: int) -> GpuTarget:
     known = sorted(int(c[3:]) for c in _PTX if c[-1] != "a")
     fitting = [c for c in known if c <= have]
     if not fitting:
-        raise ValueError(f"compute capability {major}.{minor} is not supported: kernels are written for 8.0 (Ampere) and later")
-    return gpu_target(f"nvptx:sm_{fitting[-1]}" + ("a" if f"sm_{fitting[-1]}a" in _PTX and fitting[-1] == have and have == 90 else ""))
+        raise ValueError(
+            f"compute capability {major}.{minor} is not supported: kernels are written for 8.0 (Ampere) and later"
+        )
+    return gpu_target(
+        f"nvptx:sm_{fitting[-1]}"
+        + ("a" if f"sm_{fitting[-1]}a" in _PTX and fitting[-1] == have and have == 90 else "")
+    )

@@ -4,6 +4,7 @@ An array whose neighbours lie along another loop than the innermost is brought t
 from there along the innermost one: both sides touch memory in whole vectors and segments. Rows of a tile are one element longer than the tile, so that
 neither a row nor a column meets a bank twice.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,10 @@ def fits(loops: Loops, lanes: int, in_place: bool) -> bool:
     """Whether a loop reads across its rows and is large enough for tiles."""
     if loops.across is None or in_place:
         return False
-    return all(isinstance(n, int) and n >= _side(lanes) for n in (loops.extents[loops.across], loops.extents[-1]))
+    return all(
+        isinstance(n, int) and n >= _side(lanes)
+        for n in (loops.extents[loops.across], loops.extents[-1])
+    )
 
 
 def _side(lanes: int) -> int:
@@ -38,7 +42,9 @@ class TileKernel(Kernel):
 
     def __init__(self, target, lanes: int, leaves: Sequence[Instruction], outputs: int) -> None:
         super().__init__(target, lanes, leaves, outputs)
-        self._turned: dict[tuple[str, str, Index], str] = {}  # (array, element type, index with canonical variables) -> tile
+        self._turned: dict[
+            tuple[str, str, Index], str
+        ] = {}  # (array, element type, index with canonical variables) -> tile
         self._canonical: tuple[Var, Var] | None = None
 
     def nest(self, loops: Loops, body: Callable[[Sequence[Index]], Callable]) -> Size:
@@ -55,17 +61,27 @@ class TileKernel(Kernel):
         with self.loop("%lo", "%hi", ix.product(counts)) as item:
             parts = list(ix.delinear(item, counts))
             op = self.level.scalar.op
-            first_row, first_column = (self._start(parts[d], extent) for d, extent in ((loops.across, rows), (-1, columns)))
+            first_row, first_column = (
+                self._start(parts[d], extent) for d, extent in ((loops.across, rows), (-1, columns))
+            )
             self.minor = op(f"urem i64 %kernel.t, {self.per_row}")
             self.minor = op(f"mul i64 {self.minor}, {self.lanes}")
             self.major = op(f"udiv i64 %kernel.t, {self.per_row}")
-            self._canonical = tuple(variable("loop", (name,), extent, 0) for name, extent in (("%row", rows), ("%column", columns)))
+            self._canonical = tuple(
+                variable("loop", (name,), extent, 0)
+                for name, extent in (("%row", rows), ("%column", columns))
+            )
             parent = self.levels[-1]
             lines: list[str] = []
-            lane = self._named(op(f"add i64 {first_column}, {self.minor}"), columns, parent.depth + 1)
+            lane = self._named(
+                op(f"add i64 {first_column}, {self.minor}"), columns, parent.depth + 1
+            )
             saved, self.lane_var, self._pending = (self.lane_var, self._pending), lane, []
             for number in range(self._passes):
-                self._row, self._number = self._named(op(f"add i64 {first_row}, {self._at(number)}"), rows, 0), number
+                self._row, self._number = (
+                    self._named(op(f"add i64 {first_row}, {self._at(number)}"), rows, 0),
+                    number,
+                )
                 self._push(Level(parent.depth + 1, lines, parent.label, self.lanes, self.unit))
                 parts[loops.across] = ix.of(self._row)
                 body(parts[:-1])(ix.of(lane), ())
@@ -84,7 +100,11 @@ class TileKernel(Kernel):
 
     def _at(self, number: int) -> str:
         """The thread's row in its vector `number`."""
-        return self.levels[0].scalar.op(f"add i64 {self.major}, {number * (THREADS // self.per_row)}") if number else self.major
+        return (
+            self.levels[0].scalar.op(f"add i64 {self.major}, {number * (THREADS // self.per_row)}")
+            if number
+            else self.major
+        )
 
     def _named(self, name: str, extent: Size, depth: int) -> Var:
         var = variable("loop", (name,), extent, depth)
@@ -93,7 +113,11 @@ class TileKernel(Kernel):
 
     def _start(self, tile: Index, extent: int) -> str:
         start = self.scalar(tile * self.side)
-        return self.level.scalar.op(f"call i64 @llvm.umin.i64(i64 {start}, i64 {extent - self.side})") if extent % self.side else start
+        return (
+            self.level.scalar.op(f"call i64 @llvm.umin.i64(i64 {start}, i64 {extent - self.side})")
+            if extent % self.side
+            else start
+        )
 
     def _load(self, pointer: str, storage, index: Index) -> str:
         key = self._key(pointer, storage, index)
@@ -106,7 +130,11 @@ class TileKernel(Kernel):
         parts = []
         for i in range(self.lanes):
             column = scalar.op(f"add i64 {self.minor}, {i}") if i else self.minor
-            parts.append(scalar.op(f"load {kind}, ptr {self._slot(scalar, name, kind, column, row)}, align {storage.bytes}"))
+            parts.append(
+                scalar.op(
+                    f"load {kind}, ptr {self._slot(scalar, name, kind, column, row)}, align {storage.bytes}"
+                )
+            )
         if self.lanes == 1:
             return parts[0]
         value = "poison"
@@ -119,12 +147,19 @@ class TileKernel(Kernel):
         if self._canonical is None or self.mask() is not None:
             return None
         steps = dict(index.terms)
-        if any(v.kind != "loop" and {self._row, self.lane_var} & ix.variables((ix.of(v),)) for v in steps):
+        if any(
+            v.kind != "loop" and {self._row, self.lane_var} & ix.variables((ix.of(v),))
+            for v in steps
+        ):
             return None
         if steps.get(self._row) != 1 or steps.get(self.lane_var, 0) in (0, 1):
             return None
         canonical = dict(zip((self._row, self.lane_var), self._canonical, strict=True))
-        key = pointer, storage.memory, ix.combine((ix.of(canonical.get(v, v)), c) for v, c in index.terms) + index.const
+        key = (
+            pointer,
+            storage.memory,
+            ix.combine((ix.of(canonical.get(v, v)), c) for v, c in index.terms) + index.const,
+        )
         return key if key in self._turned or len(self._turned) < _MOST_TILES else None
 
     def _slot(self, e, name: str, kind: str, column: str, row: str) -> str:
@@ -136,7 +171,12 @@ class TileKernel(Kernel):
         parent = self.levels[-1]
         op = parent.scalar.op
         lane = self._named(op(f"add i64 {first_row}, {self.minor}"), rows, parent.depth + 1)
-        saved, self.lane_var, canonical, self._canonical = self.lane_var, lane, self._canonical, None
+        saved, self.lane_var, canonical, self._canonical = (
+            self.lane_var,
+            lane,
+            self._canonical,
+            None,
+        )
         self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
         e, scalar = self.level.emit, self.level.scalar
         for number in range(self._passes):
@@ -148,9 +188,15 @@ class TileKernel(Kernel):
                 index = ix.combine((ix.of(actual.get(v, v)), c) for v, c in key.terms) + key.const
                 value = super()._load(pointer, storage, index)
                 for i in range(self.lanes):
-                    one = scalar.op(f"extractelement {e.type(kind)} {value}, i64 {i}") if self.lanes > 1 else value
+                    one = (
+                        scalar.op(f"extractelement {e.type(kind)} {value}, i64 {i}")
+                        if self.lanes > 1
+                        else value
+                    )
                     row = scalar.op(f"add i64 {self.minor}, {i}") if i else self.minor
-                    scalar.do(f"store {kind} {one}, ptr {self._slot(scalar, name, kind, place, row)}, align {storage.bytes}")
+                    scalar.do(
+                        f"store {kind} {one}, ptr {self._slot(scalar, name, kind, place, row)}, align {storage.bytes}"
+                    )
         self._pop(parent)
         self.lane_var, self._canonical = saved, canonical
         parent.lines.append(f"  {self.unit.target.family.barrier}")
@@ -158,5 +204,8 @@ class TileKernel(Kernel):
     def define(self, program, name: str) -> str:
         self.unit.declare(program)
         size = self.side * (self.side + 1)
-        memory = "".join(f"{tile} = internal addrspace(3) global [{size} x {kind}] undef, align 16\n" for (_, kind, _), tile in self._turned.items())
+        memory = "".join(
+            f"{tile} = internal addrspace(3) global [{size} x {kind}] undef, align 16\n"
+            for (_, kind, _), tile in self._turned.items()
+        )
         return program.group_function(name, memory + self.text(name), THREADS)

@@ -4,6 +4,7 @@ The same slices, copies and results as in gemm.py. A slice's instructions run wh
 slice later: copies are begun `stages` - 2 slices ahead. Where rows of the operands are aligned to 16 bytes, one thread asks the copy engine for
 whole slices (TMA), which puts them down in the same order; other operands are copied by all threads (panel.py).
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,7 +22,9 @@ class Copies:
     def __init__(self, product: Product, shared: str, at: Place, bases: Sequence[str]) -> None:
         self.f, self.product = product.f, product
         self.panels = product.panels(at, bases)
-        self.state: list[tuple[str, Int]] = [("ptr", p.start) for p in self.panels]  # carried by the loop
+        self.state: list[tuple[str, Int]] = [
+            ("ptr", p.start) for p in self.panels
+        ]  # carried by the loop
 
     def bring(self, to: Int, state: Sequence[Int], k: Int) -> list[Int]:
         """Begin to copy the slice at `k` to shared address `to`; returns the state for the next."""
@@ -44,7 +47,13 @@ class CopyEngine(Copies):
     """Slices copied by the copy engine: thread 0 asks. A barrier per stage follows the slices in shared memory."""
 
     def __init__(self, product: Product, shared: str, at: Place) -> None:
-        self.f, self.w, self.product, self.shared, self.at = product.f, product.w, product, shared, at
+        self.f, self.w, self.product, self.shared, self.at = (
+            product.f,
+            product.w,
+            product,
+            shared,
+            at,
+        )
         f, w, t = self.f, self.w, product.tile
         self.asks = f.icmp("eq", "%kernel.t", 0)
         self.barriers = w.add(shared, t.shared)
@@ -61,20 +70,31 @@ class CopyEngine(Copies):
             barrier = self._barrier(to)
             ptx.expect_bytes(f, barrier, self.product.tile.slice_bytes)
             deep, outer = w.narrow(f.add(at.start, k)), [w.narrow(i) for i in at.batch]
-            for number, (o, first) in enumerate(((self.product.a, at.row), (self.product.b, at.column))):
+            for number, (o, first) in enumerate(
+                ((self.product.a, at.row), (self.product.b, at.column))
+            ):
                 row = w.narrow(first)
                 if o.along_k:
                     ptx.copy_tensor(f, to, f"%map{number}", [deep, row, *outer], barrier)
                 for slab in range(0 if o.along_k else o.slabs):
                     across = w.add(row, slab * (LINE // o.unit.itemsize))
-                    ptx.copy_tensor(f, w.add(to, slab * o.depth * LINE), f"%map{number}", [across, deep, *outer], barrier)
+                    ptx.copy_tensor(
+                        f,
+                        w.add(to, slab * o.depth * LINE),
+                        f"%map{number}",
+                        [across, deep, *outer],
+                        barrier,
+                    )
                 to = w.add(to, o.nbytes)
         return list(state)
 
     def _barrier(self, slot: Int) -> Int:
         """Address of the barrier of the stage at `slot`."""
         w = self.w
-        return w.add(self.barriers, w.mul(w.div(w.minus(slot, self.shared), self.product.tile.slice_bytes), 8))
+        return w.add(
+            self.barriers,
+            w.mul(w.div(w.minus(slot, self.shared), self.product.tile.slice_bytes), 8),
+        )
 
     def wait(self, now: Int, pending: int, state: Sequence[Int]) -> None:
         ptx.wait_barrier(self.f, self._barrier(now), state[0])
@@ -100,20 +120,37 @@ class Product(gemm.Product):
             state = copies.bring(w.add(shared, stage * size), state, stage * depth)
         zero = "0.0" if self.kind == "float" else "0"
         end = w.add(shared, t.stages * size)
-        starts = [self._first(self.a, self.warp_row), w.add(self._first(self.b, self.warp_column), self.a.nbytes)]
-        carry = [("i32", shared), ("i32", w.add(shared, ahead * size)), *zip(kinds, state, strict=True), *[(self.kind, zero)] * t.registers]
+        starts = [
+            self._first(self.a, self.warp_row),
+            w.add(self._first(self.b, self.warp_column), self.a.nbytes),
+        ]
+        carry = [
+            ("i32", shared),
+            ("i32", w.add(shared, ahead * size)),
+            *zip(kinds, state, strict=True),
+            *[(self.kind, zero)] * t.registers,
+        ]
         with f.loop(0, at.k, depth, carry=carry) as loop:
             now, to, *rest = loop.vars
-            state, sums = rest[:len(kinds)], rest[len(kinds):]
+            state, sums = rest[: len(kinds)], rest[len(kinds) :]
             copies.wait(now, ahead - 1, state)
             self.barrier()  # the slice is complete, and all warpgroups are done with the slice before the last
             each = len(sums) * WARPGROUP_ROWS // t.warp_m
             result = []
             for block in range(t.warp_m // WARPGROUP_ROWS):
                 left = w.add(now, starts[0], self._jump(self.a, block))
-                steps = [self._descriptors(left, w.add(now, starts[1]), step) for step in range(STEPS)]
-                result += ptx.warpgroup_multiply(f, self.a.unit, self.b.unit, t.warp_n, steps, (not self.a.along_k, not self.b.along_k),
-                                                 sums[block * each:(block + 1) * each])
+                steps = [
+                    self._descriptors(left, w.add(now, starts[1]), step) for step in range(STEPS)
+                ]
+                result += ptx.warpgroup_multiply(
+                    f,
+                    self.a.unit,
+                    self.b.unit,
+                    t.warp_n,
+                    steps,
+                    (not self.a.along_k, not self.b.along_k),
+                    sums[block * each : (block + 1) * each],
+                )
             state = copies.bring(to, state, f.add(loop.index, ahead * depth))
             ptx.wait_units(f, t.warp_m // WARPGROUP_ROWS)
             following = self.next(now, size, end, shared)
@@ -122,20 +159,35 @@ class Product(gemm.Product):
         ptx.wait_units(f, 0)
         copies.finish()
         self.barrier()
-        return loop.vars[2 + len(kinds):]
+        return loop.vars[2 + len(kinds) :]
 
     def _first(self, o: Operand, row: Int) -> Int:
         """Bytes from an operand's slice to a row, a multiple of eight or, where rows are contiguous, of 64."""
         w = self.w
-        return w.mul(row, LINE) if o.along_k else w.mul(w.div(row, LINE // o.unit.itemsize), o.depth * LINE)
+        return (
+            w.mul(row, LINE)
+            if o.along_k
+            else w.mul(w.div(row, LINE // o.unit.itemsize), o.depth * LINE)
+        )
 
     def _jump(self, o: Operand, block: int) -> int:
-        return block * WARPGROUP_ROWS * LINE if o.along_k else block * WARPGROUP_ROWS * o.unit.itemsize // LINE * o.depth * LINE
+        return (
+            block * WARPGROUP_ROWS * LINE
+            if o.along_k
+            else block * WARPGROUP_ROWS * o.unit.itemsize // LINE * o.depth * LINE
+        )
 
     def _descriptors(self, left: Int, right: Int, step: int) -> tuple[str, str]:
         pairs = ((self.a, left), (self.b, right))
-        return tuple(ptx.matrix_descriptor(self.w, self.w.add(at, step * (32 if o.along_k else o.unit.k * LINE)), o.along_k, o.depth * LINE)
-                     for o, at in pairs)
+        return tuple(
+            ptx.matrix_descriptor(
+                self.w,
+                self.w.add(at, step * (32 if o.along_k else o.unit.k * LINE)),
+                o.along_k,
+                o.depth * LINE,
+            )
+            for o, at in pairs
+        )
 
 
 class EngineProduct(Product):

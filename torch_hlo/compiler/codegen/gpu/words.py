@@ -1,4 +1,5 @@
 """Arithmetic on 32-bit integers for kernels: thread numbers, addresses of shared memory. Two Python ints are computed in Python."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +14,11 @@ class Words:
         self.f = f
 
     def _op(self, name: str, fold: Callable[[int, int], int], a: Int, b: Int) -> Int:
-        return fold(a, b) if isinstance(a, int) and isinstance(b, int) else self.f.op(f"{name} i32 {a}, {b}")
+        return (
+            fold(a, b)
+            if isinstance(a, int) and isinstance(b, int)
+            else self.f.op(f"{name} i32 {a}, {b}")
+        )
 
     def add(self, a: Int, *others: Int) -> Int:
         for b in others:
@@ -51,13 +56,25 @@ class Words:
         return self.f.op(f"call i32 @llvm.smin.i32(i32 {above}, i32 {high})")
 
     def min(self, a: Int, b: Int) -> Int:
-        return min(a, b) if isinstance(a, int) and isinstance(b, int) else self.f.op(f"call i32 @llvm.smin.i32(i32 {a}, i32 {b})")
+        return (
+            min(a, b)
+            if isinstance(a, int) and isinstance(b, int)
+            else self.f.op(f"call i32 @llvm.smin.i32(i32 {a}, i32 {b})")
+        )
 
     def where(self, condition: str, a: Int, b: Int) -> Int:
-        return {"true": a, "false": b}.get(condition) if condition in ("true", "false") else self.f.select(condition, "i32", a, b)
+        return (
+            {"true": a, "false": b}.get(condition)
+            if condition in ("true", "false")
+            else self.f.select(condition, "i32", a, b)
+        )
 
     def less(self, a: Int, b: Int) -> str:
-        return str(a < b).lower() if isinstance(a, int) and isinstance(b, int) else self.f.icmp("slt", a, b, "i32")
+        return (
+            str(a < b).lower()
+            if isinstance(a, int) and isinstance(b, int)
+            else self.f.icmp("slt", a, b, "i32")
+        )
 
     def narrow(self, a: Int) -> Int:
         """An i64 that is known to be small."""
@@ -70,4 +87,8 @@ class Words:
     def saturate(self, a: Int, low: int, high: int) -> Int:
         """An i64 clamped to a small range, as an i32."""
         f = self.f
-        return min(max(a, low), high) if isinstance(a, int) else self.narrow(f.max(f.min(a, high), low))
+        return (
+            min(max(a, low), high)
+            if isinstance(a, int)
+            else self.narrow(f.max(f.min(a, high), low))
+        )
